@@ -1,0 +1,17 @@
+"""Private Bayesian inference for Pyro models."""
+
+from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.errors import ConfigurationError, ModelError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.mechanisms import AdaptiveClip
+from pyro_dp.svi import DPSVI
+
+__all__ = [
+    "AdaptiveClip",
+    "ConfigurationError",
+    "DPSVI",
+    "ModelError",
+    "PrivacyAccountant",
+    "PrivacyBudgetExceeded",
+    "PrivacyError",
+    "SubsampledGaussian",
+]

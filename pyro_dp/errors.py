@@ -1,0 +1,17 @@
+"""Typed errors. Their texts name arguments, sites and settings, never a value of the data."""
+
+
+class PrivacyError(Exception):
+    """An operation would break, or could not state, the privacy guarantee."""
+
+
+class PrivacyBudgetExceeded(PrivacyError):
+    """The release would cost more than the budget; it did not happen and the ledger is unchanged."""
+
+
+class ModelError(PrivacyError, ValueError):
+    """The model, the guide or the data do not fit a private plate of independent records."""
+
+
+class ConfigurationError(PrivacyError, ValueError):
+    """A setting is out of range or does not fit the others."""

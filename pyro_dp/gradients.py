@@ -1,0 +1,274 @@
+"""Gradients of one record's term, for a batch of records.
+
+:meth:`RecordTerm.looped` is the reference: one record at a time, through the user's own loss object.
+:meth:`RecordTerm.vectorized` does the same for all records at once with ``torch.func``, and is tested against it.
+
+Both differentiate with respect to the unconstrained global latents u and to the parameters used inside the plate, at
+the same u for all records (the public draw) and with local draws of each record's own (private).
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from pyro.infer import ELBO
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyro_dp.guard import guarded
+from pyro_dp.outside import Particle, single_particle
+from pyro_dp.plates import Inside, OneRecord
+from pyro_dp.records import Records
+from pyro_dp.terms import NotVectorizable, record_loss
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Shape of one local draw of a record: ``kind`` is "normal" or "uniform" (on [0, 1))."""
+
+    kind: str
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def sample(self, stream: np.random.Generator, *batch: int, device: torch.device | str = "cpu") -> Tensor:
+        draw = stream.standard_normal if self.kind == "normal" else stream.random
+        values = torch.from_numpy(np.asarray(draw((*batch, *self.shape))))
+        return values.to(dtype=self.dtype, device=device)
+
+
+class LocalDraws:
+    """The normals and uniforms that one record's model asks for.
+
+    They are answered from a table, so that loop and vectorised form see the same numbers, then live from a stream.
+
+    :param table: one tensor per draw, in order of use.
+    :param stream: source of draws beyond the table; ``None`` if there must be none.
+    """
+
+    def __init__(self, table: Sequence[Tensor] = (), stream: np.random.Generator | None = None):
+        self.requested: list[Draw] = []
+        self._table = list(table)
+        self._stream = stream
+
+    def __call__(self, kind: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        draw = Draw(kind, torch.Size(shape), dtype)
+        position = len(self.requested)
+        self.requested.append(draw)
+        if position < len(self._table) and self._table[position].shape == draw.shape:
+            return self._table[position]
+        if self._stream is None:
+            raise NotVectorizable("the number of local draws varies between records")
+        return draw.sample(self._stream, device=device)
+
+
+class RecordMode(TorchFunctionMode):
+    """What torch functions see while a model runs on one record.
+
+    * Parameters are substituted by identity: by name, ``pyro.module`` and flows that alias a weight would go on using
+      their own tensors, and their gradients would silently be zero.
+    * Normal and uniform draws come from :class:`LocalDraws`; in-place draws cannot be vectorised otherwise.
+    """
+
+    def __init__(self, draws: LocalDraws, substitutes: dict[int, Tensor] | None = None):
+        super().__init__()
+        self.draws = draws
+        self.substitutes = substitutes or {}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        answer = _DRAWS.get(func)
+        if answer is not None:
+            return answer(self.draws, *args, **kwargs)
+        if self.substitutes:
+            args = self._substituted(args)
+            kwargs = {key: self._substituted(value) for key, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _substituted(self, value):
+        if isinstance(value, Tensor):
+            return self.substitutes.get(id(value), value)
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self._substituted, value)) if type(value) in (tuple, list) else value
+        return value
+
+
+def _normal_(draws, tensor, mean=0.0, std=1.0, *, generator=None):
+    return mean + std * draws("normal", tensor.shape, tensor.dtype, tensor.device)
+
+
+def _uniform_(draws, tensor, low=0.0, high=1.0, *, generator=None, **named):
+    low, high = named.get("from", low), named.get("to", high)
+    return low + (high - low) * draws("uniform", tensor.shape, tensor.dtype, tensor.device)
+
+
+def _exponential_(draws, tensor, lambd=1.0, *, generator=None):
+    return -torch.log1p(-draws("uniform", tensor.shape, tensor.dtype, tensor.device)) / lambd
+
+
+def _factory(kind):
+    def draw(draws, *size, dtype=None, device=None, generator=None, **options):
+        shape = options.get("size", size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+        return draws(kind, shape, dtype or torch.get_default_dtype(), device or "cpu")
+
+    return draw
+
+
+def _like(kind):
+    def draw(draws, tensor, *, dtype=None, device=None, **options):
+        return draws(kind, tensor.shape, dtype or tensor.dtype, device or tensor.device)
+
+    return draw
+
+
+_DRAWS = {
+    torch.Tensor.normal_: _normal_,
+    torch.Tensor.uniform_: _uniform_,
+    torch.Tensor.exponential_: _exponential_,
+    torch.randn: _factory("normal"),
+    torch.rand: _factory("uniform"),
+    torch.randn_like: _like("normal"),
+    torch.rand_like: _like("uniform"),
+}
+
+
+@dataclass
+class RecordGradients:
+    """Per-record gradients of the negative ELBO and its value, for B records.
+
+    :param latents: (B, ...) per global latent, with respect to its unconstrained value.
+    :param parameters: (B, ...) per parameter used inside the plate.
+    :param losses: (B,), in nats.
+    """
+
+    latents: dict[str, Tensor]
+    parameters: dict[str, Tensor]
+    losses: Tensor
+
+
+class RecordTerm:
+    """One record's term of the negative ELBO, given the global latents.
+
+    :param runs_guide: whether the guide has sites inside the plate.
+    :param max_plate_nesting: number of nested plates, to the left of which latents are enumerated.
+    """
+
+    def __init__(self, loss: ELBO, model: Callable, guide: Callable, *, runs_guide: bool, max_plate_nesting: float):
+        self.loss = single_particle(loss)
+        self.loss.max_plate_nesting = max_plate_nesting
+        self.model = model
+        self.guide = guide if runs_guide else _no_sites
+        self.latents: set[str] = set()  # names of the global latents that the term uses
+        self.parameters: dict[str, Tensor] = {}  # unconstrained parameters that the term uses
+        self.draws: list[Draw] = []  # local draws of one record
+        self.vectorizes = True
+
+    def gradients(
+        self,
+        records: Records,
+        particle: Particle,
+        indices: Tensor,
+        rows: Sequence[Tensor],
+        tables: Sequence[Tensor],
+        stream: np.random.Generator,
+    ) -> RecordGradients:
+        """By the fastest way that this model allows.
+
+        :param indices: the records, (B,), B > 0.
+        :param rows: their rows of every data tensor, each (B, ...).
+        :param tables: their local draws, each (B, ...), see :meth:`draw_tables`.
+        :param stream: for local draws that have no table.
+        """
+        if self.vectorizes:
+            return self.vectorized(records, particle, indices, rows, tables)
+        return self.looped(records, particle, indices, rows, tables, stream)
+
+    def draw_tables(self, batch: int, stream: np.random.Generator, device: torch.device) -> list[Tensor]:
+        """The local draws of ``batch`` records."""
+        return [draw.sample(stream, batch, device=device) for draw in self.draws]
+
+    def looped(
+        self,
+        records: Records,
+        particle: Particle,
+        indices: Tensor,
+        rows: Sequence[Tensor],
+        tables: Sequence[Tensor],
+        stream: np.random.Generator | None = None,
+    ) -> RecordGradients:
+        """One record after the other, through the user's own loss."""
+        inputs = particle.latents | self.parameters
+        columns: dict[str, list[Tensor]] = {name: [] for name in inputs}
+        losses = []
+        for b, index in enumerate(indices):
+            arguments = records.arguments([row[b] for row in rows])
+            draws = LocalDraws([table[b] for table in tables], stream)
+            gradients, loss = self.single(records, particle, index, arguments, draws)
+            for name, column in columns.items():
+                column.append(gradients[name] if name in gradients else torch.zeros_like(inputs[name]))
+            losses.append(loss)
+        stacked = {name: torch.stack(column) for name, column in columns.items()}
+        return RecordGradients(
+            {name: stacked[name] for name in particle.latents},
+            {name: stacked[name] for name in self.parameters},
+            torch.stack(losses),
+        )
+
+    def single(
+        self, records: Records, particle: Particle, index: Tensor, arguments: tuple[tuple, dict], draws: LocalDraws
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The reference: gradients by name (of what the record uses), and the loss, of one record."""
+        latents = {name: u.requires_grad_() for name, u in particle.detached().items()}
+        inputs = latents | self.parameters
+        args, kwargs = arguments
+        with self._one_record(records, index, draws):
+            model, guide = self._inside(records, particle.values(latents))
+            loss = torch.as_tensor(self.loss.differentiable_loss(model, guide, *args, **kwargs))
+        if not loss.requires_grad:
+            return {}, loss
+        gradients = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True)
+        return {n: g for n, g in zip(inputs, gradients, strict=True) if g is not None}, loss.detach()
+
+    def vectorized(
+        self, records: Records, particle: Particle, indices: Tensor, rows: Sequence[Tensor], tables: Sequence[Tensor]
+    ) -> RecordGradients:
+        """All records at once."""
+        leaves = self.parameters
+
+        def term(latents, parameters, index, row, table):
+            args, kwargs = records.arguments(row)
+            substitutes = {id(leaf): parameters[name] for name, leaf in leaves.items()}
+            with self._one_record(records, index, LocalDraws(table), substitutes):
+                model, guide = self._inside(records, particle.values(latents))
+                return record_loss(self.loss, model, guide, args, kwargs)
+
+        gradient = torch.vmap(
+            torch.func.grad(term, argnums=(0, 1), has_aux=True),
+            in_dims=(None, None, 0, 0, 0),
+            randomness="different",
+        )
+        parameters = {name: leaf.detach() for name, leaf in leaves.items()}
+        (of_latents, of_parameters), losses = gradient(
+            particle.detached(), parameters, indices, list(rows), list(tables)
+        )
+        return RecordGradients(of_latents, of_parameters, losses)
+
+    def _inside(self, records: Records, values: dict[str, Tensor]) -> tuple[Callable, Callable]:
+        return Inside(records.plate, values)(self.model), Inside(records.plate, values)(self.guide)
+
+    @contextlib.contextmanager
+    def _one_record(
+        self, records: Records, index: Tensor, draws: LocalDraws, substitutes: dict[int, Tensor] | None = None
+    ) -> Iterator[None]:
+        with (
+            guarded("Running the model on one record"),
+            RecordMode(draws, substitutes),
+            OneRecord(records.plate, index.reshape(1)),
+        ):
+            yield
+
+
+def _no_sites(*args: Any, **kwargs: Any) -> None:
+    """A guide without sites inside the plate."""

@@ -1,0 +1,57 @@
+"""Running user code: nothing of the data may leave through an exception or through the state of a module."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pyro
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from pyro_dp.errors import ModelError, PrivacyError
+
+_LIBRARIES = ("pyro", "pyro_dp", "torch", "contextlib", "functools")
+
+
+@contextlib.contextmanager
+def guarded(doing: str) -> Iterator[None]:
+    """Run a model or guide.
+
+    * An exception becomes a :class:`ModelError` that tells its type, the Pyro site and the line of user code, but not
+      its text: Pyro's and torch's messages quote values.
+    * Batch statistics are refused: they mix records, and running averages would keep them.
+    * Pyro's validation is off: it reads values, which cannot be vectorised over records.
+
+    :param doing: the beginning of the new message.
+    """
+    try:
+        with pyro.validation_enabled(False), _NoBatchStatistics():
+            yield
+    except PrivacyError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{doing} raised {type(error).__name__}{_location(error)}. The text of the error is withheld because it may "
+            "quote data; call the model or guide itself to see it."
+        ) from None
+
+
+class _NoBatchStatistics(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is functional.batch_norm and (kwargs.get("training") or (len(args) > 5 and args[5])):
+            raise ModelError("Batch normalisation in training mode mixes records: call .eval() or normalise per record.")
+        return func(*args, **kwargs)
+
+
+def _location(error: Exception) -> str:
+    site = line = ""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        message = frame.f_locals.get("msg")
+        if isinstance(message, dict) and "name" in message:
+            site = f" at site {message['name']!r}"
+        if frame.f_globals.get("__name__", "").split(".")[0] not in _LIBRARIES:
+            line = f" (line {trace.tb_lineno}, in {frame.f_code.co_name})"
+        trace = trace.tb_next
+    return site + line

@@ -1,0 +1,127 @@
+"""Clip, sum, release: the one place where data becomes public.
+
+An inference hands per-record quantities to a :class:`ClippedSum`, which bounds what one record can add, and the sum to
+:func:`release`, which records the event in the ledger and adds the noise. Both relations follow from the bound C alone:
+zeroing one record out moves the sum by at most C, replacing it by at most 2C.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.errors import ConfigurationError
+from pyro_dp.settings import require_number
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a joint release.
+
+    A release of several blocks is *one* Gaussian event. With noise multipliers sigma_k in units of each block's own
+    bound it costs sigma = (sum_k sigma_k^-2)^(-1/2); a block with share s_k of the cost has sigma_k = sigma / sqrt(s_k).
+
+    :param size: number of coordinates.
+    :param bound: Euclidean norm to which the block of one record is clipped.
+    :param share: the part of sigma^-2 that this block takes; the shares of a release sum to 1.
+    """
+
+    size: int
+    bound: float
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """A clipping bound that follows a quantile of the per-record norms (Andrew et al. 2021, arXiv 1905.03871).
+
+    In each step every record adds the bit [norm <= C], centred to +-1/2, to the same release. The noisy fraction b of
+    clipped-free records moves the bound: C <- C exp(-learning_rate (b - quantile)).
+
+    :param initial: the bound of the first step.
+    :param quantile: fraction of the records that should lie within the bound, in (0, 1).
+    :param learning_rate: step size of the geometric update.
+    :param share: part of the privacy cost (of sigma^-2) that the bit takes from the gradient, in (0, 1).
+    :raises ConfigurationError: a setting is out of range.
+    """
+
+    initial: float = 1.0
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    share: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name, upper in (("initial", math.inf), ("learning_rate", math.inf), ("quantile", 1.0), ("share", 1.0)):
+            require_number(f"AdaptiveClip.{name}", getattr(self, name), above=0.0, below=upper)
+
+    def updated(self, bound: float, within: float) -> float:
+        """The next bound, given the released fraction of records ``within`` the present one."""
+        # The noisy fraction is clamped (post-processing), so that one unlucky draw cannot throw the bound away.
+        return bound * math.exp(-self.learning_rate * (min(max(within, 0.0), 1.0) - self.quantile))
+
+
+class ClippedSum:
+    """Sum over records of their clipped blocks; microbatches are added one after the other.
+
+    A record with a NaN or infinite coordinate adds zero to *every* block. Sums are kept in float64, so that rounding in
+    a long sum stays far below one record's bound.
+    """
+
+    def __init__(self, blocks: Sequence[Block], device: torch.device | str = "cpu"):
+        self.blocks = tuple(blocks)
+        self._totals = [torch.zeros(b.size, dtype=torch.float64, device=device) for b in self.blocks]
+
+    def add(self, *values: Tensor) -> None:
+        """Clip each record's blocks and add them.
+
+        :param values: one tensor of shape (B, size) per block; private.
+        """
+        # Norms in float64: a float32 norm overflows at 1e19 and is inexact in long vectors.
+        norms = [torch.linalg.vector_norm(v, dim=1, keepdim=True, dtype=torch.float64) for v in values]  # (B, 1)
+        finite = torch.stack(norms).isfinite().all(dim=0)  # (B, 1)
+        for total, block, value, norm in zip(self._totals, self.blocks, values, norms, strict=True):
+            # The clipped norm stays below the bound also after rounding to the dtype of the values.
+            target = block.bound * (1 - 4 * torch.finfo(value.dtype).eps)
+            scale = torch.where(norm > target, target / norm, 1.0).to(value.dtype)
+            total += torch.where(finite, value * scale, 0.0).sum(dim=0, dtype=torch.float64)
+
+    @property
+    def totals(self) -> tuple[Tensor, ...]:
+        """The exact sums: private until released."""
+        return tuple(self._totals)
+
+
+def release(
+    clipped: ClippedSum,
+    *,
+    accountant: PrivacyAccountant,
+    event: SubsampledGaussian,
+    noise: np.random.Generator,
+) -> list[Tensor]:
+    """Record the event, then make the noisy sums public.
+
+    Guarantee: with clipped blocks of norms at most C_k and noise of standard deviation sigma_k C_k, sigma_k = sigma /
+    sqrt(share_k), the joint release is the Gaussian mechanism of noise multiplier sigma on records of norm at most 1
+    (each block divided by its noise), subsampled as the event says.
+
+    :param clipped: sums over the sampled records; an empty batch is a sum of zeros.
+    :param event: noise multiplier sigma, and how the records were sampled.
+    :param noise: the private stream of this release.
+    :returns: one float64 tensor of shape (size,) per block. Divide it by the public sample rate, never by a batch size.
+    :raises PrivacyBudgetExceeded: before anything is released; the ledger is unchanged.
+    """
+    if not math.isclose(sum(b.share for b in clipped.blocks), 1.0, rel_tol=1e-9):
+        raise ConfigurationError("The shares of the blocks of one release must sum to 1.")
+    accountant.record(event)
+    released = []
+    for block, total in zip(clipped.blocks, clipped.totals, strict=True):
+        if event.noise_multiplier > 0:
+            std = event.noise_multiplier / math.sqrt(block.share) * block.bound
+            total = total + torch.from_numpy(std * noise.standard_normal(block.size)).to(total.device)
+        released.append(total)
+    return released
+

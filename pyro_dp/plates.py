@@ -1,0 +1,172 @@
+"""The private plate: find it, restrict it to one record, and split a model into what lies outside and inside of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import SubsampleMessenger, _Subsample
+from torch import Tensor
+
+from pyro_dp.errors import ModelError
+from pyro_dp.guard import guarded
+from pyro_dp.randomness import forked_rng
+
+
+@dataclass(frozen=True)
+class PrivatePlate:
+    """The ``pyro.plate`` whose elements are the protected individuals.
+
+    :param name: its name.
+    :param size: N, a public constant.
+    :param subsample_size: the batch size that the plate declares (N if none).
+    """
+
+    name: str
+    size: int
+    subsample_size: int
+
+    def holds(self, site: Mapping) -> bool:
+        """Whether a site lies within the plate."""
+        return self.frame(site) is not None
+
+    def frame(self, site: Mapping) -> Any:
+        return next((f for f in site["cond_indep_stack"] if f.name == self.name), None)
+
+
+def is_random(site: Mapping) -> bool:
+    """A sample site with a density: neither a plate's indices nor ``pyro.deterministic``."""
+    return (
+        site["type"] == "sample"
+        and not isinstance(site["fn"], _Subsample)
+        and not site["infer"].get("_deterministic")
+    )
+
+
+def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> PrivatePlate:
+    """Run the model once and find the plate that holds the observations.
+
+    Nothing of this run leaves: random state and parameter store are restored.
+
+    :param name: the plate's name, or ``None`` if exactly one plate holds observed sites.
+    :raises ModelError: no such plate or several; an observed site outside the plate.
+    """
+    with (
+        forked_rng(),
+        pyro.get_param_store().scope(),
+        torch.no_grad(),
+        guarded("Running the model once to find its plates"),
+    ):
+        trace = poutine.trace(model).get_trace(*args, **kwargs)
+    observed = {
+        key: site["cond_indep_stack"]
+        for key, site in trace.nodes.items()
+        if site["type"] == "sample" and site["is_observed"] and is_random(site)
+    }
+    if not observed:
+        raise ModelError("The model has no observed site: pass the data with obs= inside a pyro.plate.")
+    candidates = {frame.name: frame for stack in observed.values() for frame in stack}
+    listed = ", ".join(map(repr, sorted(candidates)))
+    if not candidates:
+        raise ModelError(
+            "plate: no pyro.plate holds the observed sites; put them inside one with one element per individual."
+        )
+    if name is None and len(candidates) > 1:
+        raise ModelError(
+            f"plate: several plates hold observed sites ({listed}); name the one whose elements are the protected "
+            "individuals with plate='...'. Plates nested inside it are part of the record."
+        )
+    if name is not None and name not in candidates:
+        raise ModelError(f"plate={name!r} holds no observed site; the plates that do: {listed}.")
+    frame = candidates[name or next(iter(candidates))]
+    plate = PrivatePlate(frame.name, int(frame.full_size), int(frame.size))
+    for key, stack in observed.items():
+        if all(f.name != plate.name for f in stack):
+            raise ModelError(
+                f"Site {key!r} is observed outside the private plate {plate.name!r}: move it inside, or pass what it "
+                "observes as a public constant."
+            )
+    return plate
+
+
+class OneRecord(Messenger):
+    """Run a model with the private plate holding a single index, and without the plate's scale N / 1.
+
+    The plate's own ``randperm`` indices are overridden, also where it declares ``subsample_size``. Scales and masks of
+    the user are kept.
+
+    :param index: tensor of shape (1,).
+    """
+
+    def __init__(self, plate: PrivatePlate, index: Tensor):
+        super().__init__()
+        self.plate = plate
+        self.index = index
+
+    def __enter__(self):
+        self._original = original = SubsampleMessenger._subsample
+        private = self.plate.name
+
+        def subsample(name, size=None, subsample_size=None, subsample=None, *rest):
+            # A declared size would be compared with the single index, and raise.
+            if name == private:
+                subsample_size = subsample = None
+            return original(name, size, subsample_size, subsample, *rest)
+
+        SubsampleMessenger._subsample = staticmethod(subsample)
+        return super().__enter__()
+
+    def __exit__(self, *exc_info):
+        SubsampleMessenger._subsample = staticmethod(self._original)
+        return super().__exit__(*exc_info)
+
+    def _process_message(self, msg: dict) -> None:
+        if msg["type"] != "sample":
+            return
+        if msg["name"] == self.plate.name and isinstance(msg["fn"], _Subsample):
+            msg["value"] = self.index
+            msg["done"] = True
+        elif frame := self.plate.frame(msg):
+            msg["scale"] = msg["scale"] * frame.size / frame.full_size
+
+
+class Outside(Messenger):
+    """Hide every site within the private plate from the handlers further out.
+
+    Hidden latents still need a value for the model to run through; it is drawn without moving the public generator.
+    """
+
+    def __init__(self, plate: PrivatePlate):
+        super().__init__()
+        self.plate = plate
+
+    def _process_message(self, msg: dict) -> None:
+        if msg["type"] == "sample" and self.plate.holds(msg):
+            if msg["value"] is None:
+                with forked_rng(), torch.no_grad():
+                    msg["value"] = msg["fn"](*msg["args"], **msg["kwargs"])
+                msg["done"] = True
+            msg["stop"] = True
+
+
+class Inside(Messenger):
+    """Hide every site outside the private plate, with the global latents fixed.
+
+    :param values: value of each latent site outside the plate.
+    """
+
+    def __init__(self, plate: PrivatePlate, values: Mapping[str, Tensor]):
+        super().__init__()
+        self.plate = plate
+        self.values = values
+
+    def _process_message(self, msg: dict) -> None:
+        if msg["type"] == "sample" and not self.plate.holds(msg):
+            if msg["value"] is None and msg["name"] in self.values:
+                msg["value"] = self.values[msg["name"]]
+                msg["done"] = True
+            # The plates' own index sites go on to OneRecord.
+            msg["stop"] = not isinstance(msg["fn"], _Subsample)

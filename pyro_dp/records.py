@@ -1,0 +1,117 @@
+"""The arguments of a model, seen as records: which are data, and what one record shows of them."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_dp.errors import ModelError
+from pyro_dp.plates import PrivatePlate
+
+
+class Records:
+    """The arguments of one step.
+
+    Every tensor whose first dimension is N is data: row i belongs to record i. Everything else is a public constant.
+
+    A model is never shown the data as a whole. For record i each data tensor is either that row alone
+    (``slice_data=True``) or row i repeated N times (a view, not a copy), so that whatever it reads of "other records"
+    is record i again: by construction a record's term depends on that record only. Everything outside the plate, and
+    every initial value, is computed on placeholders and depends on no record at all.
+
+    :raises ModelError: no argument is data.
+    """
+
+    def __init__(self, model: Callable, plate: PrivatePlate, args: tuple, kwargs: dict, slice_data: bool):
+        self.plate = plate
+        self.slice_data = slice_data
+        self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self._versions = [x._version if isinstance(x, Tensor) else 0 for x in self._leaves]
+        self._data = [
+            i
+            for i, leaf in enumerate(self._leaves)
+            if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == plate.size
+        ]
+        if not self._data:
+            raise ModelError(
+                f"No argument of step() is a tensor of length {plate.size}, the size of the private plate "
+                f"{plate.name!r}: pass the data as arguments; what a model captures by closure cannot be protected."
+            )
+        self._names = _argument_names(model, args, kwargs)
+        for name, leaf in zip(self._names, self._leaves, strict=True):
+            if not isinstance(leaf, (Tensor, str)) and hasattr(leaf, "__len__") and len(leaf) == plate.size:
+                raise ModelError(f"Argument {name!r} is not a tensor but has one element per record: use a tensor.")
+
+    @property
+    def device(self) -> torch.device:
+        return self._leaves[self._data[0]].device
+
+    def require_finite(self) -> None:
+        """:raises ModelError: a data tensor holds NaN or infinity. Names the argument, not the row."""
+        for i in self._data:
+            if not torch.isfinite(self._leaves[i]).all():
+                raise ModelError(
+                    f"Argument {self._names[i]!r} holds NaN or infinite values: impute them, or drop or mask the "
+                    "records. (This message depends on the data: it is for the curator only.)"
+                )
+
+    def rows(self, indices: Tensor) -> list[Tensor]:
+        """Rows of every data tensor, each (B, ...). ``indices``: ascending, (B,)."""
+        if len(indices) == self.plate.size:
+            return [self._leaves[i] for i in self._data]
+        return [self._leaves[i][indices.to(self._leaves[i].device)] for i in self._data]
+
+    def placeholder(self) -> list[Tensor]:
+        """One public row in place of data, without the batch dimension: ones; zeros for integers, a valid category."""
+        return [
+            leaf.new_full(leaf.shape[1:], 1 if leaf.is_floating_point() or leaf.is_complex() else 0)
+            for leaf in (self._leaves[i] for i in self._data)
+        ]
+
+    def arguments(self, row: Sequence[Tensor], *, length: int | None = None) -> tuple[tuple, dict]:
+        """The arguments as the model sees them for one record.
+
+        :param row: one row per data tensor, without the batch dimension.
+        :param length: how often the row is repeated; by default once with ``slice_data``, else N times.
+        """
+        length = length or (1 if self.slice_data else self.plate.size)
+        leaves = list(self._leaves)
+        for i, value in zip(self._data, row, strict=True):
+            leaves[i] = value.expand(length, *value.shape)
+        return pytree.tree_unflatten(leaves, self._spec)
+
+    def unprotected_arguments(self) -> tuple[tuple, dict]:
+        """The arguments as they were given: only for checks whose outcome goes to the curator."""
+        return pytree.tree_unflatten(self._leaves, self._spec)
+
+    def same_as(self, args: tuple, kwargs: dict) -> bool:
+        """Whether these are the very arguments, unchanged."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        return spec == self._spec and all(map(_same, leaves, self._leaves, self._versions))
+
+
+def _same(new: Any, old: Any, version: int) -> bool:
+    if isinstance(old, Tensor):
+        return new is old and new._version == version
+    if new is old:
+        return True
+    return isinstance(new, (bool, int, float, str)) and type(new) is type(old) and new == old
+
+
+def _argument_names(model: Callable, args: tuple, kwargs: dict) -> list[str]:
+    """A name per leaf of the arguments, taken from the model's signature where it has one."""
+    function = model.forward if isinstance(model, torch.nn.Module) else model
+    try:
+        parameters = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        parameters = []
+    names = []
+    for position, value in enumerate(args):
+        name = parameters[position] if position < len(parameters) else f"argument {position}"
+        names += [name] * len(pytree.tree_leaves(value))
+    for name, value in kwargs.items():
+        names += [name] * len(pytree.tree_leaves(value))
+    return names

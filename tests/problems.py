@@ -1,0 +1,285 @@
+"""Models, guides and data that several tests share."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.distributions import constraints
+from pyro.infer import ELBO, SVI, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoIAFNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+    AutoNormalizingFlow,
+)
+from pyro.nn import PyroModule, PyroParam, PyroSample
+from torch import nn
+
+from pyro_dp import DPSVI, PrivacyAccountant
+
+
+@dataclass
+class Problem:
+    """What a user hands to DPSVI."""
+
+    model: Callable
+    guide: Callable
+    data: tuple
+    loss: ELBO
+    options: dict
+
+
+def regression_data(size=30, dim=3):
+    x = torch.randn(size, dim)
+    y = torch.bernoulli(torch.sigmoid(x @ torch.linspace(-1, 1, dim)))
+    return x, y
+
+
+def logistic(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+def logistic_whole(x, y):
+    """The same, written for whole tensors."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def logistic_subsampled(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x), subsample_size=5) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+def handwritten_guide(x, y):
+    loc = pyro.param("loc", torch.zeros(x.shape[1]))
+    scale = pyro.param("scale", torch.full((x.shape[1],), 0.5), constraint=constraints.positive)
+    pyro.sample("w", dist.Normal(loc, scale).to_event(1))
+
+
+def gamma_poisson(x):
+    """A constrained latent and its hand-written Gamma guide."""
+    rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("x", dist.Poisson(rate), obs=x[idx])
+
+
+def gamma_guide(x):
+    a = pyro.param("a", torch.tensor(2.0), constraint=constraints.positive)
+    b = pyro.param("b", torch.tensor(1.0), constraint=constraints.positive)
+    pyro.sample("rate", dist.Gamma(a, b))
+
+
+def mixture(x):
+    """Enumerated assignments; the weights live on a simplex."""
+    weights = pyro.sample("weights", dist.Dirichlet(torch.ones(3)))
+    with pyro.plate("components", 3):
+        locs = pyro.sample("locs", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        z = pyro.sample("z", dist.Categorical(weights), infer={"enumerate": "parallel"})
+        pyro.sample("x", dist.Normal(locs[z], 0.5).to_event(1), obs=x[idx])
+
+
+def mixture_parameters(x):
+    """A mixture whose weights and locations are parameters of the model, without a prior."""
+    weights = pyro.param("weights", torch.ones(3) / 3, constraint=constraints.simplex)
+    locs = pyro.param("locs", torch.randn(3, 2))
+    with pyro.plate("data", len(x)) as idx:
+        z = pyro.sample("z", dist.Categorical(weights), infer={"enumerate": "parallel"})
+        pyro.sample("x", dist.Normal(locs[z], 0.5).to_event(1), obs=x[idx])
+
+
+def repeated_mixture(x):
+    """Each record has several observations of one assignment: a plate nested in the private plate."""
+    weights = pyro.sample("weights", dist.Dirichlet(torch.ones(3)))
+    locs = pyro.sample("locs", dist.Normal(0.0, 3.0).expand([3]).to_event(1))
+    with pyro.plate("data", len(x), dim=-2) as idx:
+        z = pyro.sample("z", dist.Categorical(weights), infer={"enumerate": "parallel"})
+        with pyro.plate("visits", x.shape[1], dim=-1):
+            pyro.sample("x", dist.Normal(locs[z], 0.5), obs=x[idx])
+
+
+class VAE(nn.Module):
+    """Latents per record with an amortised guide, through ``pyro.module``."""
+
+    def __init__(self, dim=6, hidden=5, latent=2):
+        super().__init__()
+        self.latent = latent
+        self.encoder = nn.Sequential(nn.Linear(dim, hidden), nn.Softplus(), nn.Linear(hidden, 2 * latent))
+        self.decoder = nn.Sequential(nn.Linear(latent, hidden), nn.Softplus(), nn.Linear(hidden, dim))
+
+    def model(self, x):
+        pyro.module("decoder", self.decoder)
+        with pyro.plate("data", len(x)) as idx:
+            z = pyro.sample("z", dist.Normal(x.new_zeros(self.latent), 1.0).to_event(1))
+            pyro.sample("x", dist.Bernoulli(logits=self.decoder(z)).to_event(1), obs=x[idx])
+
+    def guide(self, x):
+        pyro.module("encoder", self.encoder)
+        with pyro.plate("data", len(x)) as idx:
+            loc, scale = self.encoder(x[idx]).chunk(2, dim=-1)
+            pyro.sample("z", dist.Normal(loc, nn.functional.softplus(scale)).to_event(1))
+
+
+class BayesianNetwork(PyroModule):
+    """``PyroSample`` weights and a ``PyroParam``."""
+
+    def __init__(self, dim=3, hidden=4):
+        super().__init__()
+        self.hidden = PyroModule[nn.Linear](dim, hidden)
+        self.hidden.weight = PyroSample(dist.Normal(0.0, 1.0).expand([hidden, dim]).to_event(2))
+        self.hidden.bias = PyroSample(dist.Normal(0.0, 1.0).expand([hidden]).to_event(1))
+        self.out = PyroModule[nn.Linear](hidden, 1)
+        self.scale = PyroParam(torch.tensor(0.7), constraint=constraints.positive)
+
+    def forward(self, x, y):
+        mean = self.out(torch.tanh(self.hidden(x))).squeeze(-1)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(mean, self.scale), obs=y)
+
+
+def hierarchical(x, y):
+    """A latent per record that shares a global scale; amortised, hand-written guide."""
+    spread = pyro.sample("spread", dist.LogNormal(0.0, 0.5))
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        effect = pyro.sample("effect", dist.Normal(0.0, spread))
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + effect), obs=y[idx])
+
+
+def _hierarchical_guide():
+    slope = nn.Linear(4, 2)
+
+    def guide(x, y):
+        handwritten_guide(x, y)
+        log_scale = pyro.param("log_scale", torch.tensor(-1.0))
+        pyro.sample("spread", dist.LogNormal(log_scale, 0.3))
+        pyro.module("slope", slope)
+        with pyro.plate("data", len(x)) as idx:
+            loc, scale = slope(torch.cat([x[idx], y[idx].unsqueeze(-1)], dim=-1)).unbind(-1)
+            # The record's latent also depends on a global draw, through the guide.
+            pyro.sample("effect", dist.Normal(loc + log_scale, scale.exp()))
+
+    return guide
+
+
+def _autoguide(kind, **settings):
+    return lambda: Problem(logistic, kind(logistic, **settings), regression_data(), Trace_ELBO(), {})
+
+
+def _mixture_data(size=30):
+    return torch.randn(size, 2) + 2 * torch.randint(-1, 2, (size, 1))
+
+
+def _vae():
+    vae = VAE()
+    return Problem(vae.model, vae.guide, (torch.bernoulli(torch.full((30, 6), 0.5)),), Trace_ELBO(), {})
+
+
+def _vae_mean_field():
+    problem = _vae()
+    problem.loss = TraceMeanField_ELBO()
+    return problem
+
+
+def _network():
+    model = BayesianNetwork()
+    x, _ = regression_data()
+    return Problem(model, AutoNormal(model), (x, torch.sin(x.sum(-1))), Trace_ELBO(), {"slice_data": True})
+
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    "AutoNormal": _autoguide(AutoNormal),
+    "AutoDiagonalNormal": _autoguide(AutoDiagonalNormal),
+    "AutoMultivariateNormal": _autoguide(AutoMultivariateNormal),
+    "AutoLowRankMultivariateNormal": _autoguide(AutoLowRankMultivariateNormal),
+    "AutoIAFNormal": _autoguide(AutoIAFNormal, hidden_dim=[8]),
+    "AutoNormalizingFlow": lambda: Problem(
+        logistic,
+        AutoNormalizingFlow(logistic, lambda dim: dist.transforms.planar(dim)),
+        regression_data(),
+        Trace_ELBO(),
+        {},
+    ),
+    "AutoDelta": _autoguide(AutoDelta),
+    "hand-written": lambda: Problem(logistic, handwritten_guide, regression_data(), Trace_ELBO(), {}),
+    "particles": lambda: Problem(logistic, AutoNormal(logistic), regression_data(), Trace_ELBO(num_particles=3), {}),
+    "mean field": lambda: Problem(logistic, handwritten_guide, regression_data(), TraceMeanField_ELBO(), {}),
+    "slice_data": lambda: Problem(
+        logistic_whole, AutoNormal(logistic_whole), regression_data(), Trace_ELBO(), {"slice_data": True}
+    ),
+    "subsample_size": lambda: Problem(
+        logistic_subsampled, AutoNormal(logistic_subsampled), regression_data(), Trace_ELBO(), {}
+    ),
+    "constrained": lambda: Problem(gamma_poisson, gamma_guide, (torch.poisson(torch.full((30,), 3.0)),), Trace_ELBO(), {}),
+    "mixture": lambda: Problem(mixture, AutoNormal(poutine.block(mixture, hide=["z"])), (_mixture_data(),), TraceEnum_ELBO(max_plate_nesting=1), {}),
+    "mixture, full rank": lambda: Problem(
+        mixture, AutoMultivariateNormal(poutine.block(mixture, hide=["z"])), (_mixture_data(),), TraceEnum_ELBO(max_plate_nesting=1), {}
+    ),
+    "mixture of parameters": lambda: Problem(
+        mixture_parameters, lambda x: None, (_mixture_data(),), TraceEnum_ELBO(max_plate_nesting=1), {}
+    ),
+    "nested mixture": lambda: Problem(
+        repeated_mixture, AutoNormal(poutine.block(repeated_mixture, hide=["z"])), (_mixture_data(),), TraceEnum_ELBO(max_plate_nesting=2), {"plate": "data"}
+    ),
+    "VAE": _vae,
+    "VAE, mean field": _vae_mean_field,
+    "PyroModule": _network,
+    "hierarchical": lambda: Problem(
+        hierarchical, _hierarchical_guide(), regression_data(), Trace_ELBO(), {}
+    ),
+}
+
+
+def _start(make: Callable[[], Problem]) -> Problem:
+    """A fresh problem with an initialised guide, and a seed for what follows."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    problem = make()
+    problem.guide(*problem.data)
+    pyro.set_rng_seed(1)
+    return problem
+
+
+def _values() -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in pyro.get_param_store().items()}
+
+
+def fit_svi(make: Callable[[], Problem], steps: int, lr: float = 0.02) -> dict[str, torch.Tensor]:
+    """Parameters after some steps of ``pyro.infer.SVI``."""
+    problem = _start(make)
+    svi = SVI(problem.model, problem.guide, pyro.optim.Adam({"lr": lr}), problem.loss)
+    for _ in range(steps):
+        svi.step(*problem.data)
+    return _values()
+
+
+def fit_dpsvi(
+    make: Callable[[], Problem], steps: int, lr: float = 0.02, **options
+) -> dict[str, torch.Tensor]:
+    """Parameters after some steps of DPSVI without noise and clipping, on all records."""
+    problem = _start(make)
+    svi = DPSVI(
+        problem.model,
+        problem.guide,
+        pyro.optim.Adam({"lr": lr}),
+        problem.loss,
+        accountant=PrivacyAccountant(),
+        noise_multiplier=0,
+        max_grad_norm=math.inf,
+        sampling="full",
+        **(problem.options | options),
+    )
+    for _ in range(steps):
+        svi.step(*problem.data)
+    return _values()

@@ -1,0 +1,163 @@
+"""Per-record gradients: the vectorised form against the one-record loop, and both against ``pyro.infer.SVI``."""
+
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import PROBLEMS, Problem, fit_dpsvi, fit_svi
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates
+from pyro_dp.gradients import LocalDraws
+
+
+def prepared(name, **options):
+    """A DPSVI that has passed its checks, and its problem."""
+    problem = PROBLEMS[name]()
+    settings = dict(
+        accountant=PrivacyAccountant(),
+        noise_multiplier=0,
+        max_grad_norm=math.inf,
+        sampling="full",
+        generator=0,
+    )
+    optim = pyro.optim.Adam({"lr": 0.05})
+    svi = DPSVI(
+        problem.model, problem.guide, optim, problem.loss, **(settings | problem.options | options)
+    )
+    svi._prepare(problem.data, {})
+    return svi, problem
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_vectorized_equals_loop(name):
+    """On the same global and local draws, for every record; no used parameter has a zero gradient."""
+    svi, _ = prepared(name)
+    assert svi._term.vectorizes
+    particle = svi._draw_particle()
+    indices = torch.tensor([0, 3, 4, 11, 29])
+    rows = svi._records.rows(indices)
+    tables = svi._term.draw_tables(len(indices), np.random.default_rng(0), svi._records.device)
+    vectorized = svi._term.vectorized(svi._records, particle, indices, rows, tables)
+    looped = svi._term.looped(svi._records, particle, indices, rows, tables)
+    torch.testing.assert_close(vectorized.losses, looped.losses, rtol=1e-9, atol=1e-11)
+    for part in ("latents", "parameters"):
+        one, other = getattr(vectorized, part), getattr(looped, part)
+        assert one.keys() == other.keys()
+        for key in one:
+            torch.testing.assert_close(one[key], other[key], rtol=1e-8, atol=1e-10)
+            assert one[key].abs().max() > 0, f"{key} is used, but its gradient is zero"
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_parameter_coordinates(name):
+    """Pulled back per record = the gradient of that record's loss, differentiated through the guide."""
+    svi, _ = prepared(name, privatize="parameters")
+    term, records = svi._term, svi._records
+    particle = svi._draw_particle()
+    indices = torch.tensor([1, 7])
+    rows = records.rows(indices)
+    tables = term.draw_tables(len(indices), np.random.default_rng(0), records.device)
+    gradients = term.gradients(records, particle, indices, rows, tables, None)
+    coordinates = ParameterCoordinates([particle], term.parameters, svi._parameters)
+    per_record = coordinates.per_record([gradients])
+    assert per_record.shape == (2, coordinates.size)
+    for b, index in enumerate(indices):
+        args, kwargs = records.arguments([row[b] for row in rows])
+        with term._one_record(records, index, LocalDraws([table[b] for table in tables])):
+            model, guide = term._inside(records, particle.values(particle.latents))
+            loss = term.loss.differentiable_loss(model, guide, *args, **kwargs)
+        leaves = list(svi._parameters.values())
+        expected = torch.autograd.grad(
+            loss, leaves, allow_unused=True, materialize_grads=True, retain_graph=True
+        )
+        expected = torch.cat([g.flatten() for g in expected])
+        torch.testing.assert_close(per_record[b], expected, rtol=1e-8, atol=1e-10)
+
+
+def test_several_particles_are_blocks():
+    """Latents: K blocks of (1/K) times each particle's gradient. Parameters: their mean."""
+    svi, problem = prepared("particles")
+    particles = [svi._draw_particle() for _ in range(3)]
+    indices = torch.arange(4)
+    rows = svi._records.rows(indices)
+    each = [svi._term.gradients(svi._records, p, indices, rows, [], None) for p in particles]
+    latents = LatentCoordinates(particles, {}, svi._parameters)
+    torch.testing.assert_close(
+        latents.per_record(each), torch.cat([g.latents["w"] / 3 for g in each], dim=1)
+    )
+    parameters = ParameterCoordinates(particles, {}, svi._parameters).per_record(each)
+    alone = [
+        ParameterCoordinates([p], {}, svi._parameters).per_record([g])
+        for p, g in zip(particles, each, strict=True)
+    ]
+    torch.testing.assert_close(parameters, sum(alone) / 3)
+
+
+def test_score_function_of_a_global_site():
+    """A discrete global latent under privatize="parameters": l_i times the score."""
+
+    def model(x):
+        k = pyro.sample("k", dist.Bernoulli(0.5))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("x", dist.Normal(k, 1.0), obs=x[idx])
+
+    def guide(x):
+        logit = pyro.param("logit", torch.tensor(0.3))
+        pyro.sample("k", dist.Bernoulli(logits=logit))
+
+    x = torch.randn(10)
+    svi = DPSVI(
+        model,
+        guide,
+        pyro.optim.Adam({}),
+        Trace_ELBO(),
+        accountant=PrivacyAccountant(),
+        noise_multiplier=0,
+        max_grad_norm=math.inf,
+        sampling="full",
+        privatize="parameters",
+    )
+    svi._prepare((x,), {})
+    particle = svi._draw_particle()
+    gradients = svi._term.gradients(svi._records, particle, torch.arange(10), [x], [], None)
+    coordinates = ParameterCoordinates([particle], {}, svi._parameters)
+    k = particle.fixed["k"]
+    loss = -dist.Normal(k, 1.0).log_prob(x)
+    score = k - torch.sigmoid(torch.tensor(0.3))
+    torch.testing.assert_close(coordinates.per_record([gradients]).squeeze(1), loss * score)
+
+
+def _masked_assignment(x):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)) as idx:
+        mean = torch.zeros(len(idx))
+        mean[x[idx] > 0] = w
+        pyro.sample("x", dist.Normal(mean, 1.0), obs=x[idx])
+
+
+def _sequential(x):
+    """Control flow on values, in a sequential plate."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    for i in pyro.plate("data", len(x)):
+        pyro.sample(f"x_{i}", dist.Normal(w if x[i] > 0 else 2 * w, 1.0), obs=x[i])
+
+
+@pytest.mark.parametrize("model", [_masked_assignment, _sequential])
+def test_falls_back_to_the_loop(model):
+    """What cannot be vectorised warns once, and is exact."""
+    x = torch.randn(12)
+
+    def make():
+        return Problem(model, AutoNormal(model), (x,), Trace_ELBO(), {})
+
+    with pytest.warns(UserWarning, match="one record at a time") as caught:
+        ours = fit_dpsvi(make, steps=3)
+    assert len(caught) == 1
+    for name, value in fit_svi(make, steps=3).items():
+        torch.testing.assert_close(ours[name], value)
