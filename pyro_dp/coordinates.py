@@ -28,7 +28,12 @@ class LatentCoordinates:
     :param everything: all unconstrained parameters.
     """
 
-    def __init__(self, particles: Sequence[Particle], inside: dict[str, Tensor], everything: dict[str, Tensor]):
+    def __init__(
+        self,
+        particles: Sequence[Particle],
+        inside: dict[str, Tensor],
+        everything: dict[str, Tensor],
+    ):
         self._particles = particles
         self._inside = inside
         self._everything = everything
@@ -53,7 +58,9 @@ class LatentCoordinates:
         """Turn the released estimate of the gradient, (size,), into the gradients of the parameters."""
         blocks = _unflat(released, self._shapes)
         objective = _mean_loss(self._particles)
-        for u, cotangent in zip(self._shapes[: len(blocks) - len(self._inside)], blocks, strict=False):
+        for u, cotangent in zip(
+            self._shapes[: len(blocks) - len(self._inside)], blocks, strict=False
+        ):
             objective = objective + (cotangent * u).sum()
         direct = dict(zip(self._inside, blocks[len(blocks) - len(self._inside) :], strict=True))
         _assign(self._everything, objective, direct)
@@ -62,7 +69,12 @@ class LatentCoordinates:
 class ParameterCoordinates:
     """All unconstrained parameters. The arguments are those of :class:`LatentCoordinates`."""
 
-    def __init__(self, particles: Sequence[Particle], inside: dict[str, Tensor], everything: dict[str, Tensor]):
+    def __init__(
+        self,
+        particles: Sequence[Particle],
+        inside: dict[str, Tensor],
+        everything: dict[str, Tensor],
+    ):
         self._particles = particles
         self._everything = everything
 
@@ -76,22 +88,34 @@ class ParameterCoordinates:
         total = {name: 0.0 for name in self._everything}
         for particle, each in zip(self._particles, gradients, strict=True):
             batch = len(each.losses)
-            for name, gradient in zip(total, _pulled_back(particle, each, self._everything), strict=True):
+            for name, gradient in zip(
+                total, _pulled_back(particle, each, self._everything), strict=True
+            ):
                 total[name] = total[name] + (0.0 if gradient is None else gradient / count)
             for name, gradient in each.parameters.items():
                 total[name] = total[name] + gradient / count
-        return _flat([
-            total[name] if isinstance(total[name], Tensor) else leaf.new_zeros(batch, *leaf.shape)
-            for name, leaf in self._everything.items()
-        ])
+        return _flat(
+            [
+                total[name]
+                if isinstance(total[name], Tensor)
+                else leaf.new_zeros(batch, *leaf.shape)
+                for name, leaf in self._everything.items()
+            ]
+        )
 
     def set_gradients(self, released: Tensor) -> None:
         """Turn the released estimate of the gradient, (size,), into the gradients of the parameters."""
         blocks = _unflat(released, self._everything.values())
-        _assign(self._everything, _mean_loss(self._particles), dict(zip(self._everything, blocks, strict=True)))
+        _assign(
+            self._everything,
+            _mean_loss(self._particles),
+            dict(zip(self._everything, blocks, strict=True)),
+        )
 
 
-def _pulled_back(particle: Particle, gradients: RecordGradients, parameters: dict[str, Tensor]) -> list[Tensor | None]:
+def _pulled_back(
+    particle: Particle, gradients: RecordGradients, parameters: dict[str, Tensor]
+) -> list[Tensor | None]:
     """Each record's gradient through the guide: (B, ...) per parameter, ``None`` where it does not reach.
 
     Latents without a reparameterisation enter by their score: l_i times the gradient of log q.
@@ -130,7 +154,9 @@ def _assign(parameters: dict[str, Tensor], objective: Tensor, direct: dict[str, 
 
 
 def _flat(blocks: Iterable[Tensor]) -> Tensor:
-    return torch.cat([block.flatten(1) if block.dim() > 1 else block.unsqueeze(1) for block in blocks], dim=1)
+    return torch.cat(
+        [block.flatten(1) if block.dim() > 1 else block.unsqueeze(1) for block in blocks], dim=1
+    )
 
 
 def _unflat(vector: Tensor, like: Iterable[Tensor]) -> list[Tensor]:

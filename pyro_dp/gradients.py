@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from pyro.infer import ELBO
 from torch import Tensor
@@ -21,47 +20,55 @@ from torch.overrides import TorchFunctionMode
 from pyro_dp.guard import guarded
 from pyro_dp.outside import Particle, single_particle
 from pyro_dp.plates import Inside, OneRecord
+from pyro_dp.randomness import LocalStream
 from pyro_dp.records import Records
 from pyro_dp.terms import NotVectorizable, record_loss
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Shape of one local draw of a record: ``kind`` is "normal" or "uniform" (on [0, 1))."""
+    """One local draw of a record: ``kind`` is "normal" or "uniform" (on (0, 1))."""
 
     kind: str
     shape: torch.Size
     dtype: torch.dtype
 
-    def sample(self, stream: np.random.Generator, *batch: int, device: torch.device | str = "cpu") -> Tensor:
-        draw = stream.standard_normal if self.kind == "normal" else stream.random
-        values = torch.from_numpy(np.asarray(draw((*batch, *self.shape))))
-        return values.to(dtype=self.dtype, device=device)
+    def sample(self, stream: LocalStream, indices: Tensor, position: int) -> Tensor:
+        """(B, *shape), of each record's draw number ``position``."""
+        numbers = getattr(stream, self.kind)(indices.cpu().numpy(), position, self.shape.numel())
+        values = torch.from_numpy(numbers).reshape(len(indices), *self.shape)
+        return values.to(dtype=self.dtype, device=indices.device)
 
 
 class LocalDraws:
     """The normals and uniforms that one record's model asks for.
 
-    They are answered from a table, so that loop and vectorised form see the same numbers, then live from a stream.
-
-    :param table: one tensor per draw, in order of use.
-    :param stream: source of draws beyond the table; ``None`` if there must be none.
+    :param table: the answers, one per draw in order of use; under vmap.
+    :param stream: where they come from for ``index``, if there is no table.
     """
 
-    def __init__(self, table: Sequence[Tensor] = (), stream: np.random.Generator | None = None):
+    def __init__(
+        self,
+        table: Sequence[Tensor] = (),
+        *,
+        stream: LocalStream | None = None,
+        index: Tensor | None = None,
+    ):
         self.requested: list[Draw] = []
-        self._table = list(table)
+        self._table = table
         self._stream = stream
+        self._index = index
 
-    def __call__(self, kind: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        draw = Draw(kind, torch.Size(shape), dtype)
-        position = len(self.requested)
+    def __call__(
+        self, kind: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        draw, position = Draw(kind, torch.Size(shape), dtype), len(self.requested)
         self.requested.append(draw)
+        if self._stream is not None:
+            return draw.sample(self._stream, self._index.reshape(1), position)[0].to(device)
         if position < len(self._table) and self._table[position].shape == draw.shape:
             return self._table[position]
-        if self._stream is None:
-            raise NotVectorizable("the number of local draws varies between records")
-        return draw.sample(self._stream, device=device)
+        raise NotVectorizable("the local draws differ between records")
 
 
 class RecordMode(TorchFunctionMode):
@@ -91,7 +98,11 @@ class RecordMode(TorchFunctionMode):
         if isinstance(value, Tensor):
             return self.substitutes.get(id(value), value)
         if isinstance(value, (tuple, list)):
-            return type(value)(map(self._substituted, value)) if type(value) in (tuple, list) else value
+            return (
+                type(value)(map(self._substituted, value))
+                if type(value) in (tuple, list)
+                else value
+            )
         return value
 
 
@@ -110,7 +121,9 @@ def _exponential_(draws, tensor, lambd=1.0, *, generator=None):
 
 def _factory(kind):
     def draw(draws, *size, dtype=None, device=None, generator=None, **options):
-        shape = options.get("size", size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+        shape = options.get(
+            "size", size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+        )
         return draws(kind, shape, dtype or torch.get_default_dtype(), device or "cpu")
 
     return draw
@@ -155,11 +168,20 @@ class RecordTerm:
     :param max_plate_nesting: number of nested plates, to the left of which latents are enumerated.
     """
 
-    def __init__(self, loss: ELBO, model: Callable, guide: Callable, *, runs_guide: bool, max_plate_nesting: float):
+    def __init__(
+        self,
+        loss: ELBO,
+        model: Callable,
+        guide: Callable,
+        *,
+        runs_guide: bool,
+        max_plate_nesting: float,
+    ):
         self.loss = single_particle(loss)
         self.loss.max_plate_nesting = max_plate_nesting
         self.model = model
         self.guide = guide if runs_guide else _no_sites
+        self.runs_guide = runs_guide
         self.latents: set[str] = set()  # names of the global latents that the term uses
         self.parameters: dict[str, Tensor] = {}  # unconstrained parameters that the term uses
         self.draws: list[Draw] = []  # local draws of one record
@@ -171,23 +193,16 @@ class RecordTerm:
         particle: Particle,
         indices: Tensor,
         rows: Sequence[Tensor],
-        tables: Sequence[Tensor],
-        stream: np.random.Generator,
+        local: LocalStream,
     ) -> RecordGradients:
         """By the fastest way that this model allows.
 
         :param indices: the records, (B,), B > 0.
         :param rows: their rows of every data tensor, each (B, ...).
-        :param tables: their local draws, each (B, ...), see :meth:`draw_tables`.
-        :param stream: for local draws that have no table.
+        :param local: for the draws of the records' own latents.
         """
-        if self.vectorizes:
-            return self.vectorized(records, particle, indices, rows, tables)
-        return self.looped(records, particle, indices, rows, tables, stream)
-
-    def draw_tables(self, batch: int, stream: np.random.Generator, device: torch.device) -> list[Tensor]:
-        """The local draws of ``batch`` records."""
-        return [draw.sample(stream, batch, device=device) for draw in self.draws]
+        compute = self.vectorized if self.vectorizes else self.looped
+        return compute(records, particle, indices, rows, local)
 
     def looped(
         self,
@@ -195,8 +210,7 @@ class RecordTerm:
         particle: Particle,
         indices: Tensor,
         rows: Sequence[Tensor],
-        tables: Sequence[Tensor],
-        stream: np.random.Generator | None = None,
+        local: LocalStream,
     ) -> RecordGradients:
         """One record after the other, through the user's own loss."""
         inputs = particle.latents | self.parameters
@@ -204,10 +218,10 @@ class RecordTerm:
         losses = []
         for b, index in enumerate(indices):
             arguments = records.arguments([row[b] for row in rows])
-            draws = LocalDraws([table[b] for table in tables], stream)
+            draws = LocalDraws(stream=local, index=index)
             gradients, loss = self.single(records, particle, index, arguments, draws)
             for name, column in columns.items():
-                column.append(gradients[name] if name in gradients else torch.zeros_like(inputs[name]))
+                column.append(gradients.get(name, torch.zeros_like(inputs[name])))
             losses.append(loss)
         stacked = {name: torch.stack(column) for name, column in columns.items()}
         return RecordGradients(
@@ -217,7 +231,12 @@ class RecordTerm:
         )
 
     def single(
-        self, records: Records, particle: Particle, index: Tensor, arguments: tuple[tuple, dict], draws: LocalDraws
+        self,
+        records: Records,
+        particle: Particle,
+        index: Tensor,
+        arguments: tuple[tuple, dict],
+        draws: LocalDraws,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """The reference: gradients by name (of what the record uses), and the loss, of one record."""
         latents = {name: u.requires_grad_() for name, u in particle.detached().items()}
@@ -229,10 +248,17 @@ class RecordTerm:
         if not loss.requires_grad:
             return {}, loss
         gradients = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True)
-        return {n: g for n, g in zip(inputs, gradients, strict=True) if g is not None}, loss.detach()
+        return {
+            n: g for n, g in zip(inputs, gradients, strict=True) if g is not None
+        }, loss.detach()
 
     def vectorized(
-        self, records: Records, particle: Particle, indices: Tensor, rows: Sequence[Tensor], tables: Sequence[Tensor]
+        self,
+        records: Records,
+        particle: Particle,
+        indices: Tensor,
+        rows: Sequence[Tensor],
+        local: LocalStream,
     ) -> RecordGradients:
         """All records at once."""
         leaves = self.parameters
@@ -250,8 +276,9 @@ class RecordTerm:
             randomness="different",
         )
         parameters = {name: leaf.detach() for name, leaf in leaves.items()}
+        tables = [draw.sample(local, indices, i) for i, draw in enumerate(self.draws)]
         (of_latents, of_parameters), losses = gradient(
-            particle.detached(), parameters, indices, list(rows), list(tables)
+            particle.detached(), parameters, indices, list(rows), tables
         )
         return RecordGradients(of_latents, of_parameters, losses)
 
@@ -260,7 +287,11 @@ class RecordTerm:
 
     @contextlib.contextmanager
     def _one_record(
-        self, records: Records, index: Tensor, draws: LocalDraws, substitutes: dict[int, Tensor] | None = None
+        self,
+        records: Records,
+        index: Tensor,
+        draws: LocalDraws,
+        substitutes: dict[int, Tensor] | None = None,
     ) -> Iterator[None]:
         with (
             guarded("Running the model on one record"),

@@ -38,8 +38,12 @@ def guarded(doing: str) -> Iterator[None]:
 class _NoBatchStatistics(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is functional.batch_norm and (kwargs.get("training") or (len(args) > 5 and args[5])):
-            raise ModelError("Batch normalisation in training mode mixes records: call .eval() or normalise per record.")
+        if func is functional.batch_norm and (
+            kwargs.get("training") or (len(args) > 5 and args[5])
+        ):
+            raise ModelError(
+                "Batch normalisation in training mode mixes records: call .eval() or normalise per record."
+            )
         return func(*args, **kwargs)
 
 

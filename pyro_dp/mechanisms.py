@@ -55,7 +55,12 @@ class AdaptiveClip:
     share: float = 0.01
 
     def __post_init__(self) -> None:
-        for name, upper in (("initial", math.inf), ("learning_rate", math.inf), ("quantile", 1.0), ("share", 1.0)):
+        for name, upper in (
+            ("initial", math.inf),
+            ("learning_rate", math.inf),
+            ("quantile", 1.0),
+            ("share", 1.0),
+        ):
             require_number(f"AdaptiveClip.{name}", getattr(self, name), above=0.0, below=upper)
 
     def updated(self, bound: float, within: float) -> float:
@@ -73,7 +78,9 @@ class ClippedSum:
 
     def __init__(self, blocks: Sequence[Block], device: torch.device | str = "cpu"):
         self.blocks = tuple(blocks)
-        self._totals = [torch.zeros(b.size, dtype=torch.float64, device=device) for b in self.blocks]
+        self._totals = [
+            torch.zeros(b.size, dtype=torch.float64, device=device) for b in self.blocks
+        ]
 
     def add(self, *values: Tensor) -> None:
         """Clip each record's blocks and add them.
@@ -81,7 +88,9 @@ class ClippedSum:
         :param values: one tensor of shape (B, size) per block; private.
         """
         # Norms in float64: a float32 norm overflows at 1e19 and is inexact in long vectors.
-        norms = [torch.linalg.vector_norm(v, dim=1, keepdim=True, dtype=torch.float64) for v in values]  # (B, 1)
+        norms = [
+            torch.linalg.vector_norm(v, dim=1, keepdim=True, dtype=torch.float64) for v in values
+        ]  # (B, 1)
         finite = torch.stack(norms).isfinite().all(dim=0)  # (B, 1)
         for total, block, value, norm in zip(self._totals, self.blocks, values, norms, strict=True):
             # The clipped norm stays below the bound also after rounding to the dtype of the values.
@@ -121,7 +130,8 @@ def release(
     for block, total in zip(clipped.blocks, clipped.totals, strict=True):
         if event.noise_multiplier > 0:
             std = event.noise_multiplier / math.sqrt(block.share) * block.bound
-            total = total + torch.from_numpy(std * noise.standard_normal(block.size)).to(total.device)
+            total = total + torch.from_numpy(std * noise.standard_normal(block.size)).to(
+                total.device
+            )
         released.append(total)
     return released
-

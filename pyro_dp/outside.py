@@ -46,7 +46,9 @@ class Particle:
     def restricted(self, names: set[str]) -> "Particle":
         """With gradients for these latents only: what records do not see gets no noise either."""
         fixed = self.values({n: u.detach() for n, u in self.latents.items() if n not in names})
-        return replace(self, latents={n: u for n, u in self.latents.items() if n in names}, fixed=fixed)
+        return replace(
+            self, latents={n: u for n, u in self.latents.items() if n in names}, fixed=fixed
+        )
 
 
 def single_particle(loss: ELBO) -> ELBO:
@@ -76,7 +78,9 @@ def draw_particle(loss: ELBO, model: Callable, guide: Callable, records: Records
         outside = elbo.differentiable_loss(
             Outside(plate)(model_sites(model)), Outside(plate)(guide_sites(guide)), *args, **kwargs
         )
-    particle = Particle(torch.as_tensor(outside), {}, {}, {}, None, _unconstrained(parameters.trace))
+    particle = Particle(
+        torch.as_tensor(outside), {}, {}, {}, None, _unconstrained(parameters.trace)
+    )
     for name, site in guide_sites.found.items():
         # A latent's own space is where the model's prior lives; auxiliary sites have only the guide's.
         support = model_sites.found.get(name, site)["fn"].support
@@ -105,5 +109,7 @@ class _Sites(Messenger):
 
 def _unconstrained(trace: poutine.Trace) -> dict[str, Tensor]:
     return {
-        name: site["value"].unconstrained() for name, site in trace.nodes.items() if site["type"] == "param"
+        name: site["value"].unconstrained()
+        for name, site in trace.nodes.items()
+        if site["type"] == "param"
     }

@@ -67,7 +67,9 @@ def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> 
         if site["type"] == "sample" and site["is_observed"] and is_random(site)
     }
     if not observed:
-        raise ModelError("The model has no observed site: pass the data with obs= inside a pyro.plate.")
+        raise ModelError(
+            "The model has no observed site: pass the data with obs= inside a pyro.plate."
+        )
     candidates = {frame.name: frame for stack in observed.values() for frame in stack}
     listed = ", ".join(map(repr, sorted(candidates)))
     if not candidates:

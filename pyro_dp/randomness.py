@@ -1,10 +1,14 @@
 """Streams of random numbers: who draws what from where.
 
-* *Privacy noise*, *record sampling* and *local draws* (latents that belong to one record) are private: each has its own
-  stream, from 256 bits of operating-system entropy, made afresh for every release. A stream is never saved, restored or
-  shared, so a forked or resumed process cannot repeat one.
-* *Global draws* (the guide's latents, initial values) are public and come from torch's global generator. No private
-  draw touches it: its state after a step must not tell how many records were in the batch.
+* *Privacy noise* and *record sampling* are private: each has a stream of its own, from 256 bits of
+  operating-system entropy, made afresh for every release. A stream is never saved, restored or
+  shared, so that a forked or resumed process cannot repeat one.
+* *Local draws* (of latents that belong to one record) are a function of a private key and the
+  record's index. One record more or less in the batch leaves all other records' draws as they are,
+  so that the bound on what a record can change holds for any fixed draws.
+* *Global draws* (the guide's latents, initial values) are public and come from torch's global
+  generator. No private draw touches it: its state after a step must not tell anything about the
+  batch.
 
 A bare ``torch.Generator`` keeps 32 bits of its seed on the CPU and is no source of privacy noise.
 """
@@ -16,6 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyro
 import torch
+from scipy.special import ndtri
 
 from pyro_dp.errors import ConfigurationError
 
@@ -46,7 +51,9 @@ class Randomness:
         """
         entropy = secrets.randbits(256) if self._key is None else self._key
         spawn_key = (_PURPOSES.index(purpose), position)
-        return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(entropy, spawn_key=spawn_key)))
+        return np.random.Generator(
+            np.random.PCG64DXSM(np.random.SeedSequence(entropy, spawn_key=spawn_key))
+        )
 
 
 def _key(generator: torch.Generator | int) -> int:
@@ -56,6 +63,53 @@ def _key(generator: torch.Generator | int) -> int:
     if isinstance(generator, int) and not isinstance(generator, bool) and generator >= 0:
         return generator
     raise ConfigurationError("generator: pass a torch.Generator, a non-negative int or None.")
+
+
+class LocalStream:
+    """Random numbers of single records: a counter-based generator keyed by record.
+
+    Philox4x32-10 (Salmon et al. 2011), with the record's index in the counter. Its 64-bit key need
+    not stand up to guessing: no guarantee rests on it.
+
+    :param stream: private source of the key.
+    """
+
+    def __init__(self, stream: np.random.Generator):
+        self._key = stream.integers(2**32, size=2, dtype=np.uint64)
+
+    def uniform(self, indices: np.ndarray, draw: int, size: int) -> np.ndarray:
+        """Uniform on (0, 1), shape (B, size): numbers of the ``draw``-th draw of each record.
+
+        :param indices: the records, (B,).
+        """
+        indices = np.asarray(indices, dtype=np.uint64)[:, None]
+        blocks = np.arange((size + 1) // 2, dtype=np.uint64)[None, :]
+        draws = np.full_like(blocks, draw)
+        words = _philox(
+            np.broadcast_arrays(blocks, draws, indices & _LOW, indices >> _HALF), self._key
+        )
+        first, second = (words[0] << _HALF | words[1]), (words[2] << _HALF | words[3])
+        bits = np.stack([first, second], axis=-1).reshape(len(indices), -1)[:, :size]
+        return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+    def normal(self, indices: np.ndarray, draw: int, size: int) -> np.ndarray:
+        """Standard normal; otherwise as :meth:`uniform`."""
+        return ndtri(self.uniform(indices, draw, size))
+
+
+_HALF, _LOW = np.uint64(32), np.uint64(2**32 - 1)
+
+
+def _philox(counter: list[np.ndarray], key: np.ndarray) -> list[np.ndarray]:
+    """Ten rounds on four 32-bit words, which are held in uint64."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = (p1 >> _HALF) ^ c1 ^ k0, p1 & _LOW, (p0 >> _HALF) ^ c3 ^ k1, p0 & _LOW
+        k0 = (k0 + np.uint64(0x9E3779B9)) & _LOW
+        k1 = (k1 + np.uint64(0xBB67AE85)) & _LOW
+    return [c0, c1, c2, c3]
 
 
 @contextlib.contextmanager

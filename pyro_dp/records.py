@@ -25,7 +25,9 @@ class Records:
     :raises ModelError: no argument is data.
     """
 
-    def __init__(self, model: Callable, plate: PrivatePlate, args: tuple, kwargs: dict, slice_data: bool):
+    def __init__(
+        self, model: Callable, plate: PrivatePlate, args: tuple, kwargs: dict, slice_data: bool
+    ):
         self.plate = plate
         self.slice_data = slice_data
         self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
@@ -42,8 +44,14 @@ class Records:
             )
         self._names = _argument_names(model, args, kwargs)
         for name, leaf in zip(self._names, self._leaves, strict=True):
-            if not isinstance(leaf, (Tensor, str)) and hasattr(leaf, "__len__") and len(leaf) == plate.size:
-                raise ModelError(f"Argument {name!r} is not a tensor but has one element per record: use a tensor.")
+            if (
+                not isinstance(leaf, (Tensor, str))
+                and hasattr(leaf, "__len__")
+                and len(leaf) == plate.size
+            ):
+                raise ModelError(
+                    f"Argument {name!r} is not a tensor but has one element per record: use a tensor."
+                )
 
     @property
     def device(self) -> torch.device:

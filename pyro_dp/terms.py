@@ -28,7 +28,9 @@ class NotVectorizable(PrivacyError):
     """The record's term needs the one-record loop."""
 
 
-def record_loss(loss: ELBO, model: Callable, guide: Callable, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor]:
+def record_loss(
+    loss: ELBO, model: Callable, guide: Callable, args: tuple, kwargs: dict
+) -> tuple[Tensor, Tensor]:
     """The differentiable surrogate and the value of the negative ELBO, as scalars.
 
     :param model: shows its sites inside the plate only; the same for the guide.
@@ -37,7 +39,9 @@ def record_loss(loss: ELBO, model: Callable, guide: Callable, args: tuple, kwarg
     if enumerates:
         guide = EnumMessenger(first_available_dim=-1 - loss.max_plate_nesting)(guide)
         model = EnumMessenger()(model)
-    model_trace, guide_trace = get_importance_trace("flat", loss.max_plate_nesting, model, guide, args, kwargs)
+    model_trace, guide_trace = get_importance_trace(
+        "flat", loss.max_plate_nesting, model, guide, args, kwargs
+    )
     if enumerates:
         value = -_enumerated_elbo(model_trace, guide_trace)
         return value, value
@@ -76,15 +80,23 @@ def _mean_field_elbo(model_trace: Trace, guide_trace: Trace) -> Tensor:
         except (NotImplementedError, TypeError):
             elbo = elbo - site["score_parts"].entropy_term.sum()
         else:
-            elbo = elbo - prior["log_prob_sum"] - scale_and_mask(divergence, site["scale"], site["mask"]).sum()
+            elbo = (
+                elbo
+                - prior["log_prob_sum"]
+                - scale_and_mask(divergence, site["scale"], site["mask"]).sum()
+            )
     return elbo
 
 
 def _enumerated_elbo(model_trace: Trace, guide_trace: Trace) -> Tensor:
     """With the model's enumerated latents summed out, as ``TraceEnum_ELBO``."""
     for site in _samples(guide_trace):
-        if site["infer"].get("enumerate") or not is_identically_zero(site["score_parts"].score_function):
-            raise NotVectorizable(f"site {site['name']!r} of the guide is enumerated or not reparameterised")
+        if site["infer"].get("enumerate") or not is_identically_zero(
+            site["score_parts"].score_function
+        ):
+            raise NotVectorizable(
+                f"site {site['name']!r} of the guide is enumerated or not reparameterised"
+            )
     guide_trace.pack_tensors()
     model_trace.pack_tensors(guide_trace.plate_to_symbol)
     costs, log_factors, _, sum_dims, scale = _compute_model_factors(model_trace, guide_trace)
@@ -95,8 +107,12 @@ def _enumerated_elbo(model_trace: Trace, guide_trace: Trace) -> Tensor:
             sizes.update(zip(factor._pyro_dims, factor.shape, strict=True))
         # torch.func cannot see through Pyro's safe_log.
         with mock.patch.object(torch_log, "safe_log", _SafeLog.apply):
-            log_factors = contract_tensor_tree(log_factors, sum_dims, ring=LogRing(dim_to_size=sizes))
-        terms += [packed.scale_and_mask(t, scale=scale) for group in log_factors.values() for t in group]
+            log_factors = contract_tensor_tree(
+                log_factors, sum_dims, ring=LogRing(dim_to_size=sizes)
+            )
+        terms += [
+            packed.scale_and_mask(t, scale=scale) for group in log_factors.values() for t in group
+        ]
     elbo = sum((term.sum() for term in terms), torch.tensor(0.0))
     return elbo - sum(site["log_prob_sum"] for site in _samples(guide_trace))
 

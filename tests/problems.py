@@ -115,8 +115,12 @@ class VAE(nn.Module):
     def __init__(self, dim=6, hidden=5, latent=2):
         super().__init__()
         self.latent = latent
-        self.encoder = nn.Sequential(nn.Linear(dim, hidden), nn.Softplus(), nn.Linear(hidden, 2 * latent))
-        self.decoder = nn.Sequential(nn.Linear(latent, hidden), nn.Softplus(), nn.Linear(hidden, dim))
+        self.encoder = nn.Sequential(
+            nn.Linear(dim, hidden), nn.Softplus(), nn.Linear(hidden, 2 * latent)
+        )
+        self.decoder = nn.Sequential(
+            nn.Linear(latent, hidden), nn.Softplus(), nn.Linear(hidden, dim)
+        )
 
     def model(self, x):
         pyro.module("decoder", self.decoder)
@@ -174,7 +178,9 @@ def _hierarchical_guide():
 
 
 def _autoguide(kind, **settings):
-    return lambda: Problem(logistic, kind(logistic, **settings), regression_data(), Trace_ELBO(), {})
+    return lambda: Problem(
+        logistic, kind(logistic, **settings), regression_data(), Trace_ELBO(), {}
+    )
 
 
 def _mixture_data(size=30):
@@ -183,7 +189,9 @@ def _mixture_data(size=30):
 
 def _vae():
     vae = VAE()
-    return Problem(vae.model, vae.guide, (torch.bernoulli(torch.full((30, 6), 0.5)),), Trace_ELBO(), {})
+    return Problem(
+        vae.model, vae.guide, (torch.bernoulli(torch.full((30, 6), 0.5)),), Trace_ELBO(), {}
+    )
 
 
 def _vae_mean_field():
@@ -195,7 +203,9 @@ def _vae_mean_field():
 def _network():
     model = BayesianNetwork()
     x, _ = regression_data()
-    return Problem(model, AutoNormal(model), (x, torch.sin(x.sum(-1))), Trace_ELBO(), {"slice_data": True})
+    return Problem(
+        model, AutoNormal(model), (x, torch.sin(x.sum(-1))), Trace_ELBO(), {"slice_data": True}
+    )
 
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
@@ -212,25 +222,55 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
         {},
     ),
     "AutoDelta": _autoguide(AutoDelta),
-    "hand-written": lambda: Problem(logistic, handwritten_guide, regression_data(), Trace_ELBO(), {}),
-    "particles": lambda: Problem(logistic, AutoNormal(logistic), regression_data(), Trace_ELBO(num_particles=3), {}),
-    "mean field": lambda: Problem(logistic, handwritten_guide, regression_data(), TraceMeanField_ELBO(), {}),
+    "hand-written": lambda: Problem(
+        logistic, handwritten_guide, regression_data(), Trace_ELBO(), {}
+    ),
+    "particles": lambda: Problem(
+        logistic, AutoNormal(logistic), regression_data(), Trace_ELBO(num_particles=3), {}
+    ),
+    "mean field": lambda: Problem(
+        logistic, handwritten_guide, regression_data(), TraceMeanField_ELBO(), {}
+    ),
     "slice_data": lambda: Problem(
-        logistic_whole, AutoNormal(logistic_whole), regression_data(), Trace_ELBO(), {"slice_data": True}
+        logistic_whole,
+        AutoNormal(logistic_whole),
+        regression_data(),
+        Trace_ELBO(),
+        {"slice_data": True},
     ),
     "subsample_size": lambda: Problem(
         logistic_subsampled, AutoNormal(logistic_subsampled), regression_data(), Trace_ELBO(), {}
     ),
-    "constrained": lambda: Problem(gamma_poisson, gamma_guide, (torch.poisson(torch.full((30,), 3.0)),), Trace_ELBO(), {}),
-    "mixture": lambda: Problem(mixture, AutoNormal(poutine.block(mixture, hide=["z"])), (_mixture_data(),), TraceEnum_ELBO(max_plate_nesting=1), {}),
+    "constrained": lambda: Problem(
+        gamma_poisson, gamma_guide, (torch.poisson(torch.full((30,), 3.0)),), Trace_ELBO(), {}
+    ),
+    "mixture": lambda: Problem(
+        mixture,
+        AutoNormal(poutine.block(mixture, hide=["z"])),
+        (_mixture_data(),),
+        TraceEnum_ELBO(max_plate_nesting=1),
+        {},
+    ),
     "mixture, full rank": lambda: Problem(
-        mixture, AutoMultivariateNormal(poutine.block(mixture, hide=["z"])), (_mixture_data(),), TraceEnum_ELBO(max_plate_nesting=1), {}
+        mixture,
+        AutoMultivariateNormal(poutine.block(mixture, hide=["z"])),
+        (_mixture_data(),),
+        TraceEnum_ELBO(max_plate_nesting=1),
+        {},
     ),
     "mixture of parameters": lambda: Problem(
-        mixture_parameters, lambda x: None, (_mixture_data(),), TraceEnum_ELBO(max_plate_nesting=1), {}
+        mixture_parameters,
+        lambda x: None,
+        (_mixture_data(),),
+        TraceEnum_ELBO(max_plate_nesting=1),
+        {},
     ),
     "nested mixture": lambda: Problem(
-        repeated_mixture, AutoNormal(poutine.block(repeated_mixture, hide=["z"])), (_mixture_data(),), TraceEnum_ELBO(max_plate_nesting=2), {"plate": "data"}
+        repeated_mixture,
+        AutoNormal(poutine.block(repeated_mixture, hide=["z"])),
+        (_mixture_data(),),
+        TraceEnum_ELBO(max_plate_nesting=2),
+        {"plate": "data"},
     ),
     "VAE": _vae,
     "VAE, mean field": _vae_mean_field,

@@ -14,6 +14,11 @@ from pyro.infer.autoguide import AutoNormal
 from pyro_dp import DPSVI, PrivacyAccountant
 from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates
 from pyro_dp.gradients import LocalDraws
+from pyro_dp.randomness import LocalStream
+
+
+def local_stream():
+    return LocalStream(np.random.default_rng(0))
 
 
 def prepared(name, **options):
@@ -42,9 +47,8 @@ def test_vectorized_equals_loop(name):
     particle = svi._draw_particle()
     indices = torch.tensor([0, 3, 4, 11, 29])
     rows = svi._records.rows(indices)
-    tables = svi._term.draw_tables(len(indices), np.random.default_rng(0), svi._records.device)
-    vectorized = svi._term.vectorized(svi._records, particle, indices, rows, tables)
-    looped = svi._term.looped(svi._records, particle, indices, rows, tables)
+    vectorized = svi._term.vectorized(svi._records, particle, indices, rows, local_stream())
+    looped = svi._term.looped(svi._records, particle, indices, rows, local_stream())
     torch.testing.assert_close(vectorized.losses, looped.losses, rtol=1e-9, atol=1e-11)
     for part in ("latents", "parameters"):
         one, other = getattr(vectorized, part), getattr(looped, part)
@@ -62,14 +66,13 @@ def test_parameter_coordinates(name):
     particle = svi._draw_particle()
     indices = torch.tensor([1, 7])
     rows = records.rows(indices)
-    tables = term.draw_tables(len(indices), np.random.default_rng(0), records.device)
-    gradients = term.gradients(records, particle, indices, rows, tables, None)
+    gradients = term.gradients(records, particle, indices, rows, local_stream())
     coordinates = ParameterCoordinates([particle], term.parameters, svi._parameters)
     per_record = coordinates.per_record([gradients])
     assert per_record.shape == (2, coordinates.size)
     for b, index in enumerate(indices):
         args, kwargs = records.arguments([row[b] for row in rows])
-        with term._one_record(records, index, LocalDraws([table[b] for table in tables])):
+        with term._one_record(records, index, LocalDraws(stream=local_stream(), index=index)):
             model, guide = term._inside(records, particle.values(particle.latents))
             loss = term.loss.differentiable_loss(model, guide, *args, **kwargs)
         leaves = list(svi._parameters.values())
@@ -86,7 +89,7 @@ def test_several_particles_are_blocks():
     particles = [svi._draw_particle() for _ in range(3)]
     indices = torch.arange(4)
     rows = svi._records.rows(indices)
-    each = [svi._term.gradients(svi._records, p, indices, rows, [], None) for p in particles]
+    each = [svi._term.gradients(svi._records, p, indices, rows, local_stream()) for p in particles]
     latents = LatentCoordinates(particles, {}, svi._parameters)
     torch.testing.assert_close(
         latents.per_record(each), torch.cat([g.latents["w"] / 3 for g in each], dim=1)
@@ -125,7 +128,7 @@ def test_score_function_of_a_global_site():
     )
     svi._prepare((x,), {})
     particle = svi._draw_particle()
-    gradients = svi._term.gradients(svi._records, particle, torch.arange(10), [x], [], None)
+    gradients = svi._term.gradients(svi._records, particle, torch.arange(10), [x], local_stream())
     coordinates = ParameterCoordinates([particle], {}, svi._parameters)
     k = particle.fixed["k"]
     loss = -dist.Normal(k, 1.0).log_prob(x)

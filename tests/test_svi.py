@@ -5,7 +5,9 @@ import torch
 from problems import PROBLEMS, fit_dpsvi, fit_svi
 
 # Local draws come from the private stream by design; a declared subsample makes SVI use a part.
-_SAME_DRAWS = [n for n in PROBLEMS if n not in ("VAE", "VAE, mean field", "hierarchical", "subsample_size")]
+_SAME_DRAWS = [
+    n for n in PROBLEMS if n not in ("VAE", "VAE, mean field", "hierarchical", "subsample_size")
+]
 
 
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
