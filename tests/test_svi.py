@@ -1,17 +1,45 @@
-"""DPSVI: equality with SVI, sensitivity, noise, sampling, state, and errors."""
+"""DPSVI: equality with SVI, sensitivity, noise, sampling, budget, private loss, state."""
 
+import io
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
-from problems import PROBLEMS, fit_dpsvi, fit_svi
+from problems import (
+    PROBLEMS,
+    fit_dpsvi,
+    fit_svi,
+    handwritten_guide,
+    logistic,
+    logistic_subsampled,
+    regression_data,
+)
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+from scipy import stats
 
-# Local draws come from the private stream by design; a declared subsample makes SVI use a part.
-_SAME_DRAWS = [
-    n for n in PROBLEMS if n not in ("VAE", "VAE, mean field", "hierarchical", "subsample_size")
-]
+import pyro_dp.inference
+from pyro_dp import (
+    DPSVI,
+    AdaptiveClip,
+    ConfigurationError,
+    PrivacyAccountant,
+    PrivacyBudgetExceeded,
+    PrivacyError,
+    SubsampledGaussian,
+)
+from pyro_dp.mechanisms import release
+
+_ALARM = 1e-8
+# Their local draws come from the private stream by design; a declared subsample makes SVI use a part.
+_OTHER_DRAWS = ("VAE", "VAE, mean field", "hierarchical", "subsample_size")
 
 
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
-@pytest.mark.parametrize("name", _SAME_DRAWS)
+@pytest.mark.parametrize("name", [name for name in PROBLEMS if name not in _OTHER_DRAWS])
 def test_equals_svi(name, privatize):
     """sigma=0, C=inf, all records: Pyro's own optimisation path under the same seed."""
     ours = fit_dpsvi(PROBLEMS[name], steps=50, privatize=privatize)
@@ -19,3 +47,465 @@ def test_equals_svi(name, privatize):
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
         torch.testing.assert_close(ours[key], value, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 7, 30])
+@pytest.mark.parametrize("name", ["AutoMultivariateNormal", "VAE", "mixture"])
+def test_microbatches_change_nothing(name, size):
+    whole = fit_dpsvi(PROBLEMS[name], steps=3, generator=0)
+    parts = fit_dpsvi(PROBLEMS[name], steps=3, generator=0, microbatch_size=size)
+    for key, value in whole.items():
+        torch.testing.assert_close(parts[key], value)
+
+
+class Fixture:
+    """A DPSVI whose releases are kept, with the sums that entered them."""
+
+    def __init__(self, monkeypatch, model=logistic, guide=None, loss=None, **options):
+        self.sums, self.released, self.events = [], [], []
+
+        def spy(clipped, **named):
+            self.sums.append([total.clone() for total in clipped.totals])
+            self.events.append(named["event"])
+            released = release(clipped, **named)
+            self.released.append([block.clone() for block in released])
+            return released
+
+        monkeypatch.setattr(pyro_dp.inference, "release", spy)
+        settings = dict(accountant=PrivacyAccountant(), noise_multiplier=0, max_grad_norm=0.5)
+        self.svi = DPSVI(
+            model,
+            guide or AutoNormal(model),
+            pyro.optim.Adam({"lr": 0.01}),
+            loss or Trace_ELBO(),
+            **(settings | options),
+        )
+
+
+def one_sum(monkeypatch, name, data, batch, **options):
+    """The exact sum (all blocks) of one first step on a given batch of records."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    problem = PROBLEMS[name]()
+    fixture = Fixture(
+        monkeypatch,
+        problem.model,
+        problem.guide,
+        problem.loss,
+        generator=0,
+        sample_rate=0.5,
+        **(problem.options | options),
+    )
+    monkeypatch.setattr(
+        pyro_dp.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
+    )
+    fixture.svi.step(*data)
+    return fixture.sums[0]
+
+
+@pytest.mark.parametrize("privatize", ["latents", "parameters"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_sensitivity(monkeypatch, name, privatize):
+    """Neighbouring data sets under the same randomness: C for one record more, 2C for one replaced.
+
+    One record is an outlier of 1e6. With local latents too: other records keep their draws.
+    """
+    data = PROBLEMS[name]().data
+    outlier = tuple(x.clone() for x in data)
+    for x in outlier:
+        x[4] = 1e6 if x.dim() > 1 and name not in ("VAE", "VAE, mean field") else 1.0
+    if name == "constrained":
+        outlier[0][4] = 1e6
+    options = dict(privatize=privatize, loss_clip=2.0)
+
+    def blocks(data, batch):
+        return one_sum(monkeypatch, name, data, batch, **options)
+
+    with_it = blocks(data, [1, 4, 8, 20])
+    without = blocks(data, [1, 8, 20])
+    with_outlier = blocks(outlier, [1, 4, 8, 20])
+    for bound, one, none, other in zip((0.5, 2.0), with_it, without, with_outlier, strict=True):
+        assert 0 < torch.linalg.vector_norm(one - none) <= bound * (1 + 1e-12)
+        assert torch.linalg.vector_norm(other - none) <= bound * (1 + 1e-12)
+        assert torch.linalg.vector_norm(other - one) <= 2 * bound * (1 + 1e-12)
+
+
+def test_outside_the_batch_nothing_matters(monkeypatch):
+    """Global draws, latents, and everything else but the sampled records' rows are the same."""
+    x, y = regression_data()
+    changed = x.clone()
+    changed[5] = 1e6
+    one = one_sum(monkeypatch, "AutoNormal", (x, y), [1, 4])
+    other = one_sum(monkeypatch, "AutoNormal", (changed, y), [1, 4])
+    assert torch.equal(one[0], other[0])
+
+
+@pytest.mark.parametrize("name", ["AutoNormal", "VAE"])
+def test_public_generator_does_not_see_the_batch(monkeypatch, name):
+    """The next global draw is the same whatever was sampled, local latents included."""
+    states = []
+    for batch in ([], [1], [1, 4, 8, 20]):
+        one_sum(monkeypatch, name, PROBLEMS[name]().data, batch)
+        states.append(torch.get_rng_state())
+    assert all(torch.equal(state, states[0]) for state in states)
+
+
+def test_noise_is_added_at_the_right_scale(monkeypatch):
+    """Kolmogorov-Smirnov on the released noise; it rejects two thirds and three halves of it."""
+    fixture = Fixture(monkeypatch, max_grad_norm=0.7, noise_multiplier=1.5, sample_rate=0.3)
+    data = regression_data()
+    for _ in range(300):
+        fixture.svi.step(*data)
+    noise = [r[0] - s[0] for r, s in zip(fixture.released, fixture.sums, strict=True)]
+    noise = torch.cat(noise).numpy() / (1.5 * 0.7)
+    assert stats.kstest(noise, "norm").pvalue > _ALARM
+    assert stats.kstest(noise * 2 / 3, "norm").pvalue < _ALARM
+    assert stats.kstest(noise * 3 / 2, "norm").pvalue < _ALARM
+    steps = noise.reshape(300, -1)
+    assert np.abs(np.corrcoef(steps[1:, 0], steps[:-1, 0])[0, 1]) < 6 / math.sqrt(300)
+
+
+def test_noise_differs_between_runs(monkeypatch):
+    """Two inferences with one generator, or one accountant, or no seed, never share a noise draw."""
+    data = regression_data()
+    generator, shared = torch.Generator().manual_seed(0), PrivacyAccountant()
+    runs = [{}, {}] + [{"generator": generator}] * 2 + [{"generator": 5, "accountant": shared}] * 2
+    draws = []
+    for options in runs:
+        pyro.clear_param_store()
+        fixture = Fixture(monkeypatch, noise_multiplier=1.0, sampling="full", **options)
+        fixture.svi.step(*data)
+        fixture.svi.step(*data)
+        draws += [r[0] - s[0] for r, s in zip(fixture.released, fixture.sums, strict=True)]
+    rounded = {tuple(draw.round(decimals=9).tolist()) for draw in draws}
+    assert len(rounded) == len(draws) == 12
+
+
+def test_seeded_runs_repeat():
+    def run():
+        return fit_dpsvi(PROBLEMS["VAE"], steps=4, generator=3)
+
+    one, other = run(), run()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_divides_by_the_public_rate(monkeypatch, sampling):
+    """The estimate is sum / rate for every batch size, an empty batch included."""
+    accountant = PrivacyAccountant(neighboring="replace_one")
+    fixture = Fixture(
+        monkeypatch, accountant=accountant, sampling=sampling, sample_rate=0.11, max_grad_norm=1e6
+    )
+    estimates, batches = [], []
+    build = pyro_dp.svi.LatentCoordinates.set_gradients
+    monkeypatch.setattr(
+        pyro_dp.svi.LatentCoordinates,
+        "set_gradients",
+        lambda self, g: (estimates.append(g.clone()), build(self, g))[1],
+    )
+    draw = pyro_dp.sampling.RecordSampler.draw
+    monkeypatch.setattr(
+        pyro_dp.sampling.RecordSampler,
+        "draw",
+        lambda self, stream: batches.append(draw(self, stream)) or batches[-1],
+    )
+    data = regression_data()
+    for _ in range(60):
+        fixture.svi.step(*data)
+    rate = 0.11 if sampling == "poisson" else 3 / 30
+    for estimate, (total,) in zip(estimates, fixture.sums, strict=True):
+        torch.testing.assert_close(estimate, total / rate)
+    sizes = {len(batch) for batch in batches}
+    assert sizes == {3} if sampling == "fixed" else 0 in sizes and len(sizes) > 3
+    assert {event.sample_rate for event in fixture.events} == {rate}
+
+
+def test_gradient_estimate_is_unbiased(monkeypatch):
+    """Over Poisson samples, the mean of sum / rate is the sum over all records."""
+    x, y = regression_data()
+    full = one_sum(monkeypatch, "AutoNormal", (x, y), list(range(30)))[0]
+    monkeypatch.undo()
+    estimates = []
+    for seed in range(400):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        fixture = Fixture(monkeypatch, PROBLEMS["AutoNormal"]().model, sample_rate=0.3, generator=seed)
+        fixture.svi.step(x, y)
+        estimates.append(fixture.sums[0][0] / 0.3)
+    estimates = torch.stack(estimates)
+    error = (estimates.mean(0) - full) / (estimates.std(0) / math.sqrt(400))
+    assert error.abs().max() < 6
+
+
+def test_an_empty_batch_pays_and_is_noisy(monkeypatch):
+    fixture = Fixture(monkeypatch, noise_multiplier=1.0, sample_rate=1e-9)
+    fixture.svi.step(*regression_data())
+    assert torch.equal(fixture.sums[0][0], torch.zeros(3))
+    assert fixture.released[0][0].abs().min() > 0
+    assert fixture.svi.accountant.ledger == ((SubsampledGaussian(1.0, 1e-9), 1),)
+
+
+def test_broken_record_contributes_nothing(monkeypatch):
+    """A record whose gradient is infinite; the run goes on, in every block."""
+
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("x", dist.Normal(w / x[idx], 1.0), obs=x[idx])
+
+    x = torch.randn(10)
+    broken = x.clone()
+    broken[3] = 0.0
+    sums = []
+    for data, batch in ((broken, [1, 3, 7]), (x, [1, 7])):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        fixture = Fixture(monkeypatch, model, loss_clip=3.0, max_grad_norm=AdaptiveClip())
+        monkeypatch.setattr(
+            pyro_dp.sampling.RecordSampler, "draw", lambda self, s, b=batch: torch.tensor(b)
+        )
+        fixture.svi.step(data)
+        sums.append(fixture.sums[0])
+    assert len(sums[0]) == 3
+    for one, other in zip(*sums, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_own_subsampling_of_the_plate_is_overridden(monkeypatch):
+    """Sample rate from the declared size; Poisson sizes; scale of the full data."""
+    fixture = Fixture(monkeypatch, logistic_subsampled, max_grad_norm=math.inf)
+    sizes = []
+    draw = pyro_dp.sampling.RecordSampler.draw
+
+    def spy(self, stream):
+        indices = draw(self, stream)
+        sizes.append(len(indices))
+        return indices
+
+    monkeypatch.setattr(pyro_dp.sampling.RecordSampler, "draw", spy)
+    for _ in range(40):
+        fixture.svi.step(*regression_data())
+    assert fixture.events[0] == SubsampledGaussian(0.0, 5 / 30)
+    assert len(set(sizes)) > 3
+
+
+def test_calibrates_to_the_budget():
+    accountant = PrivacyAccountant(epsilon=1.0)
+    svi = DPSVI(
+        logistic,
+        AutoNormal(logistic),
+        pyro.optim.Adam({}),
+        Trace_ELBO(),
+        accountant=accountant,
+        num_steps=20,
+        sample_rate=0.1,
+    )
+    data = regression_data()
+    results = svi.run(*data, progress=False)
+    assert len(results) == 20 and all(map(math.isnan, results))
+    assert accountant.ledger == ((SubsampledGaussian(svi.noise_multiplier, 0.1), 20),)
+    assert 0.995 < accountant.get_epsilon() <= 1.0
+    with pytest.raises(PrivacyBudgetExceeded, match="num_steps"):
+        svi.step(*data)
+    with pytest.raises(ConfigurationError, match="done"):
+        svi.run(*data, progress=False)
+
+
+def test_budget_is_checked_before_the_release(monkeypatch):
+    """A step too many changes neither ledger nor parameters."""
+    accountant = PrivacyAccountant(epsilon=1.0)
+    fixture = Fixture(monkeypatch, accountant=accountant, noise_multiplier=5.0, sampling="full")
+    data, values = regression_data(), []
+    with pytest.raises(PrivacyBudgetExceeded):
+        for _ in range(100):
+            fixture.svi.step(*data)
+            values = [v.detach().clone() for v in pyro.get_param_store().values()]
+    assert accountant.get_epsilon() <= 1.0
+    assert accountant.num_releases == len(fixture.released)
+    assert all(map(torch.equal, values, pyro.get_param_store().values()))
+
+
+def test_two_inferences_share_one_accountant():
+    accountant = PrivacyAccountant(epsilon=2.0)
+    for kind in (AutoNormal, AutoNormal):
+        pyro.clear_param_store()
+        svi = DPSVI(
+            logistic,
+            kind(logistic),
+            pyro.optim.Adam({}),
+            Trace_ELBO(),
+            accountant=accountant,
+            num_steps=5,
+            noise_multiplier=10.0,
+            sampling="full",
+        )
+        svi.run(*regression_data(), progress=False)
+    assert accountant.ledger == ((SubsampledGaussian(10.0, 1.0, "full"), 10),)
+
+
+def test_private_loss(monkeypatch):
+    """Without noise and clipping it is Pyro's loss; with noise it has the declared standard error."""
+    data = regression_data()
+    pyro.set_rng_seed(0)
+    guide = AutoNormal(logistic)
+    guide(*data)
+    fixture = Fixture(
+        monkeypatch, guide=guide, loss_clip=1e3, max_grad_norm=math.inf, sampling="full"
+    )
+    pyro.set_rng_seed(1)
+    expected = Trace_ELBO().differentiable_loss(logistic, guide, *data).item()
+    pyro.set_rng_seed(1)
+    assert fixture.svi.step(*data) == pytest.approx(expected)
+
+
+def test_private_loss_is_one_event_and_clipped(monkeypatch):
+    fixture = Fixture(
+        monkeypatch, noise_multiplier=2.0, loss_clip=0.3, loss_share=0.2, sampling="full"
+    )
+    data = regression_data()
+    for _ in range(200):
+        fixture.svi.step(*data)
+    assert fixture.svi.accountant.ledger == ((SubsampledGaussian(2.0, 1.0, "full"), 200),)
+    assert all(total[1].abs() <= 0.3 * 30 for total in fixture.sums)
+    for block, std in ((0, 2.0 * 0.5 / math.sqrt(0.8)), (1, 2.0 * 0.3 / math.sqrt(0.2))):
+        noise = [r[block] - s[block] for r, s in zip(fixture.released, fixture.sums, strict=True)]
+        noise = torch.cat(noise).numpy() / std
+        assert stats.kstest(noise, "norm").pvalue > _ALARM
+    assert math.isfinite(fixture.svi.step(*data))
+
+
+def test_adaptive_clip(monkeypatch):
+    """The bound follows the quantile, from the noisy bit; sensitivity and noise follow the bound."""
+    fixture = Fixture(
+        monkeypatch,
+        noise_multiplier=1e-3,
+        max_grad_norm=AdaptiveClip(initial=20.0, quantile=0.5, share=0.5),
+        sampling="full",
+    )
+    data = regression_data()
+    for _ in range(60):
+        fixture.svi.step(*data)
+    fraction = fixture.sums[-1][1].item() / 30 + 0.5
+    assert fraction == pytest.approx(0.5, abs=0.15)
+    assert fixture.svi._bound < 5
+    assert fixture.svi.accountant.ledger[0].count == 60
+
+
+def test_evaluate_loss_is_refused(monkeypatch):
+    with pytest.raises(PrivacyError, match="loss_clip"):
+        Fixture(monkeypatch).svi.evaluate_loss(*regression_data())
+
+
+def test_seeded_run_says_so_in_the_ledger():
+    accountant = PrivacyAccountant()
+    fit_dpsvi(PROBLEMS["AutoNormal"], steps=1)
+    DPSVI(
+        logistic,
+        handwritten_guide,
+        pyro.optim.Adam({}),
+        Trace_ELBO(),
+        accountant=accountant,
+        noise_multiplier=1.0,
+        generator=0,
+    )
+    assert "seed" in " ".join(accountant.notes)
+
+
+def test_earlier_values_are_noted(monkeypatch):
+    """Values from before the first step are not covered, and the ledger says so."""
+    data = regression_data()
+    fresh = Fixture(monkeypatch, guide=handwritten_guide)
+    fresh.svi.step(*data)
+    assert fresh.svi.accountant.notes == ()
+    again = Fixture(monkeypatch, guide=handwritten_guide)
+    again.svi.step(*data)
+    assert "before" in " ".join(again.svi.accountant.notes)
+
+
+def test_state_round_trip(monkeypatch):
+    """A resumed run takes up parameters, optimizer, steps, bound, sigma and ledger."""
+    data = regression_data()
+
+    def make():
+        accountant = PrivacyAccountant(epsilon=1.0)
+        return Fixture(
+            monkeypatch,
+            guide=handwritten_guide,
+            accountant=accountant,
+            noise_multiplier=None,
+            num_steps=10,
+            sampling="full",
+            max_grad_norm=AdaptiveClip(),
+        ).svi
+
+    first = make()
+    for _ in range(6):
+        first.step(*data)
+    buffer = io.BytesIO()
+    torch.save(first.state_dict(), buffer)
+    buffer.seek(0)
+    saved = {k: v.detach().clone() for k, v in pyro.get_param_store().items()}
+    pyro.clear_param_store()
+    second = make()
+    second.load_state_dict(torch.load(buffer, weights_only=True))
+    assert second.accountant.ledger == first.accountant.ledger
+    assert second.noise_multiplier == first.noise_multiplier
+    assert second._bound == first._bound
+    second._prepare(data, {})
+    for name, value in saved.items():
+        torch.testing.assert_close(pyro.param(name).detach(), value)
+    assert len(second.run(*data, progress=False)) == 4
+    state = second.optim.get_state()
+    assert all(float(s["state"][0]["step"]) == 10 for s in state.values())
+    assert second.accountant.get_epsilon() <= 1.0
+
+
+def test_resumed_run_does_not_repeat_noise(monkeypatch):
+    data = regression_data()
+    fixture = Fixture(monkeypatch, noise_multiplier=1.0, generator=0, sampling="full")
+    fixture.svi.step(*data)
+    state = fixture.svi.state_dict()
+    pyro.clear_param_store()
+    resumed = Fixture(monkeypatch, noise_multiplier=1.0, generator=0, sampling="full")
+    resumed.svi.load_state_dict(state)
+    resumed.svi.step(*data)
+    one, other = (f.released[0][0] - f.sums[0][0] for f in (fixture, resumed))
+    assert not torch.allclose(one, other)
+
+
+def test_loading_never_lowers_the_ledger(monkeypatch):
+    data = regression_data()
+    svi = Fixture(monkeypatch, noise_multiplier=1.0, sampling="full").svi
+    svi.step(*data)
+    state = svi.state_dict()
+    svi.step(*data)
+    before = [v.detach().clone() for v in pyro.get_param_store().values()]
+    with pytest.raises(PrivacyError):
+        svi.load_state_dict(state)
+    assert all(map(torch.equal, before, pyro.get_param_store().values()))
+    assert svi.accountant.num_releases == 2
+
+
+@pytest.mark.parametrize("state", [None, {}, {"version": 1}, {"version": 99}])
+def test_bad_state(monkeypatch, state):
+    with pytest.raises(ConfigurationError, match="state"):
+        Fixture(monkeypatch).svi.load_state_dict(state)
+
+
+def test_state_of_another_model(monkeypatch):
+    svi = Fixture(monkeypatch, guide=handwritten_guide).svi
+    svi.step(*regression_data())
+    state = svi.state_dict()
+    state["parameters"]["loc"] = torch.zeros(7)
+    with pytest.raises(ConfigurationError, match="loc"):
+        svi.load_state_dict(state)
+
+
+def test_cleared_parameter_store_is_noticed(monkeypatch):
+    """Stale parameters would silently get zero gradients."""
+    data = regression_data()
+    svi = Fixture(monkeypatch, guide=handwritten_guide).svi
+    svi.step(*data)
+    pyro.clear_param_store()
+    svi.step(*data)
+    assert pyro.param("loc").abs().max() > 0

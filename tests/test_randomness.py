@@ -1,0 +1,123 @@
+"""Streams: distinct, private, and nothing seen of them from outside."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from pyro_dp import ConfigurationError
+from pyro_dp.randomness import LocalStream, Randomness, _philox, forked_rng, private_rng
+
+
+def first(randomness, purpose="noise", position=0):
+    return tuple(randomness.stream(purpose, position).integers(2**63, size=4))
+
+
+def test_streams_differ_by_purpose_and_position():
+    source = Randomness(7)
+    purposes = ("noise", "sampling", "local")
+    streams = {first(source, purpose, position) for purpose in purposes for position in range(50)}
+    assert len(streams) == 150
+
+
+def test_operating_system_entropy_never_repeats():
+    """Also for the same position of the same object, as after a fork or a restored state."""
+    source = Randomness()
+    assert len({first(source) for _ in range(50)} | {first(Randomness()) for _ in range(50)}) == 100
+
+
+def test_seeds_repeat():
+    assert first(Randomness(3)) == first(Randomness(3)) != first(Randomness(4))
+    generators = [torch.Generator().manual_seed(3) for _ in range(2)]
+    assert first(Randomness(generators[0])) == first(Randomness(generators[1]))
+
+
+def test_one_generator_in_two_runs_gives_two_streams():
+    generator = torch.Generator().manual_seed(3)
+    assert first(Randomness(generator)) != first(Randomness(generator))
+
+
+@pytest.mark.parametrize("generator", [-1, 1.5, "seed", True])
+def test_bad_generator(generator):
+    with pytest.raises(ConfigurationError, match="generator"):
+        Randomness(generator)
+
+
+def public_draws():
+    return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()
+
+
+@pytest.mark.parametrize("consumed", [0, 1, 1000])
+def test_private_draws_do_not_move_public_generators(consumed):
+    torch.manual_seed(0), np.random.seed(0), random.seed(0)
+    expected = public_draws()
+    torch.manual_seed(0), np.random.seed(0), random.seed(0)
+    with private_rng(np.random.default_rng(1)):
+        torch.randn(consumed), np.random.rand(consumed), [random.random() for _ in range(consumed)]
+    assert public_draws() == expected
+
+
+def test_private_rng_uses_more_than_32_bits():
+    """Two streams that agree in the seed that torch would keep give different draws."""
+
+    class Words:
+        def __init__(self, last):
+            self.words = np.zeros(624, dtype=np.uint64)
+            self.words[[0, -1]] = 1, last
+
+        def integers(self, *_, size=None, **__):
+            return self.words.copy() if size else 0
+
+    draws = []
+    for last in (1, 2):
+        with private_rng(Words(last)):
+            draws.append(torch.rand(1000))
+    assert not torch.equal(*draws)
+
+
+def test_private_rng_is_uniform():
+    with private_rng(np.random.default_rng(1)):
+        assert stats.kstest(torch.rand(20_000).numpy(), "uniform").pvalue > 1e-8
+
+
+def test_forked_rng_restores_after_an_error():
+    torch.manual_seed(0)
+    expected = torch.rand(2)
+    torch.manual_seed(0)
+    with pytest.raises(RuntimeError), forked_rng():
+        torch.rand(5)
+        raise RuntimeError
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_philox_known_answers():
+    """Vectors published with Random123 for Philox4x32-10."""
+
+    def words(counter, key):
+        counter = [np.array([c], dtype=np.uint64) for c in counter]
+        return [int(w[0]) for w in _philox(counter, np.array(key, dtype=np.uint64))]
+
+    assert words([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    ones = 0xFFFFFFFF
+    assert words([ones] * 4, [ones] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+
+
+def test_local_draws_belong_to_their_record():
+    """Whoever else is in the batch: the same record, the same numbers."""
+    stream = LocalStream(np.random.default_rng(0))
+    alone = stream.normal(np.array([5]), 0, 7)
+    among = stream.normal(np.array([1, 5, 9]), 0, 7)
+    assert np.array_equal(alone[0], among[1])
+    assert len(np.unique(among)) == 21
+    assert not np.array_equal(stream.normal(np.array([5]), 1, 7), alone)
+    assert not np.array_equal(LocalStream(np.random.default_rng(1)).normal(np.array([5]), 0, 7), alone)
+
+
+def test_local_draws_are_normal_and_uncorrelated():
+    draws = LocalStream(np.random.default_rng(0)).normal(np.arange(2000), 0, 11)
+    assert stats.kstest(draws.ravel(), "norm").pvalue > 1e-8
+    correlation = np.corrcoef(draws, rowvar=False) - np.eye(11)
+    assert np.abs(correlation).max() < 6.5 / np.sqrt(2000)
+    assert abs(np.corrcoef(draws[1:, 0], draws[:-1, 0])[0, 1]) < 6.5 / np.sqrt(2000)

@@ -1,0 +1,118 @@
+"""Which records take part: sizes, inclusions and pairs, against the law and against wrong ones."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from pyro_dp import ConfigurationError
+from pyro_dp.randomness import Randomness
+from pyro_dp.sampling import RecordSampler
+
+_ALARM = 1e-8
+_SIZE, _RATE, _DRAWS = 12, 0.3, 4000
+
+
+def inclusions(draw):
+    """(draws, size) of which records were in."""
+    member = np.zeros((_DRAWS, _SIZE))
+    for t in range(_DRAWS):
+        member[t, np.asarray(draw(t))] = 1
+    return member
+
+
+def poisson_pvalue(member):
+    """Smallest p-value (Bonferroni) of: batch sizes, each record, each pair, pairs in time."""
+    sizes = np.bincount(member.sum(1).astype(int), minlength=_SIZE + 1)
+    law = stats.binom.pmf(np.arange(_SIZE + 1), _SIZE, _RATE) * _DRAWS
+    inner = law > 5
+    observed = np.append(sizes[inner], sizes[~inner].sum())
+    expected = np.append(law[inner], law[~inner].sum())
+    pvalues = [stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue]
+    pvalues += _counts(member.sum(0), _RATE)
+    pairs = (member.T @ member)[np.triu_indices(_SIZE, 1)]
+    pvalues += _counts(pairs, _RATE**2)
+    in_time = (member[1:] * member[:-1]).sum(0)
+    pvalues += _counts(in_time, _RATE**2, draws=_DRAWS - 1)
+    return min(pvalues) * len(pvalues)
+
+
+def fixed_pvalue(member):
+    batch = math.floor(_RATE * _SIZE)
+    if (member.sum(1) != batch).any():
+        return 0.0
+    pvalues = _counts(member.sum(0), batch / _SIZE)
+    pairs = (member.T @ member)[np.triu_indices(_SIZE, 1)]
+    pvalues += _counts(pairs, batch * (batch - 1) / (_SIZE * (_SIZE - 1)))
+    in_time = (member[1:] * member[:-1]).sum(0)
+    pvalues += _counts(in_time, (batch / _SIZE) ** 2, draws=_DRAWS - 1)
+    return min(pvalues) * len(pvalues)
+
+
+def _counts(counts, rate, draws=_DRAWS):
+    """Two-sided binomial p-values (normal approximation, which is good at these counts)."""
+    z = (counts - rate * draws) / math.sqrt(rate * (1 - rate) * draws)
+    return list(2 * stats.norm.sf(np.abs(z)))
+
+
+def drawn(sampling, size=_SIZE, rate=_RATE):
+    sampler, source = RecordSampler(sampling, size, rate), Randomness(0)
+    return inclusions(lambda t: sampler.draw(source.stream("sampling", t)))
+
+
+def shuffled_epochs():
+    rng = np.random.default_rng(0)
+    order, batch = np.concatenate([rng.permutation(_SIZE) for _ in range(_DRAWS)]), 4
+    return inclusions(lambda t: order[t * batch : (t + 1) * batch])
+
+
+def test_poisson():
+    assert poisson_pvalue(drawn("poisson")) > _ALARM
+
+
+def test_poisson_test_has_power():
+    """It rejects fixed batches, shuffled epochs, a wrong rate, and one draw used for all steps."""
+    assert poisson_pvalue(drawn("fixed", rate=4 / 12)) < _ALARM
+    assert poisson_pvalue(shuffled_epochs()) < _ALARM
+    assert poisson_pvalue(drawn("poisson", rate=0.35)) < _ALARM
+    assert poisson_pvalue(np.tile(drawn("poisson")[:1], (_DRAWS, 1))) < _ALARM
+
+
+def test_fixed():
+    assert fixed_pvalue(drawn("fixed")) > _ALARM
+
+
+def test_fixed_test_has_power():
+    assert fixed_pvalue(drawn("poisson")) < _ALARM
+    rng = np.random.default_rng(0)
+    order = np.concatenate([rng.permutation(_SIZE) for _ in range(_DRAWS)])
+    assert fixed_pvalue(inclusions(lambda t: order[3 * t : 3 * t + 3])) < _ALARM
+
+
+def test_full():
+    sampler = RecordSampler("full", 5, 1.0)
+    assert torch.equal(sampler.draw(Randomness(0).stream("sampling", 0)), torch.arange(5))
+
+
+def test_poisson_of_a_large_data_set():
+    """The number of indices, not of records, is drawn; all are distinct and in range."""
+    sampler = RecordSampler("poisson", 10**9, 1e-6)
+    indices = sampler.draw(Randomness(0).stream("sampling", 0))
+    assert 700 < len(indices) < 1300
+    assert len(indices.unique()) == len(indices)
+    assert 0 <= indices[0] and indices[-1] < 10**9
+
+
+@pytest.mark.parametrize(("size", "rate", "batch"), [(100, 0.29, 29), (7, 0.5, 3), (1000, 0.0015, 1)])
+def test_fixed_batch_size(size, rate, batch):
+    """floor(rate N), not less by rounding; event and divisor use B / N."""
+    sampler = RecordSampler("fixed", size, rate)
+    assert len(sampler.draw(Randomness(0).stream("sampling", 0))) == batch
+    assert sampler.sample_rate == batch / size
+
+
+def test_fixed_batch_of_nothing():
+    with pytest.raises(ConfigurationError, match="sample_rate"):
+        RecordSampler("fixed", 10, 0.01)
