@@ -1,0 +1,542 @@
+"""Bad input: a typed error that names what is wrong, before any budget is spent."""
+
+import math
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import (
+    PROBLEMS,
+    handwritten_guide,
+    logistic,
+    logistic_whole,
+    mixture,
+    regression_data,
+)
+from pyro import poutine
+from pyro.infer import (
+    JitTrace_ELBO,
+    RenyiELBO,
+    Trace_ELBO,
+    TraceEnum_ELBO,
+    TraceGraph_ELBO,
+    TraceMeanField_ELBO,
+)
+from pyro.infer.autoguide import AutoNormal, init_to_value
+from torch import nn
+
+from pyro_dp import (
+    DPSVI,
+    AdaptiveClip,
+    ConfigurationError,
+    ModelError,
+    PrivacyAccountant,
+    PrivacyBudgetExceeded,
+)
+
+SECRET = 123456.789  # a data value; it must not appear in any error
+
+
+def attempt(model=logistic, guide=None, data=None, loss=None, optim=None, **options):
+    """One step, whose accountant must be unspent if it fails."""
+    accountant = options.setdefault("accountant", PrivacyAccountant())
+    before = accountant.num_releases if isinstance(accountant, PrivacyAccountant) else None
+    options.setdefault("noise_multiplier", 1.0)
+    rng = torch.get_rng_state()
+    try:
+        svi = DPSVI(
+            model,
+            AutoNormal(model) if guide is None else guide,
+            optim or pyro.optim.Adam({"lr": 0.01}),
+            loss or Trace_ELBO(),
+            **options,
+        )
+        return svi.step(*(regression_data() if data is None else data))
+    except Exception as error:
+        assert str(SECRET)[:5] not in str(error)
+        if before is not None:
+            assert accountant.num_releases == before
+        if isinstance(error, ModelError) and data is not None:
+            assert torch.equal(torch.get_rng_state(), rng)
+        raise
+
+
+def secret_data():
+    x, y = regression_data()
+    x[3] = SECRET
+    return x, y
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("named", "options"),
+    [
+        ("noise_multiplier", {"noise_multiplier": -1.0}),
+        ("noise_multiplier", {"noise_multiplier": math.nan}),
+        ("noise_multiplier", {"noise_multiplier": math.inf}),
+        ("noise_multiplier", {"noise_multiplier": "1"}),
+        ("noise_multiplier", {"noise_multiplier": True}),
+        ("noise_multiplier", {"noise_multiplier": False}),
+        ("noise_multiplier", {"noise_multiplier": None}),
+        ("max_grad_norm", {"max_grad_norm": 0.0}),
+        ("max_grad_norm", {"max_grad_norm": -1.0}),
+        ("max_grad_norm", {"max_grad_norm": math.nan}),
+        ("max_grad_norm", {"max_grad_norm": None}),
+        ("bound", {"max_grad_norm": math.inf}),
+        ("sample_rate", {"sample_rate": 0.0}),
+        ("sample_rate", {"sample_rate": 1.2}),
+        ("sample_rate", {"sample_rate": math.nan}),
+        ("sample_rate", {"sample_rate": "all"}),
+        ("sample_rate", {"sample_rate": 0.5, "sampling": "full"}),
+        ("sampling", {"sampling": "shuffle"}),
+        ("sampling", {"sampling": "fixed"}),
+        ("num_steps", {"num_steps": 0}),
+        ("num_steps", {"num_steps": 2.5}),
+        ("num_steps", {"num_steps": True}),
+        ("privatize", {"privatize": "everything"}),
+        ("microbatch_size", {"microbatch_size": 0}),
+        ("microbatch_size", {"microbatch_size": 1.5}),
+        ("jit", {"jit": "trace"}),
+        ("jit", {"jit": "compile"}),
+        ("secure", {"secure": True}),
+        ("loss_clip", {"loss_clip": 0.0}),
+        ("loss_clip", {"loss_clip": math.inf}),
+        ("loss_share", {"loss_clip": 1.0, "loss_share": 1.0}),
+        ("loss_share", {"loss_clip": 1.0, "loss_share": 0.0}),
+        (
+            "share",
+            {"loss_clip": 1.0, "loss_share": 0.6, "max_grad_norm": AdaptiveClip(share=0.5)},
+        ),
+        ("plate", {"plate": 3}),
+        ("generator", {"generator": "seed"}),
+        ("accountant", {"accountant": None}),
+        ("optim", {"optim": torch.optim.Adam}),
+        ("loss", {"loss": RenyiELBO()}),
+        ("loss", {"loss": TraceGraph_ELBO()}),
+        ("loss", {"loss": JitTrace_ELBO()}),
+        ("model", {"model": "model"}),
+        ("guide", {"guide": "guide"}),
+    ],
+)
+def test_settings(named, options):
+    with pytest.raises(ConfigurationError, match=named):
+        if "guide" not in options and "model" in options:
+            options = options | {"guide": handwritten_guide}
+        attempt(**options)
+
+
+def test_calibration_needs_budget_and_steps():
+    with pytest.raises(ConfigurationError, match="epsilon"):
+        attempt(noise_multiplier=None, num_steps=10)
+    with pytest.raises(ConfigurationError, match="num_steps"):
+        attempt(noise_multiplier=None, accountant=PrivacyAccountant(epsilon=1.0))
+    with pytest.raises(ConfigurationError, match="num_steps"):
+        DPSVI(
+            logistic,
+            handwritten_guide,
+            pyro.optim.Adam({}),
+            Trace_ELBO(),
+            accountant=PrivacyAccountant(),
+            noise_multiplier=1.0,
+        ).run(*regression_data())
+
+
+def test_exhausted_budget():
+    from pyro_dp import SubsampledGaussian
+
+    accountant = PrivacyAccountant(epsilon=1.0)
+    accountant.record(SubsampledGaussian(accountant.noise_multiplier(num_steps=1)))
+    with pytest.raises(PrivacyBudgetExceeded):
+        attempt(accountant=accountant, noise_multiplier=0.5)
+    with pytest.raises(PrivacyBudgetExceeded):
+        attempt(accountant=accountant, noise_multiplier=0)
+
+
+def test_fixed_batch_of_nothing():
+    accountant = PrivacyAccountant(neighboring="replace_one")
+    with pytest.raises(ConfigurationError, match="sample_rate"):
+        attempt(accountant=accountant, sampling="fixed", sample_rate=0.001)
+
+
+def test_module_local_params():
+    with pyro.settings.context(module_local_params=True):
+        with pytest.raises(ConfigurationError, match="module_local_params"):
+            attempt(guide=handwritten_guide)
+
+
+# Plates and arguments
+
+
+def no_plate(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    pyro.sample("y", dist.Bernoulli(logits=x @ w).to_event(1), obs=y)
+
+
+def no_data(x, y):
+    pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+
+
+def two_plates(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("men", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+    with pyro.plate("women", len(x)) as idx:
+        pyro.sample("z", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+def observed_outside(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    pyro.sample("total", dist.Normal(w.sum(), 1.0), obs=torch.tensor(0.0))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [(no_plate, "plate"), (no_data, "obs="), (two_plates, "'men', 'women'"), (observed_outside, "'total'")],
+)
+def test_plates(model, named):
+    with pytest.raises(ModelError, match=named):
+        attempt(model, handwritten_guide)
+
+
+def test_named_plate_must_hold_the_data():
+    with pytest.raises(ModelError, match="'data'"):
+        attempt(plate="patients")
+    with pytest.raises(ModelError, match="'z' is observed outside the private plate 'men'"):
+        attempt(two_plates, handwritten_guide, plate="men")
+
+
+def test_deterministic_sites_are_no_observations():
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        pyro.deterministic("norm", w.norm())
+        with pyro.plate("data", len(x)) as idx:
+            logits = pyro.deterministic("logits", x[idx] @ w)
+            pyro.sample("y", dist.Bernoulli(logits=logits), obs=y[idx])
+
+    attempt(model, handwritten_guide)
+
+
+def test_unindexed_observation():
+    """A record of N rows."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=w), obs=y)
+
+    with pytest.raises(ModelError, match="'y'.*slice_data"):
+        attempt(model)
+
+
+def test_whole_tensors_without_slice_data():
+    with pytest.raises(ModelError, match="'y'"):
+        attempt(logistic_whole)
+
+
+def test_data_must_be_arguments():
+    x, y = regression_data()
+
+    def captured():
+        logistic(x, y)
+
+    with pytest.raises(ModelError, match="closure"):
+        attempt(captured, handwritten_closure(x), data=())
+
+    def half_captured(x):
+        logistic(x, y)
+
+    with pytest.raises(ModelError, match="no argument of step"):
+        attempt(half_captured, lambda x: handwritten_guide(x, None), data=(x,))
+
+
+def handwritten_closure(x):
+    return lambda: handwritten_guide(x, None)
+
+
+def test_transposed_data():
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(y)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=w @ x[:, idx]), obs=y[idx])
+
+    x, y = regression_data()
+    with pytest.raises(ModelError, match="first dimension"):
+        attempt(model, lambda x, y: handwritten_guide(x.T, y), data=(x.T.contiguous(), y))
+
+
+def test_numpy_arguments():
+    x, y = regression_data()
+    with pytest.raises(ModelError, match="'y'.*tensor"):
+        attempt(data=(x, y.numpy()), guide=handwritten_guide)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("argument", ["x", "y"])
+def test_missing_values(bad, argument):
+    x, y = secret_data()
+    (x if argument == "x" else y).view(-1)[-1] = bad
+    with pytest.raises(ModelError, match=f"'{argument}'.*curator"):
+        attempt(data=(x, y))
+
+
+# Isolation of records
+
+
+def centred(x, y):
+    logistic(x - x.mean(0), y)
+
+
+def neighbour(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx - 1] @ w), obs=y[idx])
+
+
+@pytest.mark.parametrize("model", [centred, neighbour])
+def test_reading_other_rows(model):
+    with pytest.raises(ModelError, match="other rows"):
+        attempt(model, handwritten_guide, data=secret_data())
+
+
+def test_centring_whole_tensors_has_no_effect_to_hide():
+    """With slice_data a record is all that the model sees: x - x.mean(0) is zero."""
+
+    def model(x, y):
+        logistic_whole(x - x.mean(0), y)
+
+    attempt(model, handwritten_guide, slice_data=True)
+
+
+def test_batch_normalisation():
+    def build(training):
+        norm = nn.BatchNorm1d(3).train(training)
+
+        def model(x, y):
+            pyro.module("norm", norm)
+            w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+            with pyro.plate("data", len(x)) as idx:
+                pyro.sample("y", dist.Bernoulli(logits=norm(x[idx]) @ w), obs=y[idx])
+
+        return model, norm
+
+    model, norm = build(training=True)
+    with pytest.raises(ModelError, match="eval"):
+        attempt(model, handwritten_guide)
+    assert torch.equal(norm.running_mean, torch.zeros(3))
+    pyro.clear_param_store()
+    attempt(build(training=False)[0], handwritten_guide)
+
+
+def peeking_prior(x, y):
+    w = pyro.sample("w", dist.Normal(x.mean(0), 1.0).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+def peeking_guide(x, y):
+    scale = pyro.param("scale", torch.ones(3), constraint=dist.constraints.positive)
+    pyro.sample("w", dist.Normal(x.mean(0), scale).to_event(1))
+
+
+def peeking_start(x, y):
+    loc = pyro.param("loc", lambda: x.mean(0))
+    pyro.sample("w", dist.Normal(loc, 1.0).to_event(1))
+
+
+@pytest.mark.parametrize("slice_data", [False, True])
+def test_reading_data_outside_the_plate(slice_data):
+    def model(x, y):
+        (logistic_whole if slice_data else logistic)(x, y)
+
+    with pytest.raises(ModelError, match="'w' of the guide"):
+        attempt(model, peeking_guide, data=secret_data(), slice_data=slice_data)
+    with pytest.raises(ModelError, match="'w' of the model"):
+        attempt(peeking_prior, handwritten_guide, data=secret_data())
+    with pytest.raises(ModelError, match="initial value of parameter 'loc'"):
+        pyro.clear_param_store()
+        attempt(model, peeking_start, data=secret_data(), slice_data=slice_data)
+    assert "loc" not in pyro.get_param_store()
+
+
+def test_autoguide_initialised_on_data():
+    x, y = secret_data()
+
+    def peek(site):
+        return site["fn"].sample() + PEEKED[0]
+
+    PEEKED = [0.0]
+
+    def model(x, y):
+        PEEKED[0] = x.sum()
+        logistic(x, y)
+
+    with pytest.raises(ModelError, match="initial value.*locs.w"):
+        attempt(model, AutoNormal(model, init_loc_fn=peek), data=(x, y))
+
+
+def test_initial_values_come_from_placeholders():
+    """Whatever the data, the guide starts at the same values."""
+    starts = []
+    for scale in (1.0, 1e3):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        guide = AutoNormal(logistic)
+        x, y = regression_data()
+        svi = DPSVI(
+            logistic,
+            guide,
+            pyro.optim.Adam({}),
+            Trace_ELBO(),
+            accountant=PrivacyAccountant(),
+            noise_multiplier=1.0,
+        )
+        svi._prepare((scale * x, y), {})
+        starts.append([v.detach().clone() for v in pyro.get_param_store().values()])
+    assert all(map(torch.equal, *starts))
+
+
+# Latents
+
+
+def local_latent(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        effect = pyro.sample("effect", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + effect), obs=y[idx])
+
+
+def test_guide_with_a_latent_per_record():
+    with pytest.raises(ModelError, match="effect"):
+        attempt(local_latent, AutoNormal(local_latent))
+    with pytest.raises(ModelError, match="effect"):
+        attempt(local_latent, handwritten_guide)
+
+    def guide(x, y):
+        handwritten_guide(x, y)
+        with pyro.plate("data", len(x)) as idx:
+            loc = pyro.param("local_loc", torch.zeros(len(x)))
+            pyro.sample("effect", dist.Normal(loc[idx], 1.0))
+
+    pyro.clear_param_store()
+    with pytest.raises(ModelError, match="'local_loc'"):
+        attempt(local_latent, guide)
+
+
+def test_size_of_a_weight_that_happens_to_be_n():
+    """A parameter with N rows is fine if the rows are not the records'."""
+
+    class Model:
+        def __init__(self):
+            self.net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 1))
+
+        def __call__(self, x, y):
+            pyro.module("net", self.net)
+            with pyro.plate("data", len(x)) as idx:
+                pyro.sample("y", dist.Bernoulli(logits=self.net(x[idx]).squeeze(-1)), obs=y[idx])
+
+    attempt(Model(), lambda x, y: None)
+
+
+def discrete_global(x, y):
+    k = pyro.sample("k", dist.Categorical(torch.ones(2)), infer={"enumerate": "parallel"})
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + k), obs=y[idx])
+
+
+def test_enumerated_global_site():
+    with pytest.raises(ModelError, match="'k' is enumerated"):
+        attempt(discrete_global, handwritten_guide, loss=TraceEnum_ELBO(max_plate_nesting=1))
+    with pytest.raises(ModelError, match="'k'.*not in the guide"):
+        attempt(discrete_global, handwritten_guide)
+
+
+def test_global_site_without_reparameterisation():
+    def guide(x, y):
+        handwritten_guide(x, y)
+        pyro.sample("k", dist.Categorical(logits=pyro.param("logits", torch.zeros(2))))
+
+    with pytest.raises(ModelError, match="'k'.*privatize='parameters'"):
+        attempt(discrete_global, guide)
+    with pytest.raises(ModelError, match="'k'.*Trace_ELBO"):
+        attempt(discrete_global, guide, loss=TraceMeanField_ELBO(), privatize="parameters")
+    attempt(discrete_global, guide, privatize="parameters")
+
+
+def test_forgotten_enumeration():
+    guide = AutoNormal(poutine.block(mixture, hide=["z"]))
+    with pytest.raises(ModelError, match="'z'.*TraceEnum_ELBO"):
+        attempt(mixture, guide, data=(torch.randn(30, 2),))
+
+
+# Errors of user code
+
+
+def test_errors_show_no_data():
+    """Pyro's message quotes the value; ours tells type, site and line."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        if (x > SECRET - 1).any():
+            raise RuntimeError(f"too large: {x.max()}")
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+    with pytest.raises(ModelError, match="RuntimeError.*in model") as caught:
+        attempt(model, handwritten_guide, data=secret_data())
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def test_error_names_the_site():
+    def model(x, y):
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Normal(torch.zeros(4), 1.0), obs=y[idx])
+
+    with pytest.raises(ModelError, match="'y'"):
+        attempt(model, lambda x, y: None)
+
+
+def test_a_valid_step_is_silent():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attempt()
+
+
+def test_checks_are_repeated_for_new_arguments():
+    """A flag that switches the model to something bad is noticed at once."""
+
+    def model(x, y, centre):
+        logistic(x - x.mean(0) if centre else x, y)
+
+    svi = DPSVI(
+        model,
+        lambda x, y, centre: handwritten_guide(x, y),
+        pyro.optim.Adam({}),
+        Trace_ELBO(),
+        accountant=PrivacyAccountant(),
+        noise_multiplier=1.0,
+    )
+    x, y = regression_data()
+    svi.step(x, y, False)
+    with pytest.raises(ModelError, match="other rows"):
+        svi.step(x, y, True)
+    x[0, 0] = math.nan
+    with pytest.raises(ModelError, match="'x'"):
+        svi.step(x, y, False)
+    assert svi.accountant.num_releases == 1
+
+
+@pytest.mark.parametrize("name", ["AutoNormal", "VAE", "mixture", "slice_data"])
+def test_one_record_is_enough(name):
+    """N = 1 and N = 2: nothing special."""
+    for size in (1, 2):
+        pyro.clear_param_store()
+        problem = PROBLEMS[name]()
+        data = tuple(x[:size] for x in problem.data)
+        attempt(problem.model, problem.guide, data, problem.loss, **problem.options)
