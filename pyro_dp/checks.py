@@ -6,22 +6,19 @@ where the model meant something else. They run before any budget is spent, and r
 and parameter store.
 """
 
-import copy
 import warnings
-import weakref
 from collections.abc import Callable
 
-import pyro
 import torch
 from pyro import poutine
 from pyro.infer import ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
-from pyro.infer.autoguide import AutoGuide
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_dp.errors import ModelError, PrivacyError
-from pyro_dp.gradients import LocalDraws, RecordGradients, RecordTerm
+from pyro_dp.gradients import Batch, LocalDraws, RecordGradients, RecordTerm
 from pyro_dp.guard import guarded
+from pyro_dp.initial_values import agree, initialise
 from pyro_dp.outside import Particle, draw_particle
 from pyro_dp.plates import Inside, OneRecord, Outside, PrivatePlate, is_random
 from pyro_dp.randomness import LocalStream, Randomness, forked_rng
@@ -41,7 +38,7 @@ def build_record_term(
     """
     records.require_finite()
     with forked_rng():
-        _initialise(model, guide, records)
+        initialise(model, guide, records)
         outside = _Runs(model, guide, records, Outside)
         _check_outside(outside, records)
         particle = draw_particle(loss, model, guide, records)
@@ -59,62 +56,8 @@ def build_record_term(
         _let_touch(term, particle, outside.public, inside)
         _check_isolation(term, records, particle)
         _choose_path(term, records, particle)
+        _check_support(term, records, particle)
     return term, particle.parameters
-
-
-def _initialise(model: Callable, guide: Callable, records: Records) -> None:
-    """Give every parameter its initial value on placeholders; on the data it must be the same."""
-    # All N rows, so that a guide with latents per record shows it.
-    public = records.arguments(records.placeholder(), length=records.plate.size)
-    initial = _initial_values(model, guide, public)
-    on_data = _initial_values(model, guide, records.unprotected_arguments())
-    for name in initial.keys() & on_data.keys():
-        if not _equal(initial[name], on_data[name]):
-            raise ModelError(
-                f"The initial value of parameter {name!r} depends on the data, and would be "
-                "public: start it at a constant or at random."
-            )
-    args, kwargs = public
-    with guarded("Initialising the guide on placeholder data"):
-        guide(*args, **kwargs)
-
-
-def _initial_values(model: Callable, guide: Callable, arguments: Arguments) -> dict[str, Tensor]:
-    try:
-        model, guide = _copied(model, guide)
-    except Exception:  # what cannot be copied is not run on the data
-        return {}
-    args, kwargs = arguments
-    with (
-        forked_rng(),
-        pyro.get_param_store().scope(),
-        guarded("Running guide and model once"),
-        poutine.trace(param_only=True) as captured,
-    ):
-        guide(*args, **kwargs)
-        model(*args, **kwargs)
-    return {name: site["value"].detach().clone() for name, site in captured.trace.nodes.items()}
-
-
-def _copied(model: Callable, guide: Callable) -> tuple[Callable, Callable]:
-    """Copies whose lazily created parameters leave the originals as they are."""
-    modules = list(guide.modules()) if isinstance(guide, torch.nn.Module) else []
-    # Copying an autoguide makes it forget its model and its master, the original included.
-    links = [(m._model, m.master) if isinstance(m, AutoGuide) else None for m in modules]
-    try:
-        new_model, new_guide = copy.deepcopy((model, guide))
-    finally:
-        for module, link in zip(modules, links, strict=True):
-            if link is not None:
-                module._model, module.master = link
-    copies = list(new_guide.modules()) if modules else []
-    copy_of = dict(zip(map(id, modules), copies, strict=True))
-    for module, link in zip(copies, links, strict=True):
-        if link is not None:
-            (its_model,), master = link
-            module._model = (new_model if its_model is model else its_model,)
-            module.master = None if master is None else weakref.ref(copy_of[id(master())])
-    return new_model, new_guide
 
 
 class _Runs:
@@ -173,7 +116,7 @@ def _check_outside(outside: _Runs, records: Records) -> None:
 
 
 def _same_site(one: dict, other: dict) -> bool:
-    return all(_equal(one[key], other[key]) for key in ("value", "log_prob"))
+    return all(agree(one[key], other[key]) for key in ("value", "log_prob"))
 
 
 def _check_latents(
@@ -264,13 +207,13 @@ def _check_isolation(term: RecordTerm, records: Records, particle: Particle) -> 
     for i in _examples(records, 12):
         moved, moved_loss = at(i, first)
         for name in term.parameters.keys() & gradients.keys() & moved.keys():
-            if not _equal(gradients[name], moved[name]):
+            if not agree(gradients[name], moved[name]):
                 raise ModelError(
                     f"Parameter {name!r} has values of its own for each record of plate "
                     f"{records.plate.name!r}: use a guide that computes them from the record "
                     "(amortisation)."
                 )
-        if not _equal(loss, moved_loss):
+        if not agree(loss, moved_loss):
             raise ModelError(
                 f"The term of a record changes with its index in plate {records.plate.name!r} "
                 "although its row does not: the model reads data that are no argument of step(), "
@@ -280,7 +223,7 @@ def _check_isolation(term: RecordTerm, records: Records, particle: Particle) -> 
     for i in () if records.slice_data else _examples(records):
         _, own_loss = at(i, records.arguments(_row(records, i)))
         _, whole_loss = at(i, records.unprotected_arguments())
-        if not _equal(own_loss, whole_loss):
+        if not agree(own_loss, whole_loss):
             raise ModelError(
                 "The term of a record moves when other records change: the model reads other rows "
                 "(a mean over the data, a shifted index, batch statistics). A record may read only "
@@ -299,7 +242,7 @@ def _choose_path(term: RecordTerm, records: Records, particle: Particle) -> None
     draws = LocalDraws(stream=_stream(), index=indices[0])
     used, _ = term.single(records, particle, indices[0], placeholder, draws)
     term.draws = draws.requested
-    reason = _why_not_vectorized(term, records, particle, indices, public)
+    reason = _why_not_vectorized(term, records, particle, Batch(indices, public, _stream()))
     if reason is not None:
         # Control flow may make other records use more: nothing that can be reached is dropped.
         term.vectorizes = False
@@ -307,7 +250,8 @@ def _choose_path(term: RecordTerm, records: Records, particle: Particle) -> None
             f"Gradients are taken one record at a time, which is slow: {reason}.", stacklevel=2
         )
         return
-    reason = _why_not_vectorized(term, records, particle, indices, records.rows(indices))
+    examples = Batch(indices, records.rows(indices), _stream())
+    reason = _why_not_vectorized(term, records, particle, examples)
     if reason is not None:
         raise ModelError(f"The model was vectorised on placeholders, but on the data {reason}.")
     term.parameters = {name: leaf for name, leaf in term.parameters.items() if name in used}
@@ -315,13 +259,13 @@ def _choose_path(term: RecordTerm, records: Records, particle: Particle) -> None
 
 
 def _why_not_vectorized(
-    term: RecordTerm, records: Records, particle: Particle, indices: Tensor, rows: list[Tensor]
+    term: RecordTerm, records: Records, particle: Particle, batch: Batch
 ) -> str | None:
     before = torch.get_rng_state()
-    looped = term.looped(records, particle, indices, rows, _stream())
+    looped = term.looped(records, particle, batch)
     other_draws = not torch.equal(before, torch.get_rng_state())
     try:
-        vectorized = term.vectorized(records, particle, indices, rows, _stream())
+        vectorized = term.vectorized(records, particle, batch)
     except PrivacyError as error:
         return str(error).rstrip(".")
     except Exception as error:
@@ -331,9 +275,23 @@ def _why_not_vectorized(
     return "the vectorised gradient differs from the loop's"
 
 
+def _check_support(term: RecordTerm, records: Records, particle: Particle) -> None:
+    """Every record's observations lie in the support of their distributions, as Pyro validates."""
+    if not term.vectorizes:
+        return
+    for indices in torch.arange(records.plate.size, device=records.device).split(4096):
+        batch = Batch(indices, records.rows(indices), _stream())
+        for name, supported in term.supported(records, particle, batch).items():
+            if not supported.all():
+                raise ModelError(
+                    f"Site {name!r} observes values outside the support of its distribution. "
+                    "(This message depends on the data: it is for the curator only.)"
+                )
+
+
 def _same_gradients(one: RecordGradients, other: RecordGradients) -> bool:
     pairs = [(one.latents, other.latents), (one.parameters, other.parameters)]
-    return all(_equal(these[name], those[name]) for these, those in pairs for name in these)
+    return all(agree(these[name], those[name]) for these, those in pairs for name in these)
 
 
 def _stream() -> LocalStream:
@@ -347,12 +305,3 @@ def _examples(records: Records, count: int = 3) -> list[int]:
 
 def _row(records: Records, index: int) -> list[Tensor]:
     return [rows[0] for rows in records.rows(torch.tensor([index]))]
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Equal up to rounding, relative to the largest entry."""
-    if one.shape != other.shape or not one.is_floating_point():
-        return torch.equal(one, other)
-    tolerance = 1e-8 if one.dtype == torch.float64 else 1e-4
-    size = one.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax().item() if one.numel() else 0.0
-    return torch.allclose(one, other, rtol=0.0, atol=tolerance * size, equal_nan=True)

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyro_dp.guard import guarded
 from pyro_dp.outside import Particle, single_particle
-from pyro_dp.plates import Inside, OneRecord
+from pyro_dp.plates import Inside, OneRecord, is_random
 from pyro_dp.randomness import LocalStream
 from pyro_dp.records import Records
 from pyro_dp.terms import NotVectorizable, record_loss
@@ -147,6 +148,20 @@ _DRAWS = {
 }
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Records of one step.
+
+    :param indices: (B,), B > 0.
+    :param rows: their rows of every data tensor, each (B, ...).
+    :param local: for the draws of their own latents.
+    """
+
+    indices: Tensor
+    rows: list[Tensor]
+    local: LocalStream
+
+
 @dataclass
 class RecordGradients:
     """Per-record gradients of the negative ELBO and its value, for B records.
@@ -187,38 +202,18 @@ class RecordTerm:
         self.draws: list[Draw] = []  # local draws of one record
         self.vectorizes = True
 
-    def gradients(
-        self,
-        records: Records,
-        particle: Particle,
-        indices: Tensor,
-        rows: Sequence[Tensor],
-        local: LocalStream,
-    ) -> RecordGradients:
-        """By the fastest way that this model allows.
+    def gradients(self, records: Records, particle: Particle, batch: Batch) -> RecordGradients:
+        """By the fastest way that this model allows."""
+        return (self.vectorized if self.vectorizes else self.looped)(records, particle, batch)
 
-        :param indices: the records, (B,), B > 0.
-        :param rows: their rows of every data tensor, each (B, ...).
-        :param local: for the draws of the records' own latents.
-        """
-        compute = self.vectorized if self.vectorizes else self.looped
-        return compute(records, particle, indices, rows, local)
-
-    def looped(
-        self,
-        records: Records,
-        particle: Particle,
-        indices: Tensor,
-        rows: Sequence[Tensor],
-        local: LocalStream,
-    ) -> RecordGradients:
+    def looped(self, records: Records, particle: Particle, batch: Batch) -> RecordGradients:
         """One record after the other, through the user's own loss."""
         inputs = particle.latents | self.parameters
         columns: dict[str, list[Tensor]] = {name: [] for name in inputs}
         losses = []
-        for b, index in enumerate(indices):
-            arguments = records.arguments([row[b] for row in rows])
-            draws = LocalDraws(stream=local, index=index)
+        for b, index in enumerate(batch.indices):
+            arguments = records.arguments([row[b] for row in batch.rows])
+            draws = LocalDraws(stream=batch.local, index=index)
             gradients, loss = self.single(records, particle, index, arguments, draws)
             for name, column in columns.items():
                 column.append(gradients.get(name, torch.zeros_like(inputs[name])))
@@ -252,14 +247,7 @@ class RecordTerm:
             n: g for n, g in zip(inputs, gradients, strict=True) if g is not None
         }, loss.detach()
 
-    def vectorized(
-        self,
-        records: Records,
-        particle: Particle,
-        indices: Tensor,
-        rows: Sequence[Tensor],
-        local: LocalStream,
-    ) -> RecordGradients:
+    def vectorized(self, records: Records, particle: Particle, batch: Batch) -> RecordGradients:
         """All records at once."""
         leaves = self.parameters
 
@@ -276,11 +264,29 @@ class RecordTerm:
             randomness="different",
         )
         parameters = {name: leaf.detach() for name, leaf in leaves.items()}
-        tables = [draw.sample(local, indices, i) for i, draw in enumerate(self.draws)]
         (of_latents, of_parameters), losses = gradient(
-            particle.detached(), parameters, indices, list(rows), tables
+            particle.detached(), parameters, batch.indices, batch.rows, self._tables(batch)
         )
         return RecordGradients(of_latents, of_parameters, losses)
+
+    def supported(self, records: Records, particle: Particle, batch: Batch) -> dict[str, Tensor]:
+        """Whether observations lie in the support of their distributions: (B, ...) per site."""
+
+        def check(index, row, table):
+            args, kwargs = records.arguments(row)
+            with self._one_record(records, index, LocalDraws(table)):
+                model, guide = self._inside(records, particle.values(particle.detached()))
+                trace = poutine.trace(guide).get_trace(*args, **kwargs)
+                trace = poutine.trace(poutine.replay(model, trace=trace)).get_trace(*args, **kwargs)
+            observed = [s for s in trace.nodes.values() if is_random(s) and s["is_observed"]]
+            return {site["name"]: _in_support(site) for site in observed}
+
+        return torch.vmap(check, randomness="different")(
+            batch.indices, batch.rows, self._tables(batch)
+        )
+
+    def _tables(self, batch: Batch) -> list[Tensor]:
+        return [d.sample(batch.local, batch.indices, i) for i, d in enumerate(self.draws)]
 
     def _inside(self, records: Records, values: dict[str, Tensor]) -> tuple[Callable, Callable]:
         return Inside(records.plate, values)(self.model), Inside(records.plate, values)(self.guide)
@@ -299,6 +305,14 @@ class RecordTerm:
             OneRecord(records.plate, index.reshape(1)),
         ):
             yield
+
+
+def _in_support(site: dict) -> Tensor:
+    try:
+        inside = site["fn"].support.check(site["value"])
+    except NotImplementedError:  # a distribution that does not tell
+        return torch.ones((), dtype=torch.bool)
+    return inside if site["mask"] is None else inside | ~torch.as_tensor(site["mask"])
 
 
 def _no_sites(*args: Any, **kwargs: Any) -> None:

@@ -18,6 +18,7 @@ from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.checks import build_record_term
 from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates
 from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
+from pyro_dp.gradients import Batch
 from pyro_dp.inference import PrivateInference
 from pyro_dp.mechanisms import AdaptiveClip, Block, ClippedSum
 from pyro_dp.outside import Particle, draw_particle
@@ -274,10 +275,12 @@ class DPSVI(PrivateInference):
         stream = self._randomness.stream("local", position)
         local = [LocalStream(stream) for _ in particles]
         with private_rng(stream):
-            for batch in _batches(len(indices), self.microbatch_size):
-                rows = records.rows(indices[batch])
+            for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
+                if len(chosen) == 0:  # an empty batch is split into one empty part
+                    continue
+                rows = records.rows(chosen)
                 gradients = [
-                    term.gradients(records, particle, indices[batch], rows, own)
+                    term.gradients(records, particle, Batch(chosen, rows, own))
                     for particle, own in zip(particles, local, strict=True)
                 ]
                 values = [coordinates.per_record(gradients)]
@@ -308,8 +311,3 @@ class DPSVI(PrivateInference):
             return math.nan
         outside = sum(particle.loss.item() for particle in particles) / len(particles)
         return others[0].item() + outside
-
-
-def _batches(count: int, size: int | None) -> list[slice]:
-    size = size or max(count, 1)
-    return [slice(start, start + size) for start in range(0, count, size)]

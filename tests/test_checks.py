@@ -197,7 +197,12 @@ def observed_outside(x, y):
 
 @pytest.mark.parametrize(
     ("model", "named"),
-    [(no_plate, "plate"), (no_data, "obs="), (two_plates, "'men', 'women'"), (observed_outside, "'total'")],
+    [
+        (no_plate, "plate"),
+        (no_data, "obs="),
+        (two_plates, "'men', 'women'"),
+        (observed_outside, "'total'"),
+    ],
 )
 def test_plates(model, named):
     with pytest.raises(ModelError, match=named):
@@ -283,6 +288,24 @@ def test_missing_values(bad, argument):
     (x if argument == "x" else y).view(-1)[-1] = bad
     with pytest.raises(ModelError, match=f"'{argument}'.*curator"):
         attempt(data=(x, y))
+
+
+def test_observations_outside_the_support():
+    """Pyro would validate them; -1 and 1 instead of 0 and 1 must not pass in silence."""
+    x, y = secret_data()
+    with pytest.raises(ModelError, match="'y'.*support.*curator"):
+        attempt(data=(x, 2 * y - 1))
+
+
+def test_masked_observations_may_be_anything():
+    def model(x, y, present):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(x)) as idx, poutine.mask(mask=present[idx]):
+            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+    x, y = regression_data()
+    y[2] = -1.0
+    attempt(model, lambda x, y, present: handwritten_guide(x, y), data=(x, y, y >= 0))
 
 
 # Isolation of records

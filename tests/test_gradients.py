@@ -13,7 +13,7 @@ from pyro.infer.autoguide import AutoNormal
 
 from pyro_dp import DPSVI, PrivacyAccountant
 from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates
-from pyro_dp.gradients import LocalDraws
+from pyro_dp.gradients import Batch, LocalDraws
 from pyro_dp.randomness import LocalStream
 
 
@@ -47,8 +47,9 @@ def test_vectorized_equals_loop(name):
     particle = svi._draw_particle()
     indices = torch.tensor([0, 3, 4, 11, 29])
     rows = svi._records.rows(indices)
-    vectorized = svi._term.vectorized(svi._records, particle, indices, rows, local_stream())
-    looped = svi._term.looped(svi._records, particle, indices, rows, local_stream())
+    batch = Batch(indices, rows, local_stream())
+    vectorized = svi._term.vectorized(svi._records, particle, batch)
+    looped = svi._term.looped(svi._records, particle, batch)
     torch.testing.assert_close(vectorized.losses, looped.losses, rtol=1e-9, atol=1e-11)
     for part in ("latents", "parameters"):
         one, other = getattr(vectorized, part), getattr(looped, part)
@@ -66,7 +67,7 @@ def test_parameter_coordinates(name):
     particle = svi._draw_particle()
     indices = torch.tensor([1, 7])
     rows = records.rows(indices)
-    gradients = term.gradients(records, particle, indices, rows, local_stream())
+    gradients = term.gradients(records, particle, Batch(indices, rows, local_stream()))
     coordinates = ParameterCoordinates([particle], term.parameters, svi._parameters)
     per_record = coordinates.per_record([gradients])
     assert per_record.shape == (2, coordinates.size)
@@ -89,7 +90,10 @@ def test_several_particles_are_blocks():
     particles = [svi._draw_particle() for _ in range(3)]
     indices = torch.arange(4)
     rows = svi._records.rows(indices)
-    each = [svi._term.gradients(svi._records, p, indices, rows, local_stream()) for p in particles]
+    each = [
+        svi._term.gradients(svi._records, p, Batch(indices, rows, local_stream()))
+        for p in particles
+    ]
     latents = LatentCoordinates(particles, {}, svi._parameters)
     torch.testing.assert_close(
         latents.per_record(each), torch.cat([g.latents["w"] / 3 for g in each], dim=1)
@@ -128,7 +132,9 @@ def test_score_function_of_a_global_site():
     )
     svi._prepare((x,), {})
     particle = svi._draw_particle()
-    gradients = svi._term.gradients(svi._records, particle, torch.arange(10), [x], local_stream())
+    gradients = svi._term.gradients(
+        svi._records, particle, Batch(torch.arange(10), [x], local_stream())
+    )
     coordinates = ParameterCoordinates([particle], {}, svi._parameters)
     k = particle.fixed["k"]
     loss = -dist.Normal(k, 1.0).log_prob(x)

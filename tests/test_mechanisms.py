@@ -113,9 +113,7 @@ def test_joint_release_is_one_event():
     accountant = PrivacyAccountant()
     blocks = [Block(3, 1.0, 0.9), Block(1, 5.0, 0.06), Block(1, 0.5, 0.04)]
     event = SubsampledGaussian(1.3, 0.01)
-    release(
-        ClippedSum(blocks), accountant=accountant, event=event, noise=np.random.default_rng(0)
-    )
+    release(ClippedSum(blocks), accountant=accountant, event=event, noise=np.random.default_rng(0))
     assert accountant.ledger == ((event, 1),)
     sigmas = [1.3 / math.sqrt(block.share) for block in blocks]
     assert sum(s**-2 for s in sigmas) ** -0.5 == pytest.approx(1.3)
@@ -180,7 +178,13 @@ def test_adaptive_clip_survives_a_wild_fraction():
 
 @pytest.mark.parametrize(
     "setting",
-    [{"initial": 0.0}, {"initial": math.inf}, {"quantile": 1.0}, {"learning_rate": -1}, {"share": 1.0}],
+    [
+        {"initial": 0.0},
+        {"initial": math.inf},
+        {"quantile": 1.0},
+        {"learning_rate": -1},
+        {"share": 1.0},
+    ],
 )
 def test_adaptive_clip_settings(setting):
     with pytest.raises(ConfigurationError, match=next(iter(setting))):

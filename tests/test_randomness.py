@@ -112,7 +112,9 @@ def test_local_draws_belong_to_their_record():
     assert np.array_equal(alone[0], among[1])
     assert len(np.unique(among)) == 21
     assert not np.array_equal(stream.normal(np.array([5]), 1, 7), alone)
-    assert not np.array_equal(LocalStream(np.random.default_rng(1)).normal(np.array([5]), 0, 7), alone)
+    assert not np.array_equal(
+        LocalStream(np.random.default_rng(1)).normal(np.array([5]), 0, 7), alone
+    )
 
 
 def test_local_draws_are_normal_and_uncorrelated():

@@ -105,7 +105,9 @@ def test_poisson_of_a_large_data_set():
     assert 0 <= indices[0] and indices[-1] < 10**9
 
 
-@pytest.mark.parametrize(("size", "rate", "batch"), [(100, 0.29, 29), (7, 0.5, 3), (1000, 0.0015, 1)])
+@pytest.mark.parametrize(
+    ("size", "rate", "batch"), [(100, 0.29, 29), (7, 0.5, 3), (1000, 0.0015, 1)]
+)
 def test_fixed_batch_size(size, rate, batch):
     """floor(rate N), not less by rounding; event and divisor use B / N."""
     sampler = RecordSampler("fixed", size, rate)

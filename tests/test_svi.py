@@ -229,7 +229,9 @@ def test_gradient_estimate_is_unbiased(monkeypatch):
     for seed in range(400):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        fixture = Fixture(monkeypatch, PROBLEMS["AutoNormal"]().model, sample_rate=0.3, generator=seed)
+        fixture = Fixture(
+            monkeypatch, PROBLEMS["AutoNormal"]().model, sample_rate=0.3, generator=seed
+        )
         fixture.svi.step(x, y)
         estimates.append(fixture.sums[0][0] / 0.3)
     estimates = torch.stack(estimates)
