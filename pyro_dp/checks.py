@@ -151,7 +151,7 @@ def _is_enumerated(loss: ELBO, site: dict) -> bool:
 
 
 def _check_inside(loss: ELBO, inside: dict[str, poutine.Trace], plate: PrivatePlate) -> None:
-    """Every site inside the plate belongs to one record, and every latent is drawn or summed out."""
+    """Each site inside the plate belongs to one record; each latent is drawn or summed out."""
     in_guide, in_model = _random_sites(inside["guide"]), _random_sites(inside["model"])
     for name, site in (*in_guide.items(), *in_model.items()):
         dim, shape = plate.frame(site).dim, site["log_prob"].shape

@@ -1,12 +1,14 @@
-"""The coordinates in which a record's gradient is clipped and released, and the way from there to the parameters.
+"""The coordinates in which gradients are released, and the way from there to the parameters.
 
-With l_i the negative ELBO term of record i, u the global latents in unconstrained coordinates (K particles, each with its
-own pull-back through the guide), phi all parameters and psi those used inside the plate:
+With l_i the negative ELBO term of record i, u the global latents in unconstrained coordinates (K
+particles, each with its own pull-back through the guide), phi all parameters and psi those used
+inside the plate:
 
-* :class:`LatentCoordinates`: ((1/K) dl_i/du^(1), ..., (1/K) dl_i/du^(K), (1/K) sum_k dl_i^(k)/dpsi), jointly clipped.
-  The released sum is the cotangent of u, pulled back through the guide exactly: that is post-processing.
-* :class:`ParameterCoordinates`: (1/K) sum_k dl_i^(k)/dphi, each record pulled back before it is clipped (Algorithm 1 of
-  DPVI).
+* :class:`LatentCoordinates`: ((1/K) dl_i/du^(1), ..., (1/K) dl_i/du^(K), (1/K) sum_k
+  dl_i^(k)/dpsi), jointly clipped. The released sum is the cotangent of u, pulled back through the
+  guide exactly: that is post-processing.
+* :class:`ParameterCoordinates`: (1/K) sum_k dl_i^(k)/dphi, each record pulled back before it is
+  clipped (Algorithm 1 of DPVI).
 
 What lies outside the plate carries no data and is added exactly in both.
 """
@@ -55,7 +57,7 @@ class LatentCoordinates:
         return _flat([*latents, *inside])
 
     def set_gradients(self, released: Tensor) -> None:
-        """Turn the released estimate of the gradient, (size,), into the gradients of the parameters."""
+        """Gradients of the parameters, from the released estimate, (size,)."""
         blocks = _unflat(released, self._shapes)
         objective = _mean_loss(self._particles)
         for u, cotangent in zip(
@@ -85,7 +87,7 @@ class ParameterCoordinates:
     def per_record(self, gradients: Sequence[RecordGradients]) -> Tensor:
         """(B, size), from one gradient per particle."""
         count = len(self._particles)
-        total = {name: 0.0 for name in self._everything}
+        total = dict.fromkeys(self._everything, 0.0)
         for particle, each in zip(self._particles, gradients, strict=True):
             batch = len(each.losses)
             for name, gradient in zip(
@@ -104,7 +106,7 @@ class ParameterCoordinates:
         )
 
     def set_gradients(self, released: Tensor) -> None:
-        """Turn the released estimate of the gradient, (size,), into the gradients of the parameters."""
+        """Gradients of the parameters, from the released estimate, (size,)."""
         blocks = _unflat(released, self._everything.values())
         _assign(
             self._everything,
@@ -116,7 +118,7 @@ class ParameterCoordinates:
 def _pulled_back(
     particle: Particle, gradients: RecordGradients, parameters: dict[str, Tensor]
 ) -> list[Tensor | None]:
-    """Each record's gradient through the guide: (B, ...) per parameter, ``None`` where it does not reach.
+    """Each record's gradient through the guide: (B, ...) per parameter it reaches, else ``None``.
 
     Latents without a reparameterisation enter by their score: l_i times the gradient of log q.
     """

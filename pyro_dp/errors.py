@@ -6,7 +6,7 @@ class PrivacyError(Exception):
 
 
 class PrivacyBudgetExceeded(PrivacyError):
-    """The release would cost more than the budget; it did not happen and the ledger is unchanged."""
+    """A release would cost more than the budget: it did not happen, the ledger is unchanged."""
 
 
 class ModelError(PrivacyError, ValueError):

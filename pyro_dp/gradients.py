@@ -1,10 +1,11 @@
 """Gradients of one record's term, for a batch of records.
 
-:meth:`RecordTerm.looped` is the reference: one record at a time, through the user's own loss object.
-:meth:`RecordTerm.vectorized` does the same for all records at once with ``torch.func``, and is tested against it.
+:meth:`RecordTerm.looped` is the reference: one record at a time, through the user's own loss.
+:meth:`RecordTerm.vectorized` takes all at once with ``torch.func``, and is tested against it.
 
-Both differentiate with respect to the unconstrained global latents u and to the parameters used inside the plate, at
-the same u for all records (the public draw) and with local draws of each record's own (private).
+Both differentiate with respect to the unconstrained global latents u and to the parameters used
+inside the plate, at the same u for all records (the public draw) and with local draws of each
+record's own (private).
 """
 
 import contextlib
@@ -75,9 +76,10 @@ class LocalDraws:
 class RecordMode(TorchFunctionMode):
     """What torch functions see while a model runs on one record.
 
-    * Parameters are substituted by identity: by name, ``pyro.module`` and flows that alias a weight would go on using
-      their own tensors, and their gradients would silently be zero.
-    * Normal and uniform draws come from :class:`LocalDraws`; in-place draws cannot be vectorised otherwise.
+    * Parameters are substituted by identity: by name, ``pyro.module`` and flows that alias a weight
+      would go on using their own tensors, and their gradients would silently be zero.
+    * Normal and uniform draws come from :class:`LocalDraws`; in-place draws cannot be vectorised
+      otherwise.
     """
 
     def __init__(self, draws: LocalDraws, substitutes: dict[int, Tensor] | None = None):
@@ -233,7 +235,7 @@ class RecordTerm:
         arguments: tuple[tuple, dict],
         draws: LocalDraws,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The reference: gradients by name (of what the record uses), and the loss, of one record."""
+        """The reference: gradients of what one record uses, by name, and its loss."""
         latents = {name: u.requires_grad_() for name, u in particle.detached().items()}
         inputs = latents | self.parameters
         args, kwargs = arguments

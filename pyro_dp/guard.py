@@ -1,4 +1,4 @@
-"""Running user code: nothing of the data may leave through an exception or through the state of a module."""
+"""Running user code: nothing of the data may leave through exceptions or the state of modules."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ _LIBRARIES = ("pyro", "pyro_dp", "torch", "contextlib", "functools")
 def guarded(doing: str) -> Iterator[None]:
     """Run a model or guide.
 
-    * An exception becomes a :class:`ModelError` that tells its type, the Pyro site and the line of user code, but not
-      its text: Pyro's and torch's messages quote values.
+    * An exception becomes a :class:`ModelError` that tells its type, the Pyro site and the line of
+      user code, but not its text: Pyro's and torch's messages quote values.
     * Batch statistics are refused: they mix records, and running averages would keep them.
     * Pyro's validation is off: it reads values, which cannot be vectorised over records.
 
@@ -30,8 +30,8 @@ def guarded(doing: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ModelError(
-            f"{doing} raised {type(error).__name__}{_location(error)}. The text of the error is withheld because it may "
-            "quote data; call the model or guide itself to see it."
+            f"{doing} raised {type(error).__name__}{_location(error)}. The text of the error is "
+            "withheld because it may quote data; call the model or guide itself to see it."
         ) from None
 
 
@@ -42,7 +42,8 @@ class _NoBatchStatistics(TorchFunctionMode):
             kwargs.get("training") or (len(args) > 5 and args[5])
         ):
             raise ModelError(
-                "Batch normalisation in training mode mixes records: call .eval() or normalise per record."
+                "Batch normalisation in training mode mixes records: call .eval(), or normalise "
+                "each record."
             )
         return func(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""What every step-wise private inference has in common: settings, noise calibration, run, records."""
+"""What every step-wise private inference has in common: settings, calibration, run, records."""
 
 import math
 from collections.abc import Callable

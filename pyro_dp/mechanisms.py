@@ -1,8 +1,9 @@
 """Clip, sum, release: the one place where data becomes public.
 
-An inference hands per-record quantities to a :class:`ClippedSum`, which bounds what one record can add, and the sum to
-:func:`release`, which records the event in the ledger and adds the noise. Both relations follow from the bound C alone:
-zeroing one record out moves the sum by at most C, replacing it by at most 2C.
+An inference hands per-record quantities to a :class:`ClippedSum`, which bounds what one record can
+add, and that to :func:`release`, which records the event in the ledger and adds the noise. Both
+relations follow from the bound C alone: zeroing one record out moves the sum by at most C,
+replacing it by at most 2C.
 """
 
 import math
@@ -22,8 +23,9 @@ from pyro_dp.settings import require_number
 class Block:
     """One block of a joint release.
 
-    A release of several blocks is *one* Gaussian event. With noise multipliers sigma_k in units of each block's own
-    bound it costs sigma = (sum_k sigma_k^-2)^(-1/2); a block with share s_k of the cost has sigma_k = sigma / sqrt(s_k).
+    A release of several blocks is *one* Gaussian event. With noise multipliers sigma_k in units of
+    each block's own bound it costs sigma = (sum_k sigma_k^-2)^(-1/2); a block with share s_k of the
+    cost has sigma_k = sigma / sqrt(s_k).
 
     :param size: number of coordinates.
     :param bound: Euclidean norm to which the block of one record is clipped.
@@ -37,15 +39,17 @@ class Block:
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """A clipping bound that follows a quantile of the per-record norms (Andrew et al. 2021, arXiv 1905.03871).
+    """A clipping bound that follows a quantile of the per-record norms.
 
-    In each step every record adds the bit [norm <= C], centred to +-1/2, to the same release. The noisy fraction b of
-    clipped-free records moves the bound: C <- C exp(-learning_rate (b - quantile)).
+    Andrew et al. 2021 (arXiv 1905.03871): in each step every record adds the bit [norm <= C],
+    centred to +-1/2, to the same release; the noisy fraction b of records within the bound moves
+    it, C <- C exp(-learning_rate (b - quantile)).
 
     :param initial: the bound of the first step.
     :param quantile: fraction of the records that should lie within the bound, in (0, 1).
     :param learning_rate: step size of the geometric update.
-    :param share: part of the privacy cost (of sigma^-2) that the bit takes from the gradient, in (0, 1).
+    :param share: part of the privacy cost (of sigma^-2) that the bit takes from the gradient, in
+        (0, 1).
     :raises ConfigurationError: a setting is out of range.
     """
 
@@ -65,15 +69,15 @@ class AdaptiveClip:
 
     def updated(self, bound: float, within: float) -> float:
         """The next bound, given the released fraction of records ``within`` the present one."""
-        # The noisy fraction is clamped (post-processing), so that one unlucky draw cannot throw the bound away.
+        # Clamping is post-processing: one unlucky draw cannot throw the bound away.
         return bound * math.exp(-self.learning_rate * (min(max(within, 0.0), 1.0) - self.quantile))
 
 
 class ClippedSum:
     """Sum over records of their clipped blocks; microbatches are added one after the other.
 
-    A record with a NaN or infinite coordinate adds zero to *every* block. Sums are kept in float64, so that rounding in
-    a long sum stays far below one record's bound.
+    A record with a NaN or infinite coordinate adds zero to *every* block. Sums are kept in float64,
+    so that rounding in a long sum stays far below one record's bound.
     """
 
     def __init__(self, blocks: Sequence[Block], device: torch.device | str = "cpu"):
@@ -113,14 +117,16 @@ def release(
 ) -> list[Tensor]:
     """Record the event, then make the noisy sums public.
 
-    Guarantee: with clipped blocks of norms at most C_k and noise of standard deviation sigma_k C_k, sigma_k = sigma /
-    sqrt(share_k), the joint release is the Gaussian mechanism of noise multiplier sigma on records of norm at most 1
-    (each block divided by its noise), subsampled as the event says.
+    Guarantee: with clipped blocks of norms at most C_k and noise of standard deviation sigma_k C_k,
+    sigma_k = sigma / sqrt(share_k), the joint release is the Gaussian mechanism of noise multiplier
+    sigma on records of norm at most 1 (each block divided by its noise), subsampled as the event
+    says.
 
     :param clipped: sums over the sampled records; an empty batch is a sum of zeros.
     :param event: noise multiplier sigma, and how the records were sampled.
     :param noise: the private stream of this release.
-    :returns: one float64 tensor of shape (size,) per block. Divide it by the public sample rate, never by a batch size.
+    :returns: one float64 tensor of shape (size,) per block. Divide it by the public sample rate,
+        never by a batch size.
     :raises PrivacyBudgetExceeded: before anything is released; the ledger is unchanged.
     """
     if not math.isclose(sum(b.share for b in clipped.blocks), 1.0, rel_tol=1e-9):

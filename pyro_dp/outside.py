@@ -1,4 +1,4 @@
-"""The public part of a step: the global latents' draw and the loss of everything outside the private plate."""
+"""The public part of a step: the draw of the global latents, and the loss outside the plate."""
 
 import copy
 from collections.abc import Callable
@@ -62,11 +62,13 @@ def single_particle(loss: ELBO) -> ELBO:
 def draw_particle(loss: ELBO, model: Callable, guide: Callable, records: Records) -> Particle:
     """Run guide and model on placeholders and keep what lies outside the private plate.
 
-    Global latents come from torch's global generator, in the order in which ``pyro.infer.SVI`` would draw them. No
-    record is touched: not their draw, nor their loss, nor their count can tell anything about the data.
+    Global latents come from torch's global generator, in the order in which ``pyro.infer.SVI``
+    would draw them. No record is touched: not their draw, nor their loss, nor their count can tell
+    anything about the data.
     """
     plate = records.plate
-    # Outside the plate nothing is enumerated, so there the two losses agree; TraceEnum_ELBO refuses a constant ELBO.
+    # Outside the plate nothing is enumerated: there the two losses agree, but TraceEnum_ELBO
+    # refuses a constant ELBO.
     elbo = Trace_ELBO() if isinstance(loss, TraceEnum_ELBO) else single_particle(loss)
     guide_sites, model_sites = _Sites(plate), _Sites(plate)
     args, kwargs = records.arguments(records.placeholder())
@@ -82,7 +84,7 @@ def draw_particle(loss: ELBO, model: Callable, guide: Callable, records: Records
         torch.as_tensor(outside), {}, {}, {}, None, _unconstrained(parameters.trace)
     )
     for name, site in guide_sites.found.items():
-        # A latent's own space is where the model's prior lives; auxiliary sites have only the guide's.
+        # A latent's own space is that of its prior; auxiliary sites have only the guide's.
         support = model_sites.found.get(name, site)["fn"].support
         if getattr(site["fn"], "has_rsample", False):
             particle.transforms[name] = biject_to(support)
@@ -95,7 +97,7 @@ def draw_particle(loss: ELBO, model: Callable, guide: Callable, records: Records
 
 
 class _Sites(Messenger):
-    """Keeps the sample sites outside the plate. Applied within :class:`Outside`, it also sees what that hides."""
+    """Keeps the sample sites outside the plate."""
 
     def __init__(self, plate: PrivatePlate):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The private plate: find it, restrict it to one record, and split a model into what lies outside and inside of it."""
+"""The private plate: find it, restrict it to one record, split a model at it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -74,12 +74,14 @@ def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> 
     listed = ", ".join(map(repr, sorted(candidates)))
     if not candidates:
         raise ModelError(
-            "plate: no pyro.plate holds the observed sites; put them inside one with one element per individual."
+            "plate: no pyro.plate holds the observed sites; put them inside one, with one element "
+            "per individual."
         )
     if name is None and len(candidates) > 1:
         raise ModelError(
-            f"plate: several plates hold observed sites ({listed}); name the one whose elements are the protected "
-            "individuals with plate='...'. Plates nested inside it are part of the record."
+            f"plate: several plates hold observed sites ({listed}); name the one whose elements "
+            "are the protected individuals with plate='...'. Plates nested inside it are part of the "
+            "record."
         )
     if name is not None and name not in candidates:
         raise ModelError(f"plate={name!r} holds no observed site; the plates that do: {listed}.")
@@ -88,17 +90,18 @@ def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> 
     for key, stack in observed.items():
         if all(f.name != plate.name for f in stack):
             raise ModelError(
-                f"Site {key!r} is observed outside the private plate {plate.name!r}: move it inside, or pass what it "
-                "observes as a public constant."
+                f"Site {key!r} is observed outside the private plate {plate.name!r}: move it "
+                "inside, or use what it observes as a public constant."
             )
     return plate
 
 
 class OneRecord(Messenger):
-    """Run a model with the private plate holding a single index, and without the plate's scale N / 1.
+    """Run a model with the private plate holding a single index, and without the plate's scale N /
+    1.
 
-    The plate's own ``randperm`` indices are overridden, also where it declares ``subsample_size``. Scales and masks of
-    the user are kept.
+    The plate's own ``randperm`` indices are overridden, also where it declares ``subsample_size``.
+    Scales and masks of the user are kept.
 
     :param index: tensor of shape (1,).
     """
@@ -138,7 +141,8 @@ class OneRecord(Messenger):
 class Outside(Messenger):
     """Hide every site within the private plate from the handlers further out.
 
-    Hidden latents still need a value for the model to run through; it is drawn without moving the public generator.
+    Hidden latents still need a value for the model to run through; it is drawn without moving the
+    public generator.
     """
 
     def __init__(self, plate: PrivatePlate):

@@ -31,8 +31,9 @@ _MT19937_WORDS = 624
 class Randomness:
     """The private streams of one inference.
 
-    :param generator: ``None`` for operating-system entropy; a ``torch.Generator`` or an ``int`` for a repeatable run. A
-        ``torch.Generator`` is advanced, so two inferences that are handed the same object get different streams.
+    :param generator: ``None`` for operating-system entropy; a ``torch.Generator`` or an ``int`` for
+        a repeatable run. A ``torch.Generator`` is advanced, so two inferences that are handed the
+        same object get different streams.
     """
 
     def __init__(self, generator: torch.Generator | int | None = None):
@@ -46,8 +47,9 @@ class Randomness:
         """A fresh stream for one purpose of one release.
 
         :param purpose: "noise", "sampling" or "local".
-        :param position: number of releases in the ledger before this one. A repeatable run derives its streams from
-            (seed, position), so that inferences that share an accountant never share a stream.
+        :param position: number of releases in the ledger before this one. A repeatable run derives
+            its streams from (seed, position), so that inferences that share an accountant never
+            share a stream.
         """
         entropy = secrets.randbits(256) if self._key is None else self._key
         spawn_key = (_PURPOSES.index(purpose), position)
@@ -128,7 +130,7 @@ def forked_rng() -> Iterator[None]:
 def private_rng(stream: np.random.Generator) -> Iterator[None]:
     """Within: torch's global generators are seeded privately. Public state is restored on exit."""
     with forked_rng():
-        # The whole Mersenne Twister state is set, because manual_seed() keeps 32 bits of its argument.
+        # The whole Mersenne Twister state: manual_seed() would keep 32 bits of its argument.
         words = stream.integers(2**32, size=_MT19937_WORDS, dtype=np.uint64)
         state = torch.Generator().manual_seed(0).get_state()
         state[24 : 24 + 8 * _MT19937_WORDS] = torch.from_numpy(words.view(np.uint8))

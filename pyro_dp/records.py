@@ -15,12 +15,14 @@ from pyro_dp.plates import PrivatePlate
 class Records:
     """The arguments of one step.
 
-    Every tensor whose first dimension is N is data: row i belongs to record i. Everything else is a public constant.
+    Every tensor whose first dimension is N is data: row i belongs to record i. Everything else is a
+    public constant.
 
-    A model is never shown the data as a whole. For record i each data tensor is either that row alone
-    (``slice_data=True``) or row i repeated N times (a view, not a copy), so that whatever it reads of "other records"
-    is record i again: by construction a record's term depends on that record only. Everything outside the plate, and
-    every initial value, is computed on placeholders and depends on no record at all.
+    A model is never shown the data as a whole. For record i each data tensor is either that row
+    alone (``slice_data=True``) or row i repeated N times (a view, not a copy), so that whatever it
+    reads of "other records" is record i again: by construction a record's term depends on that
+    record only. Everything outside the plate, and every initial value, is computed on placeholders
+    and depends on no record at all.
 
     :raises ModelError: no argument is data.
     """
@@ -39,8 +41,9 @@ class Records:
         ]
         if not self._data:
             raise ModelError(
-                f"No argument of step() is a tensor of length {plate.size}, the size of the private plate "
-                f"{plate.name!r}: pass the data as arguments; what a model captures by closure cannot be protected."
+                f"No argument of step() is a tensor of length {plate.size}, the size of the "
+                f"private plate {plate.name!r}: pass the data as arguments; what a model captures by "
+                "closure cannot be protected."
             )
         self._names = _argument_names(model, args, kwargs)
         for name, leaf in zip(self._names, self._leaves, strict=True):
@@ -50,7 +53,7 @@ class Records:
                 and len(leaf) == plate.size
             ):
                 raise ModelError(
-                    f"Argument {name!r} is not a tensor but has one element per record: use a tensor."
+                    f"Argument {name!r} has one element per record, but is no tensor: use one."
                 )
 
     @property
@@ -58,12 +61,13 @@ class Records:
         return self._leaves[self._data[0]].device
 
     def require_finite(self) -> None:
-        """:raises ModelError: a data tensor holds NaN or infinity. Names the argument, not the row."""
+        """:raises ModelError: a data tensor holds NaN or infinity; names the argument only."""
         for i in self._data:
             if not torch.isfinite(self._leaves[i]).all():
                 raise ModelError(
-                    f"Argument {self._names[i]!r} holds NaN or infinite values: impute them, or drop or mask the "
-                    "records. (This message depends on the data: it is for the curator only.)"
+                    f"Argument {self._names[i]!r} holds NaN or infinite values: impute them, or "
+                    "drop or mask the records. (This message depends on the data: it is for the "
+                    "curator only.)"
                 )
 
     def rows(self, indices: Tensor) -> list[Tensor]:
@@ -73,7 +77,7 @@ class Records:
         return [self._leaves[i][indices.to(self._leaves[i].device)] for i in self._data]
 
     def placeholder(self) -> list[Tensor]:
-        """One public row in place of data, without the batch dimension: ones; zeros for integers, a valid category."""
+        """A public row in place of data, without batch dimension: ones; zeros for integers."""
         return [
             leaf.new_full(leaf.shape[1:], 1 if leaf.is_floating_point() or leaf.is_complex() else 0)
             for leaf in (self._leaves[i] for i in self._data)
@@ -83,7 +87,8 @@ class Records:
         """The arguments as the model sees them for one record.
 
         :param row: one row per data tensor, without the batch dimension.
-        :param length: how often the row is repeated; by default once with ``slice_data``, else N times.
+        :param length: how often the row is repeated; by default once with ``slice_data``, else N
+            times.
         """
         length = length or (1 if self.slice_data else self.plate.size)
         leaves = list(self._leaves)
@@ -92,7 +97,7 @@ class Records:
         return pytree.tree_unflatten(leaves, self._spec)
 
     def unprotected_arguments(self) -> tuple[tuple, dict]:
-        """The arguments as they were given: only for checks whose outcome goes to the curator."""
+        """The arguments as given: only for checks whose outcome goes to the curator."""
         return pytree.tree_unflatten(self._leaves, self._spec)
 
     def same_as(self, args: tuple, kwargs: dict) -> bool:

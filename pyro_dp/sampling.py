@@ -14,8 +14,8 @@ from pyro_dp.errors import ConfigurationError
 class RecordSampler:
     """Draws the records of one step.
 
-    :param sampling: "poisson" (each record independently with probability ``rate``), "fixed" (a fresh uniform subset of
-        floor(rate size) records, without replacement) or "full" (all).
+    :param sampling: "poisson" (each record independently with probability ``rate``), "fixed" (a
+        fresh uniform subset of floor(rate size) records, without replacement) or "full" (all).
     :param size: number of records N, a public constant.
     :param rate: the requested sample rate, in (0, 1].
     :raises ConfigurationError: a fixed batch would be empty.
@@ -28,7 +28,8 @@ class RecordSampler:
     def __post_init__(self) -> None:
         if self.sampling == "fixed" and self.batch_size < 1:
             raise ConfigurationError(
-                f"sample_rate={self.rate:g} of {self.size} records is no record at all: raise it to at least 1/N."
+                f"sample_rate={self.rate:g} of {self.size} records is no record at all: raise it "
+                "to at least 1/N."
             )
 
     @property
@@ -38,7 +39,7 @@ class RecordSampler:
 
     @property
     def sample_rate(self) -> float:
-        """The probability with which a record really takes part: the event and the divisor use this one."""
+        """Probability with which a record really takes part: the event and the divisor use it."""
         return self.batch_size / self.size if self.sampling == "fixed" else self.rate
 
     def draw(self, stream: np.random.Generator) -> Tensor:

@@ -32,11 +32,13 @@ _STATE = ("parameters", "optimizer", "steps", "noise_multiplier", "bound", "acco
 
 
 class DPSVI(PrivateInference):
-    """Differentially private ``pyro.infer.SVI``: same model, guide, optimizer, loss; one accountant.
+    """Differentially private ``pyro.infer.SVI``: same model, guide, optimizer, loss; one
+    accountant.
 
     Each step samples records, clips what each of them adds to the gradient to norm C, adds noise
     N(0, (sigma C)^2 I) to the sum, divides by the public sample rate, and hands the gradient to the
-    optimizer. Prior, entropy and all else outside the private plate carry no data and enter exactly.
+    optimizer. Prior, entropy and all else outside the private plate carry no data and enter
+    exactly.
 
     **Guarantee.** The sequence of parameters and private losses is (epsilon, delta)-differentially
     private for one element of the private plate, with epsilon = ``accountant.get_epsilon()`` under
@@ -44,8 +46,8 @@ class DPSVI(PrivateInference):
 
     **Not protected.** The number N of records, the sample rate and all other settings; arguments
     without a row per record; data that the model captures by closure; values that parameters or
-    optimizer had before; the choice of model and settings, where it was made by looking at the data;
-    running times; errors of the structural checks, which are for the curator.
+    optimizer had before; the choice of model and settings, where it was made by looking at the
+    data; running times; errors of the structural checks, which are for the curator.
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations.
@@ -65,8 +67,8 @@ class DPSVI(PrivateInference):
     :param plate: name of the private plate; found if exactly one plate holds observations.
     :param sample_rate: expected fraction of the records in a step, in (0, 1]. ``None`` takes
         subsample_size / size from the plate.
-    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one only);
-        "full".
+    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
+        only); "full".
     :param privatize: "latents" releases the gradient with respect to the global latents in
         unconstrained coordinates (and the parameters used inside the plate) and pulls it back
         through the guide: the noise has the dimension of the latents, whatever the guide. It
@@ -77,11 +79,11 @@ class DPSVI(PrivateInference):
     :param slice_data: the model is written for whole tensors (``with pyro.plate("data", len(x))``)
         and is shown rows of them; otherwise it indexes its arguments with the plate's indices.
     :param jit: "none"; there is nothing else yet.
-    :param loss_clip: L > 0 releases the loss too: each record's is clipped to [-L, L] nats and joins
-        the release as a further block.
+    :param loss_clip: L > 0 releases the loss too: each record's is clipped to [-L, L] nats and
+        joins the release as a further block.
     :param loss_share: part of the privacy cost (of sigma^-2) that the loss takes from the gradient,
-        in (0, 1): the loss's noise has standard deviation sigma L / sqrt(loss_share), the gradient's
-        grows by 1 / sqrt(1 - loss_share).
+        in (0, 1): the loss's noise has standard deviation sigma L / sqrt(loss_share), the
+        gradient's grows by 1 / sqrt(1 - loss_share).
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
         against anyone who can guess the seed; the ledger says so.
     :param secure: ``False``; there is nothing else yet.
@@ -186,7 +188,8 @@ class DPSVI(PrivateInference):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Unconstrained parameters, optimizer, step count, accountant; loads with weights_only=True.
+        """Unconstrained parameters, optimizer, step count, accountant; loads with
+        weights_only=True.
 
         All of it was released or is public. Random streams are not part of it: a resumed run draws
         fresh ones.

@@ -1,7 +1,9 @@
-"""One record's term of the negative ELBO, in plain tensor operations that ``torch.func`` can transform.
+"""One record's term of the negative ELBO, in plain tensor operations that ``torch.func`` can
+transform.
 
-Pyro's own losses read numbers out of tensors and cannot be vectorised over records. These are the same estimators for
-the sites inside the private plate of one record; what they do not cover raises :class:`NotVectorizable`.
+Pyro's own losses read numbers out of tensors and cannot be vectorised over records. These are the
+same estimators for the sites inside the private plate of one record; what they do not cover raises
+:class:`NotVectorizable`.
 """
 
 from collections.abc import Callable
@@ -54,7 +56,7 @@ def record_loss(
         value = value + site["log_prob_sum"]
         if not is_identically_zero(entropy):
             surrogate = surrogate + entropy.sum()
-    # The score function of latents without a reparameterisation, weighted with all of the record's term.
+    # Latents without a reparameterisation: the score, weighted with all of the record's term.
     for site in _samples(guide_trace):
         score = site["score_parts"].score_function
         if not is_identically_zero(score):
@@ -118,7 +120,7 @@ def _enumerated_elbo(model_trace: Trace, guide_trace: Trace) -> Tensor:
 
 
 class _SafeLog(torch.autograd.Function):
-    """``log`` whose gradient stays finite at 0, in a form that ``torch.func`` can differentiate and vectorise."""
+    """``log`` whose gradient stays finite at 0, in a form that ``torch.func`` can transform."""
 
     generate_vmap_rule = True
 

@@ -91,7 +91,7 @@ def mixture(x):
 
 
 def mixture_parameters(x):
-    """A mixture whose weights and locations are parameters of the model, without a prior."""
+    """A mixture whose weights and locations are parameters of the model."""
     weights = pyro.param("weights", torch.ones(3) / 3, constraint=constraints.simplex)
     locs = pyro.param("locs", torch.randn(3, 2))
     with pyro.plate("data", len(x)) as idx:
@@ -100,7 +100,7 @@ def mixture_parameters(x):
 
 
 def repeated_mixture(x):
-    """Each record has several observations of one assignment: a plate nested in the private plate."""
+    """Several observations of each assignment: a plate nested in the private plate."""
     weights = pyro.sample("weights", dist.Dirichlet(torch.ones(3)))
     locs = pyro.sample("locs", dist.Normal(0.0, 3.0).expand([3]).to_event(1))
     with pyro.plate("data", len(x), dim=-2) as idx:

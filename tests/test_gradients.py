@@ -1,4 +1,4 @@
-"""Per-record gradients: the vectorised form against the one-record loop, and both against ``pyro.infer.SVI``."""
+"""Per-record gradients: the vectorised form against the one-record loop."""
 
 import math
 
@@ -41,7 +41,7 @@ def prepared(name, **options):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_vectorized_equals_loop(name):
-    """On the same global and local draws, for every record; no used parameter has a zero gradient."""
+    """On the same global and local draws; no used parameter has a zero gradient."""
     svi, _ = prepared(name)
     assert svi._term.vectorizes
     particle = svi._draw_particle()
@@ -61,7 +61,7 @@ def test_vectorized_equals_loop(name):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_parameter_coordinates(name):
-    """Pulled back per record = the gradient of that record's loss, differentiated through the guide."""
+    """Pulled back per record = that record's loss, differentiated through the guide."""
     svi, _ = prepared(name, privatize="parameters")
     term, records = svi._term, svi._records
     particle = svi._draw_particle()

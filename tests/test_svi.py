@@ -34,7 +34,7 @@ from pyro_dp import (
 from pyro_dp.mechanisms import release
 
 _ALARM = 1e-8
-# Their local draws come from the private stream by design; a declared subsample makes SVI use a part.
+# Local draws come from the private stream by design; a declared subsample makes SVI use a part.
 _OTHER_DRAWS = ("VAE", "VAE, mean field", "hierarchical", "subsample_size")
 
 
@@ -166,7 +166,7 @@ def test_noise_is_added_at_the_right_scale(monkeypatch):
 
 
 def test_noise_differs_between_runs(monkeypatch):
-    """Two inferences with one generator, or one accountant, or no seed, never share a noise draw."""
+    """Inferences that share a generator or an accountant, or have no seed, share no noise."""
     data = regression_data()
     generator, shared = torch.Generator().manual_seed(0), PrivacyAccountant()
     runs = [{}, {}] + [{"generator": generator}] * 2 + [{"generator": 5, "accountant": shared}] * 2
@@ -346,7 +346,7 @@ def test_two_inferences_share_one_accountant():
 
 
 def test_private_loss(monkeypatch):
-    """Without noise and clipping it is Pyro's loss; with noise it has the declared standard error."""
+    """Without noise and clipping it is Pyro's loss."""
     data = regression_data()
     pyro.set_rng_seed(0)
     guide = AutoNormal(logistic)
@@ -377,7 +377,7 @@ def test_private_loss_is_one_event_and_clipped(monkeypatch):
 
 
 def test_adaptive_clip(monkeypatch):
-    """The bound follows the quantile, from the noisy bit; sensitivity and noise follow the bound."""
+    """The bound follows the quantile of the norms."""
     fixture = Fixture(
         monkeypatch,
         noise_multiplier=1e-3,
