@@ -80,8 +80,8 @@ def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> 
     if name is None and len(candidates) > 1:
         raise ModelError(
             f"plate: several plates hold observed sites ({listed}); name the one whose elements "
-            "are the protected individuals with plate='...'. Plates nested inside it are part of the "
-            "record."
+            "are the protected individuals with plate='...'. Plates nested inside it are part of "
+            "the record."
         )
     if name is not None and name not in candidates:
         raise ModelError(f"plate={name!r} holds no observed site; the plates that do: {listed}.")

@@ -42,8 +42,8 @@ class Records:
         if not self._data:
             raise ModelError(
                 f"No argument of step() is a tensor of length {plate.size}, the size of the "
-                f"private plate {plate.name!r}: pass the data as arguments; what a model captures by "
-                "closure cannot be protected."
+                f"private plate {plate.name!r}: pass the data as arguments; what a model captures "
+                "by closure cannot be protected."
             )
         self._names = _argument_names(model, args, kwargs)
         for name, leaf in zip(self._names, self._leaves, strict=True):

@@ -1,0 +1,271 @@
+"""Break the privacy code on purpose and see the tests fail.
+
+Each mutation changes one place of the package in a scratch copy and runs the tests that should
+notice. A mutation that survives is a hole in the tests.
+
+    python benchmarks/mutations.py
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Mutation:
+    """What is broken, where, how, and which tests must notice."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTATIONS = [
+    Mutation(
+        "no noise",
+        "mechanisms",
+        "total = total + torch.from_numpy(",
+        "total = total + 0 * torch.from_numpy(",
+        "test_mechanisms.py",
+    ),
+    Mutation(
+        "half the noise",
+        "mechanisms",
+        "std = event.noise_multiplier /",
+        "std = 0.5 * event.noise_multiplier /",
+        "test_mechanisms.py",
+    ),
+    Mutation(
+        "no clipping",
+        "mechanisms",
+        "scale = torch.where(norm > target, target / norm, 1.0)",
+        "scale = torch.ones_like(norm)",
+        "test_mechanisms.py",
+    ),
+    Mutation(
+        "clipping after the sum",
+        "mechanisms",
+        "total += torch.where(finite, value * scale, 0.0).sum(dim=0, dtype=torch.float64)",
+        "new = total + torch.where(finite, value, 0.0).sum(dim=0, dtype=torch.float64); "
+        "total.copy_(new * min(1.0, float(block.bound / new.norm())))",
+        "test_mechanisms.py",
+    ),
+    Mutation(
+        "a mean instead of a sum",
+        "mechanisms",
+        ".sum(dim=0, dtype=torch.float64)",
+        ".mean(dim=0, dtype=torch.float64)",
+        "test_mechanisms.py",
+    ),
+    Mutation(
+        "sum in the dtype of the gradients",
+        "mechanisms",
+        ".sum(dim=0, dtype=torch.float64)",
+        ".sum(dim=0)",
+        "test_mechanisms.py",
+    ),
+    Mutation(
+        "a broken record counts in the other blocks",
+        "mechanisms",
+        ".isfinite().all(dim=0)",
+        ".isfinite().any(dim=0)",
+        "test_mechanisms.py",
+    ),
+    Mutation(
+        "released before it is recorded",
+        "mechanisms",
+        "    accountant.record(event)\n    released = []",
+        "    noise.standard_normal(1)\n    accountant.record(event)\n    released = []",
+        "test_mechanisms.py",
+    ),
+    Mutation(
+        "one event per block",
+        "mechanisms",
+        "accountant.record(event)",
+        "accountant.record(event, len(clipped.blocks))",
+        "test_mechanisms.py",
+    ),
+    Mutation(
+        "every block with the noise of the whole event",
+        "mechanisms",
+        "event.noise_multiplier / math.sqrt(block.share)",
+        "event.noise_multiplier",
+        "test_mechanisms.py",
+    ),
+    Mutation(
+        "dividing by the realised batch",
+        "svi",
+        "gradient, *others = self._release(clipped, position)",
+        "rate, size = self._sampler.sample_rate, self._records.plate.size; gradient, *others = "
+        "[b * rate * size / max(len(indices), 1) for b in self._release(clipped, position)]",
+        "test_svi.py",
+    ),
+    Mutation(
+        "randperm sampling under the name of Poisson",
+        "sampling",
+        'count = self.batch_size if self.sampling == "fixed" else',
+        "count = round(self.size * self.rate) if True else",
+        "test_sampling.py test_svi.py",
+    ),
+    Mutation(
+        "the plate's own indices",
+        "plates",
+        'msg["value"] = self.index',
+        'msg["value"] = msg["fn"]()[:1]',
+        "test_gradients.py",
+    ),
+    Mutation(
+        "event recorded with the wrong rate",
+        "inference",
+        "event=SubsampledGaussian(self.noise_multiplier, rate, self.sampling)",
+        "event=SubsampledGaussian(self.noise_multiplier, rate / 2, 'poisson')",
+        "test_svi.py",
+    ),
+    Mutation(
+        "fixed batches: the requested rate, not B / N",
+        "sampling",
+        'return self.batch_size / self.size if self.sampling == "fixed" else self.rate',
+        "return self.rate",
+        "test_sampling.py test_svi.py",
+    ),
+    Mutation(
+        "the same noise stream in two runs",
+        "randomness",
+        "entropy = secrets.randbits(256) if self._key is None else self._key",
+        "entropy = 0 if self._key is None else self._key",
+        "test_randomness.py test_svi.py",
+    ),
+    Mutation(
+        "the same noise in every step",
+        "randomness",
+        "spawn_key = (_PURPOSES.index(purpose), position)",
+        "spawn_key = (_PURPOSES.index(purpose), 0)",
+        "test_randomness.py test_svi.py",
+    ),
+    Mutation(
+        "sampling and noise from one stream",
+        "randomness",
+        "spawn_key = (_PURPOSES.index(purpose), position)",
+        "spawn_key = (0, position)",
+        "test_randomness.py",
+    ),
+    Mutation(
+        "local draws from the public stream",
+        "gradients",
+        "        answer = _DRAWS.get(func)\n",
+        "        answer = None\n",
+        "test_gradients.py test_svi.py",
+    ),
+    Mutation(
+        "local draws by position in the batch",
+        "gradients",
+        "numbers = getattr(stream, self.kind)(indices.cpu().numpy(), position,",
+        "numbers = getattr(stream, self.kind)(range(len(indices)), position,",
+        "test_gradients.py test_svi.py",
+    ),
+    Mutation(
+        "private torch draws move the public generator",
+        "randomness",
+        "    with forked_rng():\n        # The whole",
+        "    with contextlib.nullcontext():\n        # The whole",
+        "test_randomness.py",
+    ),
+    Mutation(
+        "a guide that reads x.mean() goes unnoticed",
+        "checks",
+        "        _check_outside(outside, records)\n",
+        "",
+        "test_checks.py",
+    ),
+    Mutation(
+        "what lies outside the plate sees the data",
+        "outside",
+        "records.arguments(records.placeholder())",
+        "records.unprotected_arguments()",
+        "test_gradients.py test_svi.py test_outside.py",
+    ),
+    Mutation(
+        "initial values from the data",
+        "initial_values",
+        "    args, kwargs = public\n",
+        "    args, kwargs = records.unprotected_arguments()\n",
+        "test_checks.py test_outside.py",
+    ),
+    Mutation(
+        "a record sees all rows",
+        "records",
+        "            leaves[i] = value.expand(length, *value.shape)\n",
+        "            leaves[i] = leaves[i] if length > 1 else value.expand(length, *value.shape)\n",
+        "test_records.py",
+    ),
+    Mutation(
+        "errors with data in them",
+        "guard",
+        "withheld because it may quote",
+        "withheld: {error} because it may quote",
+        "test_checks.py",
+    ),
+    Mutation(
+        "the plate's scale stays in a record's term",
+        "plates",
+        'msg["scale"] * frame.size / frame.full_size',
+        'msg["scale"] * 1.0',
+        "test_svi.py",
+    ),
+    Mutation(
+        "a budget that is never checked",
+        "accounting",
+        "raise PrivacyBudgetExceeded(",
+        "return print(",
+        "test_accounting.py test_svi.py",
+    ),
+]
+
+
+def survives(mutation: Mutation) -> bool:
+    """Whether the tests pass with the mutation."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in ("pyro_dp", "tests"):
+            shutil.copytree(ROOT / name, Path(scratch) / name)
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / name, scratch)
+        path = Path(scratch) / "pyro_dp" / f"{mutation.module}.py"
+        source = path.read_text()
+        if mutation.old not in source:
+            raise SystemExit(f"{mutation.name}: nothing to replace in {mutation.module}.py")
+        path.write_text(source.replace(mutation.old, mutation.new))
+        tests = [f"tests/{name}" for name in mutation.tests.split()]
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+            cwd=scratch,
+            env=os.environ | {"PYTHONPATH": scratch},
+            capture_output=True,
+        )
+        return run.returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="part of the name of the mutations to try")
+    options = parser.parse_args()
+    chosen = [m for m in MUTATIONS if not options.only or options.only in m.name]
+    survivors = 0
+    for mutation in chosen:
+        alive = survives(mutation)
+        survivors += alive
+        print(f"{'SURVIVES' if alive else 'caught':<10}{mutation.name}", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} caught")
+    return survivors
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""What is public is computed without the data, also for models that would like to see them."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import PROBLEMS, logistic, logistic_whole, regression_data
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
+
+from pyro_dp import initial_values
+from pyro_dp.outside import draw_particle, single_particle
+from pyro_dp.plates import find_plate
+from pyro_dp.records import Records
+
+
+def peeking_guide(x, y):
+    loc = pyro.param("loc", lambda: x.mean(0))
+    pyro.sample("w", dist.Normal(loc + x.sum(), 1.0).to_event(1))
+
+
+def of(data, model, slice_data=False):
+    plate = find_plate(model, data, {}, None)
+    return Records(model, plate, data, {}, slice_data)
+
+
+@pytest.mark.parametrize(("model", "slice_data"), [(logistic, False), (logistic_whole, True)])
+def test_a_particle_does_not_depend_on_the_data(model, slice_data):
+    """Not even if the guide reads them: it is shown placeholders."""
+    particles = []
+    for scale in (1.0, 1e6):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        x, y = regression_data()
+        records = of((scale * x, y), model, slice_data)
+        particles.append(draw_particle(Trace_ELBO(), model, peeking_guide, records))
+    one, other = particles
+    assert torch.equal(one.loss, other.loss)
+    assert torch.equal(one.latents["w"], other.latents["w"])
+
+
+def test_initial_values_do_not_depend_on_the_data(monkeypatch):
+    """Not even if the check that compares them were blind."""
+    monkeypatch.setattr(initial_values, "agree", lambda one, other: True)
+    x, y = regression_data()
+    initial_values.initialise(logistic, peeking_guide, of((1e6 * x, y), logistic))
+    assert torch.equal(pyro.param("loc").detach(), torch.ones(3))
+
+
+@pytest.mark.parametrize("name", ["mixture", "VAE", "constrained"])
+def test_loss_and_draws_are_those_of_pyro(name):
+    """The outside loss plus the records' terms is Pyro's loss: see also test_equals_svi."""
+    problem = PROBLEMS[name]()
+    records = of(problem.data, problem.model)
+    problem.guide(*problem.data)
+    pyro.set_rng_seed(3)
+    particle = draw_particle(problem.loss, problem.model, problem.guide, records)
+    after = torch.get_rng_state()
+    pyro.set_rng_seed(3)
+    if name != "VAE":  # no latents inside the plate are drawn
+        problem.guide(*problem.data)
+        assert torch.equal(torch.get_rng_state(), after)
+    for key, value in particle.values(particle.detached()).items():
+        torch.testing.assert_close(value, particle.transforms[key](particle.latents[key]).detach())
+
+
+def test_several_particles_are_taken_one_by_one():
+    loss = TraceEnum_ELBO(num_particles=5, vectorize_particles=True, max_plate_nesting=1)
+    single = single_particle(loss)
+    assert single.num_particles == 1 and not single.vectorize_particles
+    assert loss.num_particles == 5

@@ -1,0 +1,106 @@
+"""The arguments of a model, seen as records."""
+
+import pyro
+import pytest
+import torch
+
+from pyro_dp import ModelError
+from pyro_dp.plates import PrivatePlate
+from pyro_dp.records import Records
+
+PLATE = PrivatePlate("data", 6, 6)
+
+
+def model(x, public, options, *, y, flag=True):
+    pass
+
+
+def records(slice_data=False):
+    x, y = torch.randn(6, 2), torch.arange(6)
+    options = {"z": torch.rand(6), "edges": torch.ones(3), "name": "six"}
+    args, kwargs = (x, torch.eye(4), options), {"y": y, "flag": False}
+    return Records(model, PLATE, args, kwargs, slice_data), args, kwargs
+
+
+@pytest.mark.parametrize("index", [0, 4])
+@pytest.mark.parametrize("slice_data", [False, True])
+def test_a_model_sees_one_record_only(index, slice_data):
+    """Its row, repeated or alone; public arguments as they are."""
+    seen, args, kwargs = records(slice_data)
+    row = [rows[0] for rows in seen.rows(torch.tensor([index]))]
+    (x, public, options), named = seen.arguments(row)
+    length = 1 if slice_data else 6
+    for got, given in ((x, args[0]), (options["z"], args[2]["z"]), (named["y"], kwargs["y"])):
+        assert got.shape == (length, *given.shape[1:])
+        assert (got == given[index]).all()
+    assert public is args[1] and options["edges"] is args[2]["edges"]
+    assert options["name"] == "six" and named["flag"] is False
+
+
+def test_repeating_a_row_copies_nothing():
+    seen, *_ = records()
+    (x, *_), _ = seen.arguments([rows[0] for rows in seen.rows(torch.tensor([2]))])
+    assert x.stride(0) == 0
+
+
+def test_rows():
+    seen, args, kwargs = records()
+    for got, given in zip(
+        seen.rows(torch.tensor([1, 5])), (args[0], args[2]["z"], kwargs["y"]), strict=True
+    ):
+        assert torch.equal(got, given[[1, 5]])
+
+
+def test_placeholders_are_constants():
+    one, _, _ = records()
+    other, args, _ = records()
+    args[0].fill_(7.0)
+    for a, b in zip(one.placeholder(), other.placeholder(), strict=True):
+        assert torch.equal(a, b)
+    assert [p.dtype for p in one.placeholder()] == [torch.float64, torch.float64, torch.int64]
+
+
+def test_same_arguments():
+    seen, args, kwargs = records()
+    assert seen.same_as(args, kwargs)
+    assert seen.same_as((args[0], args[1], dict(args[2])), dict(kwargs))
+    assert not seen.same_as((args[0].clone(), *args[1:]), kwargs)
+    assert not seen.same_as(args, kwargs | {"flag": True})
+    assert not seen.same_as(args, kwargs | {"flag": 0})
+    assert not seen.same_as(args[:2], kwargs)
+    args[2]["z"][3] = 0.0  # changed in place
+    assert not seen.same_as(args, kwargs)
+
+
+@pytest.mark.parametrize(("change", "named"), [("x", "'x'"), ("z", "'options'"), ("y", "'y'")])
+def test_missing_values_name_the_argument(change, named):
+    _, args, kwargs = records()
+    kwargs["y"] = kwargs["y"].double()
+    {"x": args[0], "z": args[2]["z"], "y": kwargs["y"]}[change][3] = torch.nan
+    with pytest.raises(ModelError, match=named):
+        Records(model, PLATE, args, kwargs, False).require_finite()
+
+
+def test_no_data():
+    with pytest.raises(ModelError, match="length 6"):
+        Records(model, PLATE, (torch.ones(5),), {}, False)
+
+
+@pytest.mark.parametrize("other", [torch.ones(6).numpy(), range(6)])
+def test_data_that_are_no_tensor(other):
+    with pytest.raises(ModelError, match="'public'"):
+        Records(model, PLATE, (torch.ones(6), other), {}, False)
+
+
+def test_a_callable_without_signature():
+    seen = Records(dict, PLATE, (torch.ones(6),), {}, False)
+    seen.require_finite()
+
+
+def test_module_signature():
+    class Model(pyro.nn.PyroModule):
+        def forward(self, features):
+            pass
+
+    with pytest.raises(ModelError, match="'features'"):
+        Records(Model(), PLATE, (torch.full((6,), torch.inf),), {}, False).require_finite()
