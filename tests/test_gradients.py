@@ -8,7 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from problems import PROBLEMS, Problem, fit_dpsvi, fit_svi
-from pyro.infer import Trace_ELBO
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_dp import DPSVI, PrivacyAccountant
@@ -170,3 +170,116 @@ def test_falls_back_to_the_loop(model):
     assert len(caught) == 1
     for name, value in fit_svi(make, steps=3).items():
         torch.testing.assert_close(ours[name], value)
+
+
+def _mixture_guide(x):
+    """Enumerated in the guide, with probabilities that depend on the record."""
+    weight = pyro.param("weight", torch.zeros(2, 3))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("z", dist.Categorical(logits=x[idx] @ weight), infer={"enumerate": "parallel"})
+
+
+def _fixed_mixture(x):
+    locs = pyro.param("locs", torch.tensor([[-2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]))
+    with pyro.plate("data", len(x)) as idx:
+        z = pyro.sample("z", dist.Categorical(torch.ones(3)))
+        pyro.sample("x", dist.Normal(locs[z], 0.5).to_event(1), obs=x[idx])
+
+
+def test_enumeration_in_the_guide():
+    """Falls back to the loop, and is Pyro's."""
+
+    def make():
+        data = (torch.randn(8, 2),)
+        loss = TraceEnum_ELBO(max_plate_nesting=1)
+        return Problem(_fixed_mixture, _mixture_guide, data, loss, {})
+
+    with pytest.warns(UserWarning, match="'z' of the guide is enumerated"):
+        ours = fit_dpsvi(make, steps=3)
+    for name, value in fit_svi(make, steps=3).items():
+        torch.testing.assert_close(ours[name], value)
+
+
+def test_score_function_of_a_local_site():
+    """A discrete latent of the record that is sampled, not enumerated."""
+
+    def guide(x):
+        logit = pyro.param("logit", torch.tensor(0.3))
+        with pyro.plate("data", len(x)):
+            pyro.sample("k", dist.Bernoulli(logits=logit))
+
+    def model(x):
+        with pyro.plate("data", len(x)) as idx:
+            k = pyro.sample("k", dist.Bernoulli(0.5))
+            pyro.sample("x", dist.Normal(k, 1.0), obs=x[idx])
+
+    x = torch.randn(10)
+    svi = DPSVI(
+        model,
+        guide,
+        pyro.optim.Adam({}),
+        Trace_ELBO(),
+        accountant=PrivacyAccountant(),
+        noise_multiplier=1.0,
+    )
+    svi._prepare((x,), {})
+    assert svi._term.vectorizes
+    particle = svi._draw_particle()
+    for index in range(10):  # one at a time: the draw itself comes from torch
+        batch = Batch(torch.tensor([index]), [x[index : index + 1]], local_stream())
+        torch.manual_seed(index)
+        vectorized = svi._term.vectorized(svi._records, particle, batch)
+        torch.manual_seed(index)
+        looped = svi._term.looped(svi._records, particle, batch)
+        torch.testing.assert_close(vectorized.losses, looped.losses)
+        torch.testing.assert_close(vectorized.parameters, looped.parameters)
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        lambda w: dist.Normal(w, 1.0),
+        lambda w: dist.Laplace(w, 1.0),
+        lambda w: dist.Uniform(w, w + 1.0),
+        lambda w: dist.Exponential(w.exp()),
+        lambda w: dist.LogNormal(w, 1.0),
+        lambda w: dist.Cauchy(w, 1.0),
+        lambda w: dist.Gumbel(w, 1.0),
+        lambda w: dist.StudentT(3.0, w, 1.0),
+        lambda w: dist.Gamma(w.exp(), 1.0),
+        lambda w: dist.Beta(w.exp(), 1.0),
+        lambda w: dist.MultivariateNormal(w.expand(2), torch.eye(2)),
+        lambda w: dist.LowRankMultivariateNormal(w.expand(2), torch.ones(2, 1), torch.ones(2)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
+def test_reparameterised_local_draws(distribution):
+    """Whatever a record's latent is drawn with: vectorised, or in the loop, with a gradient."""
+
+    def model(x):
+        with pyro.plate("data", len(x)) as idx:
+            z = pyro.sample("z", distribution(torch.zeros(())))
+            pyro.sample("x", dist.Normal(z.reshape(1, -1).sum(-1), 1.0), obs=x[idx])
+
+    def guide(x):
+        w = pyro.param("w", torch.tensor(0.2))
+        with pyro.plate("data", len(x)):
+            pyro.sample("z", distribution(w))
+
+    x = torch.randn(6)
+    svi = DPSVI(
+        model,
+        guide,
+        pyro.optim.Adam({}),
+        Trace_ELBO(),
+        accountant=PrivacyAccountant(),
+        noise_multiplier=0.0,
+        sampling="full",
+    )
+    start = torch.tensor(0.2)
+    svi.step(x)
+    assert (pyro.param("w") - start).abs() > 0
+    particle = svi._draw_particle()
+    batch = Batch(torch.arange(6), [x], local_stream())
+    gradients = svi._term.gradients(svi._records, particle, batch).parameters["w"]
+    assert len(gradients.unique()) == 6, "every record has its own draw"

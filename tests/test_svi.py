@@ -511,3 +511,43 @@ def test_cleared_parameter_store_is_noticed(monkeypatch):
     pyro.clear_param_store()
     svi.step(*data)
     assert pyro.param("loc").abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    "optim",
+    [
+        lambda: pyro.optim.Adagrad({"lr": 0.1}),
+        lambda: pyro.optim.ClippedAdam({"lr": 0.1, "clip_norm": 1.0}),
+        lambda: pyro.optim.SGD({"lr": 0.1, "momentum": 0.9}),
+        lambda: pyro.optim.AdagradRMSProp({"eta": 0.1}),
+        lambda: pyro.optim.RMSprop({"lr": 0.1}, {"clip_norm": 3.0}),
+        lambda: pyro.optim.ExponentialLR(
+            {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.1}, "gamma": 0.9}
+        ),
+        lambda: pyro.optim.Adam(lambda name: {"lr": 0.1 if "loc" in name else 0.01}),
+    ],
+)
+def test_any_pyro_optimizer(optim):
+    """Also with parameters that get no gradient; and its state loads with weights only."""
+
+    def guide(x, y):
+        pyro.param("unused", torch.ones(2))
+        handwritten_guide(x, y)
+
+    svi = DPSVI(
+        logistic,
+        guide,
+        optim(),
+        Trace_ELBO(),
+        accountant=PrivacyAccountant(),
+        noise_multiplier=1.0,
+        sampling="full",
+    )
+    for _ in range(3):
+        svi.step(*regression_data())
+    assert pyro.param("loc").abs().min() > 0
+    assert torch.equal(pyro.param("unused"), torch.ones(2))
+    buffer = io.BytesIO()
+    torch.save(svi.state_dict(), buffer)
+    buffer.seek(0)
+    torch.load(buffer, weights_only=True)

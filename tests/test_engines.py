@@ -1,0 +1,198 @@
+"""The engines against closed forms, second engines, bounds from both sides and reference values."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from pyro_dp import engines
+from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+ADD, REPLACE = "add_or_remove_one", "replace_one"
+DELTA = 1e-5
+# noise / sensitivity, sample rate, steps; epsilon at delta 1e-5: Poisson add/remove and fixed-size
+# replace-one from an independent accountant (6 digits), Poisson replace-one (3 digits).
+REFERENCE = [
+    (1.0, 0.01, 1000, 1.82824, 2.19891, 1.205),
+    (1.5, 0.01, 1000, 0.91756, 1.08952, 0.769),
+    (4.0, 0.05, 1000, 1.58376, 1.71542, 1.534),
+    (2.0, 0.005, 2000, 0.42209, 0.49246, 0.385),
+    (1.1, 0.004, 100, 0.20283, 0.22099, 0.114),
+    (0.7, 0.0001, 10000, 0.09958, 0.11936, 0.0414),
+    (1.3, 0.008379420144126026, 11934, 3.55736, 4.49328, 2.933),
+]
+
+
+def spend(events, relation=ADD, engine="pld", delta=DELTA):
+    accountant = PrivacyAccountant(neighboring=relation, engine=engine, delta=delta)
+    for event, count in events:
+        accountant.record(event, count)
+    return accountant
+
+
+@pytest.mark.parametrize("sigma, rate, steps, poisson, fixed, swapped", REFERENCE)
+def test_reference_rows_and_their_renyi_bounds(sigma, rate, steps, poisson, fixed, swapped):
+    rows = [
+        (SubsampledGaussian(sigma, rate), ADD, poisson, 1e-3),
+        (SubsampledGaussian(2 * sigma, rate, "fixed"), REPLACE, fixed, 1e-3),
+        (SubsampledGaussian(2 * sigma, rate), REPLACE, swapped, 5e-3),
+    ]
+    for event, relation, expected, tolerance in rows:
+        accountant = spend([(event, steps)], relation)
+        assert accountant.get_epsilon() == pytest.approx(expected, rel=tolerance)
+        assert accountant.get_delta(accountant.get_epsilon()) == pytest.approx(DELTA, rel=5e-3)
+        for engine in ("rdp", "advanced", "basic"):
+            other = spend([(event, steps)], relation, engine).get_epsilon()
+            assert expected * 0.995 < other < math.inf
+        bound = engines.epsilon_bound({event: steps}, DELTA, relation, "pld")
+        assert expected * 0.995 < bound
+
+
+@pytest.mark.parametrize(
+    "ratio, steps, expected", [(1, 1, 4.377178), (10, 1, 0.340669), (5, 100, 9.997256)]
+)
+def test_full_batches_are_one_gaussian(ratio, steps, expected):
+    for relation, unit in ((ADD, 1), (REPLACE, 2)):
+        for sampling in ("poisson", "full"):
+            event = SubsampledGaussian(unit * ratio, 1.0, sampling)
+            assert spend([(event, steps)], relation).get_epsilon() == pytest.approx(
+                expected, abs=1e-6
+            )
+    # Balle & Wang's formula in plain floating point
+    mu, eps = math.sqrt(steps) / ratio, expected
+    plain = norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * norm.cdf(-mu / 2 - eps / mu)
+    got = spend([(SubsampledGaussian(ratio), steps)]).get_delta(eps)
+    assert got == pytest.approx(plain, rel=1e-7)
+
+
+def test_composed_ledger_in_any_order():
+    events = [
+        (SubsampledGaussian(1.2, 0.01), 500),
+        (SubsampledGaussian(10.0), 1),
+        (SubsampledGaussian(1.5, 0.005), 300),
+    ]
+    first = spend(events).get_epsilon()
+    assert first == pytest.approx(1.0216, rel=1e-3)
+    assert spend(events[::-1]).get_epsilon() == first
+
+
+def benchmark():
+    path = Path(__file__).parents[1] / "benchmarks" / "accounting.py"
+    spec = importlib.util.spec_from_file_location("benchmark_accounting", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_between_independent_bounds(case):
+    bounds = benchmark()
+    rng = np.random.default_rng([7, case])
+    events, relation, delta = bounds.draw(rng, case % len(bounds.KINDS))
+    events = {event: min(count, 3000) for event, count in events.items()}
+    out = bounds.check(events, relation, delta, points=1 << 16)
+    assert not bounds.violations(out)
+    assert out["epsilon"] <= 1.01 * out["lower epsilon"] + 1e-6
+
+
+def test_the_bounds_reject_a_wrong_pair():
+    bounds = benchmark()
+    events = {SubsampledGaussian(2.0, 0.05): 200}
+    out = bounds.check(events, REPLACE, DELTA, points=1 << 14)
+    assert not bounds.violations(out)
+    for noise in (1.02, 0.98):
+        wrong = {SubsampledGaussian(2.0 * noise, 0.05): 200}
+        out["epsilon"] = engines.epsilon(wrong, DELTA, REPLACE, "pld")
+        assert bounds.violations(out)
+
+
+def test_renyi_of_poisson_matches_dp_accounting():
+    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
+    step = engines.interpret(SubsampledGaussian(1.3, 0.02), ADD)
+    orders = engines._ORDERS[:40]
+    theirs = rdp._compute_rdp_poisson_subsampled_gaussian(0.02, 1.3, orders)
+    np.testing.assert_allclose(engines._autodp_step(step)[:40], theirs, rtol=1e-6)
+
+
+def test_renyi_conversion_matches_dp_accounting():
+    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
+    orders = engines._ORDERS
+    for mu in (0.1, 1.0, 5.0):
+        divergences = orders * mu**2 / 2
+        theirs, _ = rdp.compute_epsilon(orders, divergences, 1e-5)
+        moments = (orders - 1) * divergences
+        assert engines._renyi_epsilon(orders - 1, moments, 1e-5) == pytest.approx(theirs)
+        theirs, _ = rdp.compute_delta(orders, divergences, 1.0)
+        assert engines._renyi_delta(orders - 1, moments, 1.0) == pytest.approx(theirs)
+
+
+def test_single_steps_at_large_epsilon():
+    step = engines.Step("remove", 0.01, 1e-9)  # a hit is in the clear: delta is the rate
+    for eps in (0.5, 300.0, 690.0, 710.0):
+        assert engines._single_delta(step, eps) == pytest.approx(1e-9, rel=1e-9)
+    assert engines._single_delta(engines.Step("fixed", 0.5, 1e-17), 1.5) <= 1e-17
+
+
+def test_renyi_of_fixed_subsets_is_above_a_data_set_that_attains_it():
+    # All other records at -C, one moved to +C: the pair of Poisson sampling at sensitivity 2C.
+    for noise in (0.5, 1.0, 4.0):
+        for rate in (0.001, 0.05, 0.5):
+            fixed = engines._autodp_step(engines.Step("fixed", noise, rate))
+            poisson = engines._autodp_step(engines.Step("remove", noise, rate))
+            assert np.all(fixed >= poisson * (1 - 1e-9))
+
+
+def test_renyi_of_poisson_replacement_against_its_closed_form():
+    step = engines.Step("replace", 1.3, 1.0 - 1e-9)
+    for order in (2.0, 8.0, 32.0):
+        assert engines._replace_renyi(step, order) == pytest.approx(2 * order / 1.69, rel=1e-6)
+
+
+def test_negligible_noise_and_rate_are_rounded_towards_more_cost():
+    rate = engines.interpret(SubsampledGaussian(1.0, 1.0 - 1e-10), ADD).rate
+    noise = engines.interpret(SubsampledGaussian(1e12, 0.5), ADD).noise
+    assert rate == 1.0 and noise == 1e6
+    mixed = {SubsampledGaussian(1e300): 1, SubsampledGaussian(1.0, 0.01): 100}
+    alone = {SubsampledGaussian(1.0, 0.01): 100}
+    cost = [engines.epsilon(events, DELTA, ADD, "pld") for events in (mixed, alone)]
+    assert cost[0] == pytest.approx(cost[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("delta", [1e-30, 1e-60, 1e-300, 5e-324, 0.3, 0.999])
+def test_unusual_delta(delta):
+    ledger = {SubsampledGaussian(1.0, 0.01): 100, SubsampledGaussian(30.0): 2}
+    got = engines.epsilon(ledger, delta, ADD, "pld")
+    assert got >= engines.epsilon(ledger, min(0.9999, 2 * delta), ADD, "pld") >= 0.0
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize(
+    "sigma, rate, steps, delta",
+    [
+        (1.0, 1.0, 10**6, 1e-12),
+        (0.05, 1.0, 1, 1e-12),
+        (0.05, 0.01, 1000, 1e-12),
+        (1.0, 0.01, 10**6, 1e-5),
+        (1e-3, 0.01, 1000, 1e-5),
+        (1e4, 0.01, 10, 1e-5),
+        (1e8, 0.5, 10, 1e-12),
+        (1.0, 1e-9, 10, 1e-5),
+    ],
+)
+def test_extreme_settings_are_answered(engine, sigma, rate, steps, delta):
+    for relation, sampling in ((ADD, "poisson"), (REPLACE, "poisson"), (REPLACE, "fixed")):
+        accountant = spend(
+            [(SubsampledGaussian(sigma, rate, sampling), steps)], relation, engine, delta
+        )
+        assert 0.0 <= accountant.get_epsilon() < math.inf
+        assert 0.0 <= accountant.get_delta(1.0) <= 1.0
+    tiny = spend([(SubsampledGaussian(1e-3, 0.01), 1000)])
+    assert tiny.get_delta(1.0) > 0.999  # ten thousand hits in the clear
+    assert spend([(SubsampledGaussian(1.0), 0)], engine=engine).get_epsilon() == 0.0
