@@ -24,6 +24,10 @@ from pyro_dp.plates import Inside, OneRecord, Outside, PrivatePlate, is_random
 from pyro_dp.randomness import LocalStream, Randomness, forked_rng
 from pyro_dp.records import Records
 
+_WHOLE_TENSORS = (
+    "In the private plate, index what is read (with pyro.plate(...) as idx: ... x[idx]), or use "
+    "slice_data=True for a model that is written for whole tensors."
+)
 Arguments = tuple[tuple, dict]
 Sites = dict[str, dict]
 
@@ -82,7 +86,7 @@ class _Runs:
         first = torch.zeros(1, dtype=torch.long, device=self._records.device)
         with (
             forked_rng(),
-            guarded("Running guide and model on one record"),
+            guarded("Running guide and model on one record", hint=_WHOLE_TENSORS),
             OneRecord(plate, first),
         ):
             guide = poutine.trace(self._view(plate)(self._guide)).get_trace(*args, **kwargs)
@@ -158,9 +162,7 @@ def _check_inside(loss: ELBO, inside: dict[str, poutine.Trace], plate: PrivatePl
         if dim is not None and len(shape) >= -dim and shape[dim] != 1:
             raise ModelError(
                 f"Site {name!r} has a batch of its own along the private plate {plate.name!r}. "
-                "Index what it reads (with pyro.plate(...) as idx: ... x[idx]), or use "
-                "slice_data=True for a model written for whole tensors. A guide cannot hold a "
-                "latent per record."
+                f"{_WHOLE_TENSORS} A guide cannot hold a latent per record."
             )
     for name, site in in_model.items():
         if not site["is_observed"] and name not in in_guide and not _is_enumerated(loss, site):

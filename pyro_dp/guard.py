@@ -9,11 +9,12 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_dp.errors import ModelError, PrivacyError
 
+PLACEHOLDERS = "Where no data may be read, their rows are ones (zeros for integers): the model must run on them."
 _LIBRARIES = ("pyro", "pyro_dp", "torch", "contextlib", "functools")
 
 
 @contextlib.contextmanager
-def guarded(doing: str) -> Iterator[None]:
+def guarded(doing: str, *, hint: str = "") -> Iterator[None]:
     """Run a model or guide.
 
     * An exception becomes a :class:`ModelError` that tells its type, the Pyro site and the line of
@@ -22,6 +23,7 @@ def guarded(doing: str) -> Iterator[None]:
     * Pyro's validation is off: it reads values, which cannot be vectorised over records.
 
     :param doing: the beginning of the new message.
+    :param hint: its end: what often is the cause, and the remedy.
     """
     try:
         with pyro.validation_enabled(False), _NoBatchStatistics():
@@ -32,6 +34,7 @@ def guarded(doing: str) -> Iterator[None]:
         raise ModelError(
             f"{doing} raised {type(error).__name__}{_location(error)}. The text of the error is "
             "withheld because it may quote data; call the model or guide itself to see it."
+            + (f" {hint}" if hint else "")
         ) from None
 
 

@@ -75,11 +75,13 @@ class PrivateInference:
     def run(self, *args: Any, progress: bool = True, **kwargs: Any) -> list[float]:
         """What is left of ``num_steps`` steps, with a progress bar.
 
-        :returns: what each step returned.
+        :returns: what the steps returned, where that is a number.
         :raises ConfigurationError: ``num_steps`` was not given, or all of them are done.
+        :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
         """
         if self.num_steps is None:
             raise ConfigurationError("run() needs num_steps: pass it, or call step() yourself.")
+        self._refuse_steps_beyond_calibration()
         if self._steps >= self.num_steps:
             raise ConfigurationError(f"num_steps={self.num_steps} are done: start anew to go on.")
         results = []
@@ -88,9 +90,10 @@ class PrivateInference:
             total=self.num_steps, initial=self._steps, desc=name, disable=not progress
         ) as bar:
             while self._steps < self.num_steps:
-                results.append(self.step(*args, **kwargs))
-                if not math.isnan(results[-1]):
-                    bar.set_postfix_str(f"{results[-1]:.4g}", refresh=False)
+                result = self.step(*args, **kwargs)
+                if not math.isnan(result):
+                    results.append(result)
+                    bar.set_postfix_str(f"{result:.4g}", refresh=False)
                 bar.update()
         return results
 
@@ -118,11 +121,7 @@ class PrivateInference:
 
     def _prepare(self, args: tuple, kwargs: dict) -> None:
         """Before a step: refuse one too many, and check what is new. Spends nothing."""
-        if self._calibrates and self._steps >= self.num_steps:
-            raise PrivacyBudgetExceeded(
-                f"The noise was calibrated for num_steps={self.num_steps}, which are done: start "
-                "anew with what remains of the budget."
-            )
+        self._refuse_steps_beyond_calibration()
         if self._records is not None and self._records.same_as(args, kwargs) and self._is_current():
             return
         plate = find_plate(self.model, args, kwargs, self.plate)
@@ -133,6 +132,13 @@ class PrivateInference:
         sampler = RecordSampler(self.sampling, plate.size, rate)
         self._build(records)
         self._records, self._sampler = records, sampler
+
+    def _refuse_steps_beyond_calibration(self) -> None:
+        if self._calibrates and self._steps >= self.num_steps:
+            raise PrivacyBudgetExceeded(
+                f"The noise was calibrated for num_steps={self.num_steps}, which are done: start "
+                "anew with what remains of the budget."
+            )
 
     def _build(self, records: Records) -> None:
         """Check model and guide against new records, and prepare what a step needs."""

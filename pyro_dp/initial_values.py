@@ -11,7 +11,7 @@ from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
 from pyro_dp.errors import ModelError
-from pyro_dp.guard import guarded
+from pyro_dp.guard import PLACEHOLDERS, guarded
 from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Records
 
@@ -32,7 +32,7 @@ def initialise(model: Callable, guide: Callable, records: Records) -> None:
                 "public: start it at a constant or at random."
             )
     args, kwargs = public
-    with guarded("Initialising the guide on placeholder data"):
+    with guarded("Initialising the guide on placeholder data", hint=PLACEHOLDERS):
         guide(*args, **kwargs)
 
 
@@ -47,7 +47,7 @@ def _initial_values(
     with (
         forked_rng(),
         pyro.get_param_store().scope(),
-        guarded("Running guide and model once"),
+        guarded("Running guide and model once", hint=PLACEHOLDERS),
         poutine.trace(param_only=True) as captured,
     ):
         guide(*args, **kwargs)

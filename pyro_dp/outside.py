@@ -11,7 +11,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import Transform, biject_to
 
-from pyro_dp.guard import guarded
+from pyro_dp.guard import PLACEHOLDERS, guarded
 from pyro_dp.plates import OneRecord, Outside, PrivatePlate, is_random
 from pyro_dp.records import Records
 
@@ -75,7 +75,7 @@ def draw_particle(loss: ELBO, model: Callable, guide: Callable, records: Records
     with (
         poutine.trace(param_only=True) as parameters,
         OneRecord(plate, torch.zeros(1, dtype=torch.long, device=records.device)),
-        guarded("Running guide and model on placeholder data"),
+        guarded("Running guide and model on placeholder data", hint=PLACEHOLDERS),
     ):
         outside = elbo.differentiable_loss(
             Outside(plate)(model_sites(model)), Outside(plate)(guide_sites(guide)), *args, **kwargs

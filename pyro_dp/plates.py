@@ -75,7 +75,7 @@ def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> 
     if not candidates:
         raise ModelError(
             "plate: no pyro.plate holds the observed sites; put them inside one, with one element "
-            "per individual."
+            "per individual: with pyro.plate('data', len(x)) as idx: pyro.sample(..., obs=y[idx])."
         )
     if name is None and len(candidates) > 1:
         raise ModelError(

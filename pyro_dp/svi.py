@@ -53,7 +53,8 @@ class DPSVI(PrivateInference):
         observations.
     :param guide: Pyro guide: any reparameterised autoguide, or hand-written. It may have latents
         inside the plate if it computes their parameters from the record (amortisation).
-    :param optim: a ``pyro.optim`` optimizer.
+    :param optim: a ``pyro.optim`` optimizer. What it clips itself (``clip_norm``) is the finished
+        gradient: that protects nobody, and costs nothing.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, one or several
         particles.
     :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
@@ -85,7 +86,8 @@ class DPSVI(PrivateInference):
         in (0, 1): the loss's noise has standard deviation sigma L / sqrt(loss_share), the
         gradient's grows by 1 / sqrt(1 - loss_share).
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
-        against anyone who can guess the seed; the ledger says so.
+        against anyone who can guess the seed, and runs with equal seeds and separate accountants
+        share their noise; the ledger says so.
     :param secure: ``False``; there is nothing else yet.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
@@ -248,7 +250,8 @@ class DPSVI(PrivateInference):
         if self._steps == 0 and (self.optim.optim_objs or before & parameters.keys()):
             self.accountant.note(
                 "Parameters or optimizer had values from before the first step of DPSVI: if those "
-                "were made from the data, this ledger does not cover it."
+                "were made from the data, this ledger does not cover it. pyro.clear_param_store() "
+                "and a new guide start afresh."
             )
         self._set_loaded()
 
