@@ -160,14 +160,14 @@ MUTATIONS = [
     ),
     Mutation(
         "local draws from the public stream",
-        "gradients",
+        "record_mode",
         "        answer = _DRAWS.get(func)\n",
         "        answer = None\n",
         "test_gradients.py test_svi.py",
     ),
     Mutation(
         "local draws by position in the batch",
-        "gradients",
+        "record_mode",
         "numbers = getattr(stream, self.kind)(indices.cpu().numpy(), position,",
         "numbers = getattr(stream, self.kind)(range(len(indices)), position,",
         "test_gradients.py test_svi.py",

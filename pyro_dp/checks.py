@@ -16,12 +16,13 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_dp.errors import ModelError, PrivacyError
-from pyro_dp.gradients import Batch, LocalDraws, RecordGradients, RecordTerm
+from pyro_dp.gradients import Batch, RecordGradients, RecordTerm
 from pyro_dp.guard import guarded
 from pyro_dp.initial_values import agree, initialise
 from pyro_dp.outside import Particle, draw_particle
 from pyro_dp.plates import Inside, OneRecord, Outside, PrivatePlate, is_random
 from pyro_dp.randomness import LocalStream, Randomness, forked_rng
+from pyro_dp.record_mode import LocalDraws
 from pyro_dp.records import Records
 
 _WHOLE_TENSORS = (

@@ -9,7 +9,10 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_dp.errors import ModelError, PrivacyError
 
-PLACEHOLDERS = "Where no data may be read, their rows are ones (zeros for integers): the model must run on them."
+PLACEHOLDERS = (
+    "Where no data may be read their rows are ones (zeros for integers): the model must run on "
+    "them."
+)
 _LIBRARIES = ("pyro", "pyro_dp", "torch", "contextlib", "functools")
 
 

@@ -13,8 +13,9 @@ from pyro.infer.autoguide import AutoNormal
 
 from pyro_dp import DPSVI, PrivacyAccountant
 from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates
-from pyro_dp.gradients import Batch, LocalDraws
+from pyro_dp.gradients import Batch
 from pyro_dp.randomness import LocalStream
+from pyro_dp.record_mode import LocalDraws
 
 
 def local_stream():
@@ -283,3 +284,31 @@ def test_reparameterised_local_draws(distribution):
     batch = Batch(torch.arange(6), [x], local_stream())
     gradients = svi._term.gradients(svi._records, particle, batch).parameters["w"]
     assert len(gradients.unique()) == 6, "every record has its own draw"
+
+
+def test_draws_in_place():
+    """A model may fill a tensor of its own: by the loop, with the draws of each record."""
+
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            jitter = torch.empty(1)
+            jitter.normal_()
+            pyro.sample("x", dist.Normal(w + jitter, 1.0), obs=x[idx])
+
+    x = torch.zeros(5)
+    svi = DPSVI(
+        model,
+        AutoNormal(model),
+        pyro.optim.Adam({}),
+        Trace_ELBO(),
+        accountant=PrivacyAccountant(),
+        noise_multiplier=1.0,
+    )
+    with pytest.warns(UserWarning, match="one record at a time"):
+        svi._prepare((x,), {})
+    batch = Batch(torch.arange(5), [x], local_stream())
+    particle = svi._draw_particle()
+    gradients = svi._term.gradients(svi._records, particle, batch).latents["w"]
+    jitter = local_stream().normal(torch.arange(5).numpy(), 0, 1)[:, 0]
+    torch.testing.assert_close(gradients, particle.latents["w"].detach() + torch.tensor(jitter))

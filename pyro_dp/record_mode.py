@@ -1,0 +1,142 @@
+"""What torch functions see while a model runs on one record: its parameters and its local draws."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyro_dp.randomness import LocalStream
+from pyro_dp.terms import NotVectorizable
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One local draw of a record: ``kind`` is "normal" or "uniform" (on (0, 1))."""
+
+    kind: str
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def sample(self, stream: LocalStream, indices: Tensor, position: int) -> Tensor:
+        """(B, *shape), of each record's draw number ``position``."""
+        numbers = getattr(stream, self.kind)(indices.cpu().numpy(), position, self.shape.numel())
+        values = torch.from_numpy(numbers).reshape(len(indices), *self.shape)
+        return values.to(dtype=self.dtype, device=indices.device)
+
+
+class LocalDraws:
+    """The normals and uniforms that one record's model asks for.
+
+    :param table: the answers, one per draw in order of use; under vmap.
+    :param stream: where they come from for ``index``, if there is no table.
+    """
+
+    def __init__(
+        self,
+        table: Sequence[Tensor] = (),
+        *,
+        stream: LocalStream | None = None,
+        index: Tensor | None = None,
+    ):
+        self.requested: list[Draw] = []
+        self._table = table
+        self._stream = stream
+        self._index = index
+
+    @property
+    def live(self) -> bool:
+        return self._stream is not None
+
+    def __call__(
+        self, kind: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        draw, position = Draw(kind, torch.Size(shape), dtype), len(self.requested)
+        self.requested.append(draw)
+        if self.live:
+            return draw.sample(self._stream, self._index.reshape(1), position)[0].to(device)
+        if position < len(self._table) and self._table[position].shape == draw.shape:
+            return self._table[position]
+        raise NotVectorizable("the local draws differ between records")
+
+
+class RecordMode(TorchFunctionMode):
+    """What torch functions see while a model runs on one record.
+
+    * Parameters are substituted by identity: by name, ``pyro.module`` and flows that alias a weight
+      would go on using their own tensors, and their gradients would silently be zero.
+    * Normal and uniform draws come from :class:`LocalDraws`; in-place draws cannot be vectorised
+      otherwise.
+    """
+
+    def __init__(self, draws: LocalDraws, substitutes: dict[int, Tensor] | None = None):
+        super().__init__()
+        self.draws = draws
+        self.substitutes = substitutes or {}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        answer = _DRAWS.get(func)
+        if answer is not None:
+            return answer(self.draws, *args, **kwargs)
+        if self.substitutes:
+            args = self._substituted(args)
+            kwargs = {key: self._substituted(value) for key, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _substituted(self, value):
+        if isinstance(value, Tensor):
+            return self.substitutes.get(id(value), value)
+        if type(value) in (tuple, list):
+            return type(value)(map(self._substituted, value))
+        return value
+
+
+def _fill(draws, tensor, values):
+    # Under vmap a plain tensor cannot be filled in place; torch.distributions use what is returned.
+    return tensor.copy_(values) if draws.live else values
+
+
+def _normal_(draws, tensor, mean=0.0, std=1.0, *, generator=None):
+    values = draws("normal", tensor.shape, tensor.dtype, tensor.device)
+    return _fill(draws, tensor, mean + std * values)
+
+
+def _uniform_(draws, tensor, low=0.0, high=1.0, *, generator=None, **named):
+    low, high = named.get("from", low), named.get("to", high)
+    values = draws("uniform", tensor.shape, tensor.dtype, tensor.device)
+    return _fill(draws, tensor, low + (high - low) * values)
+
+
+def _exponential_(draws, tensor, lambd=1.0, *, generator=None):
+    values = draws("uniform", tensor.shape, tensor.dtype, tensor.device)
+    return _fill(draws, tensor, -torch.log1p(-values) / lambd)
+
+
+def _factory(kind):
+    def draw(draws, *size, dtype=None, device=None, generator=None, **options):
+        shape = options.get(
+            "size", size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+        )
+        return draws(kind, shape, dtype or torch.get_default_dtype(), device or "cpu")
+
+    return draw
+
+
+def _like(kind):
+    def draw(draws, tensor, *, dtype=None, device=None, **options):
+        return draws(kind, tensor.shape, dtype or tensor.dtype, device or tensor.device)
+
+    return draw
+
+
+_DRAWS = {
+    torch.Tensor.normal_: _normal_,
+    torch.Tensor.uniform_: _uniform_,
+    torch.Tensor.exponential_: _exponential_,
+    torch.randn: _factory("normal"),
+    torch.rand: _factory("uniform"),
+    torch.randn_like: _like("normal"),
+    torch.rand_like: _like("uniform"),
+}
