@@ -4,52 +4,21 @@ Every release is recorded here *before* it happens. What an event costs is the b
 :mod:`pyro_dp.engines`; this module merges events, holds the budget and keeps the state.
 """
 
-import html
-import json
 import math
-import operator
 import os
-import tempfile
 import threading
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from scipy import optimize
 
-from pyro_dp import engines
-from pyro_dp.engines import SubsampledGaussian, real
+from pyro_dp import engines, ledger
 from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.events import SubsampledGaussian
+from pyro_dp.ledger import LedgerEntry
+from pyro_dp.settings import require_choice, require_count, require_number
 
 __all__ = ["LedgerEntry", "PrivacyAccountant", "SubsampledGaussian"]
-
-_VERSION = 1
-_SETTINGS = ("epsilon", "delta", "neighboring", "engine")
-
-
-class LedgerEntry(NamedTuple):
-    """An event and how often it was recorded."""
-
-    event: SubsampledGaussian
-    count: int
-
-
-def _integer(name: str, value: Any, least: int) -> int:
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least:
-        raise ConfigurationError(f"{name}={value!r} is out of range: pass an integer >= {least}.")
-    return number
-
-
-def _delta(value: Any) -> float:
-    advice = "pass a probability in (0, 1), well below 1 / number of records"
-    value = real("delta", value, advice)
-    if not 0.0 < value < 1.0:
-        raise ConfigurationError(f"delta={value!r} is out of range: {advice}.")
-    return value
 
 
 class PrivacyAccountant:
@@ -87,17 +56,11 @@ class PrivacyAccountant:
         engine: str = "pld",
     ) -> None:
         if epsilon is not None:
-            advice = "pass a finite number > 0, or None for no budget"
-            epsilon = real("epsilon", epsilon, advice)
-            if not 0.0 < epsilon < math.inf:
-                raise ConfigurationError(f"epsilon={epsilon!r} is out of range: {advice}.")
-        for name, value, known in (
-            ("neighboring", neighboring, engines.NEIGHBORING),
-            ("engine", engine, engines.ENGINES),
-        ):
-            if value not in known:
-                raise ConfigurationError(f"{name}={value!r} is unknown: use one of {known}.")
-        self._epsilon, self._delta = epsilon, _delta(delta)
+            epsilon = require_number("epsilon", epsilon, above=0.0, below=math.inf)
+        require_choice("neighboring", neighboring, engines.NEIGHBORING)
+        require_choice("engine", engine, engines.ENGINES)
+        self._epsilon = epsilon
+        self._delta = require_number("delta", delta, above=0.0, below=1.0)
         self._neighboring, self._engine = neighboring, engine
         self._counts: dict[SubsampledGaussian, int] = {}
         self._notes: dict[str, None] = {}
@@ -158,7 +121,9 @@ class PrivacyAccountant:
         :returns: epsilon spent, in nats: 0.0 on an empty ledger, inf after a noiseless event.
         :raises ConfigurationError: if delta is out of range.
         """
-        delta = self._delta if delta is None else _delta(delta)
+        if delta is None:
+            delta = self._delta
+        delta = require_number("delta", delta, above=0.0, below=1.0)
         with self._lock:
             counts, planned = dict(self._counts), self._plan_cost
             planned = planned if delta == self._delta and self._is_planned(counts) else math.inf
@@ -171,9 +136,9 @@ class PrivacyAccountant:
         :returns: the smallest delta the engine can show for this epsilon.
         :raises ConfigurationError: if epsilon is negative or not a number.
         """
-        epsilon = real("epsilon", epsilon, "pass a number >= 0")
-        if epsilon < 0.0:
-            raise ConfigurationError(f"epsilon={epsilon!r} is negative: pass a number >= 0.")
+        epsilon = require_number(
+            "epsilon", epsilon, above=0.0, below=math.inf, closed=True, or_equal=True
+        )
         with self._lock:
             counts = dict(self._counts)
         return engines.delta(counts, epsilon, self._neighboring, self._engine)
@@ -191,7 +156,7 @@ class PrivacyAccountant:
         :raises PrivacyBudgetExceeded: if the budget does not cover it; nothing has changed then.
         :raises ConfigurationError: if the event is unknown or does not fit the relation.
         """
-        count = count if type(count) is int and count >= 0 else _integer("count", count, 0)
+        count = require_count("count", count, least=0)
         with self._lock:
             known = self._counts.get(event, 0) if type(event) is SubsampledGaussian else 0
             if not known:
@@ -279,7 +244,7 @@ class PrivacyAccountant:
         :raises PrivacyBudgetExceeded: if nothing remains.
         :raises ConfigurationError: without a budget, or if a setting is out of range.
         """
-        num_steps = _integer("num_steps", num_steps, 1)
+        num_steps = require_count("num_steps", num_steps)
         engines.interpret(SubsampledGaussian(1.0, sample_rate, sampling), self._neighboring)
         if self._epsilon is None:
             raise ConfigurationError(
@@ -322,21 +287,10 @@ class PrivacyAccountant:
         :returns: settings, ledger and notes as plain numbers, strings and lists.
         """
         with self._lock:
-            return {
-                "version": _VERSION,
-                **{name: getattr(self, name) for name in _SETTINGS},
-                "ledger": [
-                    {
-                        "mechanism": "subsampled_gaussian",
-                        "noise_multiplier": event.noise_multiplier,
-                        "sample_rate": event.sample_rate,
-                        "sampling": event.sampling,
-                        "count": count,
-                    }
-                    for event, count in self._counts.items()
-                ],
-                "notes": list(self._notes),
-            }
+            return ledger.to_state(self._settings(), self._counts, self._notes)
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("epsilon", "delta", "neighboring", "engine")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a ledger that contains this one. Nothing changes if anything is wrong.
@@ -346,42 +300,7 @@ class PrivacyAccountant:
             cannot be forgotten.
         :raises ConfigurationError: if it is damaged or its settings differ from these.
         """
-        damaged = "the accountant's state is damaged or not one: "
-        if not isinstance(state, Mapping):
-            raise ConfigurationError(damaged + "it is not a dictionary.")
-        missing = {"version", *_SETTINGS, "ledger", "notes"} - set(state)
-        if missing:
-            raise ConfigurationError(damaged + f"{sorted(missing)} are missing.")
-        if state["version"] != _VERSION:
-            raise ConfigurationError(
-                f"version={state['version']!r} of the accountant's state is unknown: this release "
-                f"reads version {_VERSION}."
-            )
-        for name in _SETTINGS:
-            if state[name] != getattr(self, name):
-                raise ConfigurationError(
-                    f"{name}={state[name]!r} in the state differs from this accountant's "
-                    f"{getattr(self, name)!r}: make an accountant with the same settings."
-                )
-        notes, lines = state["notes"], state["ledger"]
-        if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
-            raise ConfigurationError(damaged + "notes must be a list of strings.")
-        if not isinstance(lines, list) or not all(isinstance(line, Mapping) for line in lines):
-            raise ConfigurationError(damaged + "ledger must be a list of dictionaries.")
-        counts: dict[SubsampledGaussian, int] = {}
-        for line in lines:
-            try:
-                if line["mechanism"] != "subsampled_gaussian":
-                    raise ConfigurationError(f"mechanism={line['mechanism']!r} is unknown.")
-                event = SubsampledGaussian(
-                    line["noise_multiplier"], line["sample_rate"], line["sampling"]
-                )
-                engines.interpret(event, self._neighboring)
-                counts[event] = counts.get(event, 0) + _integer("count", line["count"], 1)
-            except KeyError as error:
-                raise ConfigurationError(damaged + f"a line has no {error}.") from None
-            except ConfigurationError as error:
-                raise ConfigurationError(damaged + str(error)) from None
+        counts, notes = ledger.from_state(state, self._settings())
         with self._lock:
             for event, count in self._counts.items():
                 if counts.get(event, 0) < count:
@@ -399,67 +318,31 @@ class PrivacyAccountant:
 
         :param path: of the file.
         """
-        path = Path(path)
-        text = json.dumps(self.state_dict(), indent=1)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        ledger.write_file(path, self.state_dict())
 
     def load(self, path: str | os.PathLike) -> None:
         """Read what :meth:`save` wrote; see :meth:`load_state_dict`.
 
         :param path: of the file.
         """
-        try:
-            state = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigurationError(
-                f"{os.fspath(path)} is damaged or not an accountant's state: not JSON ({error})."
-            ) from None
-        self.load_state_dict(state)
+        self.load_state_dict(ledger.read_file(path))
 
-    def _rows(self) -> tuple[list[tuple[str, ...]], list[tuple[str, str]]]:
-        with self._lock:
-            lines, notes, spent = self.ledger, self.notes, self.get_epsilon()
-        table = [("sampling", "sample rate", "noise multiplier", "count")]
-        for event, count in lines:
-            settings = (f"{event.sample_rate:.6g}", f"{event.noise_multiplier:.6g}", str(count))
-            table.append((f"Gaussian, {event.sampling}", *settings))
-        budget = self._epsilon
+    def _facts(self) -> list[tuple[str, str]]:
+        spent, budget = self.get_epsilon(), self._epsilon
         left = "no budget" if budget is None else f"{max(0.0, budget - spent):.6g} of {budget:.6g}"
-        facts = [
+        return [
             ("epsilon so far", f"{spent:.6g}"),
             ("remaining", left),
             ("delta", f"{self._delta:.6g}"),
             ("neighboring", self._neighboring),
             ("engine", self._engine),
-            *(("note", note) for note in notes),
+            *(("note", note) for note in self._notes),
         ]
-        return table, facts
 
     def __repr__(self) -> str:
-        table, facts = self._rows()
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["PrivacyAccountant"]
-        for name, *numbers in table:
-            cells = [n.rjust(w) for n, w in zip(numbers, widths[1:], strict=True)]
-            lines.append("  " + "  ".join([name.ljust(widths[0]), *cells]))
-        if len(table) == 1:
-            lines.append("  nothing was released")
-        return "\n".join(lines + [f"  {name}: {value}" for name, value in facts])
+        with self._lock:
+            return ledger.as_text(self.ledger, self._facts())
 
     def _repr_html_(self) -> str:
-        (head, *body), facts = self._rows()
-
-        def row(cells: tuple[str, ...], tag: str = "td") -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-        ledger = row(head, "th") + "".join(map(row, body))
-        return f"<table>{ledger}</table><table>{''.join(map(row, facts))}</table>"
+        with self._lock:
+            return ledger.as_html(self.ledger, self._facts())

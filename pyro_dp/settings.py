@@ -9,25 +9,37 @@ from pyro_dp.errors import ConfigurationError
 
 
 def require_number(
-    name: str, value: Any, *, above: float, below: float, closed: bool = False
+    name: str,
+    value: Any,
+    *,
+    above: float,
+    below: float,
+    closed: bool = False,
+    or_equal: bool = False,
 ) -> float:
-    """The value as a float if it is a number in (above, below), or (above, below] if ``closed``.
+    """The value as a float if it is a number in (above, below).
 
+    :param closed: ``below`` itself is allowed.
+    :param or_equal: ``above`` itself is allowed.
     :raises ConfigurationError: it is not.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise ConfigurationError(f"{name} must be a number, not {type(value).__name__}.")
-    if not (above < value < below or (closed and value == below)):  # also refuses NaN
-        raise ConfigurationError(
-            f"{name} must lie in ({above:g}, {below:g}{']' if closed else ')'}; it is {value!r}."
-        )
-    return float(value)
+    ends = (closed and value == below) or (or_equal and value == above)
+    if not (above < value < below or ends):  # also refuses NaN
+        interval = f"{'[' if or_equal else '('}{above:g}, {below:g}{']' if closed else ')'}"
+        raise ConfigurationError(f"{name} must lie in {interval}; it is {value!r}.")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigurationError(f"{name} is an integer too large for a float.") from None
 
 
-def require_count(name: str, value: Any) -> int:
-    """:raises ConfigurationError: not a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ConfigurationError(f"{name} must be a positive integer; it is {value!r}.")
+def require_count(name: str, value: Any, *, least: int = 1) -> int:
+    """:raises ConfigurationError: not an integer, or smaller than ``least``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        kind = "a positive integer" if least == 1 else f"an integer >= {least}"
+        raise ConfigurationError(f"{name} must be {kind}; it is {value!r}.")
     return int(value)
 
 

@@ -1,0 +1,170 @@
+"""The ledger on paper: its state as plain numbers, its file, its table."""
+
+import html
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyro_dp.engines import interpret
+from pyro_dp.errors import ConfigurationError
+from pyro_dp.events import SubsampledGaussian
+from pyro_dp.settings import require_count
+
+VERSION = 1
+_DAMAGED = "the accountant's state is damaged or not one: "
+
+
+class LedgerEntry(NamedTuple):
+    """An event and how often it was recorded."""
+
+    event: SubsampledGaussian
+    count: int
+
+
+def to_state(
+    settings: Mapping[str, Any], counts: Mapping[SubsampledGaussian, int], notes: Iterable[str]
+) -> dict[str, Any]:
+    """
+    :param settings: of the accountant, by name.
+    :returns: everything as plain numbers, strings and lists.
+    """
+    lines = [
+        {
+            "mechanism": "subsampled_gaussian",
+            "noise_multiplier": event.noise_multiplier,
+            "sample_rate": event.sample_rate,
+            "sampling": event.sampling,
+            "count": count,
+        }
+        for event, count in counts.items()
+    ]
+    return {"version": VERSION, **settings, "ledger": lines, "notes": list(notes)}
+
+
+def from_state(
+    state: Any, settings: Mapping[str, Any]
+) -> tuple[dict[SubsampledGaussian, int], list[str]]:
+    """
+    :param state: from :func:`to_state`.
+    :param settings: those that it must have.
+    :returns: counts and notes.
+    :raises ConfigurationError: if the state is damaged or its settings differ.
+    """
+    if not isinstance(state, Mapping):
+        raise ConfigurationError(_DAMAGED + "it is not a dictionary.")
+    missing = {"version", *settings, "ledger", "notes"} - set(state)
+    if missing:
+        raise ConfigurationError(_DAMAGED + f"{sorted(missing)} are missing.")
+    if state["version"] != VERSION:
+        raise ConfigurationError(
+            f"version={state['version']!r} of the accountant's state is unknown: this release "
+            f"reads version {VERSION}."
+        )
+    for name, value in settings.items():
+        if state[name] != value:
+            raise ConfigurationError(
+                f"{name}={state[name]!r} in the state differs from this accountant's {value!r}: "
+                "make an accountant with the same settings."
+            )
+    notes, lines = state["notes"], state["ledger"]
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise ConfigurationError(_DAMAGED + "notes must be a list of strings.")
+    if not isinstance(lines, list) or not all(isinstance(line, Mapping) for line in lines):
+        raise ConfigurationError(_DAMAGED + "ledger must be a list of dictionaries.")
+    counts: dict[SubsampledGaussian, int] = {}
+    for line in lines:
+        try:
+            event, count = _from_line(line)
+            interpret(event, settings["neighboring"])
+        except KeyError as error:
+            raise ConfigurationError(_DAMAGED + f"a line has no {error}.") from None
+        except ConfigurationError as error:
+            raise ConfigurationError(_DAMAGED + str(error)) from None
+        counts[event] = counts.get(event, 0) + count
+    return counts, notes
+
+
+def _from_line(line: Mapping[str, Any]) -> tuple[SubsampledGaussian, int]:
+    if line["mechanism"] != "subsampled_gaussian":
+        raise ConfigurationError(f"mechanism={line['mechanism']!r} is unknown.")
+    event = SubsampledGaussian(line["noise_multiplier"], line["sample_rate"], line["sampling"])
+    return event, require_count("count", line["count"])
+
+
+def write_file(path: str | os.PathLike, state: Mapping[str, Any]) -> None:
+    """Write JSON; the file is the old one or the new one, never half of it.
+
+    :param path: of the file.
+    """
+    path = Path(path)
+    text = json.dumps(state, indent=1)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_file(path: str | os.PathLike) -> Any:
+    """
+    :param path: of a file that :func:`write_file` wrote.
+    :raises ConfigurationError: if it is not JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{os.fspath(path)} is damaged or not an accountant's state: not JSON ({error})."
+        ) from None
+
+
+Facts = list[tuple[str, str]]
+
+_HEAD = ("sampling", "sample rate", "noise multiplier", "count")
+
+
+def _rows(entries: Iterable[LedgerEntry]) -> list[tuple[str, ...]]:
+    return [
+        (
+            f"Gaussian, {event.sampling}",
+            f"{event.sample_rate:.6g}",
+            f"{event.noise_multiplier:.6g}",
+            str(count),
+        )
+        for event, count in entries
+    ]
+
+
+def as_text(entries: Iterable[LedgerEntry], facts: Facts) -> str:
+    """
+    :param entries: of the ledger.
+    :param facts: names and values to show below it.
+    :returns: an aligned table.
+    """
+    rows = _rows(entries)
+    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
+    lines = ["PrivacyAccountant"]
+    for name, *numbers in (_HEAD, *rows):
+        cells = [n.rjust(w) for n, w in zip(numbers, widths[1:], strict=True)]
+        lines.append("  " + "  ".join([name.ljust(widths[0]), *cells]))
+    if not rows:
+        lines.append("  nothing was released")
+    return "\n".join(lines + [f"  {name}: {value}" for name, value in facts])
+
+
+def as_html(entries: Iterable[LedgerEntry], facts: Facts) -> str:
+    """As :func:`as_text`, for notebooks."""
+
+    def row(cells: tuple[str, ...], tag: str = "td") -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+    table = row(_HEAD, "th") + "".join(map(row, _rows(entries)))
+    return f"<table>{table}</table><table>{''.join(map(row, facts))}</table>"
