@@ -36,7 +36,7 @@ from pyro_dp.privacy_loss import (
 ENGINES = ("pld", "rdp", "advanced", "basic")
 NEIGHBORING = ("add_or_remove_one", "replace_one")
 
-_TOLERANCE = 2e-3  # relative move of the answer that ends the refinement of grids
+_TOLERANCE = 1e-3  # relative move of the answer that ends the refinement of grids
 _LEAST = 1e-30  # delta below which only Rényi bounds are used: masses come close to underflow
 
 
@@ -191,7 +191,7 @@ def _refine(
 
     Every grid gives an upper bound, and the least is returned. The error falls at least in
     proportion to the grid (with its square, unless losses bunch up between two points), so that
-    what is left is a third of the last move, and mostly a fifteenth.
+    what is left is about a third of the last move, and mostly a fifteenth.
     """
     best, refined = math.inf, 1.0
     while True:
