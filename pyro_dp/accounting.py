@@ -21,6 +21,10 @@ from pyro_dp.settings import require_choice, require_count, require_number
 __all__ = ["LedgerEntry", "PrivacyAccountant", "SubsampledGaussian"]
 
 
+# What a calibrated run may leave over is not worth another.
+_LEFT_OVER = 0.005
+
+
 class PrivacyAccountant:
     """Keeps the ledger of everything that was released about one data set, and its budget.
 
@@ -210,7 +214,7 @@ class PrivacyAccountant:
         cost = self._cost(needed)
         if cost > self._epsilon:
             raise PrivacyBudgetExceeded(
-                f"recording {count} x {event} would bring epsilon to {cost:.6g}, above the budget "
+                f"recording {count} more of {_brief(event)} would bring epsilon to {cost:.6g}, above the budget "
                 f"of {self._epsilon:.6g} at delta={self._delta:.6g}; nothing was released. "
                 "Stop here, or plan fewer steps or more noise from the start."
             )
@@ -241,7 +245,7 @@ class PrivacyAccountant:
         :param sample_rate: see :class:`SubsampledGaussian`.
         :param sampling: see :class:`SubsampledGaussian`.
         :returns: noise standard deviation in units of the per-record bound.
-        :raises PrivacyBudgetExceeded: if nothing remains.
+        :raises PrivacyBudgetExceeded: if nothing to speak of (0.5%) remains.
         :raises ConfigurationError: without a budget, or if a setting is out of range.
         """
         num_steps = require_count("num_steps", num_steps)
@@ -250,6 +254,11 @@ class PrivacyAccountant:
             raise ConfigurationError(
                 "epsilon=None is no budget to calibrate from: give the accountant an epsilon, or "
                 "choose noise_multiplier yourself."
+            )
+        if self.remaining < _LEFT_OVER * self._epsilon:
+            raise PrivacyBudgetExceeded(
+                f"less than {_LEFT_OVER:.1%} remains of the budget of epsilon={self._epsilon:.6g}: "
+                "releases that fit would be all noise. Start with a larger budget."
             )
         with self._lock:
             counts = dict(self._counts)
@@ -346,3 +355,10 @@ class PrivacyAccountant:
     def _repr_html_(self) -> str:
         with self._lock:
             return ledger.as_html(self.ledger, self._facts())
+
+
+def _brief(event: SubsampledGaussian) -> str:
+    return (
+        f"(noise_multiplier={event.noise_multiplier:.6g}, sample_rate={event.sample_rate:.6g}, "
+        f"sampling={event.sampling!r})"
+    )

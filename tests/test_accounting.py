@@ -310,3 +310,13 @@ def test_threads_lose_nothing():
     for thread in threads:
         thread.join()
     assert dict(accountant.ledger) == {events[0]: 1000, events[1]: 1000}
+
+
+def test_what_a_calibrated_run_leaves_over_is_not_calibrated_again():
+    """Otherwise a second inference would run, and return nothing but noise."""
+    accountant = PrivacyAccountant(epsilon=1.0)
+    sigma = accountant.noise_multiplier(num_steps=100, sample_rate=0.1)
+    accountant.record(SubsampledGaussian(sigma, 0.1), 100)
+    assert accountant.remaining > 0
+    with pytest.raises(PrivacyBudgetExceeded, match="remains"):
+        accountant.noise_multiplier(num_steps=100, sample_rate=0.1)
