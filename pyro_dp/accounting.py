@@ -214,9 +214,9 @@ class PrivacyAccountant:
         cost = self._cost(needed)
         if cost > self._epsilon:
             raise PrivacyBudgetExceeded(
-                f"recording {count} more of {_brief(event)} would bring epsilon to {cost:.6g}, above the budget "
-                f"of {self._epsilon:.6g} at delta={self._delta:.6g}; nothing was released. "
-                "Stop here, or plan fewer steps or more noise from the start."
+                f"recording {count} more of {_brief(event)} would bring epsilon to {cost:.6g}, "
+                f"above the budget of {self._epsilon:.6g} at delta={self._delta:.6g}; nothing was "
+                "released. Stop here, or plan fewer steps or more noise from the start."
             )
         self._mark = mark
         # Epsilon grows about like the root of the counts: guess, then correct by interpolation.
