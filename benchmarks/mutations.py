@@ -112,8 +112,8 @@ MUTATIONS = [
     Mutation(
         "randperm sampling under the name of Poisson",
         "sampling",
-        'count = self.batch_size if self.sampling == "fixed" else',
-        "count = round(self.size * self.rate) if True else",
+        "stream.binomial(self.size, self.rate)",
+        "round(self.size * self.rate)",
         "test_sampling.py test_svi.py",
     ),
     Mutation(
