@@ -1,11 +1,11 @@
 """Structural checks: do model and guide decompose over the private plate's records?
 
-Privacy does not rest on these checks: a model only ever sees one record, or a placeholder
-(:class:`Records`), and what is released does not depend on their outcome. They tell the curator
-where the model meant something else. They run before any budget is spent, and restore random state
-and parameter store.
+Privacy does not rest on these checks: whatever a release is computed from sees one record only, or
+a placeholder (:class:`Records`). They tell the curator where the model meant something else. They
+run before any budget is spent, and restore the random state.
 """
 
+import contextlib
 import warnings
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_dp.errors import ModelError, PrivacyError
 from pyro_dp.gradients import Batch, RecordGradients, RecordTerm
-from pyro_dp.guard import guarded
+from pyro_dp.guard import guarded, unchanged_buffers
 from pyro_dp.initial_values import agree, initialise
 from pyro_dp.outside import Particle, draw_particle
 from pyro_dp.plates import Inside, OneRecord, Outside, PrivatePlate, is_random
@@ -29,12 +29,19 @@ _WHOLE_TENSORS = (
     "In the private plate, index what is read (with pyro.plate(...) as idx: ... x[idx]), or use "
     "slice_data=True for a model that is written for whole tensors."
 )
+_COMPARED = ("value", "log_prob")
 Arguments = tuple[tuple, dict]
 Sites = dict[str, dict]
 
 
 def build_record_term(
-    loss: ELBO, model: Callable, guide: Callable, records: Records, *, privatize: str
+    loss: ELBO,
+    model: Callable,
+    guide: Callable,
+    records: Records,
+    *,
+    privatize: str,
+    microbatch_size: int | None = None,
 ) -> tuple[RecordTerm, dict[str, Tensor]]:
     """Initialise the parameters, run every check, and build the term whose gradients are released.
 
@@ -59,9 +66,14 @@ def build_record_term(
             max_plate_nesting=_plate_nesting(loss, inside),
         )
         _let_touch(term, particle, outside.public, inside)
-        _check_isolation(term, records, particle)
-        _choose_path(term, records, particle)
-        _check_support(term, records, particle)
+        with unchanged_buffers():
+            _check_isolation(term, records, particle)
+            _choose_path(term, records, particle)
+            _check_support(term, records, particle, microbatch_size or 1024)
+        reached = particle.restricted(term.latents).reaches() | term.parameters.keys()
+        term.released = {n: x for n, x in particle.parameters.items() if n in reached}
+        if not term.latents and not term.released:
+            raise ModelError("The records' terms use neither a latent nor a parameter.")
     return term, particle.parameters
 
 
@@ -79,16 +91,31 @@ class _Runs:
         view: Callable[[PrivatePlate], Messenger],
     ):
         self._model, self._guide, self._records, self._view = model, guide, records, view
+        self._parameters: set[str] | None = None
         self.public = self.on(records.arguments(records.placeholder()))
+        self._parameters = {
+            name
+            for trace in self.public.values()
+            for name, site in trace.nodes.items()
+            if site["type"] == "param"
+        }
 
-    def on(self, arguments: Arguments) -> dict[str, poutine.Trace]:
+    def with_view(self, view: Callable[[PrivatePlate], Messenger]) -> "_Runs":
+        return _Runs(self._model, self._guide, self._records, view)
+
+    def on(self, arguments: Arguments, *, one_record: bool = True) -> dict[str, poutine.Trace]:
+        """Traces of guide and model.
+
+        :param one_record: else the whole plate.
+        """
         args, kwargs = arguments
         plate = self._records.plate
         first = torch.zeros(1, dtype=torch.long, device=self._records.device)
+        restriction = OneRecord(plate, first, self._parameters)
         with (
             forked_rng(),
             guarded("Running guide and model on one record", hint=_WHOLE_TENSORS),
-            OneRecord(plate, first),
+            restriction if one_record else contextlib.nullcontext(),
         ):
             guide = poutine.trace(self._view(plate)(self._guide)).get_trace(*args, **kwargs)
             replayed = poutine.replay(self._view(plate)(self._model), trace=guide)
@@ -103,25 +130,39 @@ def _random_sites(trace: poutine.Trace) -> Sites:
 
 
 def _check_outside(outside: _Runs, records: Records) -> None:
-    """What lies outside the plate must be the same on placeholders and on data."""
+    """What lies outside the plate must be the same whatever is inside of it."""
+    where = f"lies outside the private plate {records.plate.name!r} but depends on"
     arguments = [records.arguments(_row(records, i)) for i in _examples(records)]
     if not records.slice_data:
         arguments.append(records.unprotected_arguments())
-    for on_data in map(outside.on, arguments):
-        for part, trace in outside.public.items():
-            expected, sites = _random_sites(trace), _random_sites(on_data[part])
-            for name in expected.keys() | sites.keys():
-                one, other = expected.get(name), sites.get(name)
-                if not (one and other and _same_site(one, other)):
-                    raise ModelError(
-                        f"Site {name!r} of the {part} lies outside the private plate "
-                        f"{records.plate.name!r} but depends on the data: only sites inside the "
-                        "plate may read them."
-                    )
+    with unchanged_buffers():
+        for on_data in map(outside.on, arguments):
+            _require_same_sites(
+                outside.public,
+                on_data,
+                f"{where} the data: only sites inside the plate may read them.",
+            )
+    other_draws = outside.with_view(lambda plate: Outside(plate, seed=1)).public
+    _require_same_sites(outside.public, other_draws, f"{where} latents inside of it.")
+    if records.slice_data:
+        whole = records.arguments(records.placeholder(), length=records.plate.size)
+        _require_same_sites(
+            outside.public,
+            outside.on(whole, one_record=False),
+            f"{where} the length of the data, which is 1 for a model that is shown one record: "
+            "pass N as an argument.",
+        )
 
 
-def _same_site(one: dict, other: dict) -> bool:
-    return all(agree(one[key], other[key]) for key in ("value", "log_prob"))
+def _require_same_sites(
+    public: dict[str, poutine.Trace], other: dict[str, poutine.Trace], problem: str
+) -> None:
+    for part, trace in public.items():
+        expected, sites = _random_sites(trace), _random_sites(other[part])
+        for name in expected.keys() | sites.keys():
+            one, two = expected.get(name), sites.get(name)
+            if not (one and two and all(agree(one[key], two[key]) for key in _COMPARED)):
+                raise ModelError(f"Site {name!r} of the {part} {problem}")
 
 
 def _check_latents(
@@ -278,12 +319,13 @@ def _why_not_vectorized(
     return "the vectorised gradient differs from the loop's"
 
 
-def _check_support(term: RecordTerm, records: Records, particle: Particle) -> None:
-    """Every record's observations lie in the support of their distributions, as Pyro validates."""
-    if not term.vectorizes:
-        return
-    for indices in torch.arange(records.plate.size, device=records.device).split(4096):
-        batch = Batch(indices, records.rows(indices), _stream())
+def _check_support(term: RecordTerm, records: Records, particle: Particle, batch_size: int) -> None:
+    """Observations lie in the support of their distributions, as Pyro's validation would ask."""
+    indices = torch.arange(records.plate.size, device=records.device)
+    if not term.vectorizes:  # one at a time is slow: a part of them
+        indices, batch_size = indices[_examples(records, 100)], 1
+    for chosen in indices.split(batch_size):
+        batch = Batch(chosen, records.rows(chosen), _stream())
         for name, supported in term.supported(records, particle, batch).items():
             if not supported.all():
                 raise ModelError(
@@ -293,8 +335,18 @@ def _check_support(term: RecordTerm, records: Records, particle: Particle) -> No
 
 
 def _same_gradients(one: RecordGradients, other: RecordGradients) -> bool:
+    """Equal up to rounding, relative to the largest gradient of all."""
     pairs = [(one.latents, other.latents), (one.parameters, other.parameters)]
-    return all(agree(these[name], those[name]) for these, those in pairs for name in these)
+    flat = [
+        (these[name].flatten().double(), those[name].flatten().double())
+        for these, those in pairs
+        for name in these
+    ]
+    if not flat:
+        return True
+    ours, theirs = (torch.cat(column) for column in zip(*flat, strict=True))
+    exact = all(x.dtype == torch.float64 for x in (*one.latents.values(), *one.parameters.values()))
+    return agree(ours, theirs, tolerance=1e-8 if exact else 1e-4)
 
 
 def _stream() -> LocalStream:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from pyro_dp.gradients import RecordGradients
+from pyro_dp.gradients import RecordGradients, RecordTerm
 from pyro_dp.outside import Particle
 
 
@@ -26,28 +26,21 @@ class LatentCoordinates:
     """Latents in unconstrained coordinates, and the parameters used inside the plate.
 
     :param particles: the public draws of this step.
-    :param inside: unconstrained parameters used inside the plate.
-    :param everything: all unconstrained parameters.
+    :param term: tells which parameters the records use.
+    :param parameters: all unconstrained parameters.
     """
 
     def __init__(
-        self,
-        particles: Sequence[Particle],
-        inside: dict[str, Tensor],
-        everything: dict[str, Tensor],
+        self, particles: Sequence[Particle], term: RecordTerm, parameters: dict[str, Tensor]
     ):
         self._particles = particles
-        self._inside = inside
-        self._everything = everything
-
-    @property
-    def _shapes(self) -> list[Tensor]:
-        latents = [u for particle in self._particles for u in particle.latents.values()]
-        return [*latents, *self._inside.values()]
+        self._latents = [u for particle in particles for u in particle.latents.values()]
+        self._inside = term.parameters
+        self._parameters = parameters
 
     @property
     def size(self) -> int:
-        return sum(x.numel() for x in self._shapes)
+        return sum(x.numel() for x in (*self._latents, *self._inside.values()))
 
     def per_record(self, gradients: Sequence[RecordGradients]) -> Tensor:
         """(B, size), from one gradient per particle."""
@@ -58,88 +51,70 @@ class LatentCoordinates:
 
     def set_gradients(self, released: Tensor) -> None:
         """Gradients of the parameters, from the released estimate, (size,)."""
-        blocks = _unflat(released, self._shapes)
+        cotangents, direct = _unflat(released, self._latents, self._inside.values())
         objective = _mean_loss(self._particles)
-        for u, cotangent in zip(
-            self._shapes[: len(blocks) - len(self._inside)], blocks, strict=False
-        ):
+        for u, cotangent in zip(self._latents, cotangents, strict=True):
             objective = objective + (cotangent * u).sum()
-        direct = dict(zip(self._inside, blocks[len(blocks) - len(self._inside) :], strict=True))
-        _assign(self._everything, objective, direct)
+        _assign(self._parameters, objective, dict(zip(self._inside, direct, strict=True)))
 
 
 class ParameterCoordinates:
-    """All unconstrained parameters. The arguments are those of :class:`LatentCoordinates`."""
+    """The unconstrained parameters. The arguments are those of :class:`LatentCoordinates`."""
 
     def __init__(
-        self,
-        particles: Sequence[Particle],
-        inside: dict[str, Tensor],
-        everything: dict[str, Tensor],
+        self, particles: Sequence[Particle], term: RecordTerm, parameters: dict[str, Tensor]
     ):
         self._particles = particles
-        self._everything = everything
+        self._released = term.released
+        self._parameters = parameters
 
     @property
     def size(self) -> int:
-        return sum(x.numel() for x in self._everything.values())
+        return sum(x.numel() for x in self._released.values())
 
     def per_record(self, gradients: Sequence[RecordGradients]) -> Tensor:
         """(B, size), from one gradient per particle."""
-        count = len(self._particles)
-        total = dict.fromkeys(self._everything, 0.0)
+        batch = len(gradients[0].losses)
+        total = {name: x.new_zeros(batch, *x.shape) for name, x in self._released.items()}
         for particle, each in zip(self._particles, gradients, strict=True):
-            batch = len(each.losses)
-            for name, gradient in zip(
-                total, _pulled_back(particle, each, self._everything), strict=True
-            ):
-                total[name] = total[name] + (0.0 if gradient is None else gradient / count)
-            for name, gradient in each.parameters.items():
-                total[name] = total[name] + gradient / count
-        return _flat(
-            [
-                total[name]
-                if isinstance(total[name], Tensor)
-                else leaf.new_zeros(batch, *leaf.shape)
-                for name, leaf in self._everything.items()
-            ]
-        )
+            through_guide = _pulled_back(particle, each, self._released)
+            for name in total:
+                for gradient in (through_guide.get(name), each.parameters.get(name)):
+                    if gradient is not None:
+                        total[name] = total[name] + gradient / len(self._particles)
+        return _flat(total.values())
 
     def set_gradients(self, released: Tensor) -> None:
         """Gradients of the parameters, from the released estimate, (size,)."""
-        blocks = _unflat(released, self._everything.values())
-        _assign(
-            self._everything,
-            _mean_loss(self._particles),
-            dict(zip(self._everything, blocks, strict=True)),
-        )
+        (blocks,) = _unflat(released, self._released.values())
+        direct = dict(zip(self._released, blocks, strict=True))
+        _assign(self._parameters, _mean_loss(self._particles), direct)
 
 
 def _pulled_back(
     particle: Particle, gradients: RecordGradients, parameters: dict[str, Tensor]
-) -> list[Tensor | None]:
-    """Each record's gradient through the guide: (B, ...) per parameter it reaches, else ``None``.
+) -> dict[str, Tensor | None]:
+    """Each record's gradient through the guide: (B, ...) per parameter, ``None`` if out of reach.
 
     Latents without a reparameterisation enter by their score: l_i times the gradient of log q.
     """
-    outputs = {name: u for name, u in particle.latents.items() if u.requires_grad}
-    cotangents = [gradients.latents[name] for name in outputs]
-    outputs = list(outputs.values())
+    reached = {name: u for name, u in particle.latents.items() if u.requires_grad}
+    outputs = list(reached.values())
+    cotangents = [gradients.latents[name] for name in reached]
     if particle.log_q is not None and particle.log_q.requires_grad:
         outputs.append(particle.log_q)
         cotangents.append(gradients.losses.to(particle.log_q.dtype))
     if not outputs:
-        return [None] * len(parameters)
-    return list(
-        torch.autograd.grad(
-            outputs,
-            list(parameters.values()),
-            grad_outputs=cotangents,
-            is_grads_batched=True,
-            retain_graph=True,
-            allow_unused=True,
-        )
+        return {}
+    pulled = torch.autograd.grad(
+        outputs,
+        list(parameters.values()),
+        grad_outputs=cotangents,
+        is_grads_batched=True,
+        retain_graph=True,
+        allow_unused=True,
     )
+    return dict(zip(parameters, pulled, strict=True))
 
 
 def _mean_loss(particles: Sequence[Particle]) -> Tensor:
@@ -161,7 +136,14 @@ def _flat(blocks: Iterable[Tensor]) -> Tensor:
     )
 
 
-def _unflat(vector: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
-    like = list(like)
-    parts = vector.split([x.numel() for x in like])
-    return [part.reshape(x.shape).to(x.dtype) for part, x in zip(parts, like, strict=True)]
+def _unflat(vector: Tensor, *groups: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Parts of the vector in the shapes of these tensors, group by group."""
+    shaped, start = [], 0
+    for group in groups:
+        parts = []
+        for like in group:
+            part = vector[start : start + like.numel()]
+            parts.append(part.reshape(like.shape).to(like.dtype))
+            start += like.numel()
+        shaped.append(parts)
+    return shaped

@@ -9,6 +9,7 @@ record's own (private).
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
 
+from pyro_dp.errors import ModelError
 from pyro_dp.guard import guarded
 from pyro_dp.outside import Particle, single_particle
 from pyro_dp.plates import Inside, OneRecord, is_random
@@ -78,25 +80,46 @@ class RecordTerm:
         self.runs_guide = runs_guide
         self.latents: set[str] = set()  # names of the global latents that the term uses
         self.parameters: dict[str, Tensor] = {}  # unconstrained parameters that the term uses
+        self.released: dict[str, Tensor] = {}  # those, and what the latents' draws depend on
         self.draws: list[Draw] = []  # local draws of one record
         self.vectorizes = True
 
     def gradients(self, records: Records, particle: Particle, batch: Batch) -> RecordGradients:
-        """By the fastest way that this model allows."""
-        return (self.vectorized if self.vectorizes else self.looped)(records, particle, batch)
+        """By the fastest way that this model allows.
 
-    def looped(self, records: Records, particle: Particle, batch: Batch) -> RecordGradients:
-        """One record after the other, through the user's own loss."""
+        A record on which the model fails (a matrix that is not positive definite, say) counts as
+        broken, and its numbers are NaN. An error would tell the world that there is such a record.
+        """
+        if self.vectorizes:
+            try:
+                return self.vectorized(records, particle, batch)
+            except ModelError:
+                pass
+        return self.looped(records, particle, batch, breaks=True)
+
+    def looped(
+        self, records: Records, particle: Particle, batch: Batch, *, breaks: bool = False
+    ) -> RecordGradients:
+        """One record after the other, through the user's own loss.
+
+        :param breaks: whether a record may be broken; else it raises.
+        """
         inputs = particle.latents | self.parameters
         columns: dict[str, list[Tensor]] = {name: [] for name in inputs}
         losses = []
         for b, index in enumerate(batch.indices):
             arguments = records.arguments([row[b] for row in batch.rows])
             draws = LocalDraws(stream=batch.local, index=index)
-            gradients, loss = self.single(records, particle, index, arguments, draws)
+            missing = 0.0
+            try:
+                gradients, loss = self.single(records, particle, index, arguments, draws)
+            except ModelError:
+                if not breaks:
+                    raise
+                gradients, loss, missing = {}, torch.tensor(math.nan), math.nan
             for name, column in columns.items():
-                column.append(gradients.get(name, torch.zeros_like(inputs[name])))
-            losses.append(loss)
+                column.append(gradients.get(name, torch.full_like(inputs[name], missing)))
+            losses.append(loss.to(batch.indices.device))
         stacked = {name: torch.stack(column) for name, column in columns.items()}
         return RecordGradients(
             {name: stacked[name] for name in particle.latents},
@@ -116,12 +139,13 @@ class RecordTerm:
         latents = {name: u.requires_grad_() for name, u in particle.detached().items()}
         inputs = latents | self.parameters
         args, kwargs = arguments
-        with self._one_record(records, index, draws):
+        with self._one_record(records, particle, index, draws):
             model, guide = self._inside(records, particle.values(latents))
             loss = torch.as_tensor(self.loss.differentiable_loss(model, guide, *args, **kwargs))
         if not loss.requires_grad:
             return {}, loss
-        gradients = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True)
+        with guarded("Differentiating a record's term"):
+            gradients = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True)
         return {
             n: g for n, g in zip(inputs, gradients, strict=True) if g is not None
         }, loss.detach()
@@ -133,7 +157,7 @@ class RecordTerm:
         def term(latents, parameters, index, row, table):
             args, kwargs = records.arguments(row)
             substitutes = {id(leaf): parameters[name] for name, leaf in leaves.items()}
-            with self._one_record(records, index, LocalDraws(table), substitutes):
+            with self._one_record(records, particle, index, LocalDraws(table), substitutes):
                 model, guide = self._inside(records, particle.values(latents))
                 return record_loss(self.loss, model, guide, args, kwargs)
 
@@ -143,26 +167,32 @@ class RecordTerm:
             randomness="different",
         )
         parameters = {name: leaf.detach() for name, leaf in leaves.items()}
-        (of_latents, of_parameters), losses = gradient(
-            particle.detached(), parameters, batch.indices, batch.rows, self._tables(batch)
-        )
+        with guarded("Differentiating the records' terms"):
+            (of_latents, of_parameters), losses = gradient(
+                particle.detached(), parameters, batch.indices, batch.rows, self._tables(batch)
+            )
         return RecordGradients(of_latents, of_parameters, losses)
 
     def supported(self, records: Records, particle: Particle, batch: Batch) -> dict[str, Tensor]:
-        """Whether observations lie in the support of their distributions: (B, ...) per site."""
+        """Whether observations lie in the support of their distributions: (B, ...) per site.
+
+        One record at a time where the term is not vectorised.
+        """
 
         def check(index, row, table):
             args, kwargs = records.arguments(row)
-            with self._one_record(records, index, LocalDraws(table)):
+            with self._one_record(records, particle, index, LocalDraws(table)):
                 model, guide = self._inside(records, particle.values(particle.detached()))
                 trace = poutine.trace(guide).get_trace(*args, **kwargs)
                 trace = poutine.trace(poutine.replay(model, trace=trace)).get_trace(*args, **kwargs)
             observed = [s for s in trace.nodes.values() if is_random(s) and s["is_observed"]]
             return {site["name"]: _in_support(site) for site in observed}
 
-        return torch.vmap(check, randomness="different")(
-            batch.indices, batch.rows, self._tables(batch)
-        )
+        if self.vectorizes:
+            checks = torch.vmap(check, randomness="different")
+            return checks(batch.indices, batch.rows, self._tables(batch))
+        (index,) = batch.indices
+        return check(index, [row[0] for row in batch.rows], [t[0] for t in self._tables(batch)])
 
     def _tables(self, batch: Batch) -> list[Tensor]:
         return [d.sample(batch.local, batch.indices, i) for i, d in enumerate(self.draws)]
@@ -174,6 +204,7 @@ class RecordTerm:
     def _one_record(
         self,
         records: Records,
+        particle: Particle,
         index: Tensor,
         draws: LocalDraws,
         substitutes: dict[int, Tensor] | None = None,
@@ -181,7 +212,7 @@ class RecordTerm:
         with (
             guarded("Running the model on one record"),
             RecordMode(draws, substitutes),
-            OneRecord(records.plate, index.reshape(1)),
+            OneRecord(records.plate, index.reshape(1), particle.names),
         ):
             yield
 
@@ -189,7 +220,7 @@ class RecordTerm:
 def _in_support(site: dict) -> Tensor:
     try:
         inside = site["fn"].support.check(site["value"])
-    except NotImplementedError:  # a distribution that does not tell
+    except (NotImplementedError, RuntimeError):  # a distribution that does not tell, or not in vmap
         return torch.ones((), dtype=torch.bool)
     return inside if site["mask"] is None else inside | ~torch.as_tensor(site["mask"])
 

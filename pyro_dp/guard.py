@@ -1,9 +1,10 @@
-"""Running user code: nothing of the data may leave through exceptions or the state of modules."""
+"""Running user code: no data in the texts of exceptions or in the buffers of modules."""
 
 import contextlib
 from collections.abc import Iterator
 
 import pyro
+import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -39,6 +40,37 @@ def guarded(doing: str, *, hint: str = "") -> Iterator[None]:
             "withheld because it may quote data; call the model or guide itself to see it."
             + (f" {hint}" if hint else "")
         ) from None
+
+
+@contextlib.contextmanager
+def unchanged_buffers() -> Iterator[None]:
+    """Refuse modules that keep something of what they see, such as running averages.
+
+    Their buffers are put back.
+
+    :raises ModelError: names the module's class and the buffer.
+    """
+    before: dict[int, tuple[torch.nn.Module, dict[str, torch.Tensor]]] = {}
+
+    def remember(module, inputs):
+        own = module.named_buffers(recurse=False)
+        before.setdefault(id(module), (module, {name: x.detach().clone() for name, x in own}))
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(remember)
+    try:
+        yield
+    finally:
+        hook.remove()
+    for module, buffers in before.values():
+        for name, value in buffers.items():
+            buffer = getattr(module, name)
+            if not torch.equal(buffer, value):
+                with torch.no_grad():
+                    buffer.copy_(value)
+                raise ModelError(
+                    f"Buffer {name!r} of {type(module).__name__} changes with the data and would "
+                    "keep something of them: call .eval(), or do without running averages."
+                )
 
 
 class _NoBatchStatistics(TorchFunctionMode):

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
 from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded
+from pyro_dp.initial_values import copied
 from pyro_dp.mechanisms import ClippedSum, release
 from pyro_dp.plates import find_plate
 from pyro_dp.randomness import Randomness
@@ -124,7 +125,9 @@ class PrivateInference:
         self._refuse_steps_beyond_calibration()
         if self._records is not None and self._records.same_as(args, kwargs) and self._is_current():
             return
-        plate = find_plate(self.model, args, kwargs, self.plate)
+        # The original's first run is on placeholders, so that it can keep nothing of the data.
+        first_look, _ = copied(self.model, self.guide)
+        plate = find_plate(first_look, args, kwargs, self.plate)
         records = Records(self.model, plate, args, kwargs, self.slice_data)
         rate = self.sample_rate
         if rate is None:

@@ -39,14 +39,12 @@ def initialise(model: Callable, guide: Callable, records: Records) -> None:
 def _initial_values(
     model: Callable, guide: Callable, arguments: tuple[tuple, dict]
 ) -> dict[str, Tensor]:
-    try:
-        model, guide = _copied(model, guide)
-    except Exception:  # what cannot be copied is not run on the data
-        return {}
+    model, guide = copied(model, guide)
+    store = pyro.get_param_store()
     args, kwargs = arguments
     with (
         forked_rng(),
-        pyro.get_param_store().scope(),
+        store.scope(store.get_state()),
         guarded("Running guide and model once", hint=PLACEHOLDERS),
         poutine.trace(param_only=True) as captured,
     ):
@@ -55,31 +53,38 @@ def _initial_values(
     return {name: site["value"].detach().clone() for name, site in captured.trace.nodes.items()}
 
 
-def _copied(model: Callable, guide: Callable) -> tuple[Callable, Callable]:
-    """Copies whose lazily created parameters leave the originals as they are."""
-    modules = list(guide.modules()) if isinstance(guide, torch.nn.Module) else []
-    # Copying an autoguide makes it forget its model and its master, the original included.
-    links = [(m._model, m.master) if isinstance(m, AutoGuide) else None for m in modules]
+def copied(model: Callable, guide: Callable) -> tuple[Callable, Callable]:
+    """Copies that may see the data: what they create or keep is not the originals'.
+
+    What cannot be copied is returned as it is.
+    """
+    original = AutoGuide.__getstate__
+    AutoGuide.__getstate__ = _whole_state
     try:
         new_model, new_guide = copy.deepcopy((model, guide))
+    except Exception:
+        return model, guide
     finally:
-        for module, link in zip(modules, links, strict=True):
-            if link is not None:
-                module._model, module.master = link
-    copies = list(new_guide.modules()) if modules else []
-    copy_of = dict(zip(map(id, modules), copies, strict=True))
-    for module, link in zip(copies, links, strict=True):
-        if link is not None:
-            (its_model,), master = link
-            module._model = (new_model if its_model is model else its_model,)
-            module.master = None if master is None else weakref.ref(copy_of[id(master())])
+        AutoGuide.__getstate__ = original
+    if isinstance(guide, torch.nn.Module):
+        pairs = list(zip(guide.modules(), new_guide.modules(), strict=True))
+        copy_of = {id(old): new for old, new in pairs}
+        for old, new in pairs:
+            if isinstance(old, AutoGuide) and old.master is not None:
+                new.master = weakref.ref(copy_of[id(old.master())])
     return new_model, new_guide
 
 
-def agree(one: Tensor, other: Tensor) -> bool:
+def _whole_state(guide: AutoGuide) -> dict:
+    # Pyro's own makes a copied autoguide forget its model, and the original as well.
+    return guide.__dict__.copy()
+
+
+def agree(one: Tensor, other: Tensor, *, tolerance: float | None = None) -> bool:
     """Equal up to rounding, relative to the largest entry."""
     if one.shape != other.shape or not one.is_floating_point():
         return torch.equal(one, other)
-    tolerance = 1e-8 if one.dtype == torch.float64 else 1e-4
+    if tolerance is None:
+        tolerance = 1e-8 if one.dtype == torch.float64 else 1e-4
     size = one.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax().item() if one.numel() else 0.0
     return torch.allclose(one, other, rtol=0.0, atol=tolerance * size, equal_nan=True)

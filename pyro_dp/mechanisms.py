@@ -91,16 +91,15 @@ class ClippedSum:
 
         :param values: one tensor of shape (B, size) per block; private.
         """
-        # Norms in float64: a float32 norm overflows at 1e19 and is inexact in long vectors.
-        norms = [
-            torch.linalg.vector_norm(v, dim=1, keepdim=True, dtype=torch.float64) for v in values
-        ]  # (B, 1)
+        # All in float64: the norm of a float32 vector overflows at 1e19, and the scale of a long
+        # half-precision one is too coarse for the bound to hold.
+        values = [value.to(torch.float64) for value in values]
+        norms = [torch.linalg.vector_norm(value, dim=1, keepdim=True) for value in values]  # (B, 1)
         finite = torch.stack(norms).isfinite().all(dim=0)  # (B, 1)
         for total, block, value, norm in zip(self._totals, self.blocks, values, norms, strict=True):
-            # The clipped norm stays below the bound also after rounding to the dtype of the values.
-            target = block.bound * (1 - 4 * torch.finfo(value.dtype).eps)
-            scale = torch.where(norm > target, target / norm, 1.0).to(value.dtype)
-            total += torch.where(finite, value * scale, 0.0).sum(dim=0, dtype=torch.float64)
+            target = block.bound * (1 - 1e-15)  # so that rounding stays within the bound
+            scale = torch.where(norm > target, target / norm, 1.0)
+            total += torch.where(finite, value * scale, 0.0).sum(dim=0)
 
     @property
     def totals(self) -> tuple[Tensor, ...]:

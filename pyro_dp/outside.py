@@ -8,8 +8,10 @@ import torch
 from pyro import poutine
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions import Transform, biject_to
+from torch.distributions.constraints import Constraint
 
 from pyro_dp.guard import PLACEHOLDERS, guarded
 from pyro_dp.plates import OneRecord, Outside, PrivatePlate, is_random
@@ -25,30 +27,51 @@ class Particle:
         the guide's parameters.
     :param transforms: from u to the latent's own space.
     :param fixed: values of the other latents, in their own space.
+    :param indices: of the other plates, by name.
     :param log_q: log density of the draws without a reparameterisation; ``None`` if there are none.
-    :param parameters: all unconstrained parameters that model and guide used, by name.
+    :param parameters: all unconstrained parameters that model and guide learn, by name.
+    :param names: of all parameters, frozen ones included.
     """
 
     loss: Tensor
     latents: dict[str, Tensor]
     transforms: dict[str, Transform]
     fixed: dict[str, Tensor]
+    indices: dict[str, Tensor]
     log_q: Tensor | None
     parameters: dict[str, Tensor]
+    names: frozenset[str]
 
     def values(self, latents: dict[str, Tensor]) -> dict[str, Tensor]:
-        """All latents in their own space, given unconstrained ones."""
-        return {name: self.transforms[name](u) for name, u in latents.items()} | self.fixed
+        """All latents in their own space, given unconstrained ones; and the indices."""
+        own = {name: self.transforms[name](u) for name, u in latents.items()}
+        return own | self.fixed | self.indices
 
     def detached(self) -> dict[str, Tensor]:
         return {name: u.detach() for name, u in self.latents.items()}
 
     def restricted(self, names: set[str]) -> "Particle":
         """With gradients for these latents only: what records do not see gets no noise either."""
-        fixed = self.values({n: u.detach() for n, u in self.latents.items() if n not in names})
-        return replace(
-            self, latents={n: u for n, u in self.latents.items() if n in names}, fixed=fixed
+        kept = {name: u for name, u in self.latents.items() if name in names}
+        dropped = {
+            name: self.transforms[name](u.detach())
+            for name, u in self.latents.items()
+            if name not in names
+        }
+        return replace(self, latents=kept, fixed=self.fixed | dropped)
+
+    def reaches(self) -> set[str]:
+        """Names of the parameters that the latents' draws depend on."""
+        outputs = [u.sum() for u in self.latents.values() if u.requires_grad]
+        if self.log_q is not None and self.log_q.requires_grad:
+            outputs.append(self.log_q)
+        if not outputs:
+            return set()
+        leaves = self.parameters
+        gradients = torch.autograd.grad(
+            outputs, list(leaves.values()), retain_graph=True, allow_unused=True
         )
+        return {name for name, g in zip(leaves, gradients, strict=True) if g is not None}
 
 
 def single_particle(loss: ELBO) -> ELBO:
@@ -80,15 +103,15 @@ def draw_particle(loss: ELBO, model: Callable, guide: Callable, records: Records
         outside = elbo.differentiable_loss(
             Outside(plate)(model_sites(model)), Outside(plate)(guide_sites(guide)), *args, **kwargs
         )
-    particle = Particle(
-        torch.as_tensor(outside), {}, {}, {}, None, _unconstrained(parameters.trace)
-    )
+    learnt, names = _unconstrained(parameters.trace), frozenset(parameters.trace.nodes)
+    indices = model_sites.indices | guide_sites.indices
+    particle = Particle(torch.as_tensor(outside), {}, {}, {}, indices, None, learnt, names)
     for name, site in guide_sites.found.items():
         # A latent's own space is that of its prior; auxiliary sites have only the guide's.
-        support = model_sites.found.get(name, site)["fn"].support
-        if getattr(site["fn"], "has_rsample", False):
-            particle.transforms[name] = biject_to(support)
-            particle.latents[name] = particle.transforms[name].inv(site["value"])
+        transform = _to_support(model_sites.found.get(name, site)["fn"].support)
+        if transform is not None and getattr(site["fn"], "has_rsample", False):
+            particle.transforms[name] = transform
+            particle.latents[name] = transform.inv(site["value"])
         else:
             particle.fixed[name] = site["value"].detach()
             log_q = site["fn"].log_prob(particle.fixed[name]).sum()
@@ -103,15 +126,35 @@ class _Sites(Messenger):
         super().__init__()
         self.plate = plate
         self.found: dict[str, dict] = {}
+        self.indices: dict[str, Tensor] = {}  # of the other plates, which may subsample
 
     def _pyro_post_sample(self, msg: dict) -> None:
         if is_random(msg) and not self.plate.holds(msg):
             self.found[msg["name"]] = msg
+        elif isinstance(msg["fn"], _Subsample) and msg["name"] != self.plate.name:
+            self.indices[msg["name"]] = msg["value"]
+
+
+def _to_support(support: Constraint) -> Transform | None:
+    """From unconstrained space, as a constant: a bound that is itself a latent has its own u."""
+    try:
+        return biject_to(_detached(support))
+    except NotImplementedError:
+        return None
+
+
+def _detached(constraint: Constraint) -> Constraint:
+    constraint = copy.copy(constraint)
+    for name, value in list(vars(constraint).items()):
+        if isinstance(value, Tensor):
+            setattr(constraint, name, value.detach())
+        elif isinstance(value, Constraint):
+            setattr(constraint, name, _detached(value))
+    return constraint
 
 
 def _unconstrained(trace: poutine.Trace) -> dict[str, Tensor]:
-    return {
-        name: site["value"].unconstrained()
-        for name, site in trace.nodes.items()
-        if site["type"] == "param"
-    }
+    """Those that are learnt, each once under its first name."""
+    leaves = {name: site["value"].unconstrained() for name, site in trace.nodes.items()}
+    first = {id(leaf): name for name, leaf in reversed(leaves.items())}
+    return {n: x for n, x in leaves.items() if x.requires_grad and first[id(x)] == n}

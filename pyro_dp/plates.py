@@ -1,18 +1,19 @@
 """The private plate: find it, restrict it to one record, split a model at it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyro
 import torch
 from pyro import poutine
+from pyro.distributions import Delta
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import SubsampleMessenger, _Subsample
 from torch import Tensor
 
 from pyro_dp.errors import ModelError
-from pyro_dp.guard import guarded
+from pyro_dp.guard import guarded, unchanged_buffers
 from pyro_dp.randomness import forked_rng
 
 
@@ -38,26 +39,33 @@ class PrivatePlate:
 
 
 def is_random(site: Mapping) -> bool:
-    """A sample site with a density: neither a plate's indices nor ``pyro.deterministic``."""
-    return (
-        site["type"] == "sample"
-        and not isinstance(site["fn"], _Subsample)
-        and not site["infer"].get("_deterministic")
-    )
+    """A sample site with a density.
+
+    Neither a plate's indices nor a function of other sites, be it ``pyro.deterministic`` or what a
+    reparameterisation leaves behind.
+    """
+    if site["type"] != "sample" or isinstance(site["fn"], _Subsample):
+        return False
+    fn = site["fn"]
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return not (site["is_observed"] and isinstance(fn, Delta))
 
 
 def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> PrivatePlate:
-    """Run the model once and find the plate that holds the observations.
+    """Run the model once, on the data, and find the plate that holds the observations.
 
-    Nothing of this run leaves: random state and parameter store are restored.
+    Random state and parameter store are restored; pass a copy of a model that has a state.
 
     :param name: the plate's name, or ``None`` if exactly one plate holds observed sites.
     :raises ModelError: no such plate or several; an observed site outside the plate.
     """
+    store = pyro.get_param_store()
     with (
         forked_rng(),
-        pyro.get_param_store().scope(),
+        store.scope(store.get_state()),
         torch.no_grad(),
+        unchanged_buffers(),
         guarded("Running the model once to find its plates"),
     ):
         trace = poutine.trace(model).get_trace(*args, **kwargs)
@@ -104,12 +112,17 @@ class OneRecord(Messenger):
     Scales and masks of the user are kept.
 
     :param index: tensor of shape (1,).
+    :param parameters: the names that there may be, if they are known: one that only some records
+        use would tell by its existence.
     """
 
-    def __init__(self, plate: PrivatePlate, index: Tensor):
+    def __init__(
+        self, plate: PrivatePlate, index: Tensor, parameters: Collection[str] | None = None
+    ):
         super().__init__()
         self.plate = plate
         self.index = index
+        self.parameters = parameters
 
     def __enter__(self):
         self._original = original = SubsampleMessenger._subsample
@@ -129,6 +142,12 @@ class OneRecord(Messenger):
         return super().__exit__(*exc_info)
 
     def _process_message(self, msg: dict) -> None:
+        if msg["type"] == "param" and self.parameters is not None:
+            if msg["name"] not in self.parameters:
+                raise ModelError(
+                    f"Parameter {msg['name']!r} appears for some records only: create every "
+                    "parameter before anything depends on the data."
+                )
         if msg["type"] != "sample":
             return
         if msg["name"] == self.plate.name and isinstance(msg["fn"], _Subsample):
@@ -143,16 +162,20 @@ class Outside(Messenger):
 
     Hidden latents still need a value for the model to run through; it is drawn without moving the
     public generator.
+
+    :param seed: of these draws.
     """
 
-    def __init__(self, plate: PrivatePlate):
+    def __init__(self, plate: PrivatePlate, seed: int = 0):
         super().__init__()
         self.plate = plate
+        self.seed = seed
 
     def _process_message(self, msg: dict) -> None:
         if msg["type"] == "sample" and self.plate.holds(msg):
             if msg["value"] is None:
                 with forked_rng(), torch.no_grad():
+                    torch.manual_seed(self.seed)
                     msg["value"] = msg["fn"](*msg["args"], **msg["kwargs"])
                 msg["done"] = True
             msg["stop"] = True
@@ -161,7 +184,7 @@ class Outside(Messenger):
 class Inside(Messenger):
     """Hide every site outside the private plate, with the global latents fixed.
 
-    :param values: value of each latent site outside the plate.
+    :param values: value of each latent site outside the plate, and indices of each other plate.
     """
 
     def __init__(self, plate: PrivatePlate, values: Mapping[str, Tensor]):
@@ -174,5 +197,5 @@ class Inside(Messenger):
             if msg["value"] is None and msg["name"] in self.values:
                 msg["value"] = self.values[msg["name"]]
                 msg["done"] = True
-            # The plates' own index sites go on to OneRecord.
-            msg["stop"] = not isinstance(msg["fn"], _Subsample)
+            # The private plate's own index site goes on to OneRecord.
+            msg["stop"] = msg["name"] != self.plate.name

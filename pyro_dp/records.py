@@ -1,6 +1,7 @@
 """The arguments of a model, seen as records: which are data, and what one record shows of them."""
 
 import inspect
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,11 +19,11 @@ class Records:
     Every tensor whose first dimension is N is data: row i belongs to record i. Everything else is a
     public constant.
 
-    A model is never shown the data as a whole. For record i each data tensor is either that row
-    alone (``slice_data=True``) or row i repeated N times (a view, not a copy), so that whatever it
-    reads of "other records" is record i again: by construction a record's term depends on that
-    record only. Everything outside the plate, and every initial value, is computed on placeholders
-    and depends on no record at all.
+    Nothing that is released comes from a model that was shown the data as a whole. For record i
+    each data tensor is either that row alone (``slice_data=True``) or row i repeated N times (a
+    view, not a copy), so that whatever it reads of "other records" is record i again: by
+    construction a record's term depends on that record only. Everything outside the plate, and
+    every initial value, is computed on placeholders and depends on no record at all.
 
     :raises ModelError: no argument is data.
     """
@@ -33,7 +34,7 @@ class Records:
         self.plate = plate
         self.slice_data = slice_data
         self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
-        self._versions = [x._version if isinstance(x, Tensor) else 0 for x in self._leaves]
+        self._versions = [_version(x) for x in self._leaves]
         self._data = [
             i
             for i, leaf in enumerate(self._leaves)
@@ -45,13 +46,13 @@ class Records:
                 f"private plate {plate.name!r}: pass the data as arguments; what a model captures "
                 "by closure cannot be protected."
             )
-        self._names = _argument_names(model, args, kwargs)
-        for name, leaf in zip(self._names, self._leaves, strict=True):
-            if (
-                not isinstance(leaf, (Tensor, str))
-                and hasattr(leaf, "__len__")
-                and len(leaf) == plate.size
-            ):
+        self._names = [
+            name
+            for name, value in _named_arguments(model, args, kwargs)
+            for _ in pytree.tree_leaves(value)
+        ]
+        for name, value in _named_arguments(model, args, kwargs):
+            if _is_untyped_data(value, plate.size):
                 raise ModelError(
                     f"Argument {name!r} has one element per record, but is no tensor: use one."
                 )
@@ -106,25 +107,46 @@ class Records:
         return spec == self._spec and all(map(_same, leaves, self._leaves, self._versions))
 
 
+def _version(leaf: Any) -> int:
+    return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
+
+
 def _same(new: Any, old: Any, version: int) -> bool:
     if isinstance(old, Tensor):
-        return new is old and new._version == version
+        return isinstance(new, Tensor) and _memory(new) == (*_memory(old)[:-1], version)
     if new is old:
         return True
     return isinstance(new, (bool, int, float, str)) and type(new) is type(old) and new == old
 
 
-def _argument_names(model: Callable, args: tuple, kwargs: dict) -> list[str]:
-    """A name per leaf of the arguments, taken from the model's signature where it has one."""
+def _memory(tensor: Tensor) -> tuple:
+    """Where the numbers are, and how often they were changed. The old tensor keeps it taken."""
+    place = (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride())
+    return (*place, _version(tensor))
+
+
+def _is_untyped_data(value: Any, size: int) -> bool:
+    """Whether there is an array, or a list of numbers, with one element per record."""
+    if isinstance(value, (Tensor, str)):
+        return False
+    if isinstance(value, dict):
+        return any(_is_untyped_data(each, size) for each in value.values())
+    if isinstance(value, (list, tuple)):
+        if len(value) == size and isinstance(value[0], numbers.Number):
+            return True
+        return any(_is_untyped_data(each, size) for each in value)
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return len(shape) > 0 and shape[0] == size
+    return hasattr(value, "__len__") and len(value) == size
+
+
+def _named_arguments(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
+    """Arguments by the names of the model's signature, where it has one."""
     function = model.forward if isinstance(model, torch.nn.Module) else model
     try:
         parameters = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         parameters = []
-    names = []
-    for position, value in enumerate(args):
-        name = parameters[position] if position < len(parameters) else f"argument {position}"
-        names += [name] * len(pytree.tree_leaves(value))
-    for name, value in kwargs.items():
-        names += [name] * len(pytree.tree_leaves(value))
-    return names
+    parameters += [f"argument {i}" for i in range(len(parameters), len(args))]
+    return [*zip(parameters, args, strict=False), *kwargs.items()]

@@ -11,6 +11,7 @@ from typing import Any
 import pyro
 import torch
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoGuide
 from pyro.optim import PyroOptim
 from torch import Tensor
 
@@ -47,7 +48,8 @@ class DPSVI(PrivateInference):
     **Not protected.** The number N of records, the sample rate and all other settings; arguments
     without a row per record; data that the model captures by closure; values that parameters or
     optimizer had before; the choice of model and settings, where it was made by looking at the
-    data; running times; errors of the structural checks, which are for the curator.
+    data; what a model keeps in Python state of its own; running times; errors of the structural
+    checks, which are for the curator.
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations.
@@ -160,6 +162,8 @@ class DPSVI(PrivateInference):
         self._parameters: dict[str, Tensor] = {}
         self._loaded: dict[str, Tensor] = {}
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One private gradient step, given the full data.
 
@@ -170,9 +174,7 @@ class DPSVI(PrivateInference):
         self._prepare(args, kwargs)
         position = self.accountant.num_releases
         particles = [self._draw_particle() for _ in range(self.loss.num_particles)]
-        coordinates = _COORDINATES[self.privatize](
-            particles, self._term.parameters, self._parameters
-        )
+        coordinates = _COORDINATES[self.privatize](particles, self._term, self._parameters)
         indices = self._sample(position)
         clipped = self._clipped_sum(particles, coordinates, indices, position)
         gradient, *others = self._release(clipped, position)
@@ -243,11 +245,18 @@ class DPSVI(PrivateInference):
     def _build(self, records: Records) -> None:
         store = pyro.get_param_store()
         before = set(store.keys()) | self._loaded.keys()
+        started = _initialised(self.guide)
         term, parameters = build_record_term(
-            self.loss, self.model, self.guide, records, privatize=self.privatize
+            self.loss,
+            self.model,
+            self.guide,
+            records,
+            privatize=self.privatize,
+            microbatch_size=self.microbatch_size,
         )
         self._term, self._parameters = term, parameters
-        if self._steps == 0 and (self.optim.optim_objs or before & parameters.keys()):
+        earlier = started or self.optim.optim_objs or before & parameters.keys()
+        if self._steps == 0 and earlier:
             self.accountant.note(
                 "Parameters or optimizer had values from before the first step of DPSVI: if those "
                 "were made from the data, this ledger does not cover it. pyro.clear_param_store() "
@@ -317,3 +326,9 @@ class DPSVI(PrivateInference):
             return math.nan
         outside = sum(particle.loss.item() for particle in particles) / len(particles)
         return others[0].item() + outside
+
+
+def _initialised(guide: Callable) -> bool:
+    """Whether an autoguide has been run before; its values survive a cleared parameter store."""
+    modules = guide.modules() if isinstance(guide, torch.nn.Module) else ()
+    return any(isinstance(m, AutoGuide) and m.prototype_trace is not None for m in modules)
