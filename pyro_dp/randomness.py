@@ -3,9 +3,12 @@
 * *Privacy noise* and *record sampling* are private: each has a stream of its own, from 256 bits of
   operating-system entropy, made afresh for every release. A stream is never saved, restored or
   shared, so that a forked or resumed process cannot repeat one.
-* *Local draws* (of latents that belong to one record) are a function of a private key and the
-  record's index. One record more or less in the batch leaves all other records' draws as they are,
-  so that the bound on what a record can change holds for any fixed draws.
+* *Local draws* (of latents that belong to one record): normals and uniforms are a function of a
+  private key and the record's index. One record more or less in the batch leaves all other records'
+  draws as they are, so that the bound on what a record can change holds for any fixed draws. What
+  else a model draws for a record (gammas, categoricals, dropout) comes from private generators in
+  order of use: there the bound holds because the draws are independent and never seen, so that those
+  of two neighbouring batches can be matched record by record.
 * *Global draws* (the guide's latents, initial values) are public and come from torch's global
   generator. No private draw touches it: its state after a step must not tell anything about the
   batch.
@@ -14,6 +17,7 @@ A bare ``torch.Generator`` keeps 32 bits of its seed on the CPU and is no source
 """
 
 import contextlib
+import random
 import secrets
 from collections.abc import Iterator
 
@@ -128,7 +132,7 @@ def forked_rng() -> Iterator[None]:
 
 @contextlib.contextmanager
 def private_rng(stream: np.random.Generator) -> Iterator[None]:
-    """Within: torch's global generators are seeded privately. Public state is restored on exit."""
+    """Within: the global generators are seeded privately. Public state is restored on exit."""
     with forked_rng():
         # The whole Mersenne Twister state: manual_seed() would keep 32 bits of its argument.
         words = stream.integers(2**32, size=_MT19937_WORDS, dtype=np.uint64)
@@ -137,4 +141,6 @@ def private_rng(stream: np.random.Generator) -> Iterator[None]:
         torch.set_rng_state(state)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(int(stream.integers(2**63)))
+        np.random.seed(stream.integers(2**32, size=8))
+        random.seed(int(stream.integers(2**63)))
         yield

@@ -108,7 +108,7 @@ class Records:
 
 
 def _version(leaf: Any) -> int:
-    return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
+    return leaf._version if isinstance(leaf, Tensor) else 0
 
 
 def _same(new: Any, old: Any, version: int) -> bool:

@@ -162,7 +162,6 @@ class DPSVI(PrivateInference):
         self._parameters: dict[str, Tensor] = {}
         self._loaded: dict[str, Tensor] = {}
 
-    @torch.inference_mode(False)
     @torch.enable_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One private gradient step, given the full data.
@@ -235,6 +234,9 @@ class DPSVI(PrivateInference):
         self._steps = state["steps"]
         self._noise_multiplier = state["noise_multiplier"]
         self._bound = state["bound"]
+
+    def __reduce__(self):
+        raise PrivacyError("A DPSVI holds the data: save its state_dict() instead.")
 
     def _set_loaded(self) -> None:
         store = pyro.get_param_store()

@@ -27,6 +27,8 @@ from pyro.infer import (
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
+import pyro_dp.gradients
+import pyro_dp.svi
 from pyro_dp import (
     DPSVI,
     AdaptiveClip,
@@ -563,3 +565,228 @@ def test_one_record_is_enough(name):
         problem = PROBLEMS[name]()
         data = tuple(x[:size] for x in problem.data)
         attempt(problem.model, problem.guide, data, problem.loss, **problem.options)
+
+
+# State and control flow
+
+
+class Greedy:
+    """Keeps a statistic of the first data that it sees."""
+
+    scale = None
+
+    def __call__(self, x, y):
+        if self.scale is None:
+            self.scale = x.abs().max()
+        w = pyro.sample("w", dist.Normal(0.0, self.scale).expand([3]).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+def test_what_a_model_keeps_is_of_placeholders():
+    """Its first run is on them, whatever the data."""
+    scales = []
+    for factor in (1.0, 100.0):
+        pyro.clear_param_store()
+        model = Greedy()
+        x, y = regression_data()
+        attempt(model, handwritten_guide, (factor * x, y))
+        scales.append(model.scale.item())
+    assert scales == [1.0, 1.0]
+
+
+def test_running_averages():
+    """A buffer that a record changes is refused, and put back."""
+
+    class Average(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("average", torch.zeros(3))
+
+        def forward(self, x):
+            self.average.mul_(0.9).add_(x.detach().reshape(-1, 3).mean(0), alpha=0.1)
+            return x
+
+    for layer in (Average(), nn.InstanceNorm1d(3, track_running_stats=True)):
+
+        def model(x, y, layer=layer):
+            w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+            with pyro.plate("data", len(x)) as idx:
+                row = layer(x[idx].reshape(-1, 3, 1).expand(-1, 3, 2) if layer is not None else 0)
+                logits = row.reshape(len(idx), 3, -1).mean(-1) @ w
+                pyro.sample("y", dist.Bernoulli(logits=logits), obs=y[idx])
+
+        def average(x, y, layer=layer):
+            w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+            with pyro.plate("data", len(x)) as idx:
+                pyro.sample("y", dist.Bernoulli(logits=layer(x[idx]) @ w), obs=y[idx])
+
+        with pytest.raises(ModelError, match="Buffer"):
+            attempt(average if isinstance(layer, Average) else model, handwritten_guide)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
+def test_parameters_of_some_records_only():
+    """Their existence would tell about a record."""
+
+    def model(x, group):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        for i in pyro.plate("data", len(x)):
+            bias = pyro.param(f"bias_{int(group[i])}", torch.tensor(0.0))
+            pyro.sample(f"x_{i}", dist.Normal(w + bias, 1.0), obs=x[i])
+
+    def guide(x, group):
+        pyro.sample("w", dist.Normal(pyro.param("loc", torch.tensor(0.0)), 1.0))
+
+    x, group = torch.randn(40), torch.zeros(40, dtype=torch.long)
+    group[7] = 5
+    with pytest.raises(ModelError, match="'bias_5' appears for some records only"):
+        attempt(model, guide, data=(x, group))
+    assert "bias_5" not in pyro.get_param_store()
+
+
+def test_a_record_on_which_the_model_fails_counts_as_zero():
+    """An exception in a later step would tell that there is such a record."""
+
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            matrix = torch.eye(2) * (3.0 - x[idx].abs() * w.abs())[..., None, None]
+            scale = torch.linalg.cholesky(matrix)
+            pyro.sample("x", dist.Normal(w * scale[..., 0, 0], 1.0), obs=x[idx])
+
+    x = 0.1 * torch.rand(20)
+    outlier = x.clone()
+    outlier[7] = 50.0
+    sums = []
+    for data in (outlier, x):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        svi = DPSVI(
+            model,
+            AutoNormal(model),
+            pyro.optim.Adam({}),
+            Trace_ELBO(),
+            accountant=PrivacyAccountant(),
+            noise_multiplier=1.0,
+            sampling="full",
+        )
+        svi._prepare((x,), {})
+        svi._records = type(svi._records)(model, svi._records.plate, (data,), {}, False)
+        svi._bound = 1e6
+        particle = svi._draw_particle()
+        coordinates = pyro_dp.svi.LatentCoordinates([particle], svi._term, svi._parameters)
+        keep = torch.tensor([i for i in range(20) if i != 7 or data is outlier])
+        sums.append(svi._clipped_sum([particle], coordinates, keep, 0).totals[0])
+    torch.testing.assert_close(*sums)
+
+
+def test_global_site_that_reads_local_latents():
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            z = pyro.sample("z", dist.Normal(w, 1.0))
+            pyro.sample("x", dist.Normal(z, 1.0), obs=x[idx])
+        pyro.sample("s", dist.Normal(z.mean(), 1.0))
+
+    def guide(x):
+        pyro.sample("w", dist.Normal(pyro.param("w_loc", torch.tensor(0.0)), 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("z", dist.Normal(pyro.param("a", torch.tensor(1.0)) * x[idx], 1.0))
+        pyro.sample("s", dist.Normal(pyro.param("s_loc", torch.tensor(0.0)), 1.0))
+
+    with pytest.raises(ModelError, match="'s' of the model.*latents inside"):
+        attempt(model, guide, data=(torch.randn(10),))
+
+
+def test_length_of_sliced_data():
+    """A model that is shown one row cannot know N by len(x)."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1 / len(x)).expand([3]).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+    with pytest.raises(ModelError, match="'w' of the model.*length"):
+        attempt(model, handwritten_guide, slice_data=True)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
+def test_support_is_checked_in_the_loop_too():
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        for i in pyro.plate("data", len(x)):
+            pyro.sample(f"y_{i}", dist.Bernoulli(logits=x[i] @ w), obs=y[i])
+
+    x, y = regression_data()
+    with pytest.raises(ModelError, match="support"):
+        attempt(model, handwritten_guide, data=(x, 2 * y - 1))
+
+
+def test_support_without_a_bijection():
+    def model(x):
+        w = pyro.sample("w", dist.ProjectedNormal(torch.ones(3)))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("x", dist.Normal(w, 1.0).to_event(1), obs=x[idx])
+
+    def guide(x):
+        pyro.sample("w", dist.ProjectedNormal(pyro.param("c", torch.ones(3))))
+
+    with pytest.raises(ModelError, match="'w'.*parameters"):
+        attempt(model, guide, data=(torch.randn(10, 3),))
+
+
+def test_records_that_touch_nothing():
+    def model(x):
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("x", dist.Normal(0.0, 1.0), obs=x[idx])
+
+    with pytest.raises(ModelError, match="neither a latent nor a parameter"):
+        attempt(model, data=(torch.randn(10),))
+
+
+def test_a_list_of_numbers_is_no_tensor():
+    def model(x, y, ages):
+        logistic(x, y)
+
+    def guide(x, y, ages):
+        handwritten_guide(x, y)
+
+    with pytest.raises(ModelError, match="'ages'.*tensor"):
+        attempt(model, guide, data=(*regression_data(), [0.0] * 30))
+
+
+def test_autoguide_that_was_run_before_is_noted():
+    """Its values survive a cleared parameter store."""
+    accountant, guide = PrivacyAccountant(), AutoNormal(logistic)
+    guide(*regression_data())
+    pyro.clear_param_store()
+    attempt(guide=guide, accountant=accountant)
+    assert "before" in " ".join(accountant.notes)
+
+
+def test_vectorised_numbers_are_compared_on_the_data(monkeypatch):
+    """What agrees on placeholders only is an error, not another path."""
+    vectorized = pyro_dp.gradients.RecordTerm.vectorized
+
+    def wrong(self, records, particle, batch):
+        gradients = vectorized(self, records, particle, batch)
+        gradients.latents["w"] = gradients.latents["w"] + (batch.rows[0][:, :1] - 1)
+        return gradients
+
+    monkeypatch.setattr(pyro_dp.gradients.RecordTerm, "vectorized", wrong)
+    with pytest.raises(ModelError, match="on the data"):
+        attempt(guide=handwritten_guide)
+
+
+def test_reading_everything_outside_the_plate_is_noticed_by_the_whole_data_only():
+    """Each single record looks like the placeholder; the data as a whole do not."""
+
+    def guide(x, y):
+        w = pyro.param("w_loc", torch.zeros(3))
+        pyro.sample("w", dist.Normal(w + (x.std(0) if len(x) > 1 else 0.0), 1.0).to_event(1))
+
+    x, y = regression_data()
+    with pytest.raises(ModelError, match="'w' of the guide"):
+        attempt(guide=guide, data=(x, y))

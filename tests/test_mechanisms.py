@@ -26,18 +26,24 @@ def clipped(bound, *values):
     return total
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e6, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e4, 1e6, 1e30, 1e38])
 def test_one_record_moves_the_sum_by_at_most_the_bound(scale, dtype):
-    """Norms that are small, ordinary, an outlier, and beyond the square root of float32's range."""
-    values = torch.randn(50, 7, dtype=dtype)
-    values[20] *= scale
+    """Norms that are small, ordinary, outliers, and beyond the square root of float32's range."""
+    values = torch.randn(50, 7).to(dtype)
+    values[20] = (values[20].double() * scale).clamp(*(torch.finfo(dtype).max * s for s in (-1, 1)))
     with_it = clipped(1.5, values).totals[0]
     without = clipped(1.5, torch.cat([values[:20], values[21:]])).totals[0]
     replaced = values.clone()
     replaced[20] = -values[20]
     assert torch.linalg.vector_norm(with_it - without) <= 1.5
     assert torch.linalg.vector_norm(with_it - clipped(1.5, replaced).totals[0]) <= 3.0
+
+
+def test_a_huge_record_is_clipped_not_dropped():
+    """Its norm overflows float32, but it is finite: it counts with norm C."""
+    values = torch.full((1, 4), 1e30, dtype=torch.float32)
+    torch.testing.assert_close(clipped(1.0, values).totals[0], torch.full((4,), 0.5))
 
 
 def test_small_records_are_not_changed():

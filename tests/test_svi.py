@@ -2,6 +2,7 @@
 
 import io
 import math
+import pickle
 
 import numpy as np
 import pyro
@@ -10,6 +11,7 @@ import pytest
 import torch
 from problems import (
     PROBLEMS,
+    Problem,
     fit_dpsvi,
     fit_svi,
     handwritten_guide,
@@ -21,6 +23,7 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from scipy import stats
 
+import pyro_dp.gradients
 import pyro_dp.inference
 from pyro_dp import (
     DPSVI,
@@ -32,6 +35,7 @@ from pyro_dp import (
     SubsampledGaussian,
 )
 from pyro_dp.mechanisms import release
+from pyro_dp.randomness import Randomness
 
 _ALARM = 1e-8
 # Local draws come from the private stream by design; a declared subsample makes SVI use a part.
@@ -62,11 +66,12 @@ class Fixture:
     """A DPSVI whose releases are kept, with the sums that entered them."""
 
     def __init__(self, monkeypatch, model=logistic, guide=None, loss=None, **options):
-        self.sums, self.released, self.events = [], [], []
+        self.sums, self.released, self.events, self.bounds = [], [], [], []
 
         def spy(clipped, **named):
             self.sums.append([total.clone() for total in clipped.totals])
             self.events.append(named["event"])
+            self.bounds.append(clipped.blocks[0].bound)
             released = release(clipped, **named)
             self.released.append([block.clone() for block in released])
             return released
@@ -140,14 +145,63 @@ def test_outside_the_batch_nothing_matters(monkeypatch):
     assert torch.equal(one[0], other[0])
 
 
-@pytest.mark.parametrize("name", ["AutoNormal", "VAE"])
-def test_public_generator_does_not_see_the_batch(monkeypatch, name):
-    """The next global draw is the same whatever was sampled, local latents included."""
+def dropout():
+    """A local draw that comes from torch's own generator."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            features = torch.nn.functional.dropout(x[idx], 0.5)
+            pyro.sample("y", dist.Bernoulli(logits=features @ w), obs=y[idx])
+
+    return Problem(model, handwritten_guide, regression_data(), Trace_ELBO(), {})
+
+
+@pytest.mark.parametrize("name", ["AutoNormal", "VAE", "dropout"])
+def test_public_generators_do_not_see_the_batch(monkeypatch, name):
+    """The next global draw is the same whatever was sampled, local draws included."""
+    monkeypatch.setitem(PROBLEMS, "dropout", dropout)
     states = []
     for batch in ([], [1], [1, 4, 8, 20]):
         one_sum(monkeypatch, name, PROBLEMS[name]().data, batch)
         states.append(torch.get_rng_state())
     assert all(torch.equal(state, states[0]) for state in states)
+
+
+def test_streams_of_one_step_are_distinct(monkeypatch):
+    """Noise, sampling and local draws never come from one stream."""
+    asked = []
+    stream = Randomness.stream
+
+    def spy(self, purpose, position):
+        asked.append((purpose, position))
+        return stream(self, purpose, position)
+
+    monkeypatch.setattr(Randomness, "stream", spy)
+    fixture = Fixture(monkeypatch, noise_multiplier=1.0, sample_rate=0.3, generator=0)
+    for _ in range(3):
+        fixture.svi.step(*regression_data())
+    for position in range(3):
+        for purpose in ("noise", "sampling"):
+            assert asked.count((purpose, position)) == 1
+    local = fixture.svi._randomness.stream("local", 2).integers(2**62)
+    assert local != fixture.svi._randomness.stream("noise", 2).integers(2**62)
+
+
+def test_particles_draw_locally_on_their_own(monkeypatch):
+    """K particles are K estimates, also of the records' own latents."""
+    used = []
+    gradients = pyro_dp.gradients.RecordTerm.gradients
+
+    def spy(self, records, particle, batch):
+        used.append(batch.local.normal([3], 0, 4).tolist())
+        return gradients(self, records, particle, batch)
+
+    monkeypatch.setattr(pyro_dp.gradients.RecordTerm, "gradients", spy)
+    vae = PROBLEMS["VAE"]()
+    loss = Trace_ELBO(num_particles=2)
+    Fixture(monkeypatch, vae.model, vae.guide, loss, sampling="full").svi.step(*vae.data)
+    assert len(used) == 2 and used[0] != used[1]
 
 
 def test_noise_is_added_at_the_right_scale(monkeypatch):
@@ -332,11 +386,11 @@ def test_budget_is_checked_before_the_release(monkeypatch):
 
 def test_two_inferences_share_one_accountant():
     accountant = PrivacyAccountant(epsilon=2.0)
-    for kind in (AutoNormal, AutoNormal):
+    for _ in range(2):
         pyro.clear_param_store()
         svi = DPSVI(
             logistic,
-            kind(logistic),
+            AutoNormal(logistic),
             pyro.optim.Adam({}),
             Trace_ELBO(),
             accountant=accountant,
@@ -348,17 +402,18 @@ def test_two_inferences_share_one_accountant():
     assert accountant.ledger == ((SubsampledGaussian(10.0, 1.0, "full"), 10),)
 
 
-def test_private_loss(monkeypatch):
+@pytest.mark.parametrize("particles", [1, 3])
+def test_private_loss(monkeypatch, particles):
     """Without noise and clipping it is Pyro's loss."""
-    data = regression_data()
+    data, loss = regression_data(), Trace_ELBO(num_particles=particles)
     pyro.set_rng_seed(0)
     guide = AutoNormal(logistic)
     guide(*data)
     fixture = Fixture(
-        monkeypatch, guide=guide, loss_clip=1e3, max_grad_norm=math.inf, sampling="full"
+        monkeypatch, guide=guide, loss=loss, loss_clip=1e3, max_grad_norm=math.inf, sampling="full"
     )
     pyro.set_rng_seed(1)
-    expected = Trace_ELBO().differentiable_loss(logistic, guide, *data).item()
+    expected = loss.differentiable_loss(logistic, guide, *data).item()
     pyro.set_rng_seed(1)
     assert fixture.svi.step(*data) == pytest.approx(expected)
 
@@ -399,6 +454,8 @@ def test_adaptive_clip(monkeypatch):
     fraction = fixture.sums[-1][1].item() / 30 + 0.5
     assert fraction == pytest.approx(0.5, abs=0.15)
     assert fixture.svi._bound < 5
+    assert fixture.bounds[0] == 20.0 and fixture.bounds[-1] < 5
+    assert all(s[0].norm() <= 30 * b for s, b in zip(fixture.sums, fixture.bounds, strict=True))
     assert fixture.svi.accountant.ledger[0].count == 60
 
 
@@ -409,7 +466,6 @@ def test_evaluate_loss_is_refused(monkeypatch):
 
 def test_seeded_run_says_so_in_the_ledger():
     accountant = PrivacyAccountant()
-    fit_dpsvi(PROBLEMS["AutoNormal"], steps=1)
     DPSVI(
         logistic,
         handwritten_guide,
@@ -470,6 +526,13 @@ def test_state_round_trip(monkeypatch):
     state = second.optim.get_state()
     assert all(float(s["state"][0]["step"]) == 10 for s in state.values())
     assert second.accountant.get_epsilon() <= 1.0
+
+
+def test_pickling_would_carry_the_data(monkeypatch):
+    svi = Fixture(monkeypatch).svi
+    svi.step(*regression_data())
+    with pytest.raises(PrivacyError, match="state_dict"):
+        pickle.dumps(svi)
 
 
 def test_resumed_run_does_not_repeat_noise(monkeypatch):
