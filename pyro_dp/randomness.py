@@ -7,8 +7,8 @@
   private key and the record's index. One record more or less in the batch leaves all other records'
   draws as they are, so that the bound on what a record can change holds for any fixed draws. What
   else a model draws for a record (gammas, categoricals, dropout) comes from private generators in
-  order of use: there the bound holds because the draws are independent and never seen, so that those
-  of two neighbouring batches can be matched record by record.
+  order of use: there the bound holds because the draws are independent and never seen, so that
+  those of two neighbouring batches can be matched record by record.
 * *Global draws* (the guide's latents, initial values) are public and come from torch's global
   generator. No private draw touches it: its state after a step must not tell anything about the
   batch.
@@ -141,6 +141,6 @@ def private_rng(stream: np.random.Generator) -> Iterator[None]:
         torch.set_rng_state(state)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(int(stream.integers(2**63)))
-        np.random.seed(stream.integers(2**32, size=8))
+        np.random.seed(stream.integers(2**32, size=8, dtype=np.uint32))
         random.seed(int(stream.integers(2**63)))
         yield
