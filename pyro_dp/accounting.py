@@ -10,9 +10,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from scipy import optimize
-
 from pyro_dp import engines, ledger
+from pyro_dp.calibration import least_noise
 from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.events import SubsampledGaussian
 from pyro_dp.ledger import LedgerEntry
@@ -263,33 +262,21 @@ class PrivacyAccountant:
         with self._lock:
             counts = dict(self._counts)
 
-        def plan(log_sigma: float) -> dict[SubsampledGaussian, int]:
-            event = SubsampledGaussian(math.exp(log_sigma), sample_rate, sampling)
+        def plan(sigma: float) -> dict[SubsampledGaussian, int]:
+            event = SubsampledGaussian(sigma, sample_rate, sampling)
             return counts | {event: counts.get(event, 0) + num_steps}
 
-        def excess(log_sigma: float) -> float:  # aims 0.02% below the budget
-            cost = max(self._cost(plan(log_sigma)), 1e-300)
-            return min(700.0, math.log(cost / self._epsilon) + 2e-4)
-
-        low, high, factor = 0.0, 0.0, math.log(2.0)
-        while excess(high) > 0.0:
-            low, high, factor = high, high + factor, 1.5 * factor
-            if high > math.log(1e9):
-                raise PrivacyBudgetExceeded(
-                    f"nothing remains of the budget of epsilon={self._epsilon:.6g}: no noise is "
-                    "large enough for more releases. Start with a larger budget."
-                )
-        while low == high or excess(low) <= 0.0:
-            if low == math.log(1e-4):
-                return 1e-4
-            low, high, factor = max(math.log(1e-4), low - factor), low, 1.5 * factor
-        root = optimize.brentq(excess, low, high, xtol=1e-5, rtol=1e-7)
-        while (cost := self._cost(plan(root))) > self._epsilon:
-            root += 2e-5
+        sigma = least_noise(lambda sigma: self._cost(plan(sigma)), self._epsilon)
+        if sigma is None:
+            raise PrivacyBudgetExceeded(
+                f"nothing remains of the budget of epsilon={self._epsilon:.6g}: no noise is large "
+                "enough for more releases. Start with a larger budget."
+            )
+        planned = plan(sigma)
         with self._lock:
-            if all(plan(root).get(e, 0) >= n for e, n in self._counts.items()):
-                self._adopt(plan(root), cost)
-        return math.exp(root)
+            if all(planned.get(event, 0) >= count for event, count in self._counts.items()):
+                self._adopt(planned, self._cost(planned))
+        return sigma
 
     def state_dict(self) -> dict[str, Any]:
         """

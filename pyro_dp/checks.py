@@ -5,33 +5,31 @@ a placeholder (:class:`Records`). They tell the curator where the model meant so
 run before any budget is spent, and restore the random state.
 """
 
-import contextlib
 import warnings
 from collections.abc import Callable
 
 import torch
 from pyro import poutine
-from pyro.infer import ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
-from pyro.poutine.messenger import Messenger
+from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_dp.errors import ModelError, PrivacyError
 from pyro_dp.gradients import Batch, RecordGradients, RecordTerm
-from pyro_dp.guard import guarded, unchanged_buffers
+from pyro_dp.guard import unchanged_buffers
 from pyro_dp.initial_values import agree, initialise
 from pyro_dp.outside import Particle, draw_particle
-from pyro_dp.plates import Inside, OneRecord, Outside, PrivatePlate, is_random
+from pyro_dp.plates import Inside, Outside
 from pyro_dp.randomness import LocalStream, Randomness, forked_rng
 from pyro_dp.record_mode import LocalDraws
-from pyro_dp.records import Records
-
-_WHOLE_TENSORS = (
-    "In the private plate, index what is read (with pyro.plate(...) as idx: ... x[idx]), or use "
-    "slice_data=True for a model that is written for whole tensors."
+from pyro_dp.records import Arguments, Records
+from pyro_dp.sites import (
+    Runs,
+    check_inside,
+    check_latents,
+    check_outside,
+    plate_nesting,
+    random_sites,
 )
-_COMPARED = ("value", "log_prob")
-Arguments = tuple[tuple, dict]
-Sites = dict[str, dict]
 
 
 def build_record_term(
@@ -51,19 +49,19 @@ def build_record_term(
     records.require_finite()
     with forked_rng():
         initialise(model, guide, records)
-        outside = _Runs(model, guide, records, Outside)
-        _check_outside(outside, records)
+        outside = Runs(model, guide, records, Outside)
+        check_outside(outside, records)
         particle = draw_particle(loss, model, guide, records)
-        _check_latents(loss, outside.public, particle, privatize)
+        check_latents(loss, outside.public, particle, privatize)
         values = particle.values(particle.detached())
-        inside = _Runs(model, guide, records, lambda plate: Inside(plate, values)).public
-        _check_inside(loss, inside, records.plate)
+        inside = Runs(model, guide, records, lambda plate: Inside(plate, values)).public
+        check_inside(loss, inside, records.plate)
         term = RecordTerm(
             loss,
             model,
             guide,
-            runs_guide=bool(_random_sites(inside["guide"])),
-            max_plate_nesting=_plate_nesting(loss, inside),
+            runs_guide=bool(random_sites(inside["guide"])),
+            max_plate_nesting=plate_nesting(loss, inside),
         )
         _let_touch(term, particle, outside.public, inside)
         with unchanged_buffers():
@@ -75,151 +73,6 @@ def build_record_term(
         if not term.latents and not term.released:
             raise ModelError("The records' terms use neither a latent nor a parameter.")
     return term, particle.parameters
-
-
-class _Runs:
-    """Guide and model, replayed against it, for one record, as ``view`` shows them.
-
-    :param view: :class:`Outside` or :class:`Inside`, for a plate.
-    """
-
-    def __init__(
-        self,
-        model: Callable,
-        guide: Callable,
-        records: Records,
-        view: Callable[[PrivatePlate], Messenger],
-    ):
-        self._model, self._guide, self._records, self._view = model, guide, records, view
-        self._parameters: set[str] | None = None
-        self.public = self.on(records.arguments(records.placeholder()))
-        self._parameters = {
-            name
-            for trace in self.public.values()
-            for name, site in trace.nodes.items()
-            if site["type"] == "param"
-        }
-
-    def with_view(self, view: Callable[[PrivatePlate], Messenger]) -> "_Runs":
-        return _Runs(self._model, self._guide, self._records, view)
-
-    def on(self, arguments: Arguments, *, one_record: bool = True) -> dict[str, poutine.Trace]:
-        """Traces of guide and model.
-
-        :param one_record: else the whole plate.
-        """
-        args, kwargs = arguments
-        plate = self._records.plate
-        first = torch.zeros(1, dtype=torch.long, device=self._records.device)
-        restriction = OneRecord(plate, first, self._parameters)
-        with (
-            forked_rng(),
-            guarded("Running guide and model on one record", hint=_WHOLE_TENSORS),
-            restriction if one_record else contextlib.nullcontext(),
-        ):
-            guide = poutine.trace(self._view(plate)(self._guide)).get_trace(*args, **kwargs)
-            replayed = poutine.replay(self._view(plate)(self._model), trace=guide)
-            model = poutine.trace(replayed).get_trace(*args, **kwargs)
-            for trace in (guide, model):
-                trace.compute_log_prob(lambda name, site: is_random(site))
-        return {"guide": guide, "model": model}
-
-
-def _random_sites(trace: poutine.Trace) -> Sites:
-    return {name: site for name, site in trace.nodes.items() if is_random(site)}
-
-
-def _check_outside(outside: _Runs, records: Records) -> None:
-    """What lies outside the plate must be the same whatever is inside of it."""
-    where = f"lies outside the private plate {records.plate.name!r} but depends on"
-    arguments = [records.arguments(_row(records, i)) for i in _examples(records)]
-    if not records.slice_data:
-        arguments.append(records.unprotected_arguments())
-    with unchanged_buffers():
-        for on_data in map(outside.on, arguments):
-            _require_same_sites(
-                outside.public,
-                on_data,
-                f"{where} the data: only sites inside the plate may read them.",
-            )
-    other_draws = outside.with_view(lambda plate: Outside(plate, seed=1)).public
-    _require_same_sites(outside.public, other_draws, f"{where} latents inside of it.")
-    if records.slice_data:
-        whole = records.arguments(records.placeholder(), length=records.plate.size)
-        _require_same_sites(
-            outside.public,
-            outside.on(whole, one_record=False),
-            f"{where} the length of the data, which is 1 for a model that is shown one record: "
-            "pass N as an argument.",
-        )
-
-
-def _require_same_sites(
-    public: dict[str, poutine.Trace], other: dict[str, poutine.Trace], problem: str
-) -> None:
-    for part, trace in public.items():
-        expected, sites = _random_sites(trace), _random_sites(other[part])
-        for name in expected.keys() | sites.keys():
-            one, two = expected.get(name), sites.get(name)
-            if not (one and two and all(agree(one[key], two[key]) for key in _COMPARED)):
-                raise ModelError(f"Site {name!r} of the {part} {problem}")
-
-
-def _check_latents(
-    loss: ELBO, outside: dict[str, poutine.Trace], particle: Particle, privatize: str
-) -> None:
-    """Latents outside the plate come from the guide, and records have a gradient for them."""
-    in_guide, in_model = _random_sites(outside["guide"]), _random_sites(outside["model"])
-    for name, site in (in_model | in_guide).items():
-        if _is_enumerated(loss, site):
-            raise ModelError(
-                f"Global site {name!r} is enumerated: a sum over it does not decompose over "
-                "records. Move it inside the private plate, or sample it in the guide."
-            )
-        if name not in in_guide:
-            raise ModelError(f"Global latent site {name!r} of the model is not in the guide.")
-    for name in particle.fixed:
-        if privatize == "latents":
-            raise ModelError(
-                f"Global site {name!r} is not reparameterised, so that records have no gradient "
-                "with respect to it: use privatize='parameters'."
-            )
-        if isinstance(loss, TraceMeanField_ELBO):
-            raise ModelError(f"Global site {name!r} is not reparameterised: use Trace_ELBO.")
-
-
-def _is_enumerated(loss: ELBO, site: dict) -> bool:
-    return (
-        isinstance(loss, TraceEnum_ELBO)
-        and bool(site["infer"].get("enumerate"))
-        and getattr(site["fn"], "has_enumerate_support", False)
-    )
-
-
-def _check_inside(loss: ELBO, inside: dict[str, poutine.Trace], plate: PrivatePlate) -> None:
-    """Each site inside the plate belongs to one record; each latent is drawn or summed out."""
-    in_guide, in_model = _random_sites(inside["guide"]), _random_sites(inside["model"])
-    for name, site in (*in_guide.items(), *in_model.items()):
-        dim, shape = plate.frame(site).dim, site["log_prob"].shape
-        if dim is not None and len(shape) >= -dim and shape[dim] != 1:
-            raise ModelError(
-                f"Site {name!r} has a batch of its own along the private plate {plate.name!r}. "
-                f"{_WHOLE_TENSORS} A guide cannot hold a latent per record."
-            )
-    for name, site in in_model.items():
-        if not site["is_observed"] and name not in in_guide and not _is_enumerated(loss, site):
-            raise ModelError(
-                f"Latent site {name!r} of the model is not in the guide: add it there, or sum it "
-                "out with TraceEnum_ELBO and infer={'enumerate': 'parallel'}."
-            )
-
-
-def _plate_nesting(loss: ELBO, inside: dict[str, poutine.Trace]) -> float:
-    if loss.max_plate_nesting != float("inf"):
-        return loss.max_plate_nesting
-    sites = [site for trace in inside.values() for site in _random_sites(trace).values()]
-    frames = [frame for site in sites for frame in site["cond_indep_stack"]]
-    return max((-frame.dim for frame in frames if frame.dim is not None), default=0)
 
 
 def _let_touch(
@@ -246,9 +99,9 @@ def _check_isolation(term: RecordTerm, records: Records, particle: Particle) -> 
         draws = LocalDraws(stream=_stream(), index=torch.tensor(0))
         return term.single(records, particle, position, arguments, draws)
 
-    first = records.arguments(_row(records, 0))
+    first = records.arguments(records.row(0))
     gradients, loss = at(0, first)
-    for i in _examples(records, 12):
+    for i in records.examples(12):
         moved, moved_loss = at(i, first)
         for name in term.parameters.keys() & gradients.keys() & moved.keys():
             if not agree(gradients[name], moved[name]):
@@ -264,8 +117,8 @@ def _check_isolation(term: RecordTerm, records: Records, particle: Particle) -> 
                 "or not indexed along their first dimension. Pass them as a tensor with one row "
                 "per record."
             )
-    for i in () if records.slice_data else _examples(records):
-        _, own_loss = at(i, records.arguments(_row(records, i)))
+    for i in () if records.slice_data else records.examples():
+        _, own_loss = at(i, records.arguments(records.row(i)))
         _, whole_loss = at(i, records.unprotected_arguments())
         if not agree(own_loss, whole_loss):
             raise ModelError(
@@ -280,7 +133,7 @@ def _choose_path(term: RecordTerm, records: Records, particle: Particle) -> None
 
     The choice, and what a record's gradient consists of, are made on placeholders: they are public.
     """
-    indices = torch.tensor(_examples(records), device=records.device)
+    indices = torch.tensor(records.examples(), device=records.device)
     public = [row.expand(len(indices), *row.shape) for row in records.placeholder()]
     placeholder = records.arguments(records.placeholder())
     draws = LocalDraws(stream=_stream(), index=indices[0])
@@ -323,7 +176,7 @@ def _check_support(term: RecordTerm, records: Records, particle: Particle, batch
     """Observations lie in the support of their distributions, as Pyro's validation would ask."""
     indices = torch.arange(records.plate.size, device=records.device)
     if not term.vectorizes:  # one at a time is slow: a part of them
-        indices, batch_size = indices[_examples(records, 100)], 1
+        indices, batch_size = indices[records.examples(100)], 1
     for chosen in indices.split(batch_size):
         batch = Batch(chosen, records.rows(chosen), _stream())
         for name, supported in term.supported(records, particle, batch).items():
@@ -352,11 +205,3 @@ def _same_gradients(one: RecordGradients, other: RecordGradients) -> bool:
 def _stream() -> LocalStream:
     """The same numbers for every check; nothing is released from them."""
     return LocalStream(Randomness(0).stream("local", 0))
-
-
-def _examples(records: Records, count: int = 3) -> list[int]:
-    return sorted({i * (records.plate.size - 1) // (count - 1) for i in range(count)})
-
-
-def _row(records: Records, index: int) -> list[Tensor]:
-    return [rows[0] for rows in records.rows(torch.tensor([index]))]

@@ -16,22 +16,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from scipy import optimize
-from scipy.special import erfcx, log_ndtr, logsumexp, ndtr
 
 from pyro_dp.errors import ConfigurationError
 from pyro_dp.events import SubsampledGaussian
-from pyro_dp.privacy_loss import (
-    RATES,
-    Curve,
-    Side,
-    Step,
-    compose,
-    log_moments,
-    losses_at,
-    masses_between,
-    outcomes_at,
-)
+from pyro_dp.privacy_loss import RATES, Curve, Side, Step, compose, log_moments
+from pyro_dp.profiles import step_delta, step_epsilon
+from pyro_dp.renyi import autodp_moments, renyi_delta, renyi_epsilon
 
 ENGINES = ("pld", "rdp", "advanced", "basic")
 NEIGHBORING = ("add_or_remove_one", "replace_one")
@@ -101,7 +91,7 @@ def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: s
     if engine == "pld":
         return _pld_delta(steps, epsilon)
     if engine == "rdp":
-        return _renyi_delta(*_autodp_moments(steps), epsilon)
+        return renyi_delta(*autodp_moments(steps), epsilon)
     return _invert(lambda d: _EPSILON[engine](steps, d), epsilon)
 
 
@@ -152,7 +142,7 @@ def _sides(steps: Side) -> list[Side]:
 @functools.lru_cache(maxsize=256)
 def _pld_epsilon(steps: Side, delta: float) -> float:
     if len(steps) == 1 and steps[0][1] == 1:
-        return _single_epsilon(steps[0][0], delta)
+        return step_epsilon(steps[0][0], delta)
     if delta < _LEAST:
         return _rdp_epsilon(steps, delta)
     worst = 0.0
@@ -169,11 +159,11 @@ def _pld_epsilon(steps: Side, delta: float) -> float:
 @functools.lru_cache(maxsize=256)
 def _pld_delta(steps: Side, eps: float) -> float:
     if len(steps) == 1 and steps[0][1] == 1:
-        return _single_delta(steps[0][0], eps)
+        return step_delta(steps[0][0], eps)
     worst = 0.0
     for side in _sides(steps):
         moments, lost = log_moments(side)
-        bound = min(1.0, _renyi_delta(RATES, moments, eps) + lost)
+        bound = min(1.0, renyi_delta(RATES, moments, eps) + lost)
         rate = float(RATES[np.argmin(moments - RATES * eps)])
         target = math.inf
         while bound < 1e-3 * target and bound > max(worst, _LEAST):
@@ -210,135 +200,11 @@ def _refine(
 
 def _moments_epsilon(side: Side, delta: float) -> float:
     moments, lost = log_moments(side)
-    return _renyi_epsilon(RATES, moments, delta - lost)
-
-
-def _renyi_epsilon(rates: np.ndarray, moments: np.ndarray, delta: float) -> float:
-    """Canonne, Kamath & Steinke 2020, Proposition 12, with order = 1 + rate.
-
-    :param rates: (k,), > 0.
-    :param moments: (k,) upper bounds of log E exp(rate * loss).
-    """
-    if delta <= 0.0:
-        return math.inf
-    order = 1.0 + rates
-    bounds = (moments - math.log(delta) - np.log(order)) / rates - np.log1p(1.0 / rates)
-    return max(0.0, float(np.min(bounds)))
-
-
-def _renyi_delta(rates: np.ndarray, moments: np.ndarray, eps: float) -> float:
-    order = 1.0 + rates
-    logs = moments - rates * eps - np.log(order) - rates * np.log1p(1.0 / rates)
-    return float(np.exp(min(0.0, np.min(logs))))
-
-
-def _gaussian_delta(mu: float, eps: float) -> float:
-    """Balle & Wang 2018, Theorem 8, with ``mu`` = sensitivity / noise.
-
-    exp(eps) * ndtr(-b) = density(a) / density(b) * ndtr(-b), so that only Mills ratios differ.
-    """
-    if mu == 0.0:
-        return 0.0
-    a, b = eps / mu - mu / 2.0, eps / mu + mu / 2.0
-    if a < -5.0:
-        return float(ndtr(-a) - math.exp(min(0.0, eps + log_ndtr(-b))))
-    mills = erfcx(a / math.sqrt(2.0)) - erfcx(b / math.sqrt(2.0))
-    return float(0.5 * math.exp(-0.5 * a * a) * mills)
-
-
-def _gaussian_epsilon(mu: float, delta: float) -> float:
-    if _gaussian_delta(mu, 0.0) <= delta:
-        return 0.0
-    high = mu * mu / 2.0 + mu * math.sqrt(2.0 * math.log(1.0 / delta))
-    if not math.isfinite(high):
-        return math.inf
-    root = optimize.brentq(lambda e: _gaussian_delta(mu, e) - delta, 0.0, high, rtol=1e-14)
-    return min(high, root * (1.0 + 1e-12) + 4e-12)  # at or above the root, whatever brentq left
-
-
-def _single_delta(step: Step, eps: float) -> float:
-    """The exact profile of one step at eps >= 0, where ``remove`` is not below ``add``.
-
-    With v - w = e^eps - 1 >= 0 both are max_A w N_0(A) - v N_1(A): w = q for ``remove``, and less
-    by t = (e^eps - 1)(1 - q) for ``add``; raising w and v by t raises it by t (N_0 - N_1)(A) >= 0.
-    """
-    q = step.rate
-    if step.kind != "replace":
-        if eps < 1.0:  # two forms of log(1 + (e^eps - 1) / q), against cancellation and overflow
-            inner = math.log1p(math.expm1(eps) / q)
-        else:
-            inner = eps - math.log(q) + math.log1p((q - 1.0) * math.exp(-eps))
-        return q * _gaussian_delta(1.0 / step.noise, inner)
-    p, q = masses_between(step, outcomes_at(step, np.array([eps])))
-    return max(0.0, float(p[1] - math.exp(min(eps, 700.0)) * q[1]))
-
-
-@functools.lru_cache(maxsize=4096)
-def _single_epsilon(step: Step, delta: float) -> float:
-    if step.rate == 1.0:
-        return _gaussian_epsilon(1.0 / step.noise, delta)
-    if _single_delta(step, 0.0) <= delta:
-        return 0.0
-    high = 1.0
-    while _single_delta(step, high) > delta:
-        high *= 2.0
-    root = optimize.brentq(lambda e: _single_delta(step, e) - delta, 0.0, high, rtol=1e-12)
-    return root * (1.0 + 1e-9) + 1e-11
-
-
-_ORDERS = np.array([*range(2, 65), *(round(64 * 1.15**k) for k in range(1, 25))], float)
-
-
-@functools.lru_cache(maxsize=512)
-def _autodp_step(step: Step) -> np.ndarray:
-    """Rényi divergences of one step at :data:`_ORDERS`.
-
-    A fresh transformer for every step: autodp's accountant caches on (function, rate) only.
-    """
-    from autodp import mechanism_zoo, transformer_zoo
-    from autodp.autodp_core import Mechanism
-
-    with np.errstate(all="ignore"):
-        if step.kind == "replace":
-            mechanism = Mechanism()
-            mechanism.neighboring = "replace_one"
-            mechanism.propagate_updates(functools.partial(_replace_renyi, step), "RDP")
-        else:
-            mechanism = mechanism_zoo.GaussianMechanism(step.noise, approxDP_off=True)
-            if step.rate < 1.0:
-                poisson = step.kind == "remove"
-                mechanism.neighboring = "add_remove" if poisson else "replace_one"
-                amplify = transformer_zoo.AmplificationBySampling(PoissonSampling=poisson)
-                # A Gaussian meets the conditions of both sharper theorems: Zhu & Wang 2019,
-                # Theorem 8, and Wang, Balle & Kasiviswanathan 2019, Theorem 27.
-                mechanism = amplify(mechanism, step.rate, improved_bound_flag=True)
-        return np.array([float(mechanism.get_RDP(order)) for order in _ORDERS])
-
-
-def _replace_renyi(step: Step, order: float) -> float:
-    """Rényi divergence of the Poisson replace-one pair (-C, +C), by the trapezoidal rule.
-
-    The integrand is a bump of width s between -1 and its peak for q = 1, and analytic in a strip of
-    width pi s^2, so nodes a fraction of s and s^2 apart leave no error to speak of.
-    """
-    s, reach = step.noise, 1.0 + 12.0 * step.noise
-    spacing = min(s, s * s) / 16.0
-    if (2.0 * reach + 2.0 * order) / spacing > 4e5:
-        return 2.0 * order / s**2  # of the full batch: sampling never costs more
-    x = np.arange(-reach, reach + 2.0 * order, spacing)
-    centre = -0.5 * (x / s) ** 2 - math.log(s * math.sqrt(2.0 * math.pi))
-    upper = np.logaddexp(math.log1p(-step.rate), math.log(step.rate) + (x - 0.5) / s**2)
-    integrand = centre + upper + (order - 1.0) * losses_at(step, x)
-    return max(0.0, float(logsumexp(integrand) + math.log(spacing))) / (order - 1.0)
-
-
-def _autodp_moments(steps: Side) -> tuple[np.ndarray, np.ndarray]:
-    renyi = sum(count * _autodp_step(step) for step, count in steps)
-    return _ORDERS - 1.0, renyi * (_ORDERS - 1.0)
+    return renyi_epsilon(RATES, moments, delta - lost)
 
 
 def _rdp_epsilon(steps: Side, delta: float) -> float:
-    return _renyi_epsilon(*_autodp_moments(steps), delta)
+    return renyi_epsilon(*autodp_moments(steps), delta)
 
 
 def _invert(function: Callable[[float], float], value: float) -> float:
@@ -354,13 +220,13 @@ def _invert(function: Callable[[float], float], value: float) -> float:
 
 def _basic_epsilon(steps: Side, delta: float) -> float:
     share = delta / sum(count for _, count in steps)
-    return sum(count * _single_epsilon(step, share) for step, count in steps)
+    return sum(count * step_epsilon(step, share) for step, count in steps)
 
 
 def _advanced_epsilon(steps: Side, delta: float) -> float:
     """Half of delta is the theorem's slack, half is shared out among the steps."""
     share, slack = delta / 2.0 / sum(count for _, count in steps), delta / 2.0
-    eps = np.array([_single_epsilon(step, share) for step, _ in steps])
+    eps = np.array([step_epsilon(step, share) for step, _ in steps])
     counts = np.array([float(count) for _, count in steps])
     square = counts @ eps**2
     drift = counts @ (eps * np.tanh(eps / 2.0))

@@ -12,6 +12,8 @@ from torch.utils import _pytree as pytree
 from pyro_dp.errors import ModelError
 from pyro_dp.plates import PrivatePlate
 
+Arguments = tuple[tuple, dict]
+
 
 class Records:
     """The arguments of one step.
@@ -77,6 +79,14 @@ class Records:
             return [self._leaves[i] for i in self._data]
         return [self._leaves[i][indices.to(self._leaves[i].device)] for i in self._data]
 
+    def row(self, index: int) -> list[Tensor]:
+        """One row of every data tensor, without the batch dimension."""
+        return [rows[0] for rows in self.rows(torch.tensor([index]))]
+
+    def examples(self, count: int = 3) -> list[int]:
+        """At most so many indices, evenly spread: the records that the checks look at."""
+        return sorted({i * (self.plate.size - 1) // (count - 1) for i in range(count)})
+
     def placeholder(self) -> list[Tensor]:
         """A public row in place of data, without batch dimension: ones; zeros for integers."""
         return [
@@ -84,7 +94,7 @@ class Records:
             for leaf in (self._leaves[i] for i in self._data)
         ]
 
-    def arguments(self, row: Sequence[Tensor], *, length: int | None = None) -> tuple[tuple, dict]:
+    def arguments(self, row: Sequence[Tensor], *, length: int | None = None) -> Arguments:
         """The arguments as the model sees them for one record.
 
         :param row: one row per data tensor, without the batch dimension.
@@ -97,7 +107,7 @@ class Records:
             leaves[i] = value.expand(length, *value.shape)
         return pytree.tree_unflatten(leaves, self._spec)
 
-    def unprotected_arguments(self) -> tuple[tuple, dict]:
+    def unprotected_arguments(self) -> Arguments:
         """The arguments as given: only for checks whose outcome goes to the curator."""
         return pytree.tree_unflatten(self._leaves, self._spec)
 

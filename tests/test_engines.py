@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from pyro_dp import engines
+from pyro_dp import engines, profiles, renyi
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -116,44 +116,46 @@ def test_renyi_of_poisson_matches_dp_accounting():
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
     step = engines.interpret(SubsampledGaussian(1.3, 0.02), ADD)
-    orders = engines._ORDERS[:40]
+    orders = renyi.ORDERS[:40]
     theirs = rdp._compute_rdp_poisson_subsampled_gaussian(0.02, 1.3, orders)
-    np.testing.assert_allclose(engines._autodp_step(step)[:40], theirs, rtol=1e-6)
+    np.testing.assert_allclose(renyi.step_divergences(step)[:40], theirs, rtol=1e-6)
 
 
 def test_renyi_conversion_matches_dp_accounting():
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-    orders = engines._ORDERS
+    orders = renyi.ORDERS
     for mu in (0.1, 1.0, 5.0):
         divergences = orders * mu**2 / 2
         theirs, _ = rdp.compute_epsilon(orders, divergences, 1e-5)
         moments = (orders - 1) * divergences
-        assert engines._renyi_epsilon(orders - 1, moments, 1e-5) == pytest.approx(theirs)
+        assert renyi.renyi_epsilon(orders - 1, moments, 1e-5) == pytest.approx(theirs)
         theirs, _ = rdp.compute_delta(orders, divergences, 1.0)
-        assert engines._renyi_delta(orders - 1, moments, 1.0) == pytest.approx(theirs)
+        assert renyi.renyi_delta(orders - 1, moments, 1.0) == pytest.approx(theirs)
 
 
 def test_single_steps_at_large_epsilon():
     step = engines.Step("remove", 0.01, 1e-9)  # a hit is in the clear: delta is the rate
     for eps in (0.5, 300.0, 690.0, 710.0):
-        assert engines._single_delta(step, eps) == pytest.approx(1e-9, rel=1e-9)
-    assert engines._single_delta(engines.Step("fixed", 0.5, 1e-17), 1.5) <= 1e-17
+        assert profiles.step_delta(step, eps) == pytest.approx(1e-9, rel=1e-9)
+    assert profiles.step_delta(engines.Step("fixed", 0.5, 1e-17), 1.5) <= 1e-17
 
 
 def test_renyi_of_fixed_subsets_is_above_a_data_set_that_attains_it():
     # All other records at -C, one moved to +C: the pair of Poisson sampling at sensitivity 2C.
     for noise in (0.5, 2.0):
         for rate in (0.001, 0.2):
-            fixed = engines._autodp_step(engines.Step("fixed", noise, rate))
-            poisson = engines._autodp_step(engines.Step("remove", noise, rate))
+            fixed = renyi.step_divergences(engines.Step("fixed", noise, rate))
+            poisson = renyi.step_divergences(engines.Step("remove", noise, rate))
             assert np.all(fixed >= poisson * (1 - 1e-9))
 
 
 def test_renyi_of_poisson_replacement_against_its_closed_form():
     step = engines.Step("replace", 1.3, 1.0 - 1e-14)
     for order in (2.0, 8.0):
-        assert engines._replace_renyi(step, order) == pytest.approx(2 * order / 1.69, rel=1e-6)
+        assert renyi.replacement_divergence(step, order) == pytest.approx(
+            2 * order / 1.69, rel=1e-6
+        )
 
 
 def test_negligible_noise_and_rate_are_rounded_towards_more_cost():

@@ -1,0 +1,169 @@
+"""Structural checks of the sites of model and guide: which lie where, and what they may read."""
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from pyro import poutine
+from pyro.infer import ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
+from pyro.poutine.messenger import Messenger
+
+from pyro_dp.errors import ModelError
+from pyro_dp.guard import guarded, unchanged_buffers
+from pyro_dp.initial_values import agree
+from pyro_dp.outside import Particle
+from pyro_dp.plates import OneRecord, Outside, PrivatePlate, is_random
+from pyro_dp.randomness import forked_rng
+from pyro_dp.records import Arguments, Records
+
+_WHOLE_TENSORS = (
+    "In the private plate, index what is read (with pyro.plate(...) as idx: ... x[idx]), or use "
+    "slice_data=True for a model that is written for whole tensors."
+)
+_COMPARED = ("value", "log_prob")
+Sites = dict[str, dict]
+
+
+class Runs:
+    """Guide and model, replayed against it, for one record, as ``view`` shows them.
+
+    :param view: :class:`Outside` or :class:`Inside`, for a plate.
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        guide: Callable,
+        records: Records,
+        view: Callable[[PrivatePlate], Messenger],
+    ):
+        self._model, self._guide, self._records, self._view = model, guide, records, view
+        self._parameters: set[str] | None = None
+        self.public = self.on(records.arguments(records.placeholder()))
+        self._parameters = {
+            name
+            for trace in self.public.values()
+            for name, site in trace.nodes.items()
+            if site["type"] == "param"
+        }
+
+    def with_view(self, view: Callable[[PrivatePlate], Messenger]) -> "Runs":
+        return Runs(self._model, self._guide, self._records, view)
+
+    def on(self, arguments: Arguments, *, one_record: bool = True) -> dict[str, poutine.Trace]:
+        """Traces of guide and model.
+
+        :param one_record: else the whole plate.
+        """
+        args, kwargs = arguments
+        plate = self._records.plate
+        first = torch.zeros(1, dtype=torch.long, device=self._records.device)
+        restriction = OneRecord(plate, first, self._parameters)
+        with (
+            forked_rng(),
+            guarded("Running guide and model on one record", hint=_WHOLE_TENSORS),
+            restriction if one_record else contextlib.nullcontext(),
+        ):
+            guide = poutine.trace(self._view(plate)(self._guide)).get_trace(*args, **kwargs)
+            replayed = poutine.replay(self._view(plate)(self._model), trace=guide)
+            model = poutine.trace(replayed).get_trace(*args, **kwargs)
+            for trace in (guide, model):
+                trace.compute_log_prob(lambda name, site: is_random(site))
+        return {"guide": guide, "model": model}
+
+
+def random_sites(trace: poutine.Trace) -> Sites:
+    return {name: site for name, site in trace.nodes.items() if is_random(site)}
+
+
+def check_outside(outside: Runs, records: Records) -> None:
+    """What lies outside the plate must be the same whatever is inside of it."""
+    where = f"lies outside the private plate {records.plate.name!r} but depends on"
+    arguments = [records.arguments(records.row(i)) for i in records.examples()]
+    if not records.slice_data:
+        arguments.append(records.unprotected_arguments())
+    with unchanged_buffers():
+        for on_data in map(outside.on, arguments):
+            _require_same_sites(
+                outside.public,
+                on_data,
+                f"{where} the data: only sites inside the plate may read them.",
+            )
+    other_draws = outside.with_view(lambda plate: Outside(plate, seed=1)).public
+    _require_same_sites(outside.public, other_draws, f"{where} latents inside of it.")
+    if records.slice_data:
+        whole = records.arguments(records.placeholder(), length=records.plate.size)
+        _require_same_sites(
+            outside.public,
+            outside.on(whole, one_record=False),
+            f"{where} the length of the data, which is 1 for a model that is shown one record: "
+            "pass N as an argument.",
+        )
+
+
+def _require_same_sites(
+    public: dict[str, poutine.Trace], other: dict[str, poutine.Trace], problem: str
+) -> None:
+    for part, trace in public.items():
+        expected, sites = random_sites(trace), random_sites(other[part])
+        for name in expected.keys() | sites.keys():
+            one, two = expected.get(name), sites.get(name)
+            if not (one and two and all(agree(one[key], two[key]) for key in _COMPARED)):
+                raise ModelError(f"Site {name!r} of the {part} {problem}")
+
+
+def check_latents(
+    loss: ELBO, outside: dict[str, poutine.Trace], particle: Particle, privatize: str
+) -> None:
+    """Latents outside the plate come from the guide, and records have a gradient for them."""
+    in_guide, in_model = random_sites(outside["guide"]), random_sites(outside["model"])
+    for name, site in (in_model | in_guide).items():
+        if _is_enumerated(loss, site):
+            raise ModelError(
+                f"Global site {name!r} is enumerated: a sum over it does not decompose over "
+                "records. Move it inside the private plate, or sample it in the guide."
+            )
+        if name not in in_guide:
+            raise ModelError(f"Global latent site {name!r} of the model is not in the guide.")
+    for name in particle.fixed:
+        if privatize == "latents":
+            raise ModelError(
+                f"Global site {name!r} is not reparameterised, so that records have no gradient "
+                "with respect to it: use privatize='parameters'."
+            )
+        if isinstance(loss, TraceMeanField_ELBO):
+            raise ModelError(f"Global site {name!r} is not reparameterised: use Trace_ELBO.")
+
+
+def _is_enumerated(loss: ELBO, site: dict) -> bool:
+    return (
+        isinstance(loss, TraceEnum_ELBO)
+        and bool(site["infer"].get("enumerate"))
+        and getattr(site["fn"], "has_enumerate_support", False)
+    )
+
+
+def check_inside(loss: ELBO, inside: dict[str, poutine.Trace], plate: PrivatePlate) -> None:
+    """Each site inside the plate belongs to one record; each latent is drawn or summed out."""
+    in_guide, in_model = random_sites(inside["guide"]), random_sites(inside["model"])
+    for name, site in (*in_guide.items(), *in_model.items()):
+        dim, shape = plate.frame(site).dim, site["log_prob"].shape
+        if dim is not None and len(shape) >= -dim and shape[dim] != 1:
+            raise ModelError(
+                f"Site {name!r} has a batch of its own along the private plate {plate.name!r}. "
+                f"{_WHOLE_TENSORS} A guide cannot hold a latent per record."
+            )
+    for name, site in in_model.items():
+        if not site["is_observed"] and name not in in_guide and not _is_enumerated(loss, site):
+            raise ModelError(
+                f"Latent site {name!r} of the model is not in the guide: add it there, or sum it "
+                "out with TraceEnum_ELBO and infer={'enumerate': 'parallel'}."
+            )
+
+
+def plate_nesting(loss: ELBO, inside: dict[str, poutine.Trace]) -> float:
+    if loss.max_plate_nesting != float("inf"):
+        return loss.max_plate_nesting
+    sites = [site for trace in inside.values() for site in random_sites(trace).values()]
+    frames = [frame for site in sites for frame in site["cond_indep_stack"]]
+    return max((-frame.dim for frame in frames if frame.dim is not None), default=0)
