@@ -25,7 +25,7 @@ from pyro_dp.mechanisms import AdaptiveClip, Block, ClippedSum
 from pyro_dp.outside import Particle, draw_particle
 from pyro_dp.randomness import LocalStream, private_rng
 from pyro_dp.records import Records
-from pyro_dp.settings import require_choice, require_number
+from pyro_dp.settings import require_choice, require_count, require_number
 
 _LOSSES = (Trace_ELBO, TraceMeanField_ELBO, TraceEnum_ELBO)
 _COORDINATES = {"latents": LatentCoordinates, "parameters": ParameterCoordinates}
@@ -191,10 +191,9 @@ class DPSVI(PrivateInference):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Unconstrained parameters, optimizer, step count, accountant; loads with
-        weights_only=True.
+        """Unconstrained parameters, optimizer, step count and accountant.
 
-        All of it was released or is public. Random streams are not part of it: a resumed run draws
+        It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random streams are not part of it: a resumed run draws
         fresh ones.
         """
         parameters = self._parameters | self._loaded
@@ -222,6 +221,8 @@ class DPSVI(PrivateInference):
             raise ConfigurationError("load_state_dict: this is no state_dict() of DPSVI.")
         if not self._calibrates and state["noise_multiplier"] != self._noise_multiplier:
             raise ConfigurationError("noise_multiplier differs from that of the saved run.")
+        require_count("steps", state["steps"], least=0)
+        require_number("bound", state["bound"], above=0.0, below=math.inf, closed=True)
         store = pyro.get_param_store()
         for name, value in state["parameters"].items():
             if name in store and store[name].unconstrained().shape != value.shape:

@@ -567,6 +567,13 @@ def test_bad_state(monkeypatch, state):
         Fixture(monkeypatch).svi.load_state_dict(state)
 
 
+@pytest.mark.parametrize(("key", "value"), [("steps", -1), ("bound", math.nan)])
+def test_damaged_state(monkeypatch, key, value):
+    svi = Fixture(monkeypatch).svi
+    with pytest.raises(ConfigurationError, match=key):
+        svi.load_state_dict(svi.state_dict() | {key: value})
+
+
 def test_state_of_another_model(monkeypatch):
     svi = Fixture(monkeypatch, guide=handwritten_guide).svi
     svi.step(*regression_data())
