@@ -193,8 +193,8 @@ class DPSVI(PrivateInference):
     def state_dict(self) -> dict[str, Any]:
         """Unconstrained parameters, optimizer, step count and accountant.
 
-        It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random streams are not part of it: a resumed run draws
-        fresh ones.
+        It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
+        streams are not part of it: a resumed run draws fresh ones.
         """
         parameters = self._parameters | self._loaded
         return {
