@@ -210,8 +210,8 @@ MUTATIONS = [
     Mutation(
         "errors with data in them",
         "guard",
-        "withheld because it may quote",
-        "withheld: {error} because it may quote",
+        '+ (f" {hint}" if hint else "")',
+        '+ f" {error}"',
         "test_checks.py",
     ),
     Mutation(
