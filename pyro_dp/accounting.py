@@ -20,8 +20,7 @@ from pyro_dp.settings import require_choice, require_count, require_number
 __all__ = ["LedgerEntry", "PrivacyAccountant", "SubsampledGaussian"]
 
 
-# What a calibrated run may leave over is not worth another.
-_LEFT_OVER = 0.005
+_LEFT_OVER = 0.005  # of the budget: what a calibrated run leaves over is not worth another
 
 
 class PrivacyAccountant:

@@ -1,5 +1,6 @@
 """What every step-wise private inference has in common: settings, calibration, run, records."""
 
+import abc
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,7 @@ _SEEDED = (
 )
 
 
-class PrivateInference:
+class PrivateInference(abc.ABC):
     """Base of the inferences: one release per step, from a model with a private plate.
 
     Subclasses implement ``step`` and ``_build``. The arguments are those of :class:`DPSVI`.
@@ -70,8 +71,9 @@ class PrivateInference:
         self._records: Records | None = None
         self._sampler: RecordSampler | None = None
 
+    @abc.abstractmethod
     def step(self, *args: Any, **kwargs: Any) -> float:
-        raise NotImplementedError
+        """One step, with one release, given the full data."""
 
     def run(self, *args: Any, progress: bool = True, **kwargs: Any) -> list[float]:
         """What is left of ``num_steps`` steps, with a progress bar.
@@ -143,9 +145,9 @@ class PrivateInference:
                 "anew with what remains of the budget."
             )
 
+    @abc.abstractmethod
     def _build(self, records: Records) -> None:
         """Check model and guide against new records, and prepare what a step needs."""
-        raise NotImplementedError
 
     def _is_current(self) -> bool:
         """Whether what was built still holds."""

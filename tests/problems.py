@@ -281,6 +281,12 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 }
 
 
+def new_dpsvi(model: Callable, guide: Callable, **options) -> DPSVI:
+    """With an accountant of its own, and settings that are beside the point."""
+    settings = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0} | options
+    return DPSVI(model, guide, pyro.optim.Adam({}), Trace_ELBO(), **settings)
+
+
 def _start(make: Callable[[], Problem]) -> Problem:
     """A fresh problem with an initialised guide, and a seed for what follows."""
     pyro.clear_param_store()

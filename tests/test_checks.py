@@ -13,6 +13,7 @@ from problems import (
     logistic,
     logistic_whole,
     mixture,
+    new_dpsvi,
     regression_data,
 )
 from pyro import poutine
@@ -137,12 +138,9 @@ def test_calibration_needs_budget_and_steps():
     with pytest.raises(ConfigurationError, match="num_steps"):
         attempt(noise_multiplier=None, accountant=PrivacyAccountant(epsilon=1.0))
     with pytest.raises(ConfigurationError, match="num_steps"):
-        DPSVI(
+        new_dpsvi(
             logistic,
             handwritten_guide,
-            pyro.optim.Adam({}),
-            Trace_ELBO(),
-            accountant=PrivacyAccountant(),
             noise_multiplier=1.0,
         ).run(*regression_data())
 
@@ -413,12 +411,9 @@ def test_initial_values_come_from_placeholders():
         pyro.set_rng_seed(0)
         guide = AutoNormal(logistic)
         x, y = regression_data()
-        svi = DPSVI(
+        svi = new_dpsvi(
             logistic,
             guide,
-            pyro.optim.Adam({}),
-            Trace_ELBO(),
-            accountant=PrivacyAccountant(),
             noise_multiplier=1.0,
         )
         svi._prepare((scale * x, y), {})
@@ -539,12 +534,9 @@ def test_checks_are_repeated_for_new_arguments():
     def model(x, y, centre):
         logistic(x - x.mean(0) if centre else x, y)
 
-    svi = DPSVI(
+    svi = new_dpsvi(
         model,
         lambda x, y, centre: handwritten_guide(x, y),
-        pyro.optim.Adam({}),
-        Trace_ELBO(),
-        accountant=PrivacyAccountant(),
         noise_multiplier=1.0,
     )
     x, y = regression_data()
@@ -662,12 +654,9 @@ def test_a_record_on_which_the_model_fails_counts_as_zero():
     for data in (outlier, x):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        svi = DPSVI(
+        svi = new_dpsvi(
             model,
             AutoNormal(model),
-            pyro.optim.Adam({}),
-            Trace_ELBO(),
-            accountant=PrivacyAccountant(),
             noise_multiplier=1.0,
             sampling="full",
         )

@@ -7,7 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import PROBLEMS, Problem, fit_dpsvi, fit_svi
+from problems import PROBLEMS, Problem, fit_dpsvi, fit_svi, new_dpsvi
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal
 
@@ -141,12 +141,9 @@ def test_score_function_of_a_global_site():
         pyro.sample("k", dist.Bernoulli(logits=logit))
 
     x = torch.randn(10)
-    svi = DPSVI(
+    svi = new_dpsvi(
         model,
         guide,
-        pyro.optim.Adam({}),
-        Trace_ELBO(),
-        accountant=PrivacyAccountant(),
         noise_multiplier=0,
         max_grad_norm=math.inf,
         sampling="full",
@@ -236,12 +233,9 @@ def test_score_function_of_a_local_site():
             pyro.sample("x", dist.Normal(k, 1.0), obs=x[idx])
 
     x = torch.randn(10)
-    svi = DPSVI(
+    svi = new_dpsvi(
         model,
         guide,
-        pyro.optim.Adam({}),
-        Trace_ELBO(),
-        accountant=PrivacyAccountant(),
         noise_multiplier=1.0,
     )
     svi._prepare((x,), {})
@@ -289,12 +283,9 @@ def test_reparameterised_local_draws(distribution):
             pyro.sample("z", distribution(w))
 
     x = torch.randn(6)
-    svi = DPSVI(
+    svi = new_dpsvi(
         model,
         guide,
-        pyro.optim.Adam({}),
-        Trace_ELBO(),
-        accountant=PrivacyAccountant(),
         noise_multiplier=0.0,
         sampling="full",
     )
@@ -318,12 +309,9 @@ def test_draws_in_place():
             pyro.sample("x", dist.Normal(w + jitter, 1.0), obs=x[idx])
 
     x = torch.zeros(5)
-    svi = DPSVI(
+    svi = new_dpsvi(
         model,
         AutoNormal(model),
-        pyro.optim.Adam({}),
-        Trace_ELBO(),
-        accountant=PrivacyAccountant(),
         noise_multiplier=1.0,
     )
     with pytest.warns(UserWarning, match="one record at a time"):
