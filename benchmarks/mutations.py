@@ -266,7 +266,7 @@ MUTATIONS = [
     Mutation(
         "the first look is at the original model",
         "inference",
-        "first_look, _ = copied(self.model, self.guide)",
+        "first_look, _ = copied(self.model, self.guide) or (self.model, self.guide)",
         "first_look = self.model",
         "test_checks.py",
     ),

@@ -127,8 +127,9 @@ class PrivateInference(abc.ABC):
         self._refuse_steps_beyond_calibration()
         if self._records is not None and self._records.same_as(args, kwargs) and self._is_current():
             return
-        # The original's first run is on placeholders, so that it can keep nothing of the data.
-        first_look, _ = copied(self.model, self.guide)
+        # The original's first run is on placeholders, so that it can keep nothing of the data;
+        # unless it cannot be copied (see "Not protected" on models with a state of their own).
+        first_look, _ = copied(self.model, self.guide) or (self.model, self.guide)
         plate = find_plate(first_look, args, kwargs, self.plate)
         records = Records(self.model, plate, args, kwargs, self.slice_data)
         rate = self.sample_rate

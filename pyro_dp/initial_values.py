@@ -39,7 +39,10 @@ def initialise(model: Callable, guide: Callable, records: Records) -> None:
 def _initial_values(
     model: Callable, guide: Callable, arguments: tuple[tuple, dict]
 ) -> dict[str, Tensor]:
-    model, guide = copied(model, guide)
+    copies = copied(model, guide)
+    if copies is None:  # the originals must not see the data
+        return {}
+    model, guide = copies
     store = pyro.get_param_store()
     args, kwargs = arguments
     with (
@@ -53,17 +56,17 @@ def _initial_values(
     return {name: site["value"].detach().clone() for name, site in captured.trace.nodes.items()}
 
 
-def copied(model: Callable, guide: Callable) -> tuple[Callable, Callable]:
+def copied(model: Callable, guide: Callable) -> tuple[Callable, Callable] | None:
     """Copies that may see the data: what they create or keep is not the originals'.
 
-    What cannot be copied is returned as it is.
+    ``None`` if there is something in them that cannot be copied.
     """
     original = AutoGuide.__getstate__
     AutoGuide.__getstate__ = _whole_state
     try:
         new_model, new_guide = copy.deepcopy((model, guide))
-    except Exception:
-        return model, guide
+    except Exception:  # whatever a user's __deepcopy__ or __reduce__ may raise
+        return None
     finally:
         AutoGuide.__getstate__ = original
     if isinstance(guide, torch.nn.Module):

@@ -1,6 +1,7 @@
 """Bad input: a typed error that names what is wrong, before any budget is spent."""
 
 import math
+import threading
 import warnings
 
 import pyro
@@ -37,7 +38,10 @@ from pyro_dp import (
     ModelError,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
+    initial_values,
 )
+from pyro_dp.plates import find_plate
+from pyro_dp.records import Records
 
 SECRET = 123456.789  # a data value; it must not appear in any error
 
@@ -585,6 +589,29 @@ def test_what_a_model_keeps_is_of_placeholders():
         attempt(model, handwritten_guide, (factor * x, y))
         scales.append(model.scale.item())
     assert scales == [1.0, 1.0]
+
+
+def test_a_guide_that_cannot_be_copied_does_not_see_the_data_whole():
+    """Its initial values are placeholders', and only the check of single sites shows it rows."""
+    x, y = regression_data()
+    lengths = []
+
+    class Guide:
+        def __init__(self):
+            self.lock = threading.Lock()  # has no copy
+
+        def __call__(self, x, y):
+            if x.shape[0] > 1 and not torch.equal(x, x[:1].expand_as(x)):
+                lengths.append(len(x))
+            handwritten_guide(x, y)
+
+    guide = Guide()
+    assert initial_values.copied(logistic, guide) is None
+    svi = new_dpsvi(logistic, guide)
+    plate = find_plate(logistic, (x, y), {}, None)
+    initial_values.initialise(logistic, guide, Records(logistic, plate, (x, y), {}, False))
+    assert lengths == []
+    svi.step(x, y)
 
 
 def test_running_averages():
