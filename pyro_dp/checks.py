@@ -56,11 +56,14 @@ def build_record_term(
         values = particle.values(particle.detached())
         inside = Runs(model, guide, records, lambda plate: Inside(plate, values)).public
         check_inside(loss, inside, records.plate)
+        in_guide, in_model = random_sites(inside["guide"]), random_sites(inside["model"])
+        latent = {name for name, site in in_model.items() if not site["is_observed"]}
         term = RecordTerm(
             loss,
             model,
             guide,
-            runs_guide=bool(random_sites(inside["guide"])),
+            runs_guide=bool(in_guide),
+            enumerates=bool(latent - in_guide.keys()),
             max_plate_nesting=plate_nesting(loss, inside),
         )
         _let_touch(term, particle, outside.public, inside)

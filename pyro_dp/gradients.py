@@ -61,6 +61,7 @@ class RecordTerm:
     """One record's term of the negative ELBO, given the global latents.
 
     :param runs_guide: whether the guide has sites inside the plate.
+    :param enumerates: whether the model has latents inside the plate that are summed out.
     :param max_plate_nesting: number of nested plates, to the left of which latents are enumerated.
     """
 
@@ -71,6 +72,7 @@ class RecordTerm:
         guide: Callable,
         *,
         runs_guide: bool,
+        enumerates: bool,
         max_plate_nesting: float,
     ):
         self.loss = single_particle(loss)
@@ -78,6 +80,7 @@ class RecordTerm:
         self.model = model
         self.guide = guide if runs_guide else _no_sites
         self.runs_guide = runs_guide
+        self.enumerates = enumerates
         self.latents: set[str] = set()  # names of the global latents that the term uses
         self.parameters: dict[str, Tensor] = {}  # unconstrained parameters that the term uses
         self.released: dict[str, Tensor] = {}  # those, and what the latents' draws depend on
@@ -155,11 +158,9 @@ class RecordTerm:
         leaves = self.parameters
 
         def term(latents, parameters, index, row, table):
-            args, kwargs = records.arguments(row)
             substitutes = {id(leaf): parameters[name] for name, leaf in leaves.items()}
-            with self._one_record(records, particle, index, LocalDraws(table), substitutes):
-                model, guide = self._inside(records, particle.values(latents))
-                return record_loss(self.loss, model, guide, args, kwargs)
+            draws = LocalDraws(table)
+            return self.loss_of(records, particle, latents, index, row, draws, substitutes)
 
         gradient = torch.vmap(
             torch.func.grad(term, argnums=(0, 1), has_aux=True),
@@ -173,6 +174,43 @@ class RecordTerm:
             )
         return RecordGradients(of_latents, of_parameters, losses)
 
+    def loss_of(
+        self,
+        records: Records,
+        particle: Particle,
+        latents: dict[str, Tensor],
+        index: Tensor,
+        row: list[Tensor],
+        draws: LocalDraws | None = None,
+        substitutes: dict[int, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """One record's differentiable surrogate and value at unconstrained latents, for torch.func.
+
+        :param row: its row of every data tensor.
+        :param substitutes: for the parameters, by ``id``.
+        """
+        args, kwargs = records.arguments(row)
+        with self._one_record(records, particle, index, draws or LocalDraws(), substitutes):
+            model, guide = self._inside(records, particle.values(latents))
+            return record_loss(self.loss, model, guide, args, kwargs)
+
+    def observations(
+        self,
+        records: Records,
+        particle: Particle,
+        latents: dict[str, Tensor],
+        index: Tensor,
+        row: list[Tensor],
+        draws: LocalDraws | None = None,
+    ) -> list[dict]:
+        """One record's observed sites at unconstrained latents."""
+        args, kwargs = records.arguments(row)
+        with self._one_record(records, particle, index, draws or LocalDraws()):
+            model, guide = self._inside(records, particle.values(latents))
+            trace = poutine.trace(guide).get_trace(*args, **kwargs)
+            trace = poutine.trace(poutine.replay(model, trace=trace)).get_trace(*args, **kwargs)
+        return [s for s in trace.nodes.values() if is_random(s) and s["is_observed"]]
+
     def supported(self, records: Records, particle: Particle, batch: Batch) -> dict[str, Tensor]:
         """Whether observations lie in the support of their distributions: (B, ...) per site.
 
@@ -180,12 +218,8 @@ class RecordTerm:
         """
 
         def check(index, row, table):
-            args, kwargs = records.arguments(row)
-            with self._one_record(records, particle, index, LocalDraws(table)):
-                model, guide = self._inside(records, particle.values(particle.detached()))
-                trace = poutine.trace(guide).get_trace(*args, **kwargs)
-                trace = poutine.trace(poutine.replay(model, trace=trace)).get_trace(*args, **kwargs)
-            observed = [s for s in trace.nodes.values() if is_random(s) and s["is_observed"]]
+            latents, draws = particle.detached(), LocalDraws(table)
+            observed = self.observations(records, particle, latents, index, row, draws)
             return {site["name"]: _in_support(site) for site in observed}
 
         if self.vectorizes:

@@ -9,6 +9,7 @@ replacing it by at most 2C.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -73,6 +74,22 @@ class AdaptiveClip:
         return bound * math.exp(-self.learning_rate * (min(max(within, 0.0), 1.0) - self.quantile))
 
 
+class Contributions(Protocol):
+    """One block of a batch of records, where a tensor of shape (B, size) would be too large."""
+
+    def norms(self) -> Tensor:
+        """Euclidean norms of the block's rows, (B, 1) in float64; never below the true ones.
+
+        A record with a NaN or infinite coordinate has a norm that is not finite.
+        """
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Sum of the rows times their weights, (size,) in float64.
+
+        :param weights: (B, 1); where a weight is zero, the row must not matter, NaN or not.
+        """
+
+
 class ClippedSum:
     """Sum over records of their clipped blocks; microbatches are added one after the other.
 
@@ -86,25 +103,40 @@ class ClippedSum:
             torch.zeros(b.size, dtype=torch.float64, device=device) for b in self.blocks
         ]
 
-    def add(self, *values: Tensor) -> None:
+    def add(self, *values: Tensor | Contributions) -> None:
         """Clip each record's blocks and add them.
 
-        :param values: one tensor of shape (B, size) per block; private.
+        :param values: one tensor of shape (B, size), or its equivalent, per block; private.
         """
-        # All in float64: the norm of a float32 vector overflows at 1e19, and the scale of a long
-        # half-precision one is too coarse for the bound to hold.
-        values = [value.to(torch.float64) for value in values]
-        norms = [torch.linalg.vector_norm(value, dim=1, keepdim=True) for value in values]  # (B, 1)
+        rows = [_Rows(value) if isinstance(value, Tensor) else value for value in values]
+        norms = [each.norms() for each in rows]  # (B, 1)
         finite = torch.stack(norms).isfinite().all(dim=0)  # (B, 1)
-        for total, block, value, norm in zip(self._totals, self.blocks, values, norms, strict=True):
+        for total, block, each, norm in zip(self._totals, self.blocks, rows, norms, strict=True):
             target = block.bound * (1 - 1e-15)  # so that rounding stays within the bound
             scale = torch.where(norm > target, target / norm, 1.0)
-            total += torch.where(finite, value * scale, 0.0).sum(dim=0)
+            total += each.weighted_sum(torch.where(finite, scale, 0.0))
 
     @property
     def totals(self) -> tuple[Tensor, ...]:
         """The exact sums: private until released."""
         return tuple(self._totals)
+
+
+class _Rows:
+    """Blocks that are held as they are, (B, size).
+
+    All in float64: the norm of a float32 vector overflows at 1e19, and the scale of a long
+    half-precision one is too coarse for the bound to hold.
+    """
+
+    def __init__(self, values: Tensor):
+        self._values = values.to(torch.float64)
+
+    def norms(self) -> Tensor:
+        return torch.linalg.vector_norm(self._values, dim=1, keepdim=True)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return torch.where(weights > 0, self._values * weights, 0.0).sum(dim=0)
 
 
 def release(

@@ -1,0 +1,71 @@
+"""The average factor f of stochastic EP, raised to the number of records: all that records say."""
+
+import torch
+from torch import Tensor
+
+from pyro_dp.factors import Structure
+from pyro_dp.gaussian import Gaussian, floored
+
+
+class AverageFactor:
+    """f^N, a damped average of released estimates; everything in it is public.
+
+    Two Gaussians can be had from it. :attr:`known` is what was released, and what is reported.
+    :meth:`projected` is what the next step stands on: eigenvalues below the noise's own spectral
+    radius are raised to it, which makes the next step shorter but is no information about the
+    latents. The precision is raised around the average of the cavity means that the estimates were
+    made at; there noise in the precision does not matter, while extrapolation with it would.
+
+    :param initial: f^N before the first step.
+    :param centre: mean of the initial posterior, (d,).
+    """
+
+    def __init__(self, structure: Structure, initial: Gaussian, centre: Tensor):
+        self._structure = structure
+        self._average = initial
+        self._centre = centre
+        self.noise_variance = 0.0  # of a coordinate of the residual block
+        self.sampling_variance = 0.0  # of eta, in units of the sum of the records' precisions
+        self._radius: Tensor | float = 0.0
+
+    @property
+    def known(self) -> Gaussian:
+        """The average, with no negative precision."""
+        precision = floored(self._average.precision, 0.0)
+        return self._average.with_precision(precision, self._centre)
+
+    def projected(self) -> Gaussian:
+        """The average, with no precision below the noise level."""
+        precision = floored(self._average.precision, self._radius)
+        return self._average.with_precision(precision, self._centre)
+
+    def update(
+        self,
+        estimate: Gaussian,
+        cavity_mean: Tensor,
+        damping: float,
+        *,
+        noise: float,
+        weight: float,
+        sample_rate: float,
+    ) -> float:
+        """f <- (1 - damping) f + damping f_hat, in natural parameters.
+
+        :param noise: standard deviation of the noise in a coordinate of the estimate's eta.
+        :param weight: kappa, so that a coordinate of the precision has noise / weight.
+        :returns: Euclidean norm of the change of (eta, kappa Lambda).
+        """
+        before = self._average
+        self._average = before ** (1 - damping) * estimate**damping
+        self._centre = (1 - damping) * self._centre + damping * cavity_mean
+        self.noise_variance = _averaged(self.noise_variance, noise**2, damping)
+        excess = (1 - sample_rate) / sample_rate
+        self.sampling_variance = _averaged(self.sampling_variance, excess, damping)
+        self._radius = self._structure.noise_radius(self.noise_variance**0.5 / weight)
+        change = self._average / before
+        coordinates = weight * self._structure.coordinates(change.precision)
+        return torch.cat([change.eta, coordinates]).norm().item()
+
+
+def _averaged(variance: float, new: float, damping: float) -> float:
+    return (1 - damping) ** 2 * variance + damping**2 * new

@@ -1,0 +1,203 @@
+"""Factors of single records: Gaussian sites f_n, and the coordinates in which they are released.
+
+A record's site has natural parameters (eta_n, Lambda_n). With m the public cavity mean, its
+*residual* eta_n - Lambda_n m is the gradient of its log density at m. One record hands
+
+    (residual, kappa P(Lambda_n))     or     (eta_n, kappa P(Lambda_n))  (uncentred)
+
+to the release, where P keeps what the precision's structure keeps, in coordinates whose Euclidean
+norm is the Frobenius norm of the kept matrix.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pyro_dp.gaussian import stacked, unstacked
+
+
+class Factors(Protocol):
+    """Sites of B records on d coordinates."""
+
+    residual: Tensor  # (B, d)
+
+    def times(self, vector: Tensor) -> Tensor:
+        """Lambda_n vector, (B, d)."""
+
+    def diagonal(self) -> Tensor:
+        """Of Lambda_n, (B, d)."""
+
+    def squared_norm(self) -> Tensor:
+        """|Lambda_n|^2 in the Frobenius norm, (B,); never below the true one."""
+
+    def weighted_precision(self, weights: Tensor) -> Tensor:
+        """Sum of weights (B, 1) times Lambda_n, (d, d); of weight zero, nothing."""
+
+
+class LowRank:
+    """Lambda_n = J_n' A_n J_n, never made as a d x d matrix of its own.
+
+    :param jacobian: J, (B, R, d).
+    :param precision: A, symmetric, (B, R, R).
+    :param residual: (B, R), of which J' times it is the residual.
+    """
+
+    def __init__(self, jacobian: Tensor, precision: Tensor, residual: Tensor):
+        self._jacobian, self._precision = jacobian, precision
+        self.residual = (residual.unsqueeze(1) @ jacobian).squeeze(1)
+
+    def times(self, vector: Tensor) -> Tensor:
+        inner = self._precision @ (self._jacobian @ vector).unsqueeze(2)
+        return (inner.transpose(1, 2) @ self._jacobian).squeeze(1)
+
+    def diagonal(self) -> Tensor:
+        return (self._jacobian * (self._precision @ self._jacobian)).sum(dim=1)
+
+    def squared_norm(self) -> Tensor:
+        gram = self._jacobian @ self._jacobian.transpose(1, 2)  # (B, R, R)
+        product = self._precision @ gram
+        squared = (product * product.transpose(1, 2)).sum(dim=(1, 2))
+        if gram.shape[1] == 1:
+            return squared
+        # The trace of a square is a sum with both signs: what rounding may take away is put back.
+        size = self._precision.square().sum(dim=(1, 2)) * gram.square().sum(dim=(1, 2))
+        return squared.clamp(min=0.0) + 1e-12 * size
+
+    def weighted_precision(self, weights: Tensor) -> Tensor:
+        there = weights.unsqueeze(2) > 0
+        jacobian = torch.where(there, self._jacobian, 0.0)
+        inner = torch.where(there, self._precision * weights.unsqueeze(2), 0.0)
+        total = jacobian.flatten(0, 1).T @ (inner @ jacobian).flatten(0, 1)
+        return (total + total.T) / 2
+
+
+@dataclass
+class Dense:
+    """Sites with a matrix each.
+
+    :param residual: (B, d).
+    :param precision: Lambda_n, symmetric, (B, d, d).
+    """
+
+    residual: Tensor
+    precision: Tensor
+
+    def times(self, vector: Tensor) -> Tensor:
+        return self.precision @ vector
+
+    def diagonal(self) -> Tensor:
+        return self.precision.diagonal(dim1=1, dim2=2)
+
+    def squared_norm(self) -> Tensor:
+        return self.precision.square().sum(dim=(1, 2))
+
+    def weighted_precision(self, weights: Tensor) -> Tensor:
+        weights = weights.unsqueeze(2)
+        return torch.where(weights > 0, self.precision * weights, 0.0).sum(dim=0)
+
+
+class Full:
+    """Full precision matrices, released as d (d + 1) / 2 numbers.
+
+    :param widths: number of coordinates of each latent site, d in all.
+    """
+
+    def __init__(self, widths: Sequence[int]):
+        self.dim = sum(widths)
+        self.size = self.dim * (self.dim + 1) // 2
+
+    def rows(self, eta: Tensor, factors: Factors, weight: float) -> "_FullRows":
+        """What B records hand to the release.
+
+        :param eta: (B, d), the block before the precision's.
+        :param weight: kappa.
+        """
+        return _FullRows(eta, factors, weight)
+
+    def coordinates(self, precision: Tensor) -> Tensor:
+        """(size,), of a matrix (d, d)."""
+        return stacked(precision)
+
+    def precision(self, coordinates: Tensor) -> Tensor:
+        """(d, d), from (size,)."""
+        return unstacked(coordinates, self.dim)
+
+    def noise_radius(self, sd: float) -> float:
+        """Spectral radius of the matrix whose coordinates are noise of this standard deviation."""
+        return sd * math.sqrt(2 * self.dim)
+
+
+class _FullRows:
+    """(eta, kappa Lambda_n) of B records, for a :class:`~pyro_dp.mechanisms.ClippedSum`."""
+
+    def __init__(self, eta: Tensor, factors: Factors, weight: float):
+        self._eta, self._factors, self._weight = eta, factors, weight
+
+    def norms(self) -> Tensor:
+        squared = self._eta.square().sum(dim=1) + self._weight**2 * self._factors.squared_norm()
+        return squared.sqrt().unsqueeze(1)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        eta = torch.where(weights > 0, self._eta * weights, 0.0).sum(dim=0)
+        precision = self._factors.weighted_precision(weights)
+        return torch.cat([eta, self._weight * stacked(precision)])
+
+
+class Diagonal:
+    """Diagonals of precision matrices. The arguments are those of :class:`Full`."""
+
+    def __init__(self, widths: Sequence[int]):
+        self.dim = self.size = sum(widths)
+
+    def rows(self, eta: Tensor, factors: Factors, weight: float) -> Tensor:
+        return torch.cat([eta, weight * factors.diagonal()], dim=1)
+
+    def coordinates(self, precision: Tensor) -> Tensor:
+        return precision
+
+    def precision(self, coordinates: Tensor) -> Tensor:
+        return coordinates
+
+    def noise_radius(self, sd: float) -> float:
+        """Size of the largest of so many noises."""
+        return sd * math.sqrt(2 * math.log(2 * self.size))
+
+
+class Shared:
+    """One precision for each latent site: the mean of the diagonal over its d_s coordinates.
+
+    It is released as sqrt(d_s) times itself, the norm of that multiple of the identity.
+    The arguments are those of :class:`Full`.
+    """
+
+    def __init__(self, widths: Sequence[int]):
+        self.size = len(widths)
+        self._counts = torch.tensor(widths)
+        self._group = torch.repeat_interleave(self._counts)  # (d,)
+
+    def rows(self, eta: Tensor, factors: Factors, weight: float) -> Tensor:
+        sums = eta.new_zeros(len(eta), self.size)
+        sums.index_add_(1, self._group.to(eta.device), factors.diagonal())
+        return torch.cat([eta, weight * sums / self._roots(eta)], dim=1)
+
+    def coordinates(self, precision: Tensor) -> Tensor:
+        starts = self._counts.cumsum(0) - self._counts
+        return precision[starts.to(precision.device)] * self._roots(precision)
+
+    def precision(self, coordinates: Tensor) -> Tensor:
+        return (coordinates / self._roots(coordinates))[self._group.to(coordinates.device)]
+
+    def noise_radius(self, sd: float) -> Tensor:
+        largest = math.sqrt(2 * math.log(2 * self.size))
+        return sd * largest / self._counts.sqrt()[self._group].double()
+
+    def _roots(self, like: Tensor) -> Tensor:
+        return self._counts.to(like).sqrt()
+
+
+STRUCTURES = {"full": Full, "diagonal": Diagonal, "shared": Shared}
+Structure = Full | Diagonal | Shared

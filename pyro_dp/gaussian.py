@@ -1,0 +1,117 @@
+"""Gaussians in natural parameters (eta, Lambda): precision Lambda, eta = Lambda mean.
+
+A precision of shape (d, d) is full, one of shape (d,) diagonal; a covariance has the same shape as
+its precision.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A Gaussian factor, not necessarily normalisable.
+
+    :param eta: (d,).
+    :param precision: (d, d) or (d,).
+    """
+
+    eta: Tensor
+    precision: Tensor
+
+    @staticmethod
+    def from_moments(mean: Tensor, covariance: Tensor) -> "Gaussian":
+        precision = inverse(covariance)
+        return Gaussian(apply(precision, mean), precision)
+
+    @property
+    def covariance(self) -> Tensor:
+        return inverse(self.precision)
+
+    @property
+    def mean(self) -> Tensor:
+        if self.precision.dim() == 1:
+            return self.eta / self.precision
+        factor = torch.linalg.cholesky(self.precision)
+        return torch.cholesky_solve(self.eta.unsqueeze(1), factor).squeeze(1)
+
+    def __mul__(self, other: "Gaussian") -> "Gaussian":
+        return Gaussian(self.eta + other.eta, self.precision + other.precision)
+
+    def __truediv__(self, other: "Gaussian") -> "Gaussian":
+        return Gaussian(self.eta - other.eta, self.precision - other.precision)
+
+    def __pow__(self, power: float) -> "Gaussian":
+        return Gaussian(power * self.eta, power * self.precision)
+
+    def embedded(self, places: Tensor, size: int) -> "Gaussian":
+        """The same factor on more coordinates, of which it says nothing about the others.
+
+        :param places: (d,), where its own coordinates are.
+        """
+        eta = self.eta.new_zeros(size).index_copy(0, places, self.eta)
+        if self.precision.dim() == 1:
+            return Gaussian(eta, self.eta.new_zeros(size).index_copy(0, places, self.precision))
+        precision = self.eta.new_zeros(size, size)
+        precision[places.unsqueeze(1), places] = self.precision
+        return Gaussian(eta, precision)
+
+    def with_precision(self, precision: Tensor, centre: Tensor) -> "Gaussian":
+        """Another precision, and the same gradient of the log density at ``centre``."""
+        return Gaussian(self.eta + apply(precision - self.precision, centre), precision)
+
+
+def apply(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Matrix (full or diagonal) times vector."""
+    return matrix * vector if matrix.dim() == 1 else matrix @ vector
+
+
+def inverse(matrix: Tensor) -> Tensor:
+    """Of a positive definite matrix, full or diagonal."""
+    if matrix.dim() == 1:
+        return 1.0 / matrix
+    return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
+
+
+def restricted(matrix: Tensor, places: Tensor) -> Tensor:
+    """The part of a matrix, full or diagonal, on these coordinates."""
+    return matrix[places] if matrix.dim() == 1 else matrix[places.unsqueeze(1), places]
+
+
+def dense(matrix: Tensor) -> Tensor:
+    """(d, d) in either case."""
+    return torch.diag(matrix) if matrix.dim() == 1 else matrix
+
+
+def floored(matrix: Tensor, least: Tensor | float) -> Tensor:
+    """The closest symmetric matrix without an eigenvalue below ``least``.
+
+    :param matrix: (d, d), or (d,) for a diagonal.
+    :param least: a number, or (d,) for a diagonal.
+    """
+    if matrix.dim() == 1:
+        return matrix.clamp(min=torch.as_tensor(least, dtype=matrix.dtype))
+    values, vectors = torch.linalg.eigh(matrix)
+    if values[0] >= least:
+        return matrix
+    return (vectors * values.clamp(min=least)) @ vectors.T
+
+
+def stacked(matrix: Tensor) -> Tensor:
+    """A symmetric matrix (d, d) as a vector (d (d + 1) / 2,) of the same Euclidean norm.
+
+    Off-diagonals, which occur twice, come times sqrt 2; the diagonal comes first.
+    """
+    rows, columns = torch.triu_indices(*matrix.shape, offset=1)
+    return torch.cat([matrix.diagonal(), math.sqrt(2) * matrix[rows, columns]])
+
+
+def unstacked(vector: Tensor, size: int) -> Tensor:
+    """The symmetric matrix (size, size) of :func:`stacked`."""
+    rows, columns = torch.triu_indices(size, size, offset=1)
+    matrix = torch.diag(vector[:size])
+    matrix[rows, columns] = matrix[columns, rows] = vector[size:] / math.sqrt(2)
+    return matrix

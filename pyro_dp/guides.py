@@ -1,0 +1,345 @@
+"""Guides that are Gaussian in unconstrained space: read as one Gaussian, and written as one."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoMultivariateNormal, AutoNormal
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.distributions import (
+    Independent,
+    MultivariateNormal,
+    Normal,
+    Transform,
+    biject_to,
+    constraints,
+    transform_to,
+)
+from torch.distributions.constraints import Constraint
+from torch.linalg import cholesky
+
+from pyro_dp.errors import ModelError
+from pyro_dp.guard import PLACEHOLDERS, guarded
+from pyro_dp.plates import PrivatePlate
+from pyro_dp.randomness import forked_rng
+from pyro_dp.records import Records
+from pyro_dp.sites import Sites, random_sites
+
+_AUTOGUIDES = (AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal)
+_SUPPORTED = (
+    "DPSEP needs a guide that is Gaussian in unconstrained space: AutoNormal, AutoDiagonalNormal, "
+    "AutoMultivariateNormal, or a hand-written one of Normal and MultivariateNormal sites, each "
+    "location and scale a pyro.param of its own, passed as it is. DPSVI takes any guide."
+)
+
+
+@dataclass(frozen=True)
+class Latent:
+    """One latent site of the model outside the private plate.
+
+    :param shape: of the unconstrained value.
+    :param transform: from unconstrained space to the site's own.
+    :param start: the flat vector holds it in ``flat[start:stop]``.
+    """
+
+    name: str
+    shape: torch.Size
+    transform: Transform
+    start: int
+    stop: int
+
+
+class GaussianGuide:
+    """A guide whose latents are jointly Gaussian in unconstrained space.
+
+    It is an ``AutoNormal``, ``AutoDiagonalNormal`` or ``AutoMultivariateNormal``, or hand-written
+    of ``Normal`` and ``MultivariateNormal`` sites over real latents of the model, with a parameter
+    for each location and one for each scale (``scale_tril``, ``covariance_matrix`` or
+    ``precision_matrix``). Which is which is found in a run on placeholders; the parameters must
+    have their initial values (:func:`pyro_dp.initial_values.initialise`).
+
+    :ivar latents: in the order of the flat vector.
+    :ivar size: d, the length of the flat vector.
+    :ivar correlated: whether the guide holds the correlations between all its latents; others hold
+        those within each ``MultivariateNormal`` site.
+    :raises ModelError: it is no such guide, or model and guide do not fit; names the site or
+        parameter.
+    """
+
+    latents: tuple[Latent, ...]
+    size: int
+    correlated: bool
+
+    def __init__(self, model: Callable, guide: Callable, records: Records):
+        automatic = isinstance(guide, AutoGuide)
+        if automatic and not isinstance(guide, _AUTOGUIDES):
+            raise ModelError(f"The guide is an {type(guide).__name__}. {_SUPPORTED}")
+        sites, prior, parameters = _run(model, guide, records)
+        drawn = {n: s for n, s in sites.items() if automatic and s["infer"].get("is_auxiliary")}
+        values = {name: site for name, site in sites.items() if name not in drawn}
+        _check_names(values, prior, records.plate)
+        self._blocks = tuple(_blocks(guide, drawn or values, parameters))
+        self.latents = tuple(_latents(values, prior, automatic=automatic))
+        self.size = self.latents[-1].stop
+        self._diagonal = all(block.form == "scale" for block in self._blocks)
+        self.correlated = not self._diagonal and self._blocks[0].width == self.size
+
+    @torch.no_grad()
+    def read(self) -> tuple[Tensor, Tensor]:
+        """The guide as it is, in float64.
+
+        :returns: mean (d,); and covariance (d, d), or variances (d,) if all sites are ``Normal``.
+        """
+        means, covariances = zip(*(block.read() for block in self._blocks), strict=True)
+        if self._diagonal:
+            return torch.cat(means), torch.cat([each.flatten() for each in covariances])
+        return torch.cat(means), torch.block_diag(*(one for each in covariances for one in each))
+
+    @torch.no_grad()
+    def write(self, mean: Tensor, covariance: Tensor) -> None:
+        """Set the guide's parameters, in place.
+
+        Each site keeps the marginal that it can hold: variances for a ``Normal``, its block of the
+        covariance for a ``MultivariateNormal``. That is the closest such Gaussian in the inclusive
+        divergence KL(written || guide).
+
+        :param mean: (d,), float64.
+        :param covariance: (d, d), positive definite; or variances (d,).
+        """
+        values = [pair for block in self._blocks for pair in block.values(mean, covariance)]
+        leaves = [(parameter.leaf, parameter.unconstrained(value)) for parameter, value in values]
+        for leaf, value in leaves:  # all or none
+            leaf.copy_(value)
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """Unconstrained value of each latent, by name, from the flat vector (d,)."""
+        return {
+            each.name: flat[each.start : each.stop].reshape(each.shape) for each in self.latents
+        }
+
+    def is_current(self) -> bool:
+        """Whether the parameter store still holds the very parameters that were found."""
+        store = pyro.get_param_store()
+        parameters = [p for block in self._blocks for p in block.parameters]
+        return all(p.name in store and store[p.name].unconstrained() is p.leaf for p in parameters)
+
+
+def _outer(factor: Tensor) -> Tensor:
+    return factor @ factor.mT
+
+
+def _inverse(matrix: Tensor) -> Tensor:
+    return torch.cholesky_inverse(cholesky(matrix))
+
+
+def _rows(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and ``scale_tril`` of an AutoMultivariateNormal, from their product."""
+    scale = factor.diagonal(dim1=-2, dim2=-1)
+    return scale, factor / scale.unsqueeze(-1)
+
+
+# The parameters that hold a scale: from a covariance, and back.
+_FORMS: dict[str, tuple[Callable[[Tensor], tuple[Tensor, ...]], Callable[..., Tensor]]] = {
+    "scale": (lambda covariance: (covariance.sqrt(),), torch.square),
+    "scale_tril": (lambda covariance: (cholesky(covariance),), _outer),
+    "covariance_matrix": (lambda covariance: (covariance,), torch.clone),
+    "precision_matrix": (lambda covariance: (_inverse(covariance),), _inverse),
+    "rows": (lambda covariance: _rows(cholesky(covariance)), lambda s, t: _outer(s[:, None] * t)),
+}
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """An entry of the parameter store, and the tensor that the guide read."""
+
+    name: str
+    leaf: Tensor
+    constraint: Constraint
+    value: Tensor
+
+    def read(self) -> Tensor:
+        return transform_to(self.constraint)(self.leaf.detach()).double()
+
+    def unconstrained(self, value: Tensor) -> Tensor:
+        return transform_to(self.constraint).inv(value.reshape(self.leaf.shape))
+
+    def allows(self, value: Tensor) -> bool:
+        return bool(self.constraint.check(value.reshape(self.leaf.shape)).all())
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A Gaussian sample site of the guide: B independent vectors of k entries."""
+
+    start: int
+    count: int  # B
+    width: int  # k: 1 for a Normal
+    form: str
+    parameters: tuple[_Parameter, ...]  # the location, and those that hold the scale
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count * self.width
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Mean (B k,), covariances (B, k, k)."""
+        mean, *scales = (parameter.read() for parameter in self.parameters)
+        covariances = _FORMS[self.form][1](*scales)
+        return mean.flatten(), covariances.reshape(self.count, self.width, self.width)
+
+    def values(self, mean: Tensor, covariance: Tensor) -> list[tuple[_Parameter, Tensor]]:
+        """What each parameter is for mean and covariance (or variances) of all latents."""
+        place, shape = slice(self.start, self.stop), (self.count, self.width)
+        if covariance.dim() == 1:
+            own = torch.diag_embed(covariance[place].unflatten(0, shape))
+        else:
+            pairs = covariance[place, place].unflatten(1, shape).unflatten(0, shape)
+            own = pairs.diagonal(dim1=0, dim2=2).movedim(-1, 0)  # (B, k, k)
+        values = (mean[place], *_FORMS[self.form][0](own))
+        return list(zip(self.parameters, values, strict=True))
+
+    def is_unrestricted(self) -> bool:
+        """Whether no constraint excludes a location or a scale."""
+        ones = torch.ones(self.stop, dtype=torch.float64)
+        extremes = ((1e6, 1e12), (-1e6, 1e-12))
+        return all(p.allows(v) for m, s in extremes for p, v in self.values(m * ones, s * ones))
+
+
+class _Reads(Messenger):
+    """Keeps parameters as they are read: a constrained one is a new tensor each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.values: list[tuple[str, Tensor]] = []
+
+    def _pyro_post_param(self, msg: dict) -> None:
+        self.values.append((msg["name"], msg["value"]))
+
+    def learnt(self) -> list[_Parameter]:
+        store = pyro.get_param_store()
+        held, leaves = store.get_state()["constraints"], dict(store.named_parameters())
+        return [
+            _Parameter(name, leaves[name], held[name], value)
+            for name, value in self.values
+            if name in leaves and leaves[name].requires_grad
+        ]
+
+
+def _run(model: Callable, guide: Callable, records: Records) -> tuple[Sites, Sites, list]:
+    """Sites of the guide, global latent sites of the model, and the guide's parameters."""
+    # All N rows, so that a guide with latents per record shows it.
+    args, kwargs = records.arguments(records.placeholder(), length=records.plate.size)
+    with (
+        torch.enable_grad(),
+        forked_rng(),
+        guarded("Running guide and model on placeholder data", hint=PLACEHOLDERS),
+    ):
+        with _Reads() as by_guide:
+            trace = poutine.trace(guide).get_trace(*args, **kwargs)
+        with _Reads() as by_model:
+            replayed = poutine.trace(poutine.replay(model, trace=trace)).get_trace(*args, **kwargs)
+    for parameter in by_model.learnt():
+        raise ModelError(
+            f"The model learns parameter {parameter.name!r}, but DPSEP learns no parameters: make "
+            "it a latent (pyro.sample), or fix it at a constant."
+        )
+    found = {n: s for n, s in random_sites(replayed).items() if not s["is_observed"]}
+    prior = {name: site for name, site in found.items() if not records.plate.holds(site)}
+    return random_sites(trace), prior, by_guide.learnt()
+
+
+def _check_names(values: Sites, prior: Sites, plate: PrivatePlate) -> None:
+    """Model and guide have the same latents, all of them outside the private plate."""
+    for name, site in values.items():
+        if plate.holds(site):
+            raise ModelError(
+                f"Site {name!r} of the guide lies within the private plate {plate.name!r}: local "
+                "latents can only be enumerated (infer={'enumerate': 'parallel'}, hidden from an "
+                "autoguide with poutine.block). DPSVI takes others too."
+            )
+        if name not in prior:
+            raise ModelError(f"Site {name!r} of the guide is no latent of the model: remove it.")
+    for name in prior:
+        if name not in values:
+            raise ModelError(f"Latent site {name!r} of the model is not in the guide: add it.")
+    if not prior:
+        raise ModelError(f"The model has no latent outside the private plate {plate.name!r}.")
+
+
+def _latents(values: Sites, prior: Sites, *, automatic: bool) -> Iterator[Latent]:
+    start = 0
+    for name, site in values.items():
+        support = prior[name]["fn"].support
+        if not (automatic or _is_real(support)):
+            raise ModelError(
+                f"Latent site {name!r} of the model is constrained, and the guide's Gaussian is "
+                "not: use an autoguide, which is Gaussian in unconstrained space."
+            )
+        if site["fn"].shape() != prior[name]["fn"].shape():
+            raise ModelError(f"Site {name!r} has another shape in the guide than in the model.")
+        transform = biject_to(support)
+        value = transform.inv(site["value"]).detach()
+        if transform(value).requires_grad:
+            raise ModelError(
+                f"The support of site {name!r} depends on another latent: give it a fixed support, "
+                "and shift or scale its value."
+            )
+        yield Latent(name, value.shape, transform, start, start + value.numel())
+        start += value.numel()
+
+
+def _is_real(support: Constraint) -> bool:
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return isinstance(support, type(constraints.real))
+
+
+def _blocks(guide: Callable, sites: Sites, parameters: list[_Parameter]) -> Iterator[_Block]:
+    """Which parameters are location and scale of each site."""
+    start, taken = 0, set()
+    for name, site in sites.items():
+        fn = site["fn"]
+        while isinstance(fn, Independent):
+            fn = fn.base_dist
+        if not isinstance(fn, (Normal, MultivariateNormal)):
+            raise ModelError(f"Site {name!r} of the guide is a {type(fn).__name__}. {_SUPPORTED}")
+        location = _find(fn.loc, parameters)
+        form, scales = _scales(guide, fn, parameters)
+        if not (location and scales):
+            raise ModelError(
+                f"The {'scale' if location else 'location'} of site {name!r} of the guide is not a "
+                f"parameter in the shape of the site. {_SUPPORTED}"
+            )
+        width = 1 if isinstance(fn, Normal) else fn.event_shape[0]
+        block = _Block(start, fn.loc.numel() // width, width, form, (location, *scales))
+        own = {id(parameter.leaf) for parameter in block.parameters}
+        if len(own) < len(block.parameters) or own & taken:
+            raise ModelError(f"Site {name!r} of the guide shares a parameter: use one for each.")
+        if not block.is_unrestricted():
+            raise ModelError(
+                f"The parameters of site {name!r} of the guide are constrained too much: use no "
+                "constraint for a location, and constraints.positive, lower_cholesky or "
+                "positive_definite for a scale."
+            )
+        yield block
+        start, taken = block.stop, taken | own
+
+
+def _scales(guide: Callable, fn: Normal | MultivariateNormal, parameters: list[_Parameter]):
+    if isinstance(guide, AutoMultivariateNormal):
+        by_leaf = {id(parameter.leaf): parameter for parameter in parameters}
+        leaves = (guide.scale_unconstrained, guide.scale_tril_unconstrained)
+        return "rows", [by_leaf[id(leaf)] for leaf in leaves]
+    for form in _FORMS.keys() & vars(fn).keys():
+        if scale := _find(vars(fn)[form], parameters):
+            return form, [scale]
+    return None, []
+
+
+def _find(tensor: Tensor, parameters: list[_Parameter]) -> _Parameter | None:
+    """The parameter that a tensor is: the same memory, not only the same value."""
+    matching = (p for p in parameters if p.value.is_set_to(tensor))
+    return next((p for p in matching if p.leaf.shape == tensor.shape), None)

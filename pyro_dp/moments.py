@@ -1,0 +1,296 @@
+"""Moments of the tilted distribution: one Gaussian site per record, given the public cavity.
+
+With g = d log Z / dm and B = -d^2 log Z / dm^2 of the cavity N(m, V) times p(x_n | z), the site is
+
+    Lambda_n = B (I - V B)^-1,    eta_n - Lambda_n m = (I - B V)^-1 g.
+
+Sampling the tilted moments and subtracting the cavity's would lose a record's effect, which is
+O(1/N) of the cavity, to Monte Carlo error. Two ways to g and B:
+
+* :class:`LinearMoments`: p(x_n | z) depends on z through one or two numbers a(z) per element. They
+  are linearised at m, a(z) = a(m) + J (z - m), and integrated by quadrature. Exact for generalised
+  linear models, Gauss-Newton for networks. Elements of one record that are independent given z get
+  a site each, with the same cavity, and the record's site is their product.
+* :class:`SteinMoments`: g = E_w[grad l], B = -E_w[hess l] - Cov_w[grad l], averaged over draws of
+  the cavity with weights proportional to p(x_n | z). For any likelihood that is twice
+  differentiable, enumerated latents included; takes a d x d matrix per record.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_dp.errors import ModelError, PrivacyError
+from pyro_dp.factors import Dense, Factors, LowRank
+from pyro_dp.gradients import RecordTerm
+from pyro_dp.outside import Particle
+from pyro_dp.predictors import Family, NotLinear
+from pyro_dp.quadrature import tilted_moments
+from pyro_dp.records import Records
+
+_NUM_DRAWS = 16
+_LARGEST_REDUCTION = 0.99  # of the cavity's variance by one record, beyond which draws say nothing
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """One record's likelihood as a function of the latents that records see: flat, unconstrained.
+
+    :param particle: values of all else outside the plate, and the latents' shapes.
+    """
+
+    term: RecordTerm
+    records: Records
+    particle: Particle
+
+    def log_prob(self, z: Tensor, index: Tensor, row: list[Tensor]) -> Tensor:
+        """Scalar; enumerated latents of the record are summed out."""
+        _, loss = self.term.loss_of(self.records, self.particle, self._split(z), index, row)
+        return -loss
+
+    def observations(self, z: Tensor, index: Tensor, row: list[Tensor]) -> list[dict]:
+        """Observed sites of one record."""
+        return self.term.observations(self.records, self.particle, self._split(z), index, row)
+
+    @property
+    def precise(self) -> bool:
+        """Whether the model computes in double precision."""
+        return all(u.dtype == torch.float64 for u in self.particle.latents.values())
+
+    def _split(self, z: Tensor) -> dict[str, Tensor]:
+        """Latents by name, in the model's own precision, from the flat vector (d,)."""
+        latents, start = {}, 0
+        for name, u in self.particle.latents.items():
+            part = z[start : start + u.numel()]
+            latents[name] = part.reshape(u.shape).to(u.dtype)
+            start += u.numel()
+        return latents
+
+    def for_each(self, function: Callable, z: Tensor, indices: Tensor, rows: list[Tensor]) -> Any:
+        """function(z, index, row) of each record, stacked: at once, or else one by one.
+
+        :param z: (d,), or (B, d) with a z for each record.
+        """
+        own = z.dim() == 2
+        if self.term.vectorizes:
+            batched = torch.vmap(
+                function, in_dims=(0 if own else None, 0, 0), randomness="different"
+            )
+            return batched(z, indices, rows)
+        results: list[Any] = []
+        for b, index in enumerate(indices):
+            try:
+                results.append(function(z[b] if own else z, index, [row[b] for row in rows]))
+            except PrivacyError:
+                results.append(None)  # a record on which the model fails is broken: NaN
+        if all(result is None for result in results):
+            one = z[0] if own else z
+            broken = function(one, torch.zeros_like(indices[0]), self.records.placeholder())
+        else:
+            broken = next(result for result in results if result is not None)
+        return _stacked(results, pytree.tree_map(_nan_like, broken))
+
+
+class LinearMoments:
+    """Moments of a likelihood that depends on the latents through few numbers.
+
+    :param z: (d,), public, where it is found out on placeholders whether it does.
+    :raises NotLinear: it does not; the text says why.
+    """
+
+    name = "linear"
+
+    def __init__(self, likelihood: Likelihood, z: Tensor):
+        self._likelihood = likelihood
+        if likelihood.term.enumerates:
+            raise NotLinear("latents of a record are summed out")
+        records = likelihood.records
+        index = torch.zeros((), dtype=torch.long, device=records.device)
+        row = records.placeholder()
+        with torch.enable_grad():
+            sites = likelihood.observations(z.detach().requires_grad_(), index, row)
+            families = [Family(site) for site in sites]
+        self._families = [family for family in families if family.rank]
+        if not self._families:
+            raise NotLinear("no parameter of an observed distribution depends on the latents")
+        placeholders = [value.unsqueeze(0) for value in row]
+        if not self._agrees(z, index.reshape(1), placeholders):
+            raise NotLinear("its parameters are not all that the likelihood depends on")
+
+    def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
+        """:raises ModelError: what holds on placeholders does not hold on these records."""
+        if not self._agrees(z, indices, rows):
+            raise ModelError(
+                "The observed distributions depend on the latents in another way than on "
+                "placeholder data: use moments='stein'."
+            )
+
+    def factors(
+        self, mean: Tensor, covariance: Tensor, indices: Tensor, rows: list[Tensor]
+    ) -> Factors:
+        """Sites of B records.
+
+        :param mean: m of the cavity, (d,), or (B, d) with a cavity for each record.
+        :param covariance: V, (d, d), (d,) if diagonal, or (B, d, d).
+        """
+        jacobians, precisions, residuals = [], [], []
+        for family, numbers, jacobian, rest in self._predictors(mean, indices, rows):
+            tilted = tilted_moments(
+                lambda a, family=family, rest=rest: family.log_prob(a, rest),
+                numbers,
+                _quadratic(jacobian, covariance),
+            )
+            precision, residual = tilted.site()
+            jacobians.append(jacobian.flatten(1, 2))
+            precisions.append(_block_diagonal(precision))
+            residuals.append(residual.flatten(1, 2))
+        return LowRank(
+            torch.cat(jacobians, dim=1), _joined(precisions), torch.cat(residuals, dim=1)
+        )
+
+    def _predictors(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> list[tuple]:
+        """Per family: a (B, E, r), J (B, E, r, d), and what else the density needs."""
+
+        def read(z, index, row):
+            sites = {s["name"]: s for s in self._likelihood.observations(z, index, row)}
+            found = [family.read(sites[family.name]) for family in self._families]
+            numbers = [a for a, _ in found]
+            return numbers, (numbers, [rest for _, rest in found])
+
+        function = torch.func.jacrev(read, has_aux=True)
+        jacobians, (numbers, rest) = self._likelihood.for_each(function, z, indices, rows)
+        return [
+            (family, *pytree.tree_map(_double, found))
+            for family, *found in zip(self._families, numbers, jacobians, rest, strict=True)
+        ]
+
+    def _agrees(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> bool:
+        """Whether the gradient of the log density through a(z) is all of the gradient."""
+        likelihood = self._likelihood
+        expected = likelihood.for_each(torch.func.grad(likelihood.log_prob), z, indices, rows)
+        found = torch.zeros_like(expected)
+        for family, numbers, jacobian, rest in self._predictors(z, indices, rows):
+            with torch.enable_grad():
+                a = numbers.detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(family.log_prob(a, rest).sum(), a)
+            found = found + torch.einsum("ber,berd->bd", gradient.to(jacobian), jacobian)
+        tolerance = 1e-6 if likelihood.precise else 1e-3
+        scale = expected.nan_to_num(0.0, 0.0, 0.0).abs().max().item() + 1e-30
+        return torch.allclose(found, expected, rtol=0.0, atol=tolerance * scale, equal_nan=True)
+
+
+class SteinMoments:
+    """Moments of any twice differentiable likelihood.
+
+    The draws are antithetic pairs, made once from torch's global generator: they are public, and
+    every step uses the same ones, so that without noise there is a fixed point.
+    """
+
+    name = "stein"
+
+    def __init__(self, likelihood: Likelihood, size: int):
+        self._likelihood = likelihood
+        half = torch.randn(_NUM_DRAWS // 2, size, dtype=torch.float64)
+        self._draws = torch.cat([half, -half]).to(likelihood.records.device)
+
+    def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
+        """Nothing to check: no property of the likelihood is used."""
+
+    def factors(
+        self, mean: Tensor, covariance: Tensor, indices: Tensor, rows: list[Tensor]
+    ) -> Factors:
+        """As :meth:`LinearMoments.factors`."""
+        root = covariance.sqrt() if covariance.dim() == 1 else torch.linalg.cholesky(covariance)
+        full = torch.diag(root) if root.dim() == 1 else root
+        if full.dim() == 3:
+            z = mean + torch.einsum("bij,kj->kbi", full, self._draws)
+        else:
+            z = mean + self._draws @ full.T  # (K, d)
+
+        def derivatives(z, index, row):
+            log_prob = self._likelihood.log_prob
+
+            def with_value(z):
+                value = log_prob(z, index, row)
+                return value, value
+
+            def with_gradient(z):
+                gradient, value = torch.func.grad(with_value, has_aux=True)(z)
+                return gradient, (gradient, value)
+
+            return torch.func.jacrev(with_gradient, has_aux=True)(z)
+
+        found = [self._likelihood.for_each(derivatives, point, indices, rows) for point in z]
+        hessian = torch.stack([h for h, _ in found]).double()  # (K, B, d, d)
+        gradient = torch.stack([g for _, (g, _) in found]).double()  # (K, B, d)
+        value = torch.stack([v for _, (_, v) in found]).double()  # (K, B)
+        weights = torch.softmax(value, dim=0)
+        average = torch.einsum("kb,kbi->bi", weights, gradient)
+        centred = gradient - average
+        curvature = -torch.einsum("kb,kbij->bij", weights, hessian)
+        curvature = curvature - torch.einsum("kb,kbi,kbj->bij", weights, centred, centred)
+        return _site(average, curvature, full)
+
+
+def _site(gradient: Tensor, curvature: Tensor, root: Tensor) -> Dense:
+    """The site of g (B, d) and B (B, d, d) at a cavity of covariance L L'."""
+    broken = ~(gradient.isfinite().all(1) & curvature.isfinite().all(2).all(1))  # (B,)
+    inner = root.mT @ torch.where(broken[:, None, None], 0.0, curvature) @ root
+    values, vectors = torch.linalg.eigh((inner + inner.mT) / 2)
+    values = values.clamp(max=_LARGEST_REDUCTION)
+    back = torch.linalg.solve_triangular(root.mT, vectors, upper=True)  # L^-T Q
+    precision = (back * (values / (1 - values)).unsqueeze(1)) @ back.mT
+    rotated = (root @ vectors).mT @ gradient.unsqueeze(2) / (1 - values).unsqueeze(2)
+    residual = (back @ rotated).squeeze(2)
+    nan = torch.where(broken, torch.nan, 0.0)
+    return Dense(residual + nan[:, None], precision + nan[:, None, None])
+
+
+def _quadratic(jacobian: Tensor, covariance: Tensor) -> Tensor:
+    """J V J', (B, E, r, r)."""
+    if covariance.dim() == 3:
+        covariance = covariance.unsqueeze(1)
+    product = jacobian * covariance if covariance.dim() == 1 else jacobian @ covariance
+    return product @ jacobian.mT
+
+
+def _block_diagonal(blocks: Tensor) -> Tensor:
+    """(B, E, r, r) -> (B, E r, E r)."""
+    batch, count, rank, _ = blocks.shape
+    identity = torch.eye(count, dtype=blocks.dtype, device=blocks.device)
+    spread = torch.einsum("beij,ef->beifj", blocks, identity)
+    return spread.reshape(batch, count * rank, count * rank)
+
+
+def _joined(blocks: list[Tensor]) -> Tensor:
+    """Block diagonal of matrices (B, R_k, R_k)."""
+    if len(blocks) == 1:
+        return blocks[0]
+    total, start = sum(block.shape[1] for block in blocks), 0
+    joined = blocks[0].new_zeros(len(blocks[0]), total, total)
+    for block in blocks:
+        stop = start + block.shape[1]
+        joined[:, start:stop, start:stop] = block
+        start = stop
+    return joined
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _nan_like(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point():
+        return torch.full_like(tensor, torch.nan)
+    return torch.zeros_like(tensor)
+
+
+def _stacked(results: list[Any], broken: Any) -> Any:
+    """Trees of tensors, one per record; ``broken`` for ``None``."""
+    leaves, spec = pytree.tree_flatten(broken)
+    columns = [leaves if r is None else pytree.tree_leaves(r) for r in results]
+    return pytree.tree_unflatten([torch.stack(c) for c in zip(*columns, strict=True)], spec)

@@ -1,0 +1,139 @@
+"""Observation distributions as functions of few numbers a(z): what linear moments work on.
+
+Each element of an observed site (one entry of its batch) has a density p(x | a) with r numbers a
+that depend on the latents z: a logit, a rate, a mean and a scale. :class:`Family` reads them off
+the distribution, in unconstrained coordinates, and evaluates the density at others.
+"""
+
+from typing import Any
+
+import torch
+from pyro.distributions import MaskedDistribution
+from torch import Tensor
+from torch.distributions import Categorical, Distribution, Independent, biject_to, constraints
+
+from pyro_dp.errors import PrivacyError
+
+MAX_RANK = 2
+
+
+class NotLinear(PrivacyError):
+    """The record's likelihood is no function of few numbers per element."""
+
+
+class Family:
+    """Distribution of one observed site, given the numbers a that depend on the latents.
+
+    :param site: of a trace in which the latents require a gradient.
+    :raises NotLinear: the distribution has more than two such numbers per element, or is not made
+        of parameters that can be replaced.
+    """
+
+    def __init__(self, site: dict):
+        base = _unwrapped(site["fn"])
+        self.name = site["name"]
+        self._class = type(base)
+        names = _parameter_names(base)
+        self._varying = [n for n in names if getattr(base, n).requires_grad]
+        self._constant = [n for n in names if n not in self._varying]
+        self._categorical = isinstance(base, Categorical)
+        self._transforms = {}
+        if self._categorical:
+            self.rank = base.logits.shape[-1] - 1 if self._varying else 0
+        else:
+            self.rank = len(self._varying)
+            for name in self._varying:
+                self._transforms[name] = self._transform(base.arg_constraints[name])
+            if base.event_shape:
+                raise NotLinear(f"an element of site {self.name!r} is a vector")
+        if self.rank > MAX_RANK:
+            raise NotLinear(f"site {self.name!r} depends on the latents through many numbers")
+
+    def _transform(self, constraint: Any) -> Any:
+        if constraint is constraints.real:
+            return None
+        try:
+            transform = biject_to(constraint)
+        except NotImplementedError:
+            transform = None
+        if transform is None or transform.domain.event_dim or transform.codomain.event_dim:
+            raise NotLinear(f"a parameter of site {self.name!r} has no scalar coordinate")
+        return transform
+
+    def read(self, site: dict) -> tuple[Tensor, list[Tensor]]:
+        """Of one record: a, (E, r), and what else its density needs, (E, ...) each.
+
+        That is the constant parameters, the observed value and the weight (scale, and zero where
+        masked).
+        """
+        base, (scale, mask) = _unwrapped(site["fn"]), _scale_and_mask(site)
+        shape = base.batch_shape
+        if self._categorical:
+            logits = base.logits
+            numbers = logits[..., :-1] - logits[..., -1:]
+        else:
+            numbers = [self._coordinate(base, n).expand(shape) for n in self._varying]
+            numbers = torch.stack(numbers, dim=-1) if numbers else torch.zeros(*shape, 0)
+        constant = [getattr(base, name) for name in self._constant]
+        ones = torch.ones(shape, dtype=torch.float64, device=numbers.device)
+        weight = torch.where(mask, ones * scale, 0.0)
+        rest = [*(x.expand(shape) for x in constant), site["value"].expand(shape), weight]
+        return numbers.reshape(-1, numbers.shape[-1]), [x.reshape(-1) for x in rest]
+
+    def log_prob(self, numbers: Tensor, rest: list[Tensor]) -> Tensor:
+        """Weighted log density of every element, (..., E).
+
+        :param numbers: (..., E, r).
+        :param rest: as :meth:`read` gives it, each (..., E).
+        """
+        *constant, value, weight = rest
+        parameters = dict(zip(self._constant, constant, strict=True))
+        if self._categorical:
+            last = torch.zeros_like(numbers[..., :1])
+            parameters = {"logits": torch.cat([numbers, last], dim=-1)}
+        else:
+            for name, number in zip(self._varying, numbers.unbind(-1), strict=True):
+                transform = self._transforms[name]
+                parameters[name] = number if transform is None else transform(number)
+        log_prob = self._class(**parameters, validate_args=False).log_prob(value)
+        return torch.where(weight > 0, log_prob, 0.0) * weight
+
+    def _coordinate(self, base: Distribution, name: str) -> Tensor:
+        value, transform = getattr(base, name), self._transforms[name]
+        return value if transform is None else transform.inv(value)
+
+
+def _unwrapped(fn: Distribution) -> Distribution:
+    while isinstance(fn, (Independent, MaskedDistribution)):
+        fn = fn.base_dist
+    return fn
+
+
+def _scale_and_mask(site: dict) -> tuple[Any, Tensor]:
+    """Of a site and of the distributions it is wrapped in, to be broadcast to the innermost."""
+    fn, scale, masks = site["fn"], torch.as_tensor(site["scale"]), []
+    if site["mask"] is not None:
+        masks.append(torch.as_tensor(site["mask"]))
+    while isinstance(fn, (Independent, MaskedDistribution)):
+        if isinstance(fn, Independent):
+            dims = (1,) * fn.reinterpreted_batch_ndims
+            scale = scale.reshape(*scale.shape, *dims)
+            masks = [mask.reshape(*mask.shape, *dims) for mask in masks]
+        else:
+            masks.append(torch.as_tensor(fn._mask))
+        fn = fn.base_dist
+    together = torch.ones((), dtype=torch.bool)
+    for mask in masks:
+        together = together & mask
+    return scale, together
+
+
+def _parameter_names(base: Distribution) -> list[str]:
+    """Those of the constructor: of two equivalent ones, the one that was given."""
+    names = list(base.arg_constraints)
+    if "probs" in names and "logits" in names:
+        # The other one is computed on demand, and for a Categorical is normalised.
+        names.remove("logits" if "probs" in vars(base) else "probs")
+    if not names or not all(isinstance(getattr(base, name, None), Tensor) for name in names):
+        raise NotLinear(f"distribution {type(base).__name__} is not made of tensors")
+    return names

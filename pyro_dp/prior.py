@@ -1,0 +1,89 @@
+"""The prior as a factor: what lies outside the private plate, which holds no data."""
+
+from collections.abc import Callable
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_dp.gaussian import Gaussian, apply, floored
+from pyro_dp.guard import PLACEHOLDERS, guarded
+from pyro_dp.guides import GaussianGuide
+from pyro_dp.initial_values import agree
+from pyro_dp.plates import OneRecord, Outside
+from pyro_dp.records import Records
+
+_NUM_DRAWS = 16
+_LEAST_PRECISION = 1e-4  # of a prior that is not log-concave
+
+
+class Prior:
+    """Prior density of the guide's unconstrained latents, refined as a Gaussian factor.
+
+    A Gaussian prior is its own factor. Any other one (a constrained latent, a hierarchy) gets
+
+        Lambda_0 = -E_q[hess log p],    eta_0 = E_q[grad log p] + Lambda_0 m
+
+    at the current posterior q = N(m, V): expectation propagation's update in the limit of small
+    powers (Minka 2004, power EP), which needs no cavity. It costs no privacy: no record enters.
+
+    :param model: run on placeholders, outside its private plate.
+    """
+
+    def __init__(self, model: Callable, guide: GaussianGuide, records: Records):
+        self._model, self._guide, self._records = model, guide, records
+        self._dtype = next(x.dtype for x in records.placeholder() if x.is_floating_point())
+        half = torch.randn(_NUM_DRAWS // 2, guide.size, dtype=torch.float64)
+        self._draws = torch.cat([half, -half]).to(records.device)
+        mean, _ = guide.read()
+        one, other = (self._derivatives(z)[1] for z in (mean, mean + self._draws[0]))
+        self._gaussian = self._derivatives(mean) if agree(one, other) else None
+        self._centre = mean
+
+    def factor(self, mean: Tensor, covariance: Tensor) -> Gaussian:
+        """Of the kind (full or diagonal) that the covariance has.
+
+        :param mean: of the current posterior, (d,).
+        :param covariance: (d, d) or (d,).
+        """
+        if self._gaussian is not None:
+            gradient, hessian = self._gaussian
+            mean = self._centre
+        else:
+            root = covariance.sqrt().diag() if covariance.dim() == 1 else _root(covariance)
+            found = [self._derivatives(mean + root @ draw) for draw in self._draws]
+            gradient, hessian = (sum(each) / len(found) for each in zip(*found, strict=True))
+        precision = -hessian.diagonal() if covariance.dim() == 1 else -hessian
+        precision = floored(precision, _LEAST_PRECISION)
+        return Gaussian(gradient + apply(precision, mean), precision)
+
+    def _derivatives(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient (d,) and Hessian (d, d) of the log density."""
+
+        def gradient(z):
+            value = torch.func.jacrev(self._log_prob)(z)
+            return value, value
+
+        hessian, value = torch.func.jacrev(gradient, has_aux=True)(z)
+        return value.detach(), ((hessian + hessian.mT) / 2).detach()
+
+    def _log_prob(self, z: Tensor) -> Tensor:
+        plate, device = self._records.plate, self._records.device
+        unconstrained = self._guide.split(z)
+        values, log_volume = {}, 0.0
+        for latent in self._guide.latents:
+            u = unconstrained[latent.name]
+            values[latent.name] = latent.transform(u)
+            volume = latent.transform.log_abs_det_jacobian(u, values[latent.name])
+            log_volume = log_volume + volume.sum()
+        args, kwargs = self._records.arguments(self._records.placeholder())
+        model = Outside(plate)(poutine.condition(self._model, data=values))
+        with (
+            OneRecord(plate, torch.zeros(1, dtype=torch.long, device=device)),
+            guarded("Running the model on placeholder data", hint=PLACEHOLDERS),
+        ):
+            return poutine.trace(model).get_trace(*args, **kwargs).log_prob_sum() + log_volume
+
+
+def _root(covariance: Tensor) -> Tensor:
+    return torch.linalg.cholesky(covariance)

@@ -1,0 +1,251 @@
+"""The bound against simulated noise, and the KL of clipping against torch's own."""
+
+import math
+
+import pytest
+import torch
+from torch.distributions import MultivariateNormal, kl_divergence
+
+from pyro_dp.errors import ConfigurationError
+from pyro_dp.theory import clipped_kl, sep_kl_bound
+
+DRAWS, BETA = 2000, 0.05
+POINT = dict(eta_noise=0.1, precision_noise=0.1, beta=BETA)
+
+
+def posterior(d, condition, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    axes = torch.linalg.qr(torch.randn(d, d, generator=generator))[0]
+    precision = axes @ torch.diag(torch.logspace(0, math.log10(condition), d)) @ axes.mT
+    return (precision + precision.mT) / 2, 2 * torch.randn(d, generator=generator)
+
+
+def scales(precision, size):
+    """Noise that moves the precision, relative to itself, by about ``size``; the mean likewise."""
+    variances = 1 / torch.linalg.eigvalsh(precision)
+    total, largest = float(variances.sum()), float(variances.max())
+    return size * math.sqrt(len(precision) / total), size / math.sqrt(2 * largest * total)
+
+
+def noisy_kl(precision, mean, centre, eta_noise, precision_noise):
+    """(2, DRAWS): forward and reverse, inf where the noisy precision is indefinite."""
+    d = len(mean)
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.zeros(DRAWS, d, d)
+    rows, columns = torch.triu_indices(d, d)  # coordinates, off-diagonals times sqrt 2
+    noise[:, rows, columns] = precision_noise * torch.randn(DRAWS, len(rows), generator=generator)
+    noise = torch.where(torch.eye(d, dtype=torch.bool), noise, noise / math.sqrt(2))
+    noise = noise.triu() + noise.triu(1).mT
+    eta = precision @ mean + eta_noise * torch.randn(DRAWS, d, generator=generator)
+    eta = eta + noise @ centre
+    root, failed = torch.linalg.cholesky_ex(precision + noise)
+    fine = failed == 0
+    covariance = torch.cholesky_inverse(root[fine])
+    private = MultivariateNormal(
+        (covariance @ eta[fine][..., None])[..., 0], precision_matrix=(precision + noise)[fine]
+    )
+    public = MultivariateNormal(mean, precision_matrix=precision)
+    kl = torch.full((2, DRAWS), math.inf)
+    kl[0, fine] = kl_divergence(public, private)
+    kl[1, fine] = kl_divergence(private, public)
+    return kl
+
+
+@pytest.mark.parametrize("d", [1, 2, 5, 20])
+@pytest.mark.parametrize("condition", [1, 1e4])
+@pytest.mark.parametrize("size", [0.02, 0.1, 0.25])
+@pytest.mark.parametrize("centred", [True, False])
+def test_the_kl_exceeds_the_bound_no_more_often_than_stated(d, condition, size, centred):
+    precision, mean = posterior(d, condition)
+    centre = mean + 0.01 if centred else torch.zeros(d)
+    eta_noise, precision_noise = scales(precision, size)
+    kl = noisy_kl(precision, mean, centre, eta_noise, precision_noise)
+    for reverse in (False, True):
+        bound = sep_kl_bound(
+            precision,
+            mean,
+            eta_noise=eta_noise,
+            precision_noise=precision_noise,
+            beta=BETA,
+            centre=centre,
+            reverse=reverse,
+        )
+        assert (kl[int(reverse)] > bound).double().mean() <= BETA
+        quantile = float(kl[int(reverse)].quantile(1 - BETA))
+        assert bound <= quantile * (3.0 if size == 0.02 else 10.0)  # and says something
+
+
+@pytest.mark.parametrize("block", [0, 1])
+@pytest.mark.parametrize("d", [2, 20])
+def test_simulation_rejects_two_thirds_of_the_noise(block, d):
+    precision, mean = posterior(d, 1)
+    noise = [scale * (i == block) for i, scale in enumerate(scales(precision, 0.02))]
+    kl = noisy_kl(precision, mean, mean, *noise)
+    eta_noise, precision_noise = (scale * 2 / 3 for scale in noise)
+    bound = sep_kl_bound(
+        precision, mean, eta_noise=eta_noise, precision_noise=precision_noise, beta=BETA
+    )
+    assert (kl[0] > bound).double().mean() > 2 * BETA
+
+
+def test_simulation_rejects_the_centred_bound_for_an_uncentred_release():
+    precision, mean = posterior(5, 1)
+    noise = scales(precision, 0.02)[1]
+    kl = noisy_kl(precision, mean, torch.zeros(5), 0.0, noise)
+    bound = sep_kl_bound(precision, mean, eta_noise=0.0, precision_noise=noise, beta=BETA)
+    assert (kl[0] > bound).double().mean() > 0.5
+
+
+def test_without_noise_in_the_precision_only_the_mean_moves():
+    precision, mean = posterior(3, 1)
+    bounds = [
+        sep_kl_bound(precision, mean, eta_noise=0.1, precision_noise=s, beta=BETA)
+        for s in (0.0, 1e-9)
+    ]
+    quantile = 10.236  # chi-squared, 3 degrees of freedom, at 1 - BETA / 3
+    assert bounds[0] == pytest.approx(0.5 * 0.01 * quantile, rel=1e-4)
+    assert bounds[1] == pytest.approx(bounds[0], rel=1e-6)
+    assert sep_kl_bound(precision, mean, eta_noise=0.0, precision_noise=0.0, beta=BETA) == 0.0
+
+
+def test_the_bound_is_continuous_where_the_small_noise_form_takes_over():
+    precision, mean = posterior(1, 1)
+    for reverse in (False, True):
+        bounds = [
+            sep_kl_bound(
+                precision, mean, eta_noise=0.0, precision_noise=s, beta=BETA, reverse=reverse
+            )
+            / s**2
+            for s in (4.1e-4, 4.2e-4)  # r on either side of 1e-3
+        ]
+        assert bounds[0] == pytest.approx(bounds[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_one_dimension_in_closed_form(reverse):
+    z = 2.3940  # normal, two-sided at BETA / 3
+    r = 0.2 * z / 2.0
+    terms = [-math.log1p(-r) - r, 1 / (1 - r)]
+    if reverse:
+        terms = [math.log1p(-r) + r / (1 - r), 1 / (1 - r) ** 2]
+    bound = sep_kl_bound(
+        torch.tensor([[2.0]]),
+        torch.ones(1),
+        eta_noise=0.3,
+        precision_noise=0.2,
+        beta=BETA,
+        centre=torch.tensor([3.0]),
+        reverse=reverse,
+    )
+    offset = (0.3**2 + 0.2**2 * 2.0**2) / 2.0 * z**2  # E (mean - centre) adds to e
+    assert bound == pytest.approx(0.5 * (terms[0] + offset * terms[1]), rel=1e-4)
+
+
+@pytest.mark.parametrize(("d", "most"), [(1, 1 / 2.394), (20, 1 / (math.sqrt(40) + 2.128))])
+def test_too_much_noise_for_a_bound_is_infinite(d, most):
+    bounds = [
+        sep_kl_bound(torch.eye(d), torch.zeros(d), eta_noise=0.0, precision_noise=s, beta=BETA)
+        for s in (0.999 * most, 1.001 * most)
+    ]
+    assert math.isfinite(bounds[0]) and bounds[1] == math.inf
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (dict(precision=torch.ones(2)), "precision must have shape"),
+        (dict(precision=-torch.eye(2)), "positive definite"),
+        (dict(precision=torch.tensor([[1.0, 0.5], [0.0, 1.0]])), "symmetric"),
+        (dict(precision=[[1.0]]), "must be a tensor"),
+        (dict(mean=torch.zeros(3)), "mean must have shape"),
+        (dict(mean=torch.tensor([0.0, math.nan])), "finite"),
+        (dict(centre=torch.zeros(1)), "centre must have shape"),
+        (dict(eta_noise=-1.0), "eta_noise"),
+        (dict(precision_noise=math.inf), "precision_noise"),
+        (dict(beta=0.0), "beta"),
+    ],
+)
+def test_bound_refuses(change, text):
+    arguments = dict(precision=torch.eye(2), mean=torch.zeros(2), **POINT) | change
+    with pytest.raises(ConfigurationError, match=text):
+        sep_kl_bound(**arguments)
+
+
+def sites(size=20, d=3):
+    """Of a linear-Gaussian regression, the last one an outlier."""
+    x = torch.randn(size, d)
+    y = x @ torch.linspace(-1, 1, d) + torch.randn(size)
+    y[-1] += 30.0
+    return torch.zeros(d), torch.eye(d), y[:, None] * x, x[:, :, None] * x[:, None, :]
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+def test_clipped_kl_is_that_of_the_two_posteriors(centred, weight):
+    eta, precision, site_eta, site_precision = sites()
+    point = torch.linspace(-1, 1, 3) if centred else torch.zeros(3)
+    centre = point if centred else None
+    clipped_eta, clipped_precision = eta.clone(), precision.clone()
+    scaled = 0
+    for h, p in zip(site_eta, site_precision, strict=True):
+        scale = min(1.0, 4.0 / float(torch.cat([h - p @ point, weight * p.flatten()]).norm()))
+        clipped_eta, clipped_precision = clipped_eta + scale * h, clipped_precision + scale * p
+        scaled += scale < 1
+    assert 0 < scaled < 20
+    ends = [(eta + site_eta.sum(0), precision + site_precision.sum(0))]
+    ends.append((clipped_eta, clipped_precision))
+    normals = [MultivariateNormal(torch.linalg.solve(p, h), precision_matrix=p) for h, p in ends]
+    for reverse in (False, True):
+        kl = clipped_kl(
+            eta,
+            precision,
+            site_eta,
+            site_precision,
+            max_factor_norm=4.0,
+            centre=centre,
+            weight=weight,
+            reverse=reverse,
+        )
+        expected = kl_divergence(*(reversed(normals) if reverse else normals))
+        assert kl == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_nothing_clipped_is_no_distance():
+    values = sites()
+    assert clipped_kl(*values, max_factor_norm=math.inf) == 0.0
+    assert clipped_kl(*values, max_factor_norm=1e4) == 0.0
+    zeros = tuple(torch.zeros_like(x) for x in values[2:])
+    assert clipped_kl(*values[:2], *zeros, max_factor_norm=1.0) == 0.0
+
+
+def test_clipping_that_leaves_no_gaussian_is_infinite():
+    precisions = torch.tensor([5.0, -0.7, -0.7]).reshape(3, 1, 1)  # the first holds the others up
+    values = torch.zeros(1), torch.tensor([[0.1]]), torch.zeros(3, 1), precisions
+    assert math.isfinite(clipped_kl(*values, max_factor_norm=2.0))
+    assert clipped_kl(*values, max_factor_norm=1.0) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (dict(prior_precision=torch.zeros(2, 3)), "prior_precision must have shape"),
+        (dict(prior_precision=-2 * torch.eye(2)), "positive definite"),
+        (dict(prior_eta=torch.zeros(1)), "prior_eta must have shape"),
+        (dict(site_eta=torch.zeros(0, 2)), r"site_eta must have shape \(N, 2\)"),
+        (dict(site_precision=torch.zeros(4, 2, 2)), "site_precision must have shape"),
+        (dict(site_precision=torch.ones(3, 2, 2).triu()), "symmetric"),
+        (dict(max_factor_norm=0.0), "max_factor_norm"),
+        (dict(weight=math.inf), "weight"),
+        (dict(centre=torch.zeros(3)), "centre must have shape"),
+    ],
+)
+def test_clipped_kl_refuses(change, text):
+    arguments = dict(
+        prior_eta=torch.zeros(2),
+        prior_precision=torch.eye(2),
+        site_eta=torch.ones(3, 2),
+        site_precision=torch.zeros(3, 2, 2),
+        max_factor_norm=1.0,
+    )
+    with pytest.raises(ConfigurationError, match=text):
+        clipped_kl(**(arguments | change))
