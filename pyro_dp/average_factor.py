@@ -16,12 +16,13 @@ class AverageFactor:
     latents. The precision is raised around the average of the cavity means that the estimates were
     made at; there noise in the precision does not matter, while extrapolation with it would.
 
+    :param structure: of its precision.
     :param initial: f^N before the first step.
     :param centre: mean of the initial posterior, (d,).
     """
 
     def __init__(self, structure: Structure, initial: Gaussian, centre: Tensor):
-        self._structure = structure
+        self.structure = structure
         self._average = initial
         self._centre = centre
         self.noise_variance = 0.0  # of a coordinate of the residual block
@@ -34,9 +35,10 @@ class AverageFactor:
         precision = floored(self._average.precision, 0.0)
         return self._average.with_precision(precision, self._centre)
 
-    def projected(self) -> Gaussian:
-        """The average, with no precision below the noise level."""
-        precision = floored(self._average.precision, self._radius)
+    def projected(self, least: float = 0.0) -> Gaussian:
+        """The average, with no precision below the noise level, nor below ``least``."""
+        radius = torch.as_tensor(self._radius, dtype=torch.float64).clamp(min=least)
+        precision = floored(self._average.precision, radius)
         return self._average.with_precision(precision, self._centre)
 
     def update(
@@ -61,9 +63,9 @@ class AverageFactor:
         self.noise_variance = _averaged(self.noise_variance, noise**2, damping)
         excess = (1 - sample_rate) / sample_rate
         self.sampling_variance = _averaged(self.sampling_variance, excess, damping)
-        self._radius = self._structure.noise_radius(self.noise_variance**0.5 / weight)
+        self._radius = self.structure.noise_radius(self.noise_variance**0.5 / weight)
         change = self._average / before
-        coordinates = weight * self._structure.coordinates(change.precision)
+        coordinates = weight * self.structure.coordinates(change.precision)
         return torch.cat([change.eta, coordinates]).norm().item()
 
 

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pyro_dp.gaussian import stacked, unstacked
+from pyro_dp.gaussian import product, stacked, unstacked
 
 
 class Factors(Protocol):
@@ -48,19 +48,19 @@ class LowRank:
 
     def __init__(self, jacobian: Tensor, precision: Tensor, residual: Tensor):
         self._jacobian, self._precision = jacobian, precision
-        self.residual = (residual.unsqueeze(1) @ jacobian).squeeze(1)
+        self.residual = product(residual.unsqueeze(1), jacobian).squeeze(1)
 
     def times(self, vector: Tensor) -> Tensor:
-        inner = self._precision @ (self._jacobian @ vector).unsqueeze(2)
-        return (inner.transpose(1, 2) @ self._jacobian).squeeze(1)
+        inner = product(self._precision, (self._jacobian @ vector).unsqueeze(2))
+        return product(inner.mT, self._jacobian).squeeze(1)
 
     def diagonal(self) -> Tensor:
-        return (self._jacobian * (self._precision @ self._jacobian)).sum(dim=1)
+        return (self._jacobian * product(self._precision, self._jacobian)).sum(dim=1)
 
     def squared_norm(self) -> Tensor:
-        gram = self._jacobian @ self._jacobian.transpose(1, 2)  # (B, R, R)
-        product = self._precision @ gram
-        squared = (product * product.transpose(1, 2)).sum(dim=(1, 2))
+        gram = product(self._jacobian, self._jacobian.mT)  # (B, R, R)
+        root = product(self._precision, gram)
+        squared = (root * root.mT).sum(dim=(1, 2))
         if gram.shape[1] == 1:
             return squared
         # The trace of a square is a sum with both signs: what rounding may take away is put back.
@@ -68,10 +68,11 @@ class LowRank:
         return squared.clamp(min=0.0) + 1e-12 * size
 
     def weighted_precision(self, weights: Tensor) -> Tensor:
+        jacobian, inner = self._jacobian, self._precision * weights.unsqueeze(2)
         there = weights.unsqueeze(2) > 0
-        jacobian = torch.where(there, self._jacobian, 0.0)
-        inner = torch.where(there, self._precision * weights.unsqueeze(2), 0.0)
-        total = jacobian.flatten(0, 1).T @ (inner @ jacobian).flatten(0, 1)
+        if not there.all():
+            jacobian, inner = torch.where(there, jacobian, 0.0), torch.where(there, inner, 0.0)
+        total = jacobian.flatten(0, 1).T @ product(inner, jacobian).flatten(0, 1)
         return (total + total.T) / 2
 
 
@@ -105,6 +106,8 @@ class Full:
 
     :param widths: number of coordinates of each latent site, d in all.
     """
+
+    name = "full"
 
     def __init__(self, widths: Sequence[int]):
         self.dim = sum(widths)
@@ -150,6 +153,8 @@ class _FullRows:
 class Diagonal:
     """Diagonals of precision matrices. The arguments are those of :class:`Full`."""
 
+    name = "diagonal"
+
     def __init__(self, widths: Sequence[int]):
         self.dim = self.size = sum(widths)
 
@@ -173,6 +178,8 @@ class Shared:
     It is released as sqrt(d_s) times itself, the norm of that multiple of the identity.
     The arguments are those of :class:`Full`.
     """
+
+    name = "shared"
 
     def __init__(self, widths: Sequence[int]):
         self.size = len(widths)
@@ -199,5 +206,5 @@ class Shared:
         return self._counts.to(like).sqrt()
 
 
-STRUCTURES = {"full": Full, "diagonal": Diagonal, "shared": Shared}
 Structure = Full | Diagonal | Shared
+STRUCTURES = {structure.name: structure for structure in (Full, Diagonal, Shared)}

@@ -35,8 +35,7 @@ class Gaussian:
     def mean(self) -> Tensor:
         if self.precision.dim() == 1:
             return self.eta / self.precision
-        factor = torch.linalg.cholesky(self.precision)
-        return torch.cholesky_solve(self.eta.unsqueeze(1), factor).squeeze(1)
+        return torch.cholesky_solve(self.eta.unsqueeze(1), cholesky(self.precision)).squeeze(1)
 
     def __mul__(self, other: "Gaussian") -> "Gaussian":
         return Gaussian(self.eta + other.eta, self.precision + other.precision)
@@ -46,6 +45,10 @@ class Gaussian:
 
     def __pow__(self, power: float) -> "Gaussian":
         return Gaussian(power * self.eta, power * self.precision)
+
+    def restricted(self, places: Tensor) -> "Gaussian":
+        """The factor as a function of these coordinates, the others at zero."""
+        return Gaussian(self.eta[places], restricted(self.precision, places))
 
     def embedded(self, places: Tensor, size: int) -> "Gaussian":
         """The same factor on more coordinates, of which it says nothing about the others.
@@ -69,11 +72,31 @@ def apply(matrix: Tensor, vector: Tensor) -> Tensor:
     return matrix * vector if matrix.dim() == 1 else matrix @ vector
 
 
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Batched left @ right; elementwise, which is faster, where one row or column is all."""
+    if left.shape[-2:] == (1, 1):
+        return left * right
+    if left.shape[-2] == right.shape[-1] == 1:
+        return (left * right.mT).sum(dim=-1, keepdim=True)
+    return left @ right
+
+
 def inverse(matrix: Tensor) -> Tensor:
     """Of a positive definite matrix, full or diagonal."""
     if matrix.dim() == 1:
         return 1.0 / matrix
-    return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
+    return torch.cholesky_inverse(cholesky(matrix))
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """Factor of a matrix that is positive definite but for rounding."""
+    largest = matrix.diagonal().abs().max()
+    for jitter in (0.0, 1e-15, 1e-13, 1e-11, 1e-9):
+        shifted = matrix + jitter * largest * torch.eye(len(matrix)).to(matrix)
+        factor, failed = torch.linalg.cholesky_ex(shifted)
+        if not failed:
+            break
+    return factor
 
 
 def restricted(matrix: Tensor, places: Tensor) -> Tensor:

@@ -6,18 +6,11 @@ from dataclasses import dataclass
 import pyro
 import torch
 from pyro import poutine
+from pyro.distributions import Independent, MultivariateNormal, Normal
 from pyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoMultivariateNormal, AutoNormal
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import (
-    Independent,
-    MultivariateNormal,
-    Normal,
-    Transform,
-    biject_to,
-    constraints,
-    transform_to,
-)
+from torch.distributions import Transform, biject_to, constraints, transform_to
 from torch.distributions.constraints import Constraint
 from torch.linalg import cholesky
 
@@ -58,8 +51,8 @@ class GaussianGuide:
     It is an ``AutoNormal``, ``AutoDiagonalNormal`` or ``AutoMultivariateNormal``, or hand-written
     of ``Normal`` and ``MultivariateNormal`` sites over real latents of the model, with a parameter
     for each location and one for each scale (``scale_tril``, ``covariance_matrix`` or
-    ``precision_matrix``). Which is which is found in a run on placeholders; the parameters must
-    have their initial values (:func:`pyro_dp.initial_values.initialise`).
+    ``precision_matrix``). Its parameters must have their initial values; a run on placeholders
+    finds which is which.
 
     :ivar latents: in the order of the flat vector.
     :ivar size: d, the length of the flat vector.
@@ -73,11 +66,13 @@ class GaussianGuide:
     size: int
     correlated: bool
 
+    @torch.enable_grad()
     def __init__(self, model: Callable, guide: Callable, records: Records):
         automatic = isinstance(guide, AutoGuide)
         if automatic and not isinstance(guide, _AUTOGUIDES):
             raise ModelError(f"The guide is an {type(guide).__name__}. {_SUPPORTED}")
         sites, prior, parameters = _run(model, guide, records)
+        # An autoguide draws auxiliary Gaussians, and sets the latents to their images.
         drawn = {n: s for n, s in sites.items() if automatic and s["infer"].get("is_auxiliary")}
         values = {name: site for name, site in sites.items() if name not in drawn}
         _check_names(values, prior, records.plate)
@@ -116,19 +111,13 @@ class GaussianGuide:
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Unconstrained value of each latent, by name, from the flat vector (d,)."""
-        return {
-            each.name: flat[each.start : each.stop].reshape(each.shape) for each in self.latents
-        }
+        return {x.name: flat[x.start : x.stop].reshape(x.shape) for x in self.latents}
 
     def is_current(self) -> bool:
         """Whether the parameter store still holds the very parameters that were found."""
         store = pyro.get_param_store()
         parameters = [p for block in self._blocks for p in block.parameters]
         return all(p.name in store and store[p.name].unconstrained() is p.leaf for p in parameters)
-
-
-def _outer(factor: Tensor) -> Tensor:
-    return factor @ factor.mT
 
 
 def _inverse(matrix: Tensor) -> Tensor:
@@ -141,13 +130,13 @@ def _rows(factor: Tensor) -> tuple[Tensor, Tensor]:
     return scale, factor / scale.unsqueeze(-1)
 
 
-# The parameters that hold a scale: from a covariance, and back.
+# The parameters that hold a scale: from a covariance c, and back.
 _FORMS: dict[str, tuple[Callable[[Tensor], tuple[Tensor, ...]], Callable[..., Tensor]]] = {
-    "scale": (lambda covariance: (covariance.sqrt(),), torch.square),
-    "scale_tril": (lambda covariance: (cholesky(covariance),), _outer),
-    "covariance_matrix": (lambda covariance: (covariance,), torch.clone),
-    "precision_matrix": (lambda covariance: (_inverse(covariance),), _inverse),
-    "rows": (lambda covariance: _rows(cholesky(covariance)), lambda s, t: _outer(s[:, None] * t)),
+    "scale": (lambda c: (c.sqrt(),), torch.square),
+    "scale_tril": (lambda c: (cholesky(c),), lambda factor: factor @ factor.mT),
+    "covariance_matrix": (lambda c: (c,), lambda c: c),
+    "precision_matrix": (lambda c: (_inverse(c),), _inverse),
+    "rows": (lambda c: _rows(cholesky(c)), lambda scale, t: scale[:, None] * (t @ t.mT) * scale),
 }
 
 
@@ -203,7 +192,7 @@ class _Block:
 
     def is_unrestricted(self) -> bool:
         """Whether no constraint excludes a location or a scale."""
-        ones = torch.ones(self.stop, dtype=torch.float64)
+        ones = self.parameters[0].read().new_ones(self.stop)
         extremes = ((1e6, 1e12), (-1e6, 1e-12))
         return all(p.allows(v) for m, s in extremes for p, v in self.values(m * ones, s * ones))
 
@@ -232,11 +221,7 @@ def _run(model: Callable, guide: Callable, records: Records) -> tuple[Sites, Sit
     """Sites of the guide, global latent sites of the model, and the guide's parameters."""
     # All N rows, so that a guide with latents per record shows it.
     args, kwargs = records.arguments(records.placeholder(), length=records.plate.size)
-    with (
-        torch.enable_grad(),
-        forked_rng(),
-        guarded("Running guide and model on placeholder data", hint=PLACEHOLDERS),
-    ):
+    with forked_rng(), guarded("Running guide and model on placeholder data", hint=PLACEHOLDERS):
         with _Reads() as by_guide:
             trace = poutine.trace(guide).get_trace(*args, **kwargs)
         with _Reads() as by_model:
@@ -262,9 +247,8 @@ def _check_names(values: Sites, prior: Sites, plate: PrivatePlate) -> None:
             )
         if name not in prior:
             raise ModelError(f"Site {name!r} of the guide is no latent of the model: remove it.")
-    for name in prior:
-        if name not in values:
-            raise ModelError(f"Latent site {name!r} of the model is not in the guide: add it.")
+    for name in prior.keys() - values.keys():
+        raise ModelError(f"Latent site {name!r} of the model is not in the guide: add it.")
     if not prior:
         raise ModelError(f"The model has no latent outside the private plate {plate.name!r}.")
 
@@ -306,8 +290,13 @@ def _blocks(guide: Callable, sites: Sites, parameters: list[_Parameter]) -> Iter
             fn = fn.base_dist
         if not isinstance(fn, (Normal, MultivariateNormal)):
             raise ModelError(f"Site {name!r} of the guide is a {type(fn).__name__}. {_SUPPORTED}")
-        location = _find(fn.loc, parameters)
-        form, scales = _scales(guide, fn, parameters)
+        location, scales = _find(fn.loc, parameters), []
+        if isinstance(guide, AutoMultivariateNormal):
+            leaves = (guide.scale_unconstrained, guide.scale_tril_unconstrained)
+            form, scales = "rows", [p for leaf in leaves for p in parameters if p.leaf is leaf]
+        for given in _FORMS.keys() & vars(fn).keys():
+            if scale := _find(vars(fn)[given], parameters):
+                form, scales = given, [scale]
         if not (location and scales):
             raise ModelError(
                 f"The {'scale' if location else 'location'} of site {name!r} of the guide is not a "
@@ -326,17 +315,6 @@ def _blocks(guide: Callable, sites: Sites, parameters: list[_Parameter]) -> Iter
             )
         yield block
         start, taken = block.stop, taken | own
-
-
-def _scales(guide: Callable, fn: Normal | MultivariateNormal, parameters: list[_Parameter]):
-    if isinstance(guide, AutoMultivariateNormal):
-        by_leaf = {id(parameter.leaf): parameter for parameter in parameters}
-        leaves = (guide.scale_unconstrained, guide.scale_tril_unconstrained)
-        return "rows", [by_leaf[id(leaf)] for leaf in leaves]
-    for form in _FORMS.keys() & vars(fn).keys():
-        if scale := _find(vars(fn)[form], parameters):
-            return form, [scale]
-    return None, []
 
 
 def _find(tensor: Tensor, parameters: list[_Parameter]) -> _Parameter | None:

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.errors import ModelError, PrivacyError
 from pyro_dp.factors import Dense, Factors, LowRank
+from pyro_dp.gaussian import product
 from pyro_dp.gradients import RecordTerm
 from pyro_dp.outside import Particle
 from pyro_dp.predictors import Family, NotLinear
@@ -57,9 +58,9 @@ class Likelihood:
         return self.term.observations(self.records, self.particle, self._split(z), index, row)
 
     @property
-    def precise(self) -> bool:
-        """Whether the model computes in double precision."""
-        return all(u.dtype == torch.float64 for u in self.particle.latents.values())
+    def dtype(self) -> torch.dtype:
+        """In which the model computes."""
+        return torch.cat([u.flatten() for u in self.particle.latents.values()]).dtype
 
     def _split(self, z: Tensor) -> dict[str, Tensor]:
         """Latents by name, in the model's own precision, from the flat vector (d,)."""
@@ -145,7 +146,7 @@ class LinearMoments:
                 _quadratic(jacobian, covariance),
             )
             precision, residual = tilted.site()
-            jacobians.append(jacobian.flatten(1, 2))
+            jacobians.append(jacobian.flatten(1, 2).double())
             precisions.append(_block_diagonal(precision))
             residuals.append(residual.flatten(1, 2))
         return LowRank(
@@ -153,7 +154,10 @@ class LinearMoments:
         )
 
     def _predictors(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> list[tuple]:
-        """Per family: a (B, E, r), J (B, E, r, d), and what else the density needs."""
+        """Per family: a (B, E, r), J (B, E, r, d), and what else the density needs.
+
+        J is in the precision of the model, all else in float64.
+        """
 
         def read(z, index, row):
             sites = {s["name"]: s for s in self._likelihood.observations(z, index, row)}
@@ -162,25 +166,26 @@ class LinearMoments:
             return numbers, (numbers, [rest for _, rest in found])
 
         function = torch.func.jacrev(read, has_aux=True)
+        z = z.to(self._likelihood.dtype)
         jacobians, (numbers, rest) = self._likelihood.for_each(function, z, indices, rows)
-        return [
-            (family, *pytree.tree_map(_double, found))
-            for family, *found in zip(self._families, numbers, jacobians, rest, strict=True)
-        ]
+        numbers, rest = pytree.tree_map(_double, (numbers, rest))
+        return list(zip(self._families, numbers, jacobians, rest, strict=True))
 
     def _agrees(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> bool:
         """Whether the gradient of the log density through a(z) is all of the gradient."""
         likelihood = self._likelihood
         expected = likelihood.for_each(torch.func.grad(likelihood.log_prob), z, indices, rows)
-        found = torch.zeros_like(expected)
+        found = torch.zeros_like(expected, dtype=torch.float64)
         for family, numbers, jacobian, rest in self._predictors(z, indices, rows):
             with torch.enable_grad():
                 a = numbers.detach().requires_grad_()
                 (gradient,) = torch.autograd.grad(family.log_prob(a, rest).sum(), a)
-            found = found + torch.einsum("ber,berd->bd", gradient.to(jacobian), jacobian)
-        tolerance = 1e-6 if likelihood.precise else 1e-3
+            found = found + torch.einsum("ber,berd->bd", gradient, jacobian.double())
+        tolerance = 1e-6 if likelihood.dtype == torch.float64 else 1e-3
         scale = expected.nan_to_num(0.0, 0.0, 0.0).abs().max().item() + 1e-30
-        return torch.allclose(found, expected, rtol=0.0, atol=tolerance * scale, equal_nan=True)
+        return torch.allclose(
+            found, expected.double(), rtol=0.0, atol=tolerance * scale, equal_nan=True
+        )
 
 
 class SteinMoments:
@@ -251,11 +256,15 @@ def _site(gradient: Tensor, curvature: Tensor, root: Tensor) -> Dense:
 
 
 def _quadratic(jacobian: Tensor, covariance: Tensor) -> Tensor:
-    """J V J', (B, E, r, r)."""
-    if covariance.dim() == 3:
-        covariance = covariance.unsqueeze(1)
-    product = jacobian * covariance if covariance.dim() == 1 else jacobian @ covariance
-    return product @ jacobian.mT
+    """J V J', (B, E, r, r), in float64."""
+    covariance = covariance.to(jacobian)
+    if covariance.dim() == 1:
+        spread = jacobian * covariance
+    elif covariance.dim() == 2:
+        spread = (jacobian.flatten(0, 2) @ covariance).reshape(jacobian.shape)
+    else:
+        spread = jacobian @ covariance.unsqueeze(1)
+    return product(spread, jacobian.mT).double()
 
 
 def _block_diagonal(blocks: Tensor) -> Tensor:

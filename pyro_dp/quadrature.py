@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_dp.gaussian import product
+
 _NODES = {1: 15, 2: 9}  # per dimension
-_MODE_STEPS = 8
+_MODE_STEPS = 6
 _LARGEST_STEP = 4.0  # of Newton's method, in standard deviations of the cavity
 
 
@@ -32,10 +34,10 @@ class Tilted:
 
         (I - V B)^-1 = I + L spread^-1 L' B needs no inverse of V, which may be singular.
         """
-        inner = self.root @ _function(self.spread, torch.reciprocal) @ self.root.mT
-        product = self.curvature @ inner
-        precision = self.curvature + product @ self.curvature
-        residual = self.gradient + (product @ self.gradient.unsqueeze(-1)).squeeze(-1)
+        inner = product(product(self.root, _function(self.spread, torch.reciprocal)), self.root.mT)
+        gain = product(self.curvature, inner)
+        precision = self.curvature + product(gain, self.curvature)
+        residual = self.gradient + product(gain, self.gradient.unsqueeze(-1)).squeeze(-1)
         return (precision + precision.mT) / 2, residual
 
 
@@ -58,15 +60,15 @@ def tilted_moments(
     mode = torch.zeros_like(mean)  # in units of the root: a = mean + L z, z ~ N(0, I)
     for _ in range(_MODE_STEPS):
         precision, gradient = _newton(log_likelihood, mean, root, mode)
-        step = (_function(precision, torch.reciprocal) @ gradient.unsqueeze(-1)).squeeze(-1)
+        step = product(_function(precision, torch.reciprocal), gradient.unsqueeze(-1)).squeeze(-1)
         length = torch.linalg.vector_norm(step, dim=-1, keepdim=True)
         mode = mode + step * (_LARGEST_STEP / length).clamp(max=1.0)
     precision, _ = _newton(log_likelihood, mean, root, mode)
     width = _function(precision, torch.rsqrt)
     nodes, log_weights = _rule(rank, mean)  # (K, r), (K,)
     shape = (-1, *(1,) * (mean.dim() - 1), rank)
-    z = mode + (width @ nodes.reshape(*shape, 1)).squeeze(-1)  # (K, ..., r)
-    a = mean + (root @ z.unsqueeze(-1)).squeeze(-1)
+    z = mode + product(width, nodes.reshape(*shape, 1)).squeeze(-1)  # (K, ..., r)
+    a = mean + product(root, z.unsqueeze(-1)).squeeze(-1)
     value, gradient, hessian = _derivatives(log_likelihood, a)
     log_weights = log_weights.reshape(shape[:-1]) + value - z.square().sum(-1) / 2
     weights = torch.softmax(log_weights, dim=0).unsqueeze(-1)  # (K, ..., 1)
@@ -78,10 +80,10 @@ def tilted_moments(
 
 def _newton(log_likelihood, mean, root, z) -> tuple[Tensor, Tensor]:
     """Precision and gradient at z of log likelihood plus cavity; no curvature of the wrong sign."""
-    a = mean + (root @ z.unsqueeze(-1)).squeeze(-1)
+    a = mean + product(root, z.unsqueeze(-1)).squeeze(-1)
     _, gradient, hessian = _derivatives(log_likelihood, a)
-    gradient = (root.mT @ gradient.unsqueeze(-1)).squeeze(-1) - z
-    curvature = _function(-root.mT @ hessian @ root, _non_negative)
+    gradient = product(root.mT, gradient.unsqueeze(-1)).squeeze(-1) - z
+    curvature = _function(-product(product(root.mT, hessian), root), _non_negative)
     return curvature + torch.eye(z.shape[-1], dtype=z.dtype, device=z.device), gradient
 
 

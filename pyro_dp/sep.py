@@ -1,43 +1,103 @@
 """DPSEP: differentially private stochastic expectation propagation.
 
-Algorithm 3 of Vinaroz & Park (DP-SEP, TMLR; arXiv 2111.13219) for any Pyro model with a plate of
-individuals and a guide that is Gaussian in unconstrained space. Stochastic EP: Li,
+Algorithm 3 of Vinaroz & Park (DP-SEP, TMLR 2022, arXiv 2111.13219) for any Pyro model with a plate
+of individuals and a guide that is Gaussian in unconstrained space. Stochastic EP: Li,
 Hernández-Lobato & Turner 2015 (arXiv 1506.04132).
+
+Where this differs from the paper: sites are exact rather than sampled (:mod:`pyro_dp.moments`);
+what is released is centred (:mod:`pyro_dp.factors`); all records take part in every step, and
+estimates are averaged once the posterior has arrived (:mod:`pyro_dp.step_control`). The paper moves
+q by gamma / N per record: there the signal-to-noise ratio of one step is that of one record.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.average_factor import AverageFactor
-from pyro_dp.checks import build_record_term
-from pyro_dp.errors import ConfigurationError, ModelError
+from pyro_dp.ep_problem import EPProblem, require_moments
+from pyro_dp.errors import ConfigurationError, PrivacyError
 from pyro_dp.factors import STRUCTURES
-from pyro_dp.gaussian import Gaussian, apply, dense, inverse, restricted
-from pyro_dp.guides import GaussianGuide, Latent
+from pyro_dp.gaussian import Gaussian, apply, dense, floored, inverse, restricted
 from pyro_dp.inference import PrivateInference
 from pyro_dp.mechanisms import Block, ClippedSum
-from pyro_dp.moments import Likelihood, LinearMoments, SteinMoments
-from pyro_dp.outside import draw_particle
-from pyro_dp.predictors import NotLinear
-from pyro_dp.prior import Prior
-from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Records
 from pyro_dp.settings import require_choice, require_number
+from pyro_dp.step_control import StepControl
 
-_MOMENTS = ("auto", "linear", "stein")
-_LARGEST_FULL = 256  # latents
-_MICROBATCH = 8192
+_LARGEST_FULL = 1200  # latents
+_MICROBATCH = 8192  # records; bounds the memory
 
 
 class DPSEP(PrivateInference):
+    """Differentially private stochastic expectation propagation: the guide is the result.
+
+    The posterior is approximated by q = prior * f^N, with one Gaussian factor f for the average
+    record. Each step forms the cavity q / f; every sampled record's site f_n, the Gaussian that
+    replaces its likelihood there, is clipped jointly in its natural parameters to norm C; the sum
+    is released with noise N(0, (sigma C)^2 I), divided by the public sample rate, and averaged into
+    f^N. After each step the guide's parameters hold the current posterior: ``Predictive``,
+    ``guide.median()`` and ``guide.quantiles()`` work.
+
+    **Guarantee.** The sequence of posteriors is (epsilon, delta)-differentially private for one
+    element of the private plate, with epsilon = ``accountant.get_epsilon()`` under the accountant's
+    neighbouring relation, for finite data.
+
+    **Not protected.** As for :class:`DPSVI`.
+
+    **Uncertainty.** :meth:`posterior` can include the uncertainty that the privacy noise adds, to
+    first order in the noise: its 95% intervals then cover the truth in about 95% of data sets.
+    That does not make up for clipping, which biases the mean where C cuts much, nor for a posterior
+    that is not Gaussian, nor for directions in which the noise hides all information (there the
+    posterior falls back to the prior).
+
+    :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
+        observations. Discrete latents of a record are summed out where they are marked with
+        ``infer={"enumerate": "parallel"}``; it can have no other latents inside the plate.
+    :param guide: ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoMultivariateNormal``, or a
+        hand-written one of ``Normal`` and ``MultivariateNormal`` sites. Its initial values are the
+        first q.
+    :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
+        after the other.
+    :param num_steps: number of steps of :meth:`run`. 20 to 50 on full batches serve regressions.
+    :param noise_multiplier: standard deviation sigma of the noise in units of C. ``None``: the
+        smallest that fits what remains of the budget at the first step. 0: plain SEP, not private.
+    :param max_factor_norm: C, to which the norm of a record's (eta_n - Lambda_n m, kappa Lambda_n)
+        is clipped. Clipping acts on residuals: it should let nearly all records through.
+        ``math.inf`` needs ``noise_multiplier=0``.
+    :param damping: weight in (0, 1] of a new estimate in f, or a function of the step number that
+        gives it. ``None``: 1 until the posterior has arrived, up to noise, then the average of all
+        estimates since; with a step control that judges what was released.
+    :param plate: name of the private plate; found if exactly one plate holds observations.
+    :param sample_rate: expected fraction of the records in a step, in (0, 1]. Full batches use the
+        budget best.
+    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
+        only); "full".
+    :param moments: "linear" (the observation depends on the latents through one or two numbers per
+        element; exact for generalised linear models), "stein" (any twice differentiable
+        likelihood), "auto": linear where it applies. ``repr`` tells which.
+    :param precision: structure of the released precisions: "full", "diagonal", or "shared" (one
+        number for each latent site). ``None``: full up to 1200 latents, else shared. It does not
+        depend on the guide: a guide without correlations gets the marginals of the full posterior.
+    :param precision_weight: kappa, the public weight of the precision in the release; its noise is
+        sigma C / kappa. ``None``: 2 / C, which makes the result independent of the latents' scale.
+    :param centred: release eta_n - Lambda_n m, m the cavity mean, rather than eta_n. Then the
+        precision's noise does not move the mean.
+    :param noise_aware: whether the guide holds the noise-aware posterior or the plain one.
+    :param microbatch_size: at most so many records are worked on at a time.
+    :param slice_data: the model is written for whole tensors (``with pyro.plate("data", len(x))``)
+        and is shown rows of them; otherwise it indexes its arguments with the plate's indices.
+    :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
+        against anyone who can guess the seed, and the ledger says so.
+    :param secure: False; there is nothing else yet.
+    :raises ConfigurationError: a setting is out of range or does not fit the others.
+    """
+
     def __init__(
         self,
         model: Callable,
@@ -62,19 +122,18 @@ class DPSEP(PrivateInference):
         secure: bool = False,
     ):
         require_number("max_factor_norm", max_factor_norm, above=0.0, below=math.inf, closed=True)
-        require_choice("moments", moments, _MOMENTS)
+        require_moments(moments)
         if precision is not None:
             require_choice("precision", precision, tuple(STRUCTURES))
         if precision_weight is not None:
             require_number("precision_weight", precision_weight, above=0.0, below=math.inf)
         if damping is not None and not callable(damping):
             require_number("damping", damping, above=0.0, below=1.0, closed=True)
-        for name, flag in (("centred", centred), ("noise_aware", noise_aware)):
-            require_choice(name, flag, (True, False))
-        self.damping = damping
+        if num_steps is None:
+            raise ConfigurationError("num_steps is needed: the default damping depends on it.")
         self.moments = moments
         self.precision = precision
-        self.precision_weight = precision_weight
+        self.damping = damping
         self.centred = centred
         self.noise_aware = noise_aware
         super().__init__(
@@ -92,10 +151,10 @@ class DPSEP(PrivateInference):
             generator=generator,
             secure=secure,
         )
+        default_weight = 1.0 if max_factor_norm == math.inf else 2.0 / max_factor_norm
+        self._weight = precision_weight or default_weight
+        self._problem: EPProblem | None = None
         self._average: AverageFactor | None = None
-        self._posterior: Gaussian | None = None
-        if num_steps is None:
-            raise ConfigurationError("num_steps is needed: the default damping depends on it.")
 
     @torch.no_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -106,160 +165,166 @@ class DPSEP(PrivateInference):
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         """
         self._prepare(args, kwargs)
-        position, damping = self.accountant.num_releases, self._damping()
-        count, places = self._records.plate.size, self._places
-        cavity = self._posterior / self._on_all(self._average.projected()) ** (1 / count)
-        mean, covariance = cavity.mean[places], restricted(cavity.covariance, places)
-        clipped = self._clipped_sum(mean, covariance, self._sample(position))
+        position = self.accountant.num_releases
+        cavity = self._posterior / self._factor() ** (1 / self._records.plate.size)
+        clipped = self._clipped_sum(cavity, self._sample(position))
         (released,) = self._release(clipped, position)
-        change = self._average.update(
-            self._estimate(released, mean),
-            mean,
-            damping,
-            noise=self._noise,
-            weight=self._weight,
-            sample_rate=self._sampler.sample_rate,
-        )
-        self._posterior = self._prior_factor() * self._on_all(self._average.projected())
-        self._add_mean_noise(damping)
-        posterior = self.posterior(self.noise_aware)
-        self._guide.write(posterior.mean, posterior.covariance_matrix)
+        change = self._update(self._estimate(released, cavity), cavity)
+        self._posterior = self._prior_factor() * self._factor()
+        self._problem.guide.write(*self._reported(self.noise_aware))
         return change
 
     @torch.no_grad()
     def posterior(self, noise_aware: bool = True) -> MultivariateNormal:
-        """The current posterior over the guide's unconstrained latents, in the guide's order."""
-        if self._posterior is None:
+        """The current posterior over the guide's unconstrained latents, in the guide's order.
+
+        :param noise_aware: include the uncertainty that the noise adds to the mean. With Sigma the
+            plain covariance and v the variance of the noise in a coordinate of f^N's eta::
+
+                centred      Sigma + v Sigma^2
+                uncentred    Sigma + v Sigma (I + (|mu|^2 I + mu mu') / (2 kappa^2)) Sigma
+
+            Minibatches add u Sigma, u the variance of sampling. Both are to first order in the
+            noise. Precisions that are diagonal or shared leave the posterior's correlations
+            unknown: then the noise of every step is added up, contracted by the prior only, which
+            bounds it, and the plain variances are those of a mean field.
+        :raises ConfigurationError: no step was taken yet.
+        """
+        if self._average is None:
             raise ConfigurationError("There is no posterior before the first step.")
-        mean, places = self._posterior.mean, self._places
-        plain = inverse((self._prior * self._on_all(self._average.known)).precision)
-        if not noise_aware:
-            return MultivariateNormal(mean, dense(plain))
-        average = self._average
-        minibatch = average.sampling_variance * dense(plain)
-        if plain.dim() == 1:
-            return MultivariateNormal(mean, dense(plain + self._mean_noise) + minibatch)
-        noise = torch.eye(len(places), dtype=mean.dtype, device=mean.device)
-        if not self.centred:  # the precision's noise E enters the mean as Sigma E mu
-            mu = mean[places]
-            noise = noise + (mu @ mu * noise + torch.outer(mu, mu)) / (2 * self._weight**2)
-        gain = plain[:, places]
-        noise = average.noise_variance * gain @ noise @ gain.T
-        return MultivariateNormal(mean, plain + noise + minibatch)
+        mean, covariance = self._reported(noise_aware)
+        return MultivariateNormal(mean, dense(covariance))
 
-    @torch.enable_grad()
+    def __reduce__(self):
+        raise PrivacyError("A DPSEP holds the data: save the guide's parameters instead.")
+
+    def __repr__(self) -> str:
+        moments = self.moments if self._problem is None else self._problem.moments.name
+        precision = self.precision if self._average is None else self._average.structure.name
+        return f"DPSEP(moments={moments!r}, precision={precision!r}, num_steps={self.num_steps})"
+
     def _build(self, records: Records) -> None:
-        term, parameters = build_record_term(
-            TraceEnum_ELBO(),
-            self.model,
-            self.guide,
-            records,
-            privatize="latents",
-            microbatch_size=self.microbatch_size,
+        self._problem = EPProblem.build(
+            self.model, self.guide, records, self.moments, self.microbatch_size
         )
-        with forked_rng():
-            guide = GaussianGuide(self.model, self.guide, records)
-            particle = draw_particle(term.loss, self.model, self.guide, records)
-            seen = [latent for latent in guide.latents if latent.name in term.latents]
-            own = {latent.name: particle.latents[latent.name] for latent in seen}
-            likelihood = Likelihood(
-                term, records, replace(particle.restricted(set(own)), latents=own)
-            )
-            places = torch.cat([torch.arange(latent.start, latent.stop) for latent in seen])
-            mean, _ = guide.read()
-            moments = self._moments(likelihood, mean[places])
-            prior = Prior(self.model, guide, records)
-            indices = torch.tensor(records.examples(), device=records.device)
-            moments.check(mean[places], indices, records.rows(indices))
-        self._guide, self._prior_density, self._method = guide, prior, moments
-        self._places = places.to(records.device)
-        if self._average is None or len(self._average.known.eta) != len(places):
-            self._start(seen)
+        if self._average is None:
+            self._start()
 
-    def _start(self, seen: Sequence[Latent]) -> None:
-        """The guide's initial values are q; f^N = q / prior."""
-        widths = [latent.stop - latent.start for latent in seen]
+    def _is_current(self) -> bool:
+        return self._problem.guide.is_current()
+
+    def _start(self) -> None:
+        """The guide's initial values are the first q, and f^N = q / prior."""
+        guide, widths = self._problem.guide, self._problem.widths
         name = self.precision or ("full" if sum(widths) <= _LARGEST_FULL else "shared")
-        self._structure = STRUCTURES[name](widths)
-        mean, covariance = self._guide.read()
-        covariance = dense(covariance) if name == "full" else _variances(covariance)
+        mean, covariance = guide.read()
+        if name == "full":
+            covariance = dense(covariance)
+        elif covariance.dim() == 2:
+            covariance = covariance.diagonal()
         self._posterior = Gaussian.from_moments(mean, covariance)
-        prior = self._prior_factor()
-        factor = self._posterior / prior
-        factor = Gaussian(factor.eta[self._places], restricted(factor.precision, self._places))
-        self._average = AverageFactor(self._structure, factor, mean[self._places])
+        factor = (self._posterior / self._prior_factor()).restricted(self._problem.places)
+        structure = STRUCTURES[name](widths)
+        self._average = AverageFactor(structure, factor, mean[self._problem.places])
+        self._control = StepControl(self.num_steps)
         self._mean_noise = torch.zeros_like(mean)
 
-    def _moments(self, likelihood: Likelihood, mean: Tensor) -> LinearMoments | SteinMoments:
-        if self.moments != "stein":
-            try:
-                return LinearMoments(likelihood, mean)
-            except NotLinear as reason:
-                if self.moments == "linear":
-                    raise ModelError(f"moments='linear' does not apply: {reason}.") from None
-        return SteinMoments(likelihood, len(mean))
-
-    def _clipped_sum(self, mean: Tensor, covariance: Tensor, indices: Tensor) -> ClippedSum:
-        """Per-record sites, clipped and summed, one microbatch after the other."""
-        records = self._records
-        size = len(mean) + self._structure.size
-        clipped = ClippedSum([Block(size, self._bound)], records.device)
-        for chosen in indices.split(self.microbatch_size or _MICROBATCH):
-            if len(chosen) == 0:  # an empty batch is split into one empty part
-                continue
-            factors = self._method.factors(mean, covariance, chosen, records.rows(chosen))
-            eta = factors.residual if self.centred else factors.residual + factors.times(mean)
-            clipped.add(self._structure.rows(eta, factors, self._weight))
-        return clipped
-
-    def _estimate(self, released: Tensor, mean: Tensor) -> Gaussian:
-        """f_hat^N, from the released coordinates."""
-        eta, coordinates = released.split([len(mean), self._structure.size])
-        precision = self._structure.precision(coordinates / self._weight)
-        return Gaussian(eta + apply(precision, mean) if self.centred else eta, precision)
-
     def _prior_factor(self) -> Gaussian:
-        self._prior = self._prior_density.factor(self._posterior.mean, self._posterior.covariance)
+        """The prior, refined at the current posterior."""
+        self._prior = self._problem.prior.factor(self._posterior.mean, self._posterior.covariance)
         return self._prior
+
+    def _factor(self) -> Gaussian:
+        """f^N as the next step stands on it."""
+        return self._on_all(self._average.projected(self._control.floor))
 
     def _on_all(self, factor: Gaussian) -> Gaussian:
         """A factor of the latents that records see, as one of all latents."""
-        return factor.embedded(self._places, self._guide.size)
+        return factor.embedded(self._problem.places, self._problem.guide.size)
 
-    def _add_mean_noise(self, damping: float) -> None:
-        covariance = self._posterior.covariance
+    def _clipped_sum(self, cavity: Gaussian, indices: Tensor) -> ClippedSum:
+        """Per-record sites, clipped and summed, one microbatch after the other."""
+        records, places = self._records, self._problem.places
+        mean, covariance = cavity.mean[places], restricted(cavity.covariance, places)
+        structure = self._average.structure
+        clipped = ClippedSum([Block(len(mean) + structure.size, self._bound)], records.device)
+        for chosen in indices.split(self.microbatch_size or _MICROBATCH):
+            if len(chosen) == 0:  # an empty batch is split into one empty part
+                continue
+            sites = self._problem.moments.factors(mean, covariance, chosen, records.rows(chosen))
+            eta = sites.residual if self.centred else sites.residual + sites.times(mean)
+            clipped.add(structure.rows(eta, sites, self._weight))
+        return clipped
+
+    def _estimate(self, released: Tensor, cavity: Gaussian) -> Gaussian:
+        """f_hat^N, from the released coordinates."""
+        places, structure = self._problem.places, self._average.structure
+        eta, coordinates = released.split([len(places), structure.size])
+        precision = structure.precision(coordinates / self._weight)
+        if self.centred:
+            eta = eta + apply(precision, cavity.mean[places])
+        return Gaussian(eta, precision)
+
+    def _update(self, estimate: Gaussian, cavity: Gaussian) -> float:
+        """f <- (1 - damping) f + damping f_hat, unless the step control refuses the estimate."""
+        rate, noise = self._sampler.sample_rate, 0.0
+        if self.noise_multiplier > 0:
+            noise = self.noise_multiplier * self._bound / rate
+        if self.damping is None:
+            if not self._control.accepts(*self._judged(estimate, cavity.mean, noise)):
+                return 0.0
+            damping = self._control.damping
+        elif callable(self.damping):
+            damping = self.damping(self._steps - 1)
+            require_number("damping(step)", damping, above=0.0, below=1.0, closed=True)
+        else:
+            damping = self.damping
+        self._add_mean_noise(damping * noise, damping)
+        return self._average.update(
+            estimate,
+            cavity.mean[self._problem.places],
+            damping,
+            noise=noise,
+            weight=self._weight,
+            sample_rate=rate,
+        )
+
+    def _judged(
+        self, estimate: Gaussian, mean: Tensor, noise: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What the step control wants: mean, gradient there, precision, noise of the gradient."""
+        posterior = self._prior * self._on_all(estimate)
+        gradient = posterior.eta - apply(posterior.precision, mean)
+        radius = self._average.structure.noise_radius(noise / self._weight)
+        above_noise = Gaussian(estimate.eta, floored(estimate.precision, radius))
+        precision = self._prior.precision + self._on_all(above_noise).precision
+        rate = self._sampler.sample_rate
+        variance = torch.full_like(mean, noise**2)
+        variance = variance if precision.dim() == 1 else torch.diag(variance)
+        variance = variance + (1 - rate) / rate * self._on_all(above_noise).precision
+        return mean, gradient, precision, variance
+
+    def _add_mean_noise(self, noise: float, damping: float) -> None:
+        """Variance of the noise in the mean, for precisions without correlations."""
+        covariance, places = self._posterior.covariance, self._problem.places
         if covariance.dim() == 1:
             kept = 1 - damping * covariance * self._prior.precision
-            noise = torch.zeros_like(kept)
-            noise[self._places] = (damping * self._noise * covariance[self._places]) ** 2
-            self._mean_noise = kept**2 * self._mean_noise + noise
+            added = torch.zeros_like(kept).index_copy(0, places, (noise * covariance[places]) ** 2)
+            self._mean_noise = kept**2 * self._mean_noise + added
 
-    @property
-    def _weight(self) -> float:
-        """kappa; 2 / C is equivariant: scaling the latents and C leaves all else the same."""
-        if self.precision_weight is not None:
-            return self.precision_weight
-        return 1.0 if self._bound == math.inf else 2.0 / self._bound
-
-    @property
-    def _noise(self) -> float:
-        """Standard deviation of the noise in a coordinate of f^N."""
-        if self.noise_multiplier == 0:
-            return 0.0
-        return self.noise_multiplier * self._bound / self._sampler.sample_rate
-
-    def _damping(self) -> float:
-        """1 while the posterior is on its way, then 1 / (1 + s): the average of all estimates."""
-        if callable(self.damping):
-            damping = self.damping(self._steps)
-            require_number("damping(step)", damping, above=0.0, below=1.0, closed=True)
-            return damping
-        if self.damping is not None:
-            return self.damping
-        if self.noise_multiplier == 0 and self._sampler.sample_rate == 1:
-            return 1.0
-        return 1 / max(1, self._steps - max(2, self.num_steps // 10) + 1)
-
-
-def _variances(covariance: Tensor) -> Tensor:
-    return covariance if covariance.dim() == 1 else covariance.diagonal()
+    def _reported(self, noise_aware: bool) -> tuple[Tensor, Tensor]:
+        """Mean and covariance: (d, d), or (d,) for precisions without correlations."""
+        mean, average = self._posterior.mean, self._average
+        plain = inverse((self._prior * self._on_all(average.known)).precision)
+        if not noise_aware:
+            return mean, plain
+        aware = (1 + average.sampling_variance) * plain
+        if plain.dim() == 1:
+            return mean, aware + self._mean_noise
+        places = self._problem.places
+        noise = torch.eye(len(places)).to(mean)
+        if not self.centred:  # the precision's noise E moves the mean by Sigma E mu
+            mu = mean[places]
+            noise = noise + (mu @ mu * noise + torch.outer(mu, mu)) / (2 * self._weight**2)
+        gain = plain[:, places]
+        return mean, aware + average.noise_variance * gain @ noise @ gain.mT

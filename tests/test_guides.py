@@ -1,21 +1,26 @@
-"""A guide as one Gaussian: what is written is what Pyro shows, and what is no Gaussian is refused."""
+"""A guide as one Gaussian: Pyro shows what is written, and what is no Gaussian is refused."""
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import handwritten_guide, logistic
+from problems import handwritten_guide, hierarchical, logistic
 from pyro import poutine
 from pyro.distributions import constraints
 from pyro.infer import Predictive
 from pyro.infer.autoguide import (
+    AutoDelta,
     AutoDiagonalNormal,
+    AutoGuideList,
+    AutoIAFNormal,
+    AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
     AutoNormal,
 )
 from pyro.nn import PyroModule, PyroParam
 from torch import nn
 
+from pyro_dp import ModelError
 from pyro_dp.guides import GaussianGuide
 from pyro_dp.initial_values import initialise
 from pyro_dp.plates import find_plate
@@ -30,32 +35,58 @@ def found(model, guide, *data):
     return GaussianGuide(model, guide, records)
 
 
-def constrained(x):
-    """Latents in three spaces, of them one in a plate; the flat vector has 1 + 2 + 4 + 3 entries."""
-    scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
-    weights = pyro.sample("weights", dist.Dirichlet(torch.ones(3)))
-    with pyro.plate("components", 2):
-        locs = pyro.sample("locs", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
-        rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
-    bound = pyro.sample("bound", dist.Uniform(-1.0, 1.0))
-    with pyro.plate("data", len(x)) as idx:
-        z = pyro.sample("z", dist.Categorical(weights[:2]), infer={"enumerate": "parallel"})
-        pyro.sample("x", dist.Normal(locs[z] * rate[z] + bound, scale).to_event(1), obs=x[idx])
-
-
-def blocked(kind, **settings):
-    return kind(poutine.block(constrained, hide=["z"]), **settings)
+def data():
+    return torch.randn(8, 3), torch.randn(8).sign().clamp(0.0)
 
 
 def gaussian(size):
-    """A correlated Gaussian that differs in every entry."""
-    factor = torch.randn(size, size, dtype=torch.float64).tril(-1) / size
+    """Mean and covariance that differ in every entry."""
+    factor = 0.3 * torch.randn(size, size, dtype=torch.float64).tril(-1)
     factor += torch.linspace(0.1, 1.0, size, dtype=torch.float64).diag()
     return torch.linspace(-1.0, 1.0, size, dtype=torch.float64), factor @ factor.mT
 
 
+def close(one, other, dtype=torch.float64):
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
+    torch.testing.assert_close(one.double(), other.double(), rtol=tolerance, atol=tolerance)
+
+
+def drawn(model, guide, view, arguments, count=1000):
+    """Unconstrained draws of Predictive, (count, d)."""
+    names = [latent.name for latent in view.latents]
+    draws = Predictive(model, guide=guide, num_samples=count, return_sites=names)(*arguments)
+    flat = [each.transform.inv(draws[each.name]).reshape(count, -1) for each in view.latents]
+    return torch.cat(flat, dim=1)
+
+
+def check_moments(draws, mean, covariance):
+    white = torch.linalg.solve_triangular(
+        torch.linalg.cholesky(covariance), (draws - mean).T, upper=False
+    )
+    assert white.mean(1).abs().max() < 0.15
+    assert (white.cov() - torch.eye(len(mean))).abs().max() < 0.2
+
+
+def constrained(x):
+    """Latents in five spaces, two of them in a plate, around an enumerated one."""
+    scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    weights = pyro.sample("weights", dist.Dirichlet(torch.ones(3)))
+    with pyro.plate("components", 3):
+        locs = pyro.sample("locs", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+        rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+    bound = pyro.sample("bound", dist.Uniform(-1.0, 1.0))
+    with pyro.plate("data", len(x)) as idx:
+        z = pyro.sample("z", dist.Categorical(weights), infer={"enumerate": "parallel"})
+        mean = locs[z] * rate[z].unsqueeze(-1) + bound
+        pyro.sample("x", dist.Normal(mean, scale).to_event(1), obs=x[idx])
+
+
+def of_constrained(kind):
+    return kind(poutine.block(constrained, hide=["z"]))
+
+
 def regression(x, y):
-    """Three real latents, in matrix, vector and scalar."""
+    """Real latents: matrix, vector and scalar."""
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
     b = pyro.sample("b", dist.MultivariateNormal(torch.zeros(2), torch.eye(2)))
     c = pyro.sample("c", dist.Normal(0.0, 1.0))
@@ -64,25 +95,31 @@ def regression(x, y):
         pyro.sample("y", dist.Normal(mean, 1.0), obs=y[idx])
 
 
-def full_rank(form, value, constraint):
-    """A hand-written guide with every kind of site, of d = 6 + 2 + 1."""
+def regression_guide(form, constraint):
+    """Every kind of site: blocks of 3, 3, 2 and 1."""
 
     def guide(x, y):
         w = pyro.param("w_loc", torch.zeros(2, 3))
-        scale = pyro.param("w_scale", value.repeat(2, 1, 1), constraint=constraint)
-        pyro.sample("w", dist.MultivariateNormal(w, **{form: scale}).to_event(1))
+        w_scale = pyro.param("w_scale", 0.5 * torch.eye(3).repeat(2, 1, 1), constraint=constraint)
+        pyro.sample("w", dist.MultivariateNormal(w, **{form: w_scale}).to_event(1))
         b = pyro.param("b_loc", torch.zeros(2))
-        factor = pyro.param("b_scale", torch.eye(2), constraint=constraints.lower_cholesky)
-        pyro.sample("b", dist.MultivariateNormal(b, scale_tril=factor))
+        b_scale = pyro.param("b_scale", torch.eye(2), constraint=constraints.lower_cholesky)
+        pyro.sample("b", dist.MultivariateNormal(b, scale_tril=b_scale))
         c = pyro.param("c_loc", torch.tensor(0.5))
         c_scale = pyro.param("c_scale", torch.tensor(0.5), constraint=constraints.positive)
-        pyro.sample("c", dist.Normal(c, c_scale))
+        pyro.sample("c", dist.Normal(c, c_scale).expand([]))
 
     return guide
 
 
+def joint_guide(x, y):
+    loc = pyro.param("loc", torch.zeros(3))
+    scale = pyro.param("scale", torch.eye(3), constraint=constraints.lower_cholesky)
+    pyro.sample("w", dist.MultivariateNormal(loc, scale_tril=scale))
+
+
 class ModuleGuide(PyroModule):
-    """Parameters as attributes, one of them read twice."""
+    """Parameters as attributes, which are read twice."""
 
     def __init__(self):
         super().__init__()
@@ -94,77 +131,421 @@ class ModuleGuide(PyroModule):
         return self.loc, self.scale
 
 
-def regression_data(dtype=None):
-    return torch.randn(8, 3, dtype=dtype), torch.randn(8, dtype=dtype)
-
-
-HANDWRITTEN = {
-    "Normal": (logistic, handwritten_guide),
-    "module": (logistic, ModuleGuide),
-    "scale_tril": (
+GUIDES = {
+    "AutoNormal": lambda: (regression, AutoNormal(regression)),
+    "AutoDiagonalNormal": lambda: (regression, AutoDiagonalNormal(regression)),
+    "AutoMultivariateNormal": lambda: (regression, AutoMultivariateNormal(regression)),
+    "Normal": lambda: (logistic, handwritten_guide),
+    "MultivariateNormal": lambda: (logistic, joint_guide),
+    "module": lambda: (logistic, ModuleGuide()),
+    "scale_tril": lambda: (
         regression,
-        full_rank("scale_tril", 0.5 * torch.eye(3).double(), constraints.softplus_lower_cholesky),
+        regression_guide("scale_tril", constraints.softplus_lower_cholesky),
     ),
-    "covariance_matrix": (
+    "covariance_matrix": lambda: (
         regression,
-        full_rank("covariance_matrix", 0.5 * torch.eye(3).double(), constraints.positive_definite),
+        regression_guide("covariance_matrix", constraints.positive_definite),
     ),
-    "precision_matrix": (
+    "precision_matrix": lambda: (
         regression,
-        full_rank("precision_matrix", 0.5 * torch.eye(3).double(), constraints.positive_definite),
+        regression_guide("precision_matrix", constraints.positive_definite),
     ),
 }
+DIAGONAL = ("AutoNormal", "AutoDiagonalNormal", "Normal", "module")
+CORRELATED = ("AutoMultivariateNormal", "MultivariateNormal")
 
 
-def handwritten(name):
-    model, guide = HANDWRITTEN[name]
-    guide = guide() if guide is ModuleGuide else guide
-    return model, guide, found(model, guide, *regression_data())
+@pytest.mark.parametrize("name", GUIDES)
+def test_what_is_written_is_read_and_drawn(name):
+    model, guide = GUIDES[name]()
+    arguments = data()
+    view = found(model, guide, *arguments)
+    assert view.correlated == (name in CORRELATED)
+    mean, covariance = gaussian(view.size)
+    view.write(mean, covariance)
+    read_mean, held = view.read()
+    assert read_mean.dtype == held.dtype == torch.float64
+    assert not read_mean.requires_grad and not held.requires_grad
+    if name in DIAGONAL:
+        expected = covariance.diagonal()
+    elif name in CORRELATED:
+        expected = covariance
+    else:
+        expected = covariance * torch.block_diag(*(torch.ones(k, k) for k in (3, 3, 2, 1)))
+    close(read_mean, mean)
+    close(held, expected)
+    full = torch.diag(held) if name in DIAGONAL else held
+    check_moments(drawn(model, guide, view, arguments), mean, full)
+    view.write(read_mean, held)
+    for one, other in zip(view.read(), (mean, expected), strict=True):
+        close(one, other)
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_variances_can_be_written_to_all(name):
+    view = found(*GUIDES[name](), *data())
+    mean, covariance = gaussian(view.size)
+    view.write(mean, covariance.diagonal())
+    _, held = view.read()
+    close(held, covariance.diagonal() if name in DIAGONAL else covariance.diagonal().diag())
+
+
+def test_what_the_guide_began_with():
+    view = found(regression, AutoMultivariateNormal(regression, init_scale=0.2), *data())
+    mean, covariance = view.read()
+    close(covariance, 0.04 * torch.eye(9))
+    close(mean, pyro.param("AutoMultivariateNormal.loc").detach())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", AUTOGUIDES)
 def test_autoguides_show_what_is_written(kind, dtype):
-    """Median, quantiles, posterior and draws; scale and simplex in their own space."""
+    """Median, quantiles and posterior; latents in their own spaces."""
     torch.set_default_dtype(dtype)
     x = torch.randn(8, 2)
-    guide = blocked(kind)
+    guide = of_constrained(kind)
     view = found(constrained, guide, x)
-    assert view.size == 1 + 2 + 4 + 2 + 1
+    assert view.size == 1 + 2 + 6 + 3 + 1
     mean, covariance = gaussian(view.size)
     view.write(mean, covariance)
-    tolerance = dict(rtol=1e-4, atol=1e-5) if dtype == torch.float32 else {}
-    close = dict(check_dtype=False, **tolerance)
-    u, deviation = view.split(mean), view.split(covariance.diagonal().sqrt())
+    median, quantiles = guide.median(x), guide.quantiles([0.1, 0.5], x)
+    low = view.split(mean - 1.2815515655446004 * covariance.diagonal().sqrt())
     for latent in view.latents:
-        median, quantiles = guide.median(x), guide.quantiles([0.1, 0.5, 0.9], x)
-        torch.testing.assert_close(median[latent.name], latent.transform(u[latent.name]), **close)
-        for quantile, z in zip(
-            quantiles[latent.name], (-1.2815515655446004, 0, 1.2815515655446004), strict=True
-        ):
-            expected = latent.transform(u[latent.name] + z * deviation[latent.name])
-            torch.testing.assert_close(quantile, expected, **close)
+        name = latent.name
+        assert median[name].dtype == dtype
+        close(median[name], latent.transform(view.split(mean)[name]), dtype)
+        close(quantiles[name][0], latent.transform(low[name]), dtype)
+        close(quantiles[name][1], median[name], dtype)
     if kind is not AutoNormal:
-        posterior = guide.get_posterior(x)
-        torch.testing.assert_close(posterior.mean, mean, **close)
-        torch.testing.assert_close(posterior.variance, covariance.diagonal(), **close)
+        close(guide.get_posterior(x).mean, mean, dtype)
+        close(guide.get_posterior(x).variance, covariance.diagonal(), dtype)
     if kind is AutoMultivariateNormal:
-        torch.testing.assert_close(posterior.covariance_matrix, covariance, **close)
+        close(guide.get_posterior(x).covariance_matrix, covariance, dtype)
 
 
 @pytest.mark.parametrize("kind", AUTOGUIDES)
-def test_draws_follow_what_is_written(kind):
+def test_draws_of_constrained_latents(kind):
+    """Each entry of the flat vector is where the guide has it."""
     x = torch.randn(8, 2)
-    guide = blocked(kind)
+    guide = of_constrained(kind)
     view = found(constrained, guide, x)
     mean, covariance = gaussian(view.size)
     view.write(mean, covariance)
-    sites = [latent.name for latent in view.latents]
-    draws = Predictive(constrained, guide=guide, num_samples=4000, return_sites=sites)(x)
-    u = torch.cat(
-        [latent.transform.inv(draws[latent.name]).reshape(4000, -1) for latent in view.latents], -1
-    )
-    if not view.correlated:
-        covariance = covariance.diagonal().diag()
-    torch.testing.assert_close(u.mean(0), mean, rtol=0, atol=0.08)
-    torch.testing.assert_close(u.T.cov(), covariance, rtol=0, atol=0.08)
+    expected = covariance if view.correlated else covariance.diagonal().diag()
+    check_moments(drawn(constrained, guide, view, (x,)), mean, expected)
+
+
+def test_float32_parameters_get_the_nearest():
+    torch.set_default_dtype(torch.float32)
+    view = found(logistic, AutoNormal(logistic), *data())
+    mean, variances = torch.full((3,), 0.1).double(), torch.tensor([1e-8, 1.0, 1e8]).double()
+    view.write(mean, variances)
+    assert pyro.param("AutoNormal.locs.w").dtype == torch.float32
+    torch.testing.assert_close(view.read()[1], variances, rtol=1e-5, atol=0.0)
+
+
+def test_nothing_is_written_if_something_fails():
+    view = found(*GUIDES["scale_tril"](), *data())
+    before, _ = view.read()
+    with pytest.raises(torch.linalg.LinAlgError):
+        view.write(before + 1, -torch.eye(9))
+    assert torch.equal(view.read()[0], before)
+
+
+def test_split():
+    """Values in the latents' shapes; batches and gradients through torch.func."""
+    view = found(constrained, of_constrained(AutoNormal), torch.randn(8, 2))
+    shapes = {latent.name: tuple(latent.shape) for latent in view.latents}
+    assert shapes == {"scale": (), "weights": (2,), "locs": (3, 2), "rate": (3,), "bound": ()}
+    flat = torch.randn(5, view.size)
+    values = view.split(flat[4])
+    batch = torch.func.vmap(view.split)(flat)
+    for latent in view.latents:
+        assert torch.equal(values[latent.name].flatten(), flat[4, latent.start : latent.stop])
+        assert torch.equal(values[latent.name], batch[latent.name][4])
+        assert values[latent.name].shape == latent.shape
+
+    def total(u):
+        values = view.split(u)
+        return sum((each.transform(values[each.name]) ** 2).sum() for each in view.latents)
+
+    u = flat.clone().requires_grad_()
+    sum(map(total, u)).backward()
+    close(torch.func.vmap(torch.func.grad(total))(flat), u.grad)
+
+
+def test_data_and_random_state_are_left_alone():
+    def peeking(x, y):
+        assert x.eq(1).all()
+        handwritten_guide(x, y)
+
+    arguments = data()
+    records = Records(logistic, find_plate(logistic, arguments, {}, None), arguments, {}, False)
+    handwritten_guide(*arguments)
+    before = torch.get_rng_state()
+    GaussianGuide(logistic, peeking, records)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_is_current(name):
+    view = found(*GUIDES[name](), *data())
+    view.write(torch.zeros(view.size), torch.ones(view.size))
+    assert view.is_current()
+    store = pyro.get_param_store()
+    for parameter in list(store.keys()):
+        leaf = store.get_state()["params"][parameter]
+        store[parameter] = store[parameter].detach()
+        assert not view.is_current()
+        store._params[parameter] = leaf
+        assert view.is_current()
+    pyro.clear_param_store()
+    assert not view.is_current()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        AutoDelta,
+        AutoLowRankMultivariateNormal,
+        lambda model: AutoIAFNormal(model, hidden_dim=[8]),
+        AutoGuideList,
+    ],
+)
+def test_other_autoguides_are_refused(kind):
+    with pytest.raises(ModelError, match="The guide is an Auto.*AutoDiagonalNormal.*DPSVI"):
+        found(logistic, kind(logistic), *data())
+
+
+def param(name, value=0.0, **settings):
+    return pyro.param(name, torch.full((3,), value), **settings)
+
+
+def positive(name):
+    return param(name, 0.5, constraint=constraints.positive)
+
+
+def frozen(name):
+    positive(name).unconstrained().requires_grad_(False)
+    return pyro.param(name)
+
+
+def scalar(name):
+    return pyro.param(name, torch.tensor(1.0))
+
+
+def bounded(name, constraint):
+    return param(name, 0.5, constraint=constraint)
+
+
+def matrix(constraint):
+    return pyro.param("scale", torch.eye(3), constraint=constraint)
+
+
+# Distributions of "w" in a guide, and what is said about them.
+REFUSED = {
+    "another distribution": (
+        lambda: dist.Gamma(positive("a"), positive("b")),
+        "'w' of the guide is a Gamma.*DPSVI takes any guide",
+    ),
+    "a transformed Gaussian": (
+        lambda: dist.LogNormal(param("loc"), positive("scale")),
+        "'w' of the guide is a LogNormal",
+    ),
+    "a point": (lambda: dist.Delta(param("loc")), "'w' of the guide is a Delta"),
+    "twice a parameter": (
+        lambda: dist.Normal(2 * param("loc"), positive("scale")),
+        "location of site 'w'.*DPSVI takes any guide",
+    ),
+    "the identity near the initial value": (
+        lambda: dist.Normal(param("loc").tanh(), positive("scale")),
+        "location of site 'w'",
+    ),
+    "a constant location": (
+        lambda: dist.Normal(torch.zeros(3), positive("scale")),
+        "location of site 'w'",
+    ),
+    "a constant scale": (
+        lambda: dist.Normal(param("loc"), torch.ones(3)),
+        "scale of site 'w'.*pyro.param of its own",
+    ),
+    "a function as scale": (
+        lambda: dist.Normal(param("loc"), param("log_scale").exp()),
+        "scale of site 'w'",
+    ),
+    "a product as scale_tril": (
+        lambda: dist.MultivariateNormal(param("loc"), scale_tril=positive("scale").diag()),
+        "scale of site 'w'",
+    ),
+    "one scale for all": (
+        lambda: dist.Normal(param("loc"), scalar("scale")),
+        "scale of site 'w'.*in the shape of the site",
+    ),
+    "one location for all": (
+        lambda: dist.Normal(scalar("loc"), positive("scale")),
+        "location of site 'w'.*in the shape of the site",
+    ),
+    "expanded": (
+        lambda: dist.Normal(scalar("loc"), scalar("scale")).expand([3]),
+        "location of site 'w'.*in the shape of the site",
+    ),
+    "a part of a parameter": (
+        lambda: dist.Normal(pyro.param("locs", torch.zeros(6))[:3], positive("scale")),
+        "location of site 'w'",
+    ),
+    "a frozen parameter": (lambda: dist.Normal(param("loc"), frozen("scale")), "scale of site 'w'"),
+    "one parameter for both": (
+        lambda: dist.Normal(param("loc", 1.0), param("loc")),
+        "'w' of the guide shares a parameter",
+    ),
+    "a positive location": (
+        lambda: dist.Normal(positive("loc"), positive("scale")),
+        "'w' of the guide are constrained too much",
+    ),
+    "a scale that is bounded above": (
+        lambda: dist.Normal(param("loc"), bounded("scale", constraints.interval(0.0, 2.0))),
+        "'w' of the guide are constrained too much",
+    ),
+    "a scale that is bounded below": (
+        lambda: dist.Normal(param("loc"), bounded("scale", constraints.greater_than(0.1))),
+        "'w' of the guide are constrained too much",
+    ),
+    "a unit diagonal": (
+        lambda: dist.MultivariateNormal(
+            param("loc"), scale_tril=matrix(constraints.unit_lower_cholesky)
+        ),
+        "'w' of the guide are constrained too much",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_hand_written_sites_that_are_refused(case):
+    distribution, message = REFUSED[case]
+
+    def guide(x, y):
+        fn = distribution()
+        pyro.sample("w", fn.to_event(1 - fn.event_dim))
+
+    with pytest.raises(ModelError, match=message):
+        found(logistic, guide, *data())
+
+
+def below_another(x, y):
+    top = pyro.sample("top", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    logistic(x + top, y)
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        (lambda top: top, "location of site 'w'"),
+        (lambda top: pyro.param("top_loc"), "'w' of the guide shares a parameter"),
+    ],
+)
+def test_sites_have_parameters_of_their_own(location, message):
+    def guide(x, y):
+        top = pyro.sample("top", dist.Normal(param("top_loc"), positive("top_scale")).to_event(1))
+        pyro.sample("w", dist.Normal(location(top), positive("scale")).to_event(1))
+
+    with pytest.raises(ModelError, match=message):
+        found(below_another, guide, *data())
+
+
+def test_a_parameter_that_a_plate_subsamples():
+    def model(x, y):
+        with pyro.plate("groups", 3, subsample_size=2):
+            b = pyro.sample("b", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Normal(x[idx, 0] + b.sum(), 1.0), obs=y[idx])
+
+    with pytest.raises(ModelError, match="location of site 'b_unconstrained'"):
+        found(model, AutoNormal(model), *data())
+
+
+@pytest.mark.parametrize("kind", AUTOGUIDES)
+def test_local_latents_are_refused(kind):
+    with pytest.raises(ModelError, match="'effect' .*private plate 'data'.*enumerate.*DPSVI"):
+        found(hierarchical, kind(hierarchical), *data())
+
+
+def test_latents_of_model_and_guide_must_agree():
+    def more(x, y):
+        handwritten_guide(x, y)
+        pyro.sample("other", dist.Normal(param("other_loc"), positive("other_scale")).to_event(1))
+
+    with pytest.raises(ModelError, match="'other' of the guide is no latent of the model"):
+        found(logistic, more, *data())
+    with pytest.raises(ModelError, match="'top' of the model is not in the guide"):
+        found(below_another, handwritten_guide, *data())
+
+    def no_latent(x, y):
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Normal(x[idx, 0], 1.0), obs=y[idx])
+
+    with pytest.raises(ModelError, match="no latent outside the private plate 'data'"):
+        found(no_latent, lambda x, y: None, *data())
+
+
+def test_an_enumerated_global_latent():
+    def model(x, y):
+        pyro.sample("switch", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        logistic(x, y)
+
+    with pytest.raises(ModelError, match="'switch' of the model is not in the guide"):
+        found(model, handwritten_guide, *data())
+
+
+def test_shapes_of_model_and_guide_must_agree():
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Normal(x[idx] @ w.expand(3), 1.0), obs=y[idx])
+
+    with pytest.raises(ModelError, match="'w' has another shape"):
+        found(model, handwritten_guide, *data())
+
+
+def test_a_gaussian_for_a_constrained_latent():
+    def model(x, y):
+        spread = pyro.sample("w", dist.LogNormal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Normal(x[idx] @ spread, 1.0), obs=y[idx])
+
+    with pytest.raises(ModelError, match="'w' of the model is constrained.*autoguide"):
+        found(model, handwritten_guide, *data())
+
+
+def test_a_support_that_moves():
+    def model(x, y):
+        top = pyro.sample("top", dist.LogNormal(0.0, 1.0))
+        below = pyro.sample("below", dist.Uniform(0.0, top))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Normal(x[idx, 0] + below, 1.0), obs=y[idx])
+
+    with torch.no_grad(), pytest.raises(ModelError, match="support of site 'below' depends"):
+        found(model, AutoNormal(model), *data())
+
+
+def test_parameters_of_the_model_are_refused():
+    def model(x, y):
+        logistic(x + pyro.param("shift", torch.zeros(3)), y)
+
+    with pytest.raises(ModelError, match="learns parameter 'shift'.*make it a latent"):
+        found(model, handwritten_guide, *data())
+    network = nn.Linear(3, 1)
+
+    def with_module(x, y):
+        logistic(pyro.module("network", network)(x).expand(-1, 3), y)
+
+    with pytest.raises(ModelError, match="learns parameter 'network.*weight'"):
+        found(with_module, handwritten_guide, *data())
+
+
+def test_a_parameter_of_model_and_guide():
+    def model(x, y):
+        logistic(x + pyro.param("loc"), y)
+
+    handwritten_guide(*data())
+    with pytest.raises(ModelError, match="The model learns parameter 'loc'"):
+        found(model, handwritten_guide, *data())

@@ -1,0 +1,91 @@
+"""What every expectation propagation works on: guide, prior and likelihood of one data set."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from pyro.infer import TraceEnum_ELBO
+from torch import Tensor
+
+from pyro_dp.checks import build_record_term
+from pyro_dp.errors import ModelError
+from pyro_dp.guides import GaussianGuide
+from pyro_dp.moments import Likelihood, LinearMoments, SteinMoments
+from pyro_dp.outside import draw_particle
+from pyro_dp.predictors import NotLinear
+from pyro_dp.prior import Prior
+from pyro_dp.randomness import forked_rng
+from pyro_dp.records import Records
+from pyro_dp.settings import require_choice
+
+_MOMENTS = ("auto", "linear", "stein")
+
+
+@dataclass(frozen=True)
+class EPProblem:
+    """Model, guide and records, checked.
+
+    :param guide: d latents, one Gaussian.
+    :param prior: what lies outside the private plate, on all d.
+    :param moments: sites of records, on the latents that records see.
+    :param places: where those are among all, (d_s,).
+    :param widths: how many coordinates each of their sites has.
+    """
+
+    guide: GaussianGuide
+    prior: Prior
+    moments: LinearMoments | SteinMoments
+    places: Tensor
+    widths: list[int]
+
+    @staticmethod
+    @torch.enable_grad()
+    def build(
+        model: Callable,
+        guide: Callable,
+        records: Records,
+        moments: str,
+        microbatch_size: int | None,
+    ) -> "EPProblem":
+        """:raises ModelError: model, guide and records do not fit, or not with these moments."""
+        term, _ = build_record_term(
+            TraceEnum_ELBO(),
+            model,
+            guide,
+            records,
+            privatize="latents",
+            microbatch_size=microbatch_size,
+        )
+        with forked_rng():
+            gaussian = GaussianGuide(model, guide, records)
+            particle = draw_particle(term.loss, model, guide, records)
+            dtypes = {name: u.dtype for name, u in particle.latents.items()}
+            prior = Prior(model, gaussian, records, dtypes)
+            seen = [latent for latent in gaussian.latents if latent.name in term.latents]
+            own = {latent.name: particle.latents[latent.name] for latent in seen}
+            particle = replace(particle.restricted(set(own)), latents=own)
+            places = torch.cat([torch.arange(latent.start, latent.stop) for latent in seen])
+            places = places.to(records.device)
+            mean, _ = gaussian.read()
+            method = _choose_moments(Likelihood(term, records, particle), mean[places], moments)
+            indices = torch.tensor(records.examples(), device=records.device)
+            method.check(mean[places], indices, records.rows(indices))
+        widths = [latent.stop - latent.start for latent in seen]
+        return EPProblem(gaussian, prior, method, places, widths)
+
+
+def require_moments(moments: str) -> None:
+    """:raises ConfigurationError: there are no such moments."""
+    require_choice("moments", moments, _MOMENTS)
+
+
+def _choose_moments(
+    likelihood: Likelihood, mean: Tensor, moments: str
+) -> LinearMoments | SteinMoments:
+    if moments != "stein":
+        try:
+            return LinearMoments(likelihood, mean)
+        except NotLinear as reason:
+            if moments == "linear":
+                raise ModelError(f"moments='linear' does not apply: {reason}.") from None
+    return SteinMoments(likelihood, len(mean))

@@ -1,0 +1,73 @@
+"""How far a step may go and when averaging begins, judged by what was released: post-processing."""
+
+import math
+
+from torch import Tensor
+
+from pyro_dp.gaussian import apply, inverse
+
+_SIGNIFICANT = 2.0  # standard deviations of the noise
+_RELEVANT = 0.01  # nats
+_MOST_ON_THE_WAY = 0.5  # of the steps
+
+
+class StepControl:
+    """Two judgements on G, the gradient of the log posterior at the cavity means.
+
+    *Overshooting.* From anchor a to mean m the log posterior has changed by about
+    (m - a)'(G_a + G_m) / 2. If it fell by more than noise explains, the estimate made at m is left
+    aside, and the next step starts from a again with a larger :attr:`floor` on the precision's
+    eigenvalues, which makes it shorter. Where the posterior is Gaussian this never happens.
+
+    *Averaging.* The posterior is on its way while G' P^-1 G stands out of the noise in it; every
+    estimate then replaces the one before. After that, estimates are averaged.
+
+    :param num_steps: of the whole run; the way takes at most half of them.
+    """
+
+    def __init__(self, num_steps: int):
+        self.floor = 0.0
+        self._way = math.ceil(_MOST_ON_THE_WAY * num_steps)
+        self._averaged = 0
+        self._anchor: tuple[Tensor, Tensor, float] | None = None
+
+    @property
+    def damping(self) -> float:
+        """1 on the way, then 1/2, 1/3, ...: the average of all estimates since."""
+        return 1 / max(1, self._averaged)
+
+    def accepts(self, mean: Tensor, gradient: Tensor, precision: Tensor, noise: Tensor) -> bool:
+        """Judge an estimate: whether to use it.
+
+        :param mean: m of the cavity that it was made at, (d,).
+        :param gradient: G there, (d,), with the noise of this step.
+        :param precision: P, the posterior's estimated precision, (d, d) or (d,).
+        :param noise: covariance of the gradient's noise, of the same shape.
+        """
+        self._way -= 1
+        if self._averaged == 0 and self._overshot(mean, gradient, noise):
+            _, _, size = self._anchor
+            self.floor = max(4 * self.floor, size)
+            return False
+        self.floor /= 2
+        size = precision.mean() if precision.dim() == 1 else precision.diagonal().mean()
+        self._anchor = mean, gradient, size.item()
+        if self._averaged or (noise.any() and self._arrived(gradient, precision, noise)):
+            self._averaged += 1
+        return True
+
+    def _overshot(self, mean: Tensor, gradient: Tensor, noise: Tensor) -> bool:
+        if self._anchor is None:
+            return False
+        anchor, before, _ = self._anchor
+        step = mean - anchor
+        gain = step @ (before + gradient)
+        spread = (2 * step @ apply(noise, step)).clamp(min=0.0).sqrt()
+        return bool(gain < -_RELEVANT - _SIGNIFICANT * spread)
+
+    def _arrived(self, gradient: Tensor, precision: Tensor, noise: Tensor) -> bool:
+        if self._way <= 0:
+            return True
+        covariance = inverse(precision)
+        explained = (covariance * noise).sum()  # the mean of G' P^-1 G if there were noise only
+        return bool(gradient @ apply(covariance, gradient) <= _SIGNIFICANT * explained)
