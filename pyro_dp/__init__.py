@@ -1,19 +1,24 @@
 """Private Bayesian inference for Pyro models."""
 
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.ep import EP
 from pyro_dp.errors import ConfigurationError, ModelError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.mechanisms import AdaptiveClip
 from pyro_dp.sep import DPSEP
 from pyro_dp.svi import DPSVI
+from pyro_dp.theory import clipped_kl, sep_kl_bound
 
 __all__ = [
     "AdaptiveClip",
     "ConfigurationError",
     "DPSEP",
     "DPSVI",
+    "EP",
     "ModelError",
     "PrivacyAccountant",
     "PrivacyBudgetExceeded",
     "PrivacyError",
     "SubsampledGaussian",
+    "clipped_kl",
+    "sep_kl_bound",
 ]

@@ -16,6 +16,9 @@ class AverageFactor:
     latents. The precision is raised around the average of the cavity means that the estimates were
     made at; there noise in the precision does not matter, while extrapolation with it would.
 
+    While estimates replace each other (damping 1), steps stand on the average of all precisions so
+    far, which has less noise than the last one.
+
     :param structure: of its precision.
     :param initial: f^N before the first step.
     :param centre: mean of the initial posterior, (d,).
@@ -23,11 +26,13 @@ class AverageFactor:
 
     def __init__(self, structure: Structure, initial: Gaussian, centre: Tensor):
         self.structure = structure
+        self.noise_variance = 0.0  # of a coordinate of eta, from a centred release
+        self.sampling_variance = 0.0  # of eta, in units of the sum of the records' precisions
         self._average = initial
         self._centre = centre
-        self.noise_variance = 0.0  # of a coordinate of the residual block
-        self.sampling_variance = 0.0  # of eta, in units of the sum of the records' precisions
-        self._radius: Tensor | float = 0.0
+        self._stepping = initial.precision
+        self._radius: Tensor | float = 0.0  # of the noise in it
+        self._replaced = 0
 
     @property
     def known(self) -> Gaussian:
@@ -38,8 +43,7 @@ class AverageFactor:
     def projected(self, least: float = 0.0) -> Gaussian:
         """The average, with no precision below the noise level, nor below ``least``."""
         radius = torch.as_tensor(self._radius, dtype=torch.float64).clamp(min=least)
-        precision = floored(self._average.precision, radius)
-        return self._average.with_precision(precision, self._centre)
+        return self._average.with_precision(floored(self._stepping, radius), self._centre)
 
     def update(
         self,
@@ -63,7 +67,13 @@ class AverageFactor:
         self.noise_variance = _averaged(self.noise_variance, noise**2, damping)
         excess = (1 - sample_rate) / sample_rate
         self.sampling_variance = _averaged(self.sampling_variance, excess, damping)
-        self._radius = self.structure.noise_radius(self.noise_variance**0.5 / weight)
+        if damping == 1 and noise > 0:
+            self._replaced += 1
+            self._stepping = self._stepping + (estimate.precision - self._stepping) / self._replaced
+            variance = noise**2 / self._replaced
+        else:
+            self._stepping, variance = self._average.precision, self.noise_variance
+        self._radius = self.structure.noise_radius(variance**0.5 / weight)
         change = self._average / before
         coordinates = weight * self.structure.coordinates(change.precision)
         return torch.cat([change.eta, coordinates]).norm().item()

@@ -31,6 +31,9 @@ class Factors(Protocol):
     def diagonal(self) -> Tensor:
         """Of Lambda_n, (B, d)."""
 
+    def matrices(self) -> Tensor:
+        """Lambda_n, (B, d, d)."""
+
     def squared_norm(self) -> Tensor:
         """|Lambda_n|^2 in the Frobenius norm, (B,); never below the true one."""
 
@@ -56,6 +59,9 @@ class LowRank:
 
     def diagonal(self) -> Tensor:
         return (self._jacobian * product(self._precision, self._jacobian)).sum(dim=1)
+
+    def matrices(self) -> Tensor:
+        return self._jacobian.mT @ self._precision @ self._jacobian
 
     def squared_norm(self) -> Tensor:
         gram = product(self._jacobian, self._jacobian.mT)  # (B, R, R)
@@ -92,6 +98,9 @@ class Dense:
 
     def diagonal(self) -> Tensor:
         return self.precision.diagonal(dim1=1, dim2=2)
+
+    def matrices(self) -> Tensor:
+        return self.precision
 
     def squared_norm(self) -> Tensor:
         return self.precision.square().sum(dim=(1, 2))

@@ -28,6 +28,7 @@ from pyro_dp.errors import ModelError, PrivacyError
 from pyro_dp.factors import Dense, Factors, LowRank
 from pyro_dp.gaussian import product
 from pyro_dp.gradients import RecordTerm
+from pyro_dp.initial_values import agree
 from pyro_dp.outside import Particle
 from pyro_dp.predictors import Family, NotLinear
 from pyro_dp.quadrature import tilted_moments
@@ -100,6 +101,7 @@ class LinearMoments:
     """Moments of a likelihood that depends on the latents through few numbers.
 
     :param z: (d,), public, where it is found out on placeholders whether it does.
+    :ivar curved: whether these numbers are no linear function of the latents.
     :raises NotLinear: it does not; the text says why.
     """
 
@@ -121,6 +123,10 @@ class LinearMoments:
         placeholders = [value.unsqueeze(0) for value in row]
         if not self._agrees(z, index.reshape(1), placeholders):
             raise NotLinear("its parameters are not all that the likelihood depends on")
+        here, there = (
+            self._predictors(at, index.reshape(1), placeholders) for at in (z, z + z.std() + 1)
+        )
+        self.curved = not all(agree(a[2], b[2]) for a, b in zip(here, there, strict=True))
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
         """:raises ModelError: what holds on placeholders does not hold on these records."""
@@ -196,6 +202,7 @@ class SteinMoments:
     """
 
     name = "stein"
+    curved = True
 
     def __init__(self, likelihood: Likelihood, size: int):
         self._likelihood = likelihood

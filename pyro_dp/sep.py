@@ -226,7 +226,9 @@ class DPSEP(PrivateInference):
         factor = (self._posterior / self._prior_factor()).restricted(self._problem.places)
         structure = STRUCTURES[name](widths)
         self._average = AverageFactor(structure, factor, mean[self._problem.places])
-        self._control = StepControl(self.num_steps)
+        curved = self._problem.moments.curved
+        floor = dense(self._posterior.precision).diagonal().mean().item() if curved else 0.0
+        self._control = StepControl(self.num_steps, curved, floor)
         self._mean_noise = torch.zeros_like(mean)
 
     def _prior_factor(self) -> Gaussian:
@@ -236,7 +238,8 @@ class DPSEP(PrivateInference):
 
     def _factor(self) -> Gaussian:
         """f^N as the next step stands on it."""
-        return self._on_all(self._average.projected(self._control.floor))
+        least = self._control.floor if self.damping is None else 0.0
+        return self._on_all(self._average.projected(least))
 
     def _on_all(self, factor: Gaussian) -> Gaussian:
         """A factor of the latents that records see, as one of all latents."""

@@ -1,0 +1,108 @@
+"""EP: expectation propagation with a site for every record. Not private.
+
+Minka 2001. The reference that stochastic EP, and so DPSEP, is compared with.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+from tqdm.auto import trange
+
+from pyro_dp.ep_problem import EPProblem, require_moments
+from pyro_dp.errors import ConfigurationError
+from pyro_dp.gaussian import Gaussian, dense, inverse
+from pyro_dp.initial_values import copied
+from pyro_dp.plates import find_plate
+from pyro_dp.records import Records
+from pyro_dp.settings import require_count, require_number
+
+
+class EP:
+    """Expectation propagation with full precisions, all sites updated at once.
+
+    **No guarantee.** Its sites are functions of single records: they, and the guide, are as secret
+    as the data. It holds N d^2 numbers and is meant for comparison on small data.
+
+    :param model: as for :class:`DPSEP`; the same for ``guide``, which holds the result.
+    :param num_steps: sweeps of :meth:`run`.
+    :param damping: weight of a new site, in (0, 1].
+    :param accountant: refused: there is nothing to account for.
+    :param plate: name of the plate of records; found if exactly one plate holds observations.
+    :param moments: "auto", "linear" or "stein".
+    :param slice_data: the model is written for whole tensors.
+    :raises ConfigurationError: a setting is out of range, or an accountant was given.
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        guide: Callable,
+        *,
+        num_steps: int,
+        damping: float = 0.5,
+        accountant: None = None,
+        plate: str | None = None,
+        moments: str = "auto",
+        slice_data: bool = False,
+    ):
+        if accountant is not None:
+            raise ConfigurationError("EP is not private and takes no accountant: use DPSEP.")
+        require_count("num_steps", num_steps)
+        require_number("damping", damping, above=0.0, below=1.0, closed=True)
+        require_moments(moments)
+        self.model, self.guide, self.num_steps, self.damping = model, guide, num_steps, damping
+        self.plate, self.moments, self.slice_data = plate, moments, slice_data
+
+    @torch.no_grad()
+    def run(self, *args: Any, progress: bool = True, **kwargs: Any) -> MultivariateNormal:
+        """Fit the guide, and return the posterior over its unconstrained latents.
+
+        :raises ModelError: model, guide and data do not fit.
+        """
+        first_look, _ = copied(self.model, self.guide) or (self.model, self.guide)
+        plate = find_plate(first_look, args, kwargs, self.plate)
+        records = Records(self.model, plate, args, kwargs, self.slice_data)
+        problem = EPProblem.build(self.model, self.guide, records, self.moments, None)
+        indices = torch.arange(plate.size, device=records.device)
+        rows, places = records.rows(indices), problem.places
+        mean, covariance = problem.guide.read()
+        posterior = Gaussian.from_moments(mean, dense(covariance))
+        prior = problem.prior.factor(posterior.mean, posterior.covariance)
+        share = (posterior / prior).restricted(places) ** (1 / plate.size)
+        count = plate.size
+        sites = Gaussian(share.eta.expand(count, -1), share.precision.expand(count, -1, -1))
+        for _ in trange(self.num_steps, desc="EP", disable=not progress):
+            means, covariances, proper = _cavities(posterior, sites, places)
+            factors = problem.moments.factors(means, covariances, indices, rows)
+            precision = factors.matrices()
+            eta = factors.residual + (precision @ means.unsqueeze(2)).squeeze(2)
+            new = sites ** (1 - self.damping) * Gaussian(eta, precision) ** self.damping
+            sites = Gaussian(
+                torch.where(proper[:, None], new.eta, sites.eta),
+                torch.where(proper[:, None, None], new.precision, sites.precision),
+            )
+            total = Gaussian(sites.eta.sum(0), sites.precision.sum(0))
+            prior = problem.prior.factor(posterior.mean, posterior.covariance)
+            posterior = prior * total.embedded(places, problem.guide.size)
+        problem.guide.write(posterior.mean, posterior.covariance)
+        return MultivariateNormal(posterior.mean, posterior.covariance)
+
+
+def _cavities(
+    posterior: Gaussian, sites: Gaussian, places: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Means (N, d), covariances (N, d, d) of q / f_n, and whether there is such a Gaussian (N,)."""
+    # On the coordinates that records see, the others integrated out.
+    marginal = Gaussian.from_moments(
+        posterior.mean[places], inverse(posterior.precision)[places.unsqueeze(1), places]
+    )
+    cavity = marginal / sites
+    factor, failed = torch.linalg.cholesky_ex(cavity.precision)
+    proper = failed == 0
+    identity = torch.eye(len(places)).to(factor)
+    factor = torch.where(proper[:, None, None], factor, identity)
+    covariances = torch.cholesky_inverse(factor)
+    return (covariances @ cavity.eta.unsqueeze(2)).squeeze(2), covariances, proper

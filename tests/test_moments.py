@@ -1,0 +1,373 @@
+"""Sites of single records through linear predictors, against brute force."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import VAE, logistic, logistic_whole, mixture
+from pyro import poutine
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_dp import ModelError
+from pyro_dp.ep_problem import EPProblem
+from pyro_dp.plates import find_plate
+from pyro_dp.records import Records
+
+SLOW = "one record at a time"
+
+
+class Problem:
+    """A model on its data, with what DPSEP asks of the moments."""
+
+    def __init__(self, model, *data, moments="linear", plate=None, slice_data=False):
+        pyro.clear_param_store()
+        found = find_plate(model, data, {}, plate)
+        self.records = Records(model, found, data, {}, slice_data)
+        guide = AutoNormal(poutine.block(model, hide=["z"]))
+        self.moments = EPProblem.build(model, guide, self.records, moments, None).moments
+        self.term = self.moments._likelihood.term
+
+    def sites(self, mean, covariance, indices=None):
+        """Precisions (B, d, d) and residuals (B, d); of all records by default."""
+        indices = torch.arange(self.records.plate.size) if indices is None else indices
+        found = self.moments.factors(mean, covariance, indices, self.records.rows(indices))
+        return found.matrices(), found.residual
+
+
+def on_grid(log_likelihood, mean, covariance, half=7.0, count=301):
+    """Site of log_likelihood, (K, 2) -> (K,), by brute force over both latents."""
+    root, axis = torch.linalg.cholesky(covariance), torch.linspace(-half, half, count)
+    u = torch.cartesian_prod(axis, axis)
+    z = mean + u @ root.T
+    weights = torch.softmax(log_likelihood(z) - u.square().sum(1) / 2, dim=0).unsqueeze(1)
+    average = (weights * z).sum(0)
+    tilted = torch.linalg.inv((weights * (z - average)).T @ (z - average))
+    return tilted - torch.linalg.inv(covariance), tilted @ (average - mean)
+
+
+def cavity():
+    root = torch.tensor([[0.5, 0.0], [-0.3, 0.4]])
+    return torch.tensor([0.4, -0.7]), root @ root.T
+
+
+def close(found, expected, tolerance=1e-8):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def latents(name="w", size=2):
+    return pyro.sample(name, dist.Normal(torch.zeros(size), 1.0).to_event(1))
+
+
+def regression(x, y):
+    w = latents()
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Normal(x[idx] @ w, 0.5), obs=y[idx])
+
+
+def poisson(x, y):
+    w = latents()
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Poisson((x[idx] @ w).exp()), obs=y[idx])
+
+
+def noisy(x, y):
+    """Location and scale are linear in the latents."""
+    w = latents()
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Normal(x[idx, 0] * w[0], (x[idx, 1] * w[1]).exp()), obs=y[idx])
+
+
+def curved(x, y):
+    """A predictor that is not linear."""
+    w = latents()
+    with pyro.plate("data", len(x)) as idx:
+        mean = torch.tanh(x[idx, 0] * w[0]) * w[1]
+        pyro.sample("y", dist.Normal(mean, 0.5), obs=y[idx])
+
+
+def data(size=5):
+    return torch.randn(size, 2), torch.bernoulli(torch.full((size,), 0.5))
+
+
+DENSITIES = {
+    logistic: lambda x, y, z: dist.Bernoulli(logits=z @ x).log_prob(y),
+    poisson: lambda x, y, z: dist.Poisson((z @ x).exp()).log_prob(y),
+    regression: lambda x, y, z: dist.Normal(z @ x, 0.5).log_prob(y),
+    noisy: lambda x, y, z: dist.Normal(x[0] * z[:, 0], (x[1] * z[:, 1]).exp()).log_prob(y),
+}
+
+
+@pytest.mark.parametrize("model", DENSITIES, ids=lambda model: model.__name__)
+def test_sites_are_those_of_a_grid(model):
+    x, y = data()
+    problem, (mean, covariance) = Problem(model, 0.5 * x, y), cavity()
+    for n, found in enumerate(zip(*problem.sites(mean, covariance), strict=True)):
+        expected = on_grid(lambda z, n=n: DENSITIES[model](0.5 * x[n], y[n], z), mean, covariance)
+        close(found, expected, 1e-3)
+
+
+def test_linear_regression_is_exact():
+    x, y = data()
+    mean, covariance = cavity()
+    for scale in (1e-6, 1.0, 100.0):
+        precision, residual = Problem(regression, x, y).sites(mean, scale * covariance)
+        expected = x.unsqueeze(2) * x.unsqueeze(1) / 0.25
+        close((precision, residual), (expected, (y - x @ mean).unsqueeze(1) * x / 0.25))
+
+
+def test_a_curved_predictor_is_linearised_at_the_cavity_mean():
+    """That is one step of Gauss and Newton."""
+    x, y = data()
+    mean, covariance = cavity()
+    precision, residual = Problem(curved, x, y).sites(mean, covariance)
+    for n in range(len(x)):
+        place = mean.clone().requires_grad_()
+        value = torch.tanh(x[n, 0] * place[0]) * place[1]
+        (slope,) = torch.autograd.grad(value, place)
+        expected = torch.outer(slope, slope) / 0.25, (y[n] - value.detach()) * slope / 0.25
+        close((precision[n], residual[n]), expected)
+
+
+def test_a_diagonal_cavity_is_a_full_one():
+    x, y = data()
+    mean, variances = torch.tensor([0.4, -0.7]), torch.tensor([0.3, 0.1])
+    problem = Problem(noisy, x, y)
+    close(problem.sites(mean, variances), problem.sites(mean, variances.diag()))
+
+
+def visits(x, y):
+    w = latents()
+    with pyro.plate("data", len(x), dim=-2) as idx, pyro.plate("visits", y.shape[1], dim=-1):
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+def visits_in_an_event(x, y):
+    w = latents()
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w).to_event(1), obs=y[idx])
+
+
+def visits_in_a_loop(x, y):
+    w = latents()
+    with pyro.plate("data", len(x)) as idx:
+        for t in range(y.shape[1]):
+            pyro.sample(f"y{t}", dist.Bernoulli(logits=x[idx, t] @ w), obs=y[idx, t])
+
+
+@pytest.mark.parametrize("model", [visits, visits_in_an_event, visits_in_a_loop])
+def test_a_records_site_is_the_product_of_its_elements(model):
+    x, y = torch.randn(4, 3, 2), torch.bernoulli(torch.full((4, 3), 0.5))
+    mean, covariance = cavity()
+    found = Problem(model, x, y, plate="data").sites(mean, covariance)
+    single = Problem(logistic, x.flatten(0, 1), y.flatten()).sites(mean, covariance)
+    close(found, [each.unflatten(0, (4, 3)).sum(1) for each in single])
+
+
+def test_sites_of_several_kinds_multiply():
+    """A count and a measurement; of one and two numbers."""
+    x, y = data()
+    mean, covariance = cavity()
+
+    def both(x, y):
+        w = latents()
+        with pyro.plate("data", len(x)) as idx:
+            scale = (x[idx, 1] * w[1]).exp()
+            pyro.sample("y", dist.Normal(x[idx, 0] * w[0], scale), obs=y[idx])
+            pyro.sample("k", dist.Poisson((x[idx] @ w).exp()), obs=y[idx])
+
+    one, other = (Problem(model, x, y).sites(mean, covariance) for model in (noisy, poisson))
+    found = Problem(both, x, y).sites(mean, covariance)
+    close(found, [a + b for a, b in zip(one, other, strict=True)])
+
+
+def test_masks_and_scales_are_powers():
+    """Of the likelihood: in a narrow cavity, of the site."""
+    x, y = data()
+    mean, covariance = cavity()
+    weights = torch.tensor([0.5, 1.0, 0.0, 2.0, 1.0])
+
+    def weighted(x, y, weights):
+        w = latents()
+        with pyro.plate("data", len(x)) as idx, poutine.mask(mask=weights[idx] > 0):
+            with poutine.scale(scale=weights[idx]):
+                pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+    found = Problem(weighted, x, y, weights).sites(mean, 1e-10 * covariance)
+    plain = Problem(logistic, x, y).sites(mean, 1e-10 * covariance)
+    expected = plain[0] * weights[:, None, None], plain[1] * weights[:, None]
+    close(found, expected, 1e-6)
+
+
+@pytest.mark.parametrize("model", [logistic, noisy, visits])
+@pytest.mark.parametrize("own", [False, True], ids=["shared cavity", "own cavities"])
+def test_the_vectorised_path_is_the_loop(model, own):
+    x, y = (torch.randn(5, 3, 2), torch.ones(5, 3)) if model is visits else data()
+    mean, covariance = cavity()
+    if own:
+        mean = mean + 0.1 * torch.randn(5, 2)
+        covariance = covariance * torch.linspace(0.5, 2.0, 5)[:, None, None]
+    problem = Problem(model, x, y, plate="data")
+    assert problem.term.vectorizes
+    fast = problem.sites(mean, covariance)
+    problem.term.vectorizes = False
+    close(problem.sites(mean, covariance), fast, 1e-12)
+
+
+def test_sliced_data_give_the_same():
+    x, y = data()
+    sliced = Problem(logistic_whole, x, y, slice_data=True)
+    close(sliced.sites(*cavity()), Problem(logistic, x, y).sites(*cavity()))
+
+
+@pytest.mark.parametrize("model", [logistic, noisy, curved])
+def test_cavities_of_their_own_are_taken_record_by_record(model):
+    x, y = data()
+    mean, root = torch.randn(5, 2), 0.4 * torch.randn(5, 2, 2)
+    covariance = root @ root.mT
+    problem = Problem(model, x, y)
+    alone = [problem.sites(mean[n], covariance[n], torch.tensor([n])) for n in range(5)]
+    close(problem.sites(mean, covariance), [torch.cat(each) for each in zip(*alone, strict=True)])
+
+
+def test_a_record_does_not_depend_on_its_batch():
+    x, y = data()
+    mean, covariance = cavity()
+    problem, chosen = Problem(noisy, x, y), torch.tensor([1, 3])
+    together = problem.sites(mean, covariance)
+    close(problem.sites(mean, covariance, chosen), [each[chosen] for each in together], 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["full", "own"])
+def test_float32_models(kind):
+    """The model's numbers are rounded, the rest is not."""
+    torch.set_default_dtype(torch.float32)
+    x, y = data()
+    mean, covariance = (each.double() for each in cavity())
+    if kind == "own":
+        mean, covariance = mean.expand(5, 2), covariance.expand(5, 2, 2)
+    found = Problem(logistic, x, y).sites(mean, covariance)
+    torch.set_default_dtype(torch.float64)
+    assert found[0].dtype == found[1].dtype == torch.float64
+    close(found, Problem(logistic, x.double(), y.double()).sites(mean, covariance), 1e-5)
+
+
+def touchy(break_record):
+    """A regression that breaks on a record with a predictor above 40."""
+
+    def model(x, y):
+        w = latents()
+        with pyro.plate("data", len(x)) as idx:
+            predictor = x[idx] @ w
+            pyro.sample("y", dist.Normal(break_record(predictor), 0.5), obs=y[idx])
+
+    return model
+
+
+def raising(predictor):
+    if predictor.max().item() > 40:
+        raise ValueError
+    return predictor
+
+
+def undefined(predictor):
+    return predictor + 0 * (40 - predictor).sqrt()
+
+
+def check_broken(break_record, vectorizes, broken=(1,)):
+    """The records that break are NaN, the others as ever."""
+    x, y = torch.ones(4, 2), torch.ones(4)
+    x[list(broken)] = 5.0
+    if vectorizes:
+        problem = Problem(touchy(break_record), x, y)
+    else:
+        with pytest.warns(UserWarning, match=SLOW):
+            problem = Problem(touchy(break_record), x, y)
+    mean, covariance = torch.full((2,), 5.0), 0.1 * torch.eye(2)
+    found = problem.sites(mean, covariance)
+    expected = Problem(regression, x, y).sites(mean, covariance)
+    whole = [n for n in range(4) if n not in broken]
+    for got, want in zip(found, expected, strict=True):
+        assert got[list(broken)].isnan().flatten(1).any(1).all()
+        torch.testing.assert_close(got[whole], want[whole])
+
+
+@pytest.mark.parametrize("broken", [(1,), (0, 1, 2, 3)], ids=["one", "all"])
+@pytest.mark.parametrize(
+    ("break_record", "vectorizes"), [(raising, False), (undefined, True)], ids=["raises", "NaN"]
+)
+def test_a_broken_record_is_nan_and_no_other(break_record, vectorizes, broken):
+    check_broken(break_record, vectorizes, broken)
+
+
+def factor(x, y):
+    w = latents()
+    with pyro.plate("data", len(x)) as idx:
+        pyro.factor("y", dist.Bernoulli(logits=x[idx] @ w).log_prob(y[idx]))
+
+
+def softmax(x, y):
+    w = latents(size=10)
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Categorical(logits=x[idx] @ w.reshape(2, 5)), obs=y[idx])
+
+
+def factor_beside(x, y):
+    """An observation of few numbers, and more that depends on the latents."""
+    w = latents()
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Normal(x[idx] @ w, 0.5), obs=y[idx])
+        pyro.factor("more", -(x[idx] @ w).square())
+
+
+@pytest.mark.parametrize("model", [logistic, poisson, regression, noisy, curved])
+def test_auto_takes_linear_where_it_applies(model):
+    assert Problem(model, *data(), moments="auto").moments.name == "linear"
+
+
+NOT_LINEAR = [
+    (mixture, lambda: (torch.randn(5, 2),), "summed out"),
+    (factor, data, "'y' is a vector"),
+    (factor_beside, data, "'more' is a vector"),
+    (softmax, lambda: (torch.randn(6, 2), torch.arange(6) % 5), "'y' depends .* many numbers"),
+]
+
+
+@pytest.mark.parametrize(("model", "make", "reason"), NOT_LINEAR)
+def test_auto_takes_stein_elsewhere(model, make, reason):
+    assert Problem(model, *make(), moments="auto").moments.name == "stein"
+
+
+@pytest.mark.parametrize(("model", "make", "reason"), NOT_LINEAR)
+def test_linear_moments_say_why_they_do_not_apply(model, make, reason):
+    with pytest.raises(ModelError, match=f"moments='linear' does not apply: .*{reason}"):
+        Problem(model, *make())
+
+
+def changing(x, y):
+    """The scale depends on the latents for some records only: not for placeholders."""
+    w = latents()
+    with pyro.plate("data", len(x)) as idx:
+        scale = torch.ones(()) if (x[idx, 0] == 1.0).all().item() else w[1].exp()
+        pyro.sample("y", dist.Normal(x[idx] @ w, scale), obs=y[idx])
+
+
+@pytest.mark.parametrize("moments", ["linear", "auto"])
+def test_data_that_behave_differently_from_placeholders_are_refused(moments):
+    x, y = torch.ones(4, 2), torch.full((4,), 3.0)
+    x[0] = 2.0
+    with pytest.warns(UserWarning, match=SLOW), pytest.raises(ModelError, match="use moments="):
+        Problem(changing, x, y, moments=moments)
+
+
+def test_the_check_looks_at_the_records_it_is_given():
+    x, y = torch.ones(9, 2), torch.full((9,), 3.0)
+    x[1] = 2.0  # no example
+    with pytest.warns(UserWarning, match=SLOW):
+        problem = Problem(changing, x, y)
+    for n in (0, 2):
+        problem.moments.check(torch.ones(2), torch.tensor([n]), [x[[n]], y[[n]]])
+    with pytest.raises(ModelError, match="another way than on placeholder data"):
+        problem.moments.check(torch.ones(2), torch.tensor([1]), [x[[1]], y[[1]]])
