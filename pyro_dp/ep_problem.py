@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from pyro.distributions import AsymmetricLaplace, Laplace, Uniform
 from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from pyro_dp.errors import ModelError
 from pyro_dp.guides import GaussianGuide
 from pyro_dp.moments import Likelihood, LinearMoments, SteinMoments
 from pyro_dp.outside import draw_particle
-from pyro_dp.predictors import NotLinear
+from pyro_dp.predictors import NotLinear, innermost
 from pyro_dp.prior import Prior
 from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Records
@@ -67,6 +68,7 @@ class EPProblem:
             places = torch.cat([torch.arange(latent.start, latent.stop) for latent in seen])
             places = places.to(records.device)
             mean, _ = gaussian.read()
+            _require_smooth(Likelihood(term, records, particle), mean[places])
             method = _choose_moments(Likelihood(term, records, particle), mean[places], moments)
             indices = torch.tensor(records.examples(), device=records.device)
             method.check(mean[places], indices, records.rows(indices))
@@ -77,6 +79,18 @@ class EPProblem:
 def require_moments(moments: str) -> None:
     """:raises ConfigurationError: there are no such moments."""
     require_choice("moments", moments, _MOMENTS)
+
+
+def _require_smooth(likelihood: Likelihood, z: Tensor) -> None:
+    """Sites come from derivatives of the log likelihood, which must have two of them."""
+    records = likelihood.records
+    index = torch.zeros((), dtype=torch.long, device=records.device)
+    for site in likelihood.observations(z, index, records.placeholder()):
+        if isinstance(innermost(site["fn"]), (AsymmetricLaplace, Laplace, Uniform)):
+            raise ModelError(
+                f"Site {site['name']!r} has a density with kinks or jumps, from which no Gaussian "
+                "site can be made: use DPSVI, or a smooth distribution such as StudentT."
+            )
 
 
 def _choose_moments(

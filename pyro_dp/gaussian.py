@@ -89,14 +89,27 @@ def inverse(matrix: Tensor) -> Tensor:
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Factor of a matrix that is positive definite but for rounding."""
-    largest = matrix.diagonal().abs().max()
+    """Factor of matrices (..., d, d) that are positive definite but for rounding."""
+    size = matrix.diagonal(dim1=-2, dim2=-1).abs().amax(dim=-1)[..., None, None]
+    identity = torch.eye(matrix.shape[-1]).to(matrix)
     for jitter in (0.0, 1e-15, 1e-13, 1e-11, 1e-9):
-        shifted = matrix + jitter * largest * torch.eye(len(matrix)).to(matrix)
-        factor, failed = torch.linalg.cholesky_ex(shifted)
-        if not failed:
+        factor, failed = torch.linalg.cholesky_ex(matrix + jitter * size * identity)
+        if not failed.any():
             break
     return factor
+
+
+def capped(covariance: Tensor, precision: Tensor) -> Tensor:
+    """A covariance, nowhere larger than the inverse of a precision; both full or both diagonal."""
+    if covariance.dim() == 1:
+        return torch.minimum(covariance, 1 / precision)
+    _, failed = torch.linalg.cholesky_ex(inverse(precision) - covariance)
+    if not failed:
+        return covariance
+    root = cholesky(precision)
+    values, vectors = torch.linalg.eigh(root.mT @ covariance @ root)
+    back = torch.linalg.solve_triangular(root.mT, vectors, upper=True)
+    return (back * values.clamp(max=1.0)) @ back.mT
 
 
 def restricted(matrix: Tensor, places: Tensor) -> Tensor:

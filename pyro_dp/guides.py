@@ -12,9 +12,9 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints, transform_to
 from torch.distributions.constraints import Constraint
-from torch.linalg import cholesky
 
 from pyro_dp.errors import ModelError
+from pyro_dp.gaussian import cholesky
 from pyro_dp.guard import PLACEHOLDERS, guarded
 from pyro_dp.plates import PrivatePlate
 from pyro_dp.randomness import forked_rng
@@ -107,7 +107,8 @@ class GaussianGuide:
         values = [pair for block in self._blocks for pair in block.values(mean, covariance)]
         leaves = [(parameter.leaf, parameter.unconstrained(value)) for parameter, value in values]
         for leaf, value in leaves:  # all or none
-            leaf.copy_(value)
+            # Not in the old memory, which init_to_value may share with a tensor of the user's.
+            leaf.data = value.to(leaf, copy=True)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Unconstrained value of each latent, by name, from the flat vector (d,)."""

@@ -112,7 +112,7 @@ class ClippedSum:
         norms = [each.norms() for each in rows]  # (B, 1)
         finite = torch.stack(norms).isfinite().all(dim=0)  # (B, 1)
         for total, block, each, norm in zip(self._totals, self.blocks, rows, norms, strict=True):
-            target = block.bound * (1 - 1e-15)  # so that rounding stays within the bound
+            target = block.bound * (1 - 1e-12)  # so that rounding stays within the bound
             scale = torch.where(norm > target, target / norm, 1.0)
             total += each.weighted_sum(torch.where(finite, scale, 0.0))
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.errors import ModelError, PrivacyError
+from pyro_dp.errors import ModelError
 from pyro_dp.factors import Dense, Factors, LowRank
 from pyro_dp.gaussian import product
 from pyro_dp.gradients import RecordTerm
@@ -82,19 +82,20 @@ class Likelihood:
             batched = torch.vmap(
                 function, in_dims=(0 if own else None, 0, 0), randomness="different"
             )
-            return batched(z, indices, rows)
-        results: list[Any] = []
+            try:
+                return batched(z, indices, rows)
+            except Exception:  # one broken record must not be seen: which it is, the loop finds
+                pass
+        one = z[0] if own else z
+        like = function(one, torch.zeros_like(indices[0]), self.records.placeholder())
+        results = []
         for b, index in enumerate(indices):
             try:
-                results.append(function(z[b] if own else z, index, [row[b] for row in rows]))
-            except PrivacyError:
-                results.append(None)  # a record on which the model fails is broken: NaN
-        if all(result is None for result in results):
-            one = z[0] if own else z
-            broken = function(one, torch.zeros_like(indices[0]), self.records.placeholder())
-        else:
-            broken = next(result for result in results if result is not None)
-        return _stacked(results, pytree.tree_map(_nan_like, broken))
+                result = function(z[b] if own else z, index, [row[b] for row in rows])
+            except Exception:  # whatever it is: the record counts as broken
+                result = None
+            results.append(result if _same_shapes(result, like) else _broken(like))
+        return pytree.tree_map(lambda *each: torch.stack(each), *results)
 
 
 class LinearMoments:
@@ -123,8 +124,9 @@ class LinearMoments:
         placeholders = [value.unsqueeze(0) for value in row]
         if not self._agrees(z, index.reshape(1), placeholders):
             raise NotLinear("its parameters are not all that the likelihood depends on")
+        elsewhere = z + torch.cos(torch.arange(1.0, len(z) + 1).to(z))  # an irregular direction
         here, there = (
-            self._predictors(at, index.reshape(1), placeholders) for at in (z, z + z.std() + 1)
+            self._predictors(at, index.reshape(1), placeholders) for at in (z, elsewhere)
         )
         self.curved = not all(agree(a[2], b[2]) for a, b in zip(here, there, strict=True))
 
@@ -299,14 +301,18 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _nan_like(tensor: Tensor) -> Tensor:
-    if tensor.is_floating_point():
-        return torch.full_like(tensor, torch.nan)
-    return torch.zeros_like(tensor)
+def _same_shapes(one: Any, other: Any) -> bool:
+    (ours, our_tree), (theirs, their_tree) = pytree.tree_flatten(one), pytree.tree_flatten(other)
+    return our_tree == their_tree and all(
+        a.shape == b.shape for a, b in zip(ours, theirs, strict=True)
+    )
 
 
-def _stacked(results: list[Any], broken: Any) -> Any:
-    """Trees of tensors, one per record; ``broken`` for ``None``."""
-    leaves, spec = pytree.tree_flatten(broken)
-    columns = [leaves if r is None else pytree.tree_leaves(r) for r in results]
-    return pytree.tree_unflatten([torch.stack(c) for c in zip(*columns, strict=True)], spec)
+def _broken(like: Any) -> Any:
+    """NaN in the shape of this tree."""
+
+    def nan(tensor: Tensor) -> Tensor:
+        floating = tensor.is_floating_point()
+        return torch.full_like(tensor, torch.nan) if floating else torch.zeros_like(tensor)
+
+    return pytree.tree_map(nan, like)

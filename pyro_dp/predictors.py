@@ -7,6 +7,7 @@ the distribution, in unconstrained coordinates, and evaluates the density at oth
 
 from typing import Any
 
+import pyro
 import torch
 from pyro.distributions import MaskedDistribution
 from torch import Tensor
@@ -30,7 +31,7 @@ class Family:
     """
 
     def __init__(self, site: dict):
-        base = _unwrapped(site["fn"])
+        base = innermost(site["fn"])
         self.name = site["name"]
         self._class = type(base)
         names = _parameter_names(base)
@@ -66,7 +67,7 @@ class Family:
         That is the constant parameters, the observed value and the weight (scale, and zero where
         masked).
         """
-        base, (scale, mask) = _unwrapped(site["fn"]), _scale_and_mask(site)
+        base, (scale, mask) = innermost(site["fn"]), _scale_and_mask(site)
         shape = base.batch_shape
         if self._categorical:
             logits = base.logits
@@ -95,7 +96,8 @@ class Family:
             for name, number in zip(self._varying, numbers.unbind(-1), strict=True):
                 transform = self._transforms[name]
                 parameters[name] = number if transform is None else transform(number)
-        log_prob = self._class(**parameters, validate_args=False).log_prob(value)
+        with pyro.validation_enabled(False):  # of a broken record it would raise for all
+            log_prob = self._class(**parameters).log_prob(value)
         return torch.where(weight > 0, log_prob, 0.0) * weight
 
     def _coordinate(self, base: Distribution, name: str) -> Tensor:
@@ -103,7 +105,8 @@ class Family:
         return value if transform is None else transform.inv(value)
 
 
-def _unwrapped(fn: Distribution) -> Distribution:
+def innermost(fn: Distribution) -> Distribution:
+    """A distribution without its masks and independent dimensions."""
     while isinstance(fn, (Independent, MaskedDistribution)):
         fn = fn.base_dist
     return fn

@@ -6,10 +6,9 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dp.gaussian import Gaussian, apply, floored
+from pyro_dp.gaussian import Gaussian, apply, cholesky, floored
 from pyro_dp.guard import PLACEHOLDERS, guarded
 from pyro_dp.guides import GaussianGuide
-from pyro_dp.initial_values import agree
 from pyro_dp.plates import OneRecord, Outside
 from pyro_dp.records import Records
 
@@ -44,7 +43,7 @@ class Prior:
         mean, _ = guide.read()
         at_mean, elsewhere = (self._derivatives(z) for z in (mean, mean + self._draws[0]))
         exact = all(dtype == torch.float64 for dtype in dtypes.values())
-        same = agree(at_mean[1], elsewhere[1], tolerance=1e-8 if exact else 1e-4)
+        same = _agree(at_mean[1], elsewhere[1], 1e-8 if exact else 1e-4)
         self._gaussian = at_mean if same else None
         self._centre = mean
 
@@ -56,13 +55,15 @@ class Prior:
         """
         if self._gaussian is not None:
             gradient, hessian = self._gaussian
-            mean = self._centre
+            gradient = gradient + hessian @ (mean - self._centre)
+            least = 0.0
         else:
-            root = covariance.sqrt().diag() if covariance.dim() == 1 else _root(covariance)
+            root = covariance.sqrt().diag() if covariance.dim() == 1 else cholesky(covariance)
             found = [self._derivatives(mean + root @ draw) for draw in self._draws]
             gradient, hessian = (sum(each) / len(found) for each in zip(*found, strict=True))
+            least = _LEAST_PRECISION
         precision = -hessian.diagonal() if covariance.dim() == 1 else -hessian
-        precision = floored(precision, _LEAST_PRECISION)
+        precision = floored(precision, least)
         return Gaussian(gradient + apply(precision, mean), precision)
 
     def _derivatives(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,5 +95,7 @@ class Prior:
         return (log_prob + log_volume).double()
 
 
-def _root(covariance: Tensor) -> Tensor:
-    return torch.linalg.cholesky(covariance)
+def _agree(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    """Whether two Hessians are equal up to rounding, each entry in the scale of its latents."""
+    scale = (one.diagonal().abs() + other.diagonal().abs()).sqrt()
+    return bool(((one - other).abs() <= tolerance * torch.outer(scale, scale)).all())

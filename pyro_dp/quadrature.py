@@ -10,34 +10,39 @@ from torch import Tensor
 from pyro_dp.gaussian import product
 
 _NODES = {1: 15, 2: 9}  # per dimension
-_MODE_STEPS = 6
-_LARGEST_STEP = 4.0  # of Newton's method, in standard deviations of the cavity
+_MODE_STEPS = 10
+_FIRST_STEP = 4.0  # at most, in standard deviations of the cavity
 
 
 @dataclass(frozen=True)
 class Tilted:
-    """log Z of cavity N(m, V) times likelihood, and what a Gaussian site needs of it.
+    """log Z of cavity N(m, V), V = L L', times likelihood, and what a Gaussian site needs of it.
+
+    With a = m + L z and z standard normal in the cavity:
 
     :param gradient: g = d log Z / dm, (..., r).
     :param curvature: B = -d^2 log Z / dm^2, (..., r, r).
-    :param spread: covariance of the tilted distribution in units of V: I - L' B L for V = L L'.
-    :param root: L, (..., r, r).
+    :param shift: tilted mean of z, which is L' g, (..., r).
+    :param spread: tilted covariance of z, which is I - L' B L, (..., r, r).
+    :param cross: minus the tilted covariance of the log likelihood's gradient and z, which is
+        B L, (..., r, r).
     """
 
     gradient: Tensor
     curvature: Tensor
+    shift: Tensor
     spread: Tensor
-    root: Tensor
+    cross: Tensor
 
     def site(self) -> tuple[Tensor, Tensor]:
         """Precision Lambda = B (I - V B)^-1, and eta - Lambda m = (I - B V)^-1 g.
 
-        (I - V B)^-1 = I + L spread^-1 L' B needs no inverse of V, which may be singular.
+        That is B + B L spread^-1 L' B and g + B L spread^-1 L' g: no inverse of V, which may be
+        singular, and no difference of numbers that are nearly equal.
         """
-        inner = product(product(self.root, _function(self.spread, torch.reciprocal)), self.root.mT)
-        gain = product(self.curvature, inner)
-        precision = self.curvature + product(gain, self.curvature)
-        residual = self.gradient + product(gain, self.gradient.unsqueeze(-1)).squeeze(-1)
+        gain = product(self.cross, _function(self.spread, torch.reciprocal))
+        precision = self.curvature + product(gain, self.cross.mT)
+        residual = self.gradient + product(gain, self.shift.unsqueeze(-1)).squeeze(-1)
         return (precision + precision.mT) / 2, residual
 
 
@@ -57,34 +62,59 @@ def tilted_moments(
     """
     rank = mean.shape[-1]
     root = _function(covariance, lambda x: _non_negative(x).sqrt())
-    mode = torch.zeros_like(mean)  # in units of the root: a = mean + L z, z ~ N(0, I)
-    for _ in range(_MODE_STEPS):
-        precision, gradient = _newton(log_likelihood, mean, root, mode)
-        step = product(_function(precision, torch.reciprocal), gradient.unsqueeze(-1)).squeeze(-1)
-        length = torch.linalg.vector_norm(step, dim=-1, keepdim=True)
-        mode = mode + step * (_LARGEST_STEP / length).clamp(max=1.0)
-    precision, _ = _newton(log_likelihood, mean, root, mode)
+    mode, precision = _mode(log_likelihood, mean, root)
     width = _function(precision, torch.rsqrt)
     nodes, log_weights = _rule(rank, mean)  # (K, r), (K,)
     shape = (-1, *(1,) * (mean.dim() - 1), rank)
     z = mode + product(width, nodes.reshape(*shape, 1)).squeeze(-1)  # (K, ..., r)
-    a = mean + product(root, z.unsqueeze(-1)).squeeze(-1)
-    value, gradient, hessian = _derivatives(log_likelihood, a)
+    value, gradient, hessian = _derivatives(log_likelihood, _at(mean, root, z))
     log_weights = log_weights.reshape(shape[:-1]) + value - z.square().sum(-1) / 2
     weights = torch.softmax(log_weights, dim=0).unsqueeze(-1)  # (K, ..., 1)
-    mean_gradient = (weights * gradient).sum(0)
-    spread = _covariance(weights, z)
-    curvature = -(weights.unsqueeze(-1) * hessian).sum(0) - _covariance(weights, gradient)
-    return Tilted(mean_gradient, curvature, spread, root)
+    mean_gradient, shift = (weights * gradient).sum(0), (weights * z).sum(0)
+    gradient, z = gradient - mean_gradient, z - shift
+    curvature = -(weights.unsqueeze(-1) * hessian).sum(0) - _covariance(weights, gradient, gradient)
+    return Tilted(
+        gradient=mean_gradient,
+        curvature=curvature,
+        shift=shift,
+        spread=_covariance(weights, z, z),
+        cross=-_covariance(weights, gradient, z),
+    )
 
 
-def _newton(log_likelihood, mean, root, z) -> tuple[Tensor, Tensor]:
-    """Precision and gradient at z of log likelihood plus cavity; no curvature of the wrong sign."""
-    a = mean + product(root, z.unsqueeze(-1)).squeeze(-1)
-    _, gradient, hessian = _derivatives(log_likelihood, a)
+def _mode(log_likelihood, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    """Mode in z, (..., r), and the precision there: Newton's method in a trust region.
+
+    Each problem takes the same number of steps, whatever the others do.
+    """
+    z = torch.zeros_like(mean)
+    radius = torch.full_like(z[..., :1], _FIRST_STEP)
+    value, precision, gradient = _newton(log_likelihood, mean, root, z)
+    for _ in range(_MODE_STEPS):
+        step = product(_function(precision, torch.reciprocal), gradient.unsqueeze(-1)).squeeze(-1)
+        length = torch.linalg.vector_norm(step, dim=-1, keepdim=True)
+        trial = z + step * (radius / length).clamp(max=1.0)
+        there = _newton(log_likelihood, mean, root, trial)
+        better = (there[0] >= value - 1e-9 * value.abs()).unsqueeze(-1)
+        z = torch.where(better, trial, z)
+        value = torch.where(better.squeeze(-1), there[0], value)
+        precision = torch.where(better.unsqueeze(-1), there[1], precision)
+        gradient = torch.where(better, there[2], gradient)
+        radius = torch.where(better, 2 * radius, torch.minimum(radius, length) / 4)
+    return z, precision
+
+
+def _newton(log_likelihood, mean: Tensor, root: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log tilted density at z, its precision (no curvature of the wrong sign) and gradient."""
+    value, gradient, hessian = _derivatives(log_likelihood, _at(mean, root, z))
     gradient = product(root.mT, gradient.unsqueeze(-1)).squeeze(-1) - z
     curvature = _function(-product(product(root.mT, hessian), root), _non_negative)
-    return curvature + torch.eye(z.shape[-1], dtype=z.dtype, device=z.device), gradient
+    identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
+    return value - z.square().sum(-1) / 2, curvature + identity, gradient
+
+
+def _at(mean: Tensor, root: Tensor, z: Tensor) -> Tensor:
+    return mean + product(root, z.unsqueeze(-1)).squeeze(-1)
 
 
 def _derivatives(log_likelihood, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,10 +144,9 @@ def _rule(rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return nodes, log_weights + nodes.square().sum(-1) / 2
 
 
-def _covariance(weights: Tensor, values: Tensor) -> Tensor:
-    """Of values (K, ..., r) with weights (K, ..., 1)."""
-    centred = values - (weights * values).sum(0)
-    return (weights.unsqueeze(-1) * centred.unsqueeze(-1) * centred.unsqueeze(-2)).sum(0)
+def _covariance(weights: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """Of centred values (K, ..., r) with weights (K, ..., 1)."""
+    return (weights.unsqueeze(-1) * one.unsqueeze(-1) * other.unsqueeze(-2)).sum(0)
 
 
 def _function(matrix: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -23,7 +23,16 @@ from pyro_dp.average_factor import AverageFactor
 from pyro_dp.ep_problem import EPProblem, require_moments
 from pyro_dp.errors import ConfigurationError, PrivacyError
 from pyro_dp.factors import STRUCTURES
-from pyro_dp.gaussian import Gaussian, apply, dense, floored, inverse, restricted
+from pyro_dp.gaussian import (
+    Gaussian,
+    apply,
+    capped,
+    cholesky,
+    dense,
+    floored,
+    inverse,
+    restricted,
+)
 from pyro_dp.inference import PrivateInference
 from pyro_dp.mechanisms import Block, ClippedSum
 from pyro_dp.records import Records
@@ -165,11 +174,12 @@ class DPSEP(PrivateInference):
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         """
         self._prepare(args, kwargs)
+        damping = self._fixed_damping()
         position = self.accountant.num_releases
         cavity = self._posterior / self._factor() ** (1 / self._records.plate.size)
         clipped = self._clipped_sum(cavity, self._sample(position))
         (released,) = self._release(clipped, position)
-        change = self._update(self._estimate(released, cavity), cavity)
+        change = self._update(self._estimate(released, cavity), cavity, damping)
         self._posterior = self._prior_factor() * self._factor()
         self._problem.guide.write(*self._reported(self.noise_aware))
         return change
@@ -185,15 +195,16 @@ class DPSEP(PrivateInference):
                 uncentred    Sigma + v Sigma (I + (|mu|^2 I + mu mu') / (2 kappa^2)) Sigma
 
             Minibatches add u Sigma, u the variance of sampling. Both are to first order in the
-            noise. Precisions that are diagonal or shared leave the posterior's correlations
-            unknown: then the noise of every step is added up, contracted by the prior only, which
-            bounds it, and the plain variances are those of a mean field.
+            noise, and nowhere more than the prior's covariance. Precisions that are diagonal or
+            shared leave the posterior's correlations unknown: then the noise of every step is added
+            up, contracted by the prior only, which bounds it, and the plain variances are those of
+            a mean field.
         :raises ConfigurationError: no step was taken yet.
         """
         if self._average is None:
             raise ConfigurationError("There is no posterior before the first step.")
         mean, covariance = self._reported(noise_aware)
-        return MultivariateNormal(mean, dense(covariance))
+        return MultivariateNormal(mean, scale_tril=cholesky(dense(covariance)))
 
     def __reduce__(self):
         raise PrivacyError("A DPSEP holds the data: save the guide's parameters instead.")
@@ -268,20 +279,22 @@ class DPSEP(PrivateInference):
             eta = eta + apply(precision, cavity.mean[places])
         return Gaussian(eta, precision)
 
-    def _update(self, estimate: Gaussian, cavity: Gaussian) -> float:
+    def _fixed_damping(self) -> float | None:
+        if not callable(self.damping):
+            return self.damping
+        damping = self.damping(self._steps)
+        require_number("damping(step)", damping, above=0.0, below=1.0, closed=True)
+        return damping
+
+    def _update(self, estimate: Gaussian, cavity: Gaussian, damping: float | None) -> float:
         """f <- (1 - damping) f + damping f_hat, unless the step control refuses the estimate."""
         rate, noise = self._sampler.sample_rate, 0.0
         if self.noise_multiplier > 0:
             noise = self.noise_multiplier * self._bound / rate
-        if self.damping is None:
+        if damping is None:
             if not self._control.accepts(*self._judged(estimate, cavity.mean, noise)):
                 return 0.0
             damping = self._control.damping
-        elif callable(self.damping):
-            damping = self.damping(self._steps - 1)
-            require_number("damping(step)", damping, above=0.0, below=1.0, closed=True)
-        else:
-            damping = self.damping
         self._add_mean_noise(damping * noise, damping)
         return self._average.update(
             estimate,
@@ -317,17 +330,18 @@ class DPSEP(PrivateInference):
 
     def _reported(self, noise_aware: bool) -> tuple[Tensor, Tensor]:
         """Mean and covariance: (d, d), or (d,) for precisions without correlations."""
-        mean, average = self._posterior.mean, self._average
-        plain = inverse((self._prior * self._on_all(average.known)).precision)
+        mean, average, prior = self._posterior.mean, self._average, self._prior
+        plain = inverse((prior * self._on_all(average.known)).precision)
         if not noise_aware:
             return mean, plain
         aware = (1 + average.sampling_variance) * plain
         if plain.dim() == 1:
-            return mean, aware + self._mean_noise
+            return mean, capped(aware + self._mean_noise, prior.precision)
         places = self._problem.places
         noise = torch.eye(len(places)).to(mean)
         if not self.centred:  # the precision's noise E moves the mean by Sigma E mu
             mu = mean[places]
             noise = noise + (mu @ mu * noise + torch.outer(mu, mu)) / (2 * self._weight**2)
         gain = plain[:, places]
-        return mean, aware + average.noise_variance * gain @ noise @ gain.mT
+        aware = aware + average.noise_variance * gain @ noise @ gain.mT
+        return mean, capped(aware, prior.precision)

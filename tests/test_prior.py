@@ -1,0 +1,268 @@
+"""The prior as a Gaussian factor."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from torch.distributions import MultivariateNormal
+
+from pyro_dp.ep_problem import EPProblem
+from pyro_dp.gaussian import Gaussian, dense
+from pyro_dp.plates import find_plate
+from pyro_dp.records import Records
+
+DRAWS = 16  # of the module
+
+
+def prior_of(latents, guide=AutoMultivariateNormal, y=None):
+    """The prior of a model with these latents, a callable that samples them and returns a mean."""
+    y = torch.randn(6) if y is None else y
+
+    def model(y):
+        mean = latents()
+        with pyro.plate("data", len(y)) as idx:
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y[idx])
+
+    pyro.clear_param_store()
+    records = Records(model, find_plate(model, (y,), {}, None), (y,), {}, False)
+    return EPProblem.build(model, guide(model), records, "auto", None).prior
+
+
+def posterior(size, scale=0.5):
+    root = 0.3 * torch.randn(size, size).tril(-1) + torch.eye(size)
+    return torch.randn(size), scale**2 * root @ root.T
+
+
+def close(factor, expected, tolerance=1e-8):
+    for name in ("eta", "precision"):
+        torch.testing.assert_close(
+            getattr(factor, name), getattr(expected, name), rtol=tolerance, atol=tolerance
+        )
+
+
+def independent():
+    a = pyro.sample("a", dist.Normal(1.0, 2.0))
+    return a + pyro.sample("b", dist.Normal(-1.0, 0.1))
+
+
+def event():
+    scale = torch.tensor([0.5, 1.0, 3.0])
+    return pyro.sample("w", dist.Normal(torch.arange(3.0), scale).to_event(1)).sum()
+
+
+def in_a_plate():
+    with pyro.plate("parts", 3):
+        return pyro.sample("w", dist.Normal(torch.arange(3.0), 0.5)).sum()
+
+
+def multivariate():
+    covariance = torch.tensor([[2.0, 0.8], [0.8, 1.0]])
+    return pyro.sample("w", dist.MultivariateNormal(torch.tensor([1.0, -2.0]), covariance)).sum()
+
+
+def hierarchical_mean():
+    mu = pyro.sample("mu", dist.Normal(0.5, 2.0))
+    return pyro.sample("w", dist.Normal(mu, 1.0))
+
+
+def log_normal():
+    """Gaussian where the guide is."""
+    return pyro.sample("s", dist.LogNormal(0.3, 0.5))
+
+
+def moments(mean, covariance):
+    return torch.tensor(mean), torch.tensor(covariance)
+
+
+GAUSSIAN = {
+    independent: lambda: (torch.tensor([1.0, -1.0]), torch.tensor([4.0, 0.01]).diag()),
+    event: lambda: (torch.arange(3.0), torch.tensor([0.25, 1.0, 9.0]).diag()),
+    in_a_plate: lambda: (torch.arange(3.0), 0.25 * torch.eye(3)),
+    multivariate: lambda: moments([1.0, -2.0], [[2.0, 0.8], [0.8, 1.0]]),
+    hierarchical_mean: lambda: moments([0.5, 0.5], [[4.0, 4.0], [4.0, 5.0]]),
+    log_normal: lambda: moments([0.3], [[0.25]]),
+}
+
+
+@pytest.mark.parametrize("latents", GAUSSIAN, ids=lambda latents: latents.__name__)
+def test_a_gaussian_prior_is_exact(latents):
+    """Wherever the posterior is."""
+    prior, expected = prior_of(latents), Gaussian.from_moments(*GAUSSIAN[latents]())
+    for scale in (1e-3, 1.0, 30.0):
+        close(prior.factor(*posterior(len(expected.eta), scale)), expected)
+
+
+@pytest.mark.parametrize("latents", [independent, event, log_normal])
+def test_an_independent_prior_is_exact_as_a_diagonal(latents):
+    mean, covariance = GAUSSIAN[latents]()
+    expected = Gaussian.from_moments(mean, covariance.diagonal())
+    found = prior_of(latents, AutoNormal).factor(*posterior_diagonal(len(mean)))
+    close(found, expected)
+
+
+def posterior_diagonal(size):
+    mean, covariance = posterior(size)
+    return mean, covariance.diagonal()
+
+
+def gamma():
+    return pyro.sample("s", dist.Gamma(2.0, 3.0))
+
+
+def half_cauchy():
+    return pyro.sample("s", dist.HalfCauchy(1.0))
+
+
+def weights():
+    return pyro.sample("p", dist.Dirichlet(torch.tensor([2.0, 1.0, 4.0])))[0]
+
+
+def horseshoe():
+    """Not log-concave, jointly."""
+    scale = pyro.sample("scale", dist.HalfCauchy(1.0))
+    return pyro.sample("w", dist.Normal(0.0, scale))
+
+
+def transformed_density(name, z):
+    """Log density in unconstrained space, written down anew. z: (K, d)."""
+    if name == "gamma":
+        return 2 * z[:, 0] - 3 * z[:, 0].exp()
+    if name == "half_cauchy":
+        return z[:, 0] - torch.log1p((2 * z[:, 0]).exp())
+    if name == "weights":
+        transform = torch.distributions.StickBreakingTransform()
+        p = transform(z)
+        density = dist.Dirichlet(torch.tensor([2.0, 1.0, 4.0])).log_prob(p)
+        return density + transform.log_abs_det_jacobian(z, p)
+    scale = z[:, 0].exp()
+    return transformed_density("half_cauchy", z) + dist.Normal(0.0, scale).log_prob(z[:, 1])
+
+
+def derivatives(name, z):
+    """Gradients (K, d) and Hessians (K, d, d)."""
+
+    def density(one):
+        return transformed_density(name, one[None])[0]
+
+    gradients = torch.vmap(torch.func.jacrev(density))(z)
+    return gradients, torch.vmap(torch.func.jacrev(torch.func.jacrev(density)))(z)
+
+
+OTHERS = {gamma: 1, half_cauchy: 1, weights: 2, horseshoe: 2}
+
+
+@pytest.mark.parametrize("latents", OTHERS, ids=lambda latents: latents.__name__)
+def test_in_a_tight_posterior_it_has_gradient_and_hessian(latents):
+    size = OTHERS[latents]
+    prior, (mean, covariance) = prior_of(latents), posterior(size, 1e-5)
+    mean[0] = 0.3  # where all are log-concave
+    mean[1:] *= 0.1
+    found = prior.factor(mean, covariance)
+    gradient, hessian = (each[0] for each in derivatives(latents.__name__, mean[None]))
+    expected = Gaussian(gradient - hessian @ mean, -hessian)
+    assert torch.linalg.eigvalsh(expected.precision).min() > 1e-3
+    close(found, expected, 1e-3)
+
+
+@pytest.mark.parametrize("latents", OTHERS, ids=lambda latents: latents.__name__)
+def test_in_a_wide_posterior_it_has_their_averages(latents):
+    """Within the error of its few draws."""
+    size = OTHERS[latents]
+    mean, covariance = posterior(size, 0.3)
+    mean[0], mean[1:] = 0.3, 0.1 * mean[1:]
+    found = prior_of(latents).factor(mean, covariance)
+    z = MultivariateNormal(mean, covariance).sample((4000,))
+    gradients, hessians = derivatives(latents.__name__, z)
+    assert torch.linalg.eigvalsh(-hessians.mean(0)).min() > 1e-3  # no floor
+    error = 5 * hessians.std(0) / DRAWS**0.5
+    assert ((found.precision + hessians.mean(0)).abs() <= error + 1e-6).all()
+    slope = found.eta - found.precision @ mean  # E_q[grad], at the mean
+    error = 5 * gradients.std(0) / DRAWS**0.5
+    assert ((slope - gradients.mean(0)).abs() <= error + 1e-6).all()
+
+
+@pytest.mark.parametrize("latents", OTHERS, ids=lambda latents: latents.__name__)
+def test_a_diagonal_factor_has_the_diagonal(latents):
+    prior, (mean, variances) = prior_of(latents, AutoNormal), posterior_diagonal(OTHERS[latents])
+    found, full = prior.factor(mean, variances), prior.factor(mean, variances.diag())
+    assert found.precision.shape == mean.shape
+    slopes = [f.eta - dense(f.precision) @ mean for f in (found, full)]
+    torch.testing.assert_close(*slopes)
+    hessian = -sum(derivatives(latents.__name__, mean + prior._draws * variances.sqrt())[1])
+    expected = (hessian.diagonal() / DRAWS).clamp(min=1e-4)
+    torch.testing.assert_close(found.precision, expected)
+
+
+def test_the_factor_is_proper_where_the_prior_is_not_log_concave():
+    prior = prior_of(horseshoe)
+    mean, covariance = torch.tensor([-2.0, 3.0]), 0.1 * torch.eye(2)
+    _, hessians = derivatives("horseshoe", mean[None])
+    assert torch.linalg.eigvalsh(-hessians[0]).min() < 0
+    assert torch.linalg.eigvalsh(prior.factor(mean, covariance).precision).min() > 0
+
+
+def test_it_is_the_same_at_the_same_posterior():
+    """Its draws are made once: without noise there is a fixed point."""
+    prior, q = prior_of(horseshoe), posterior(2)
+    one, other = prior.factor(*q), prior.factor(*q)
+    assert torch.equal(one.eta, other.eta) and torch.equal(one.precision, other.precision)
+
+
+@pytest.mark.parametrize("latents", [*GAUSSIAN, *OTHERS], ids=lambda latents: latents.__name__)
+def test_it_does_not_depend_on_the_data(latents):
+    """Bitwise."""
+    factors, q = [], None
+    for y in (torch.randn(6), 1e6 * torch.ones(6)):
+        pyro.set_rng_seed(0)
+        prior = prior_of(latents, y=y)
+        q = q or posterior(len(prior._centre))
+        factors.append(prior.factor(*q))
+    one, other = factors
+    assert torch.equal(one.eta, other.eta) and torch.equal(one.precision, other.precision)
+
+
+@pytest.mark.parametrize("latents", [independent, gamma, horseshoe], ids=lambda f: f.__name__)
+def test_float32_models(latents):
+    """The factor is in float64, the model's numbers are rounded."""
+    factors, mean = [], None
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        pyro.set_rng_seed(0)
+        prior = prior_of(latents)
+        if mean is None:
+            mean = torch.full_like(prior._centre, 0.1)
+        factors.append(prior.factor(mean, 0.01 * torch.eye(len(mean), dtype=torch.float64)))
+    one, other = factors
+    assert one.eta.dtype == one.precision.dtype == torch.float64
+    close(one, other, 1e-2)
+
+
+def vague():
+    return pyro.sample("w", dist.Normal(5000.0, 1000.0))
+
+
+def test_a_vague_gaussian_prior_is_exact():
+    """The floor is for priors that are not log-concave; this one's mean becomes 50."""
+    expected = Gaussian.from_moments(*moments([5000.0], [[1e6]]))
+    close(prior_of(vague).factor(*posterior(1)), expected)
+
+
+@pytest.mark.parametrize("latents", [multivariate, hierarchical_mean])
+def test_a_correlated_prior_as_a_diagonal_moves_with_the_posterior(latents):
+    """Its slope at the posterior's mean is the prior's there: not that at the first posterior."""
+    prior, (mean, variances) = prior_of(latents, AutoNormal), posterior_diagonal(2)
+    found, exact = prior.factor(mean, variances), Gaussian.from_moments(*GAUSSIAN[latents]())
+    torch.testing.assert_close(found.precision, exact.precision.diagonal())
+    slope = exact.eta - exact.precision @ mean
+    torch.testing.assert_close(found.eta - found.precision * mean, slope)
+
+
+def precise_and_not_gaussian():
+    return pyro.sample("w", dist.Normal(0.0, 1e-5)) + pyro.sample("s", dist.Gamma(2.0, 3.0))
+
+
+def test_a_precise_latent_does_not_hide_another_that_is_not_gaussian():
+    """Hessians are compared relative to the largest of all entries."""
+    found = prior_of(precise_and_not_gaussian).factor(torch.tensor([0.0, 1.5]), 1e-8 * torch.eye(2))
+    assert found.precision[1, 1].item() == pytest.approx(3 * torch.tensor(1.5).exp().item())

@@ -1,0 +1,656 @@
+"""DPSEP: equality with EP where it is exact and with plain SEP, sensitivity, noise, uncertainty."""
+
+import math
+import pickle
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import (
+    handwritten_guide,
+    logistic,
+    logistic_subsampled,
+    logistic_whole,
+    mixture,
+    regression_data,
+    repeated_mixture,
+)
+from pyro import poutine
+from pyro.infer import Predictive
+from pyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+    init_to_value,
+)
+from scipy import integrate, stats
+
+import pyro_dp.inference
+from pyro_dp import (
+    DPSEP,
+    EP,
+    ConfigurationError,
+    ModelError,
+    PrivacyAccountant,
+    PrivacyBudgetExceeded,
+    PrivacyError,
+    SubsampledGaussian,
+)
+from pyro_dp.mechanisms import release
+
+_ALARM = 1e-8
+_GUIDES = [AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal, lambda model: handwritten_guide]
+
+
+def linear(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Normal(x[idx] @ w, 0.5), obs=y[idx])
+
+
+def factored(x, y):
+    """Uses pyro.factor, which has no distribution to look into."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        log_prob = dist.Bernoulli(logits=x[idx] @ w).log_prob(y[idx])
+        pyro.factor("y", log_prob)
+
+
+def new_sep(model=logistic, guide=None, **options):
+    """Not private, unless told otherwise."""
+    pyro.clear_param_store()
+    settings = dict(
+        accountant=PrivacyAccountant(),
+        num_steps=5,
+        noise_multiplier=0,
+        max_factor_norm=math.inf,
+    )
+    guide = AutoMultivariateNormal(model) if guide is None else guide
+    return DPSEP(model, guide, **(settings | options))
+
+
+def spied(monkeypatch, *args, **options):
+    """A DPSEP, and lists of the sums that enter its releases and of what comes out."""
+    sums, released = [], []
+
+    def spy(clipped, **named):
+        sums.append(clipped.totals[0].clone())
+        result = release(clipped, **named)
+        released.append(result[0].clone())
+        return result
+
+    monkeypatch.setattr(pyro_dp.inference, "release", spy)
+    return new_sep(*args, **options), sums, released
+
+
+def conjugate(x, y):
+    precision = torch.eye(x.shape[1]) + x.T @ x / 0.25
+    covariance = torch.linalg.inv(precision)
+    return covariance @ x.T @ y / 0.25, covariance
+
+
+def laplace(x, y):
+    w = x.new_zeros(x.shape[1])
+    for _ in range(20):
+        p = torch.sigmoid(x @ w)
+        precision = (x * (p * (1 - p)).unsqueeze(1)).T @ x + torch.eye(len(w)).to(x)
+        w = w + torch.linalg.solve(precision, x.T @ (y - p) - w)
+    return w, torch.linalg.inv(precision)
+
+
+def correlated_data(size, dim=3, correlation=0.9):
+    x = math.sqrt(1 - correlation) * torch.randn(size, dim)
+    x = x + math.sqrt(correlation) * torch.randn(size, 1)
+    return x, torch.bernoulli(torch.sigmoid(x @ torch.linspace(-1, 1, dim)))
+
+
+@pytest.mark.parametrize("guide", _GUIDES)
+def test_exact_for_linear_regression(guide):
+    """Conjugate mean and covariance; a guide without correlations gets the marginals."""
+    x = torch.randn(50, 3)
+    y = x @ torch.tensor([1.0, -2.0, 0.5]) + 0.5 * torch.randn(50)
+    sep = new_sep(linear, guide(linear), damping=1.0)
+    sep.run(x, y, progress=False)
+    mean, covariance = conjugate(x, y)
+    posterior = sep.posterior()
+    torch.testing.assert_close(posterior.mean, mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(posterior.covariance_matrix, covariance, rtol=1e-6, atol=1e-6)
+    draws = Predictive(linear, guide=sep.guide, num_samples=4000)(x, y)["w"].reshape(4000, 3)
+    torch.testing.assert_close(draws.mean(0), mean, rtol=0.0, atol=6 * 0.1 / math.sqrt(4000))
+    torch.testing.assert_close(draws.std(0), covariance.diagonal().sqrt(), rtol=0.1, atol=0.0)
+
+
+def tilted_moment(k, mean, sd, label):
+    def integrand(a):
+        return a**k * stats.norm.pdf(a, mean, sd) / (1 + math.exp(-a if label else a))
+
+    return integrate.quad(integrand, mean - 10 * sd, mean + 10 * sd, epsabs=1e-14)[0]
+
+
+def slow_sep(x, y, mean, steps, damping):
+    """SEP for logistic regression, one record at a time, by numerical integration."""
+    size, dim = x.shape
+    prior = torch.eye(dim)
+    posterior, eta = 100 * torch.eye(dim), 100 * mean
+    factor, factor_eta = (posterior - prior) / size, eta / size
+    for _ in range(steps):
+        covariance = torch.linalg.inv(posterior - factor)
+        centre = covariance @ (eta - factor_eta)
+        new, new_eta = torch.zeros(dim, dim), torch.zeros(dim)
+        for row, label in zip(x, y, strict=True):
+            m, v = (row @ centre).item(), (row @ covariance @ row).item()
+
+            z, first, second = (tilted_moment(k, m, math.sqrt(v), label.item()) for k in range(3))
+            tilted_mean = first / z
+            tilted_variance = second / z - tilted_mean**2
+            site = 1 / tilted_variance - 1 / v
+            site_eta = tilted_mean / tilted_variance - m / v
+            new = new + site * torch.outer(row, row)
+            new_eta = new_eta + site_eta * row
+        factor = (1 - damping) * factor + damping * new / size
+        factor_eta = (1 - damping) * factor_eta + damping * new_eta / size
+        posterior, eta = prior + size * factor, size * factor_eta
+    return torch.linalg.solve(posterior, eta), torch.linalg.inv(posterior)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_without_noise_and_clipping_it_is_plain_sep(centred):
+    x, y = regression_data(size=12)
+    start = torch.tensor([0.3, -0.2, 0.1])
+    guide = AutoNormal(logistic, init_loc_fn=init_to_value(values={"w": start}), init_scale=0.1)
+    sep = new_sep(logistic, guide, num_steps=3, damping=0.6, centred=centred)
+    sep.run(x, y, progress=False)
+    mean, covariance = slow_sep(x, y, start, steps=3, damping=0.6)
+    torch.testing.assert_close(sep.posterior().mean, mean, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(sep.posterior().covariance_matrix, covariance, rtol=0.0, atol=1e-6)
+
+
+def test_close_to_the_posterior_of_logistic_regression():
+    x, y = regression_data(size=3000)
+    sep = new_sep(num_steps=15)
+    sep.run(x, y, progress=False)
+    mean, covariance = laplace(x, y)
+    target = torch.distributions.MultivariateNormal(mean, covariance)
+    assert torch.distributions.kl_divergence(sep.posterior(), target) < 0.02
+
+
+def test_ep_and_sep_agree_where_there_are_many_records():
+    x, y = regression_data(size=400)
+    pyro.clear_param_store()
+    ep = EP(logistic, AutoMultivariateNormal(logistic), num_steps=25).run(x, y, progress=False)
+    sep = new_sep(num_steps=15)
+    sep.run(x, y, progress=False)
+    assert torch.distributions.kl_divergence(sep.posterior(), ep) < 1e-3
+
+
+def test_ep_is_exact_for_linear_regression_and_takes_no_accountant():
+    x = torch.randn(20, 2)
+    y = x.sum(1)
+    pyro.clear_param_store()
+    guide = AutoNormal(linear)
+    posterior = EP(linear, guide, num_steps=3, damping=1.0).run(x, y, progress=False)
+    mean, covariance = conjugate(x, y)
+    torch.testing.assert_close(posterior.mean, mean)
+    torch.testing.assert_close(posterior.covariance_matrix, covariance)
+    torch.testing.assert_close(guide.median()["w"].detach(), mean)
+    with pytest.raises(ConfigurationError, match="DPSEP"):
+        EP(linear, guide, num_steps=3, accountant=PrivacyAccountant())
+
+
+# Models of every kind of moments and shape, with their guides and data.
+
+
+def _mixture_guide(model):
+    centres = torch.tensor([[-2.0, -2.0], [0.0, 0.0], [2.0, 2.0]])
+    if model is repeated_mixture:
+        centres = centres[:, 0]
+    start = init_to_value(values={"locs": centres, "weights": torch.ones(3) / 3})
+    return AutoNormal(poutine.block(model, hide=["z"]), init_loc_fn=start)
+
+
+def _points():
+    return (torch.randn(30, 2) + 2 * torch.randint(-1, 2, (30, 1)),)
+
+
+_KINDS = {
+    "logistic": (logistic, AutoMultivariateNormal, regression_data, {}),
+    "linear": (linear, AutoNormal, regression_data, {}),
+    "whole": (logistic_whole, AutoNormal, regression_data, {"slice_data": True}),
+    "factor": (factored, AutoNormal, regression_data, {}),
+    "mixture": (mixture, _mixture_guide, _points, {}),
+    "nested": (repeated_mixture, _mixture_guide, _points, {"plate": "data"}),
+}
+
+
+def one_sum(monkeypatch, kind, data, batch, **options):
+    """The exact sum of one first step on a given batch of records."""
+    model, guide, _, settings = _KINDS[kind]
+    pyro.set_rng_seed(0)
+    options = {"max_factor_norm": 0.5, "generator": 0, "sample_rate": 0.5} | settings | options
+    pyro.clear_param_store()
+    sep, sums, _ = spied(monkeypatch, model, guide(model), **options)
+    monkeypatch.setattr(
+        pyro_dp.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
+    )
+    sep.step(*data)
+    return sums[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*one record at a time")
+@pytest.mark.parametrize("precision", ["full", "diagonal", "shared"])
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("kind", _KINDS)
+def test_sensitivity(monkeypatch, kind, centred, precision):
+    """Neighbouring data sets under the same randomness: C for one record more, 2C for one replaced.
+
+    One record is an outlier of 1e6. Off-diagonals, which occur twice, count twice.
+    """
+    data = _KINDS[kind][2]()
+    outlier = tuple(x.clone() for x in data)
+    outlier[0][4] = 1e6
+    options = dict(centred=centred, precision=precision)
+    with_it = one_sum(monkeypatch, kind, data, [1, 4, 8, 20], **options)
+    without = one_sum(monkeypatch, kind, data, [1, 8, 20], **options)
+    with_outlier = one_sum(monkeypatch, kind, outlier, [1, 4, 8, 20], **options)
+    assert 0 < torch.linalg.vector_norm(with_it - without) <= 0.5 * (1 + 1e-12)
+    assert torch.linalg.vector_norm(with_outlier - without) <= 0.5 * (1 + 1e-12)
+    assert torch.linalg.vector_norm(with_outlier - with_it) <= 1.0 * (1 + 1e-12)
+
+
+def test_the_release_bounds_matrices_in_the_frobenius_norm(monkeypatch):
+    """With weight 1, the norm is that of the vector and of the whole matrix."""
+    x, y = regression_data()
+    total = one_sum(
+        monkeypatch, "logistic", (x, y), [7], max_factor_norm=math.inf, precision_weight=1.0
+    )
+    eta, diagonal, above = total[:3], total[3:6], total[6:]
+    p = 0.5  # the guide starts close to zero
+    site = p * (1 - p) * torch.outer(x[7], x[7])
+    torch.testing.assert_close(diagonal, site.diagonal(), rtol=0.4, atol=0.05)
+    norm = torch.linalg.vector_norm(torch.cat([diagonal, above]))
+    off = torch.stack([site[0, 1], site[0, 2], site[1, 2]])
+    assert torch.sign(above).equal(torch.sign(off))
+    scale = (diagonal.sum() / x[7].square().sum()).item()
+    assert norm.item() == pytest.approx(scale * x[7].square().sum().item(), rel=1e-9)
+    assert torch.dot(eta / eta.norm(), x[7] / x[7].norm()).abs().item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("kind", ["logistic", "mixture"])
+def test_a_broken_record_contributes_nothing(monkeypatch, kind):
+    data = _KINDS[kind][2]()
+    broken = tuple(x.clone() for x in data)
+    broken[0][4] = 1e300  # its factor is NaN or infinite
+    with_it = one_sum(monkeypatch, kind, broken, [1, 4, 8])
+    without = one_sum(monkeypatch, kind, data, [1, 8])
+    torch.testing.assert_close(with_it, without)
+
+
+def test_noise_is_added_at_the_right_scale(monkeypatch):
+    """Kolmogorov-Smirnov per block, off-diagonals included; it rejects 2/3 and 3/2 of the noise."""
+    sep, sums, released = spied(
+        monkeypatch,
+        num_steps=400,
+        noise_multiplier=1.5,
+        max_factor_norm=0.7,
+        sample_rate=0.3,
+        generator=0,
+    )
+    sep.run(*regression_data(), progress=False)
+    noise = torch.stack(released) - torch.stack(sums)
+    noise = noise.numpy() / (1.5 * 0.7)  # eta (3), diagonal (3), off-diagonals times sqrt 2 (3)
+    for block in np.split(noise, 3, axis=1):
+        assert stats.kstest(block.ravel(), "norm").pvalue > _ALARM
+        assert stats.kstest(block.ravel() * 2 / 3, "norm").pvalue < _ALARM
+        assert stats.kstest(block.ravel() * 3 / 2, "norm").pvalue < _ALARM
+    correlations = np.corrcoef(noise.T) - np.eye(9)
+    assert np.abs(correlations).max() < 6.5 / math.sqrt(400)
+
+
+def test_an_empty_batch_pays_and_is_noisy(monkeypatch):
+    sep, sums, released = spied(
+        monkeypatch, noise_multiplier=1.0, max_factor_norm=1.0, sample_rate=1e-9
+    )
+    sep.step(*regression_data())
+    assert torch.equal(sums[0], torch.zeros(9))
+    assert released[0].abs().min() > 0
+    assert sep.accountant.ledger == ((SubsampledGaussian(1.0, 1e-9), 1),)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_divides_by_the_public_rate(monkeypatch, sampling):
+    sep, _, released = spied(
+        monkeypatch,
+        accountant=PrivacyAccountant(neighboring="replace_one"),
+        num_steps=30,
+        sampling=sampling,
+        sample_rate=0.11,
+    )
+    estimates = []
+    estimate = DPSEP._estimate
+    monkeypatch.setattr(
+        DPSEP, "_estimate", lambda self, r, c: (estimates.append(r), estimate(self, r, c))[1]
+    )
+    sep.run(*regression_data(), progress=False)
+    rate = 0.11 if sampling == "poisson" else 0.1
+    for one, other in zip(estimates, released, strict=True):
+        torch.testing.assert_close(one, other / rate)
+
+
+def test_what_others_release_does_not_matter(monkeypatch):
+    """Rows outside the batch have no influence at all."""
+    x, y = regression_data()
+    changed = x.clone()
+    changed[5] = 1e6
+    one = one_sum(monkeypatch, "logistic", (x, y), [1, 4])
+    assert torch.equal(one, one_sum(monkeypatch, "logistic", (changed, y), [1, 4]))
+
+
+@pytest.mark.parametrize("moments", ["linear", "stein"])
+def test_public_generators_do_not_see_the_batch(monkeypatch, moments):
+    states = []
+    for batch in ([], [1], [1, 4, 8, 20]):
+        one_sum(monkeypatch, "logistic", regression_data(), batch, moments=moments)
+        states.append(torch.get_rng_state())
+    assert all(torch.equal(state, states[0]) for state in states)
+
+
+def test_seeded_runs_repeat_and_unseeded_do_not():
+    def run(generator):
+        pyro.set_rng_seed(0)
+        sep = new_sep(noise_multiplier=1.0, max_factor_norm=1.0, generator=generator)
+        sep.run(*data, progress=False)
+        return sep.posterior().mean
+
+    data = regression_data()
+    assert torch.equal(run(3), run(3))
+    assert not torch.equal(run(None), run(None))
+    assert not torch.equal(run(3), run(4))
+
+
+@pytest.mark.parametrize("size", [1, 7])
+@pytest.mark.parametrize("kind", ["logistic", "mixture"])
+def test_microbatches_change_nothing(monkeypatch, kind, size):
+    data = _KINDS[kind][2]()
+    batch = list(range(12))
+    whole = one_sum(monkeypatch, kind, data, batch)
+    parts = one_sum(monkeypatch, kind, data, batch, microbatch_size=size)
+    torch.testing.assert_close(whole, parts)
+
+
+@pytest.mark.parametrize("model", [logistic_subsampled, logistic_whole])
+def test_other_forms_of_the_same_model(model):
+    """A plate that declares a subsample, and a model for whole tensors."""
+    data = regression_data()
+    means = []
+    for each in (logistic, model):
+        pyro.set_rng_seed(0)
+        sep = new_sep(each, slice_data=each is logistic_whole)
+        sep.run(*data, progress=False)
+        means.append(sep.posterior().mean)
+    torch.testing.assert_close(*means)
+
+
+def test_moments_agree_and_repr_tells():
+    """Stein's moments are approximate, and close where the cavity is narrow."""
+    data = regression_data(size=500)
+    posteriors = []
+    for moments, name in (("auto", "linear"), ("stein", "stein")):
+        sep = new_sep(num_steps=10, moments=moments)
+        assert f"moments='{moments}'" in repr(sep)
+        sep.run(*data, progress=False)
+        assert f"moments='{name}', precision='full'" in repr(sep)
+        posteriors.append(sep.posterior())
+    assert torch.distributions.kl_divergence(*posteriors) < 1e-2
+
+
+def test_mixture_finds_its_components():
+    """Enumerated assignments; weights on a simplex, whose prior is not Gaussian."""
+    centres = torch.tensor([[-2.0, -2.0], [0.0, 0.0], [2.0, 2.0]])
+    z = torch.arange(300) % 3
+    x = centres[z] + 0.5 * torch.randn(300, 2)
+    sep = new_sep(mixture, _mixture_guide(mixture), num_steps=10)
+    sep.run(x, progress=False)
+    assert sep._problem.moments.name == "stein"
+    median = sep.guide.median()
+    exact = torch.stack([x[z == k].mean(0) for k in range(3)])
+    torch.testing.assert_close(median["locs"].detach(), exact, rtol=0.0, atol=0.02)
+    torch.testing.assert_close(median["weights"].detach(), torch.ones(3) / 3, rtol=0.0, atol=0.03)
+
+
+def test_clipping_applies_to_the_joint_site(monkeypatch):
+    """Eta and precision are scaled by the same factor."""
+    data = regression_data()
+    loose = one_sum(monkeypatch, "logistic", data, [3], precision_weight=2.0, max_factor_norm=1e9)
+    tight = one_sum(monkeypatch, "logistic", data, [3], precision_weight=2.0, max_factor_norm=0.01)
+    torch.testing.assert_close(tight, 0.01 * loose / loose.norm())
+
+
+# The posterior under noise.
+
+
+def noisy(size=4000, **options):
+    settings = dict(num_steps=20, noise_multiplier=20.0, max_factor_norm=3.0, generator=1)
+    sep = new_sep(**(settings | options))
+    sep.run(*regression_data(size=size), progress=False)
+    return sep
+
+
+def test_noise_aware_covariance_is_the_closed_form():
+    """Sigma + v Sigma^2, v by the recursion over the dampings; minibatches add u Sigma."""
+    for rate in (1.0, 0.5):
+        sep = noisy(damping=lambda t: 1 / (1 + 0.3 * t), sample_rate=rate)
+        v = u = 0.0
+        for t in range(20):
+            damping = 1 / (1 + 0.3 * t)
+            v = (1 - damping) ** 2 * v + damping**2 * (20.0 * 3.0 / rate) ** 2
+            u = (1 - damping) ** 2 * u + damping**2 * (1 - rate) / rate
+        plain = sep.posterior(noise_aware=False).covariance_matrix
+        expected = (1 + u) * plain + v * plain @ plain
+        torch.testing.assert_close(sep.posterior().covariance_matrix, expected)
+
+
+def test_noise_aware_covariance_uncentred():
+    sep = noisy(centred=False, damping=1.0)
+    plain, mu = sep.posterior(noise_aware=False).covariance_matrix, sep.posterior().mean
+    v, kappa = (20.0 * 3.0) ** 2, 2 / 3.0
+    inner = torch.eye(3) + (mu @ mu * torch.eye(3) + torch.outer(mu, mu)) / (2 * kappa**2)
+    expected = plain + v * plain @ inner @ plain
+    torch.testing.assert_close(sep.posterior().covariance_matrix, expected)
+
+
+@pytest.mark.parametrize("noise_aware", [True, False])
+def test_the_guide_holds_the_posterior_that_was_asked_for(noise_aware):
+    sep = noisy(noise_aware=noise_aware)
+    held, asked = sep.guide.get_posterior(), sep.posterior(noise_aware)
+    torch.testing.assert_close(held.mean, asked.mean)
+    torch.testing.assert_close(held.covariance_matrix, asked.covariance_matrix)
+    wider = sep.posterior(True).stddev / sep.posterior(False).stddev
+    assert (wider > 1.05).all()
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_noise_aware_intervals_cover(correlation):
+    """The noise's part of the covariance against the errors of the mean over fresh noise.
+
+    Of 3 x 40 intervals of one sd, 0.683 +- 4 * 0.043 hold the mean without noise; with half or
+    twice the sd it would be 0.38 or 0.95.
+    """
+    x, y = correlated_data(1500, correlation=correlation)
+    target = new_sep(num_steps=15)
+    target.run(x, y, progress=False)
+    inside = []
+    for seed in range(40):
+        sep = new_sep(
+            guide=AutoDiagonalNormal(logistic),
+            num_steps=15,
+            noise_multiplier=8.0,
+            max_factor_norm=3.0,
+            generator=seed,
+        )
+        sep.run(x, y, progress=False)
+        added = sep.posterior(True).variance - sep.posterior(False).variance
+        error = sep.posterior().mean - target.posterior().mean
+        inside.append(error.abs() <= added.sqrt())
+    share = torch.stack(inside).double().mean().item()
+    assert 0.51 < share < 0.85
+
+
+@pytest.mark.parametrize("precision", ["diagonal", "shared"])
+def test_without_correlations_the_noise_is_bounded(precision):
+    """The mean's noise over fresh noise is at most what the aware posterior says."""
+    x, y = correlated_data(800, correlation=0.5)
+    means, added = [], []
+    for seed in range(30):
+        sep = new_sep(
+            num_steps=15,
+            precision=precision,
+            noise_multiplier=4.0,
+            max_factor_norm=3.0,
+            generator=seed,
+            damping=0.3,
+        )
+        pyro.set_rng_seed(0)
+        sep.run(x, y, progress=False)
+        means.append(sep.posterior().mean)
+        added.append(sep.posterior(True).variance - sep.posterior(False).variance)
+    ratio = torch.stack(means).var(0) / torch.stack(added).mean(0)
+    assert (ratio < 1.8).all() and (ratio > 0.02).any()
+
+
+def test_few_records_and_much_noise_do_not_explode():
+    for seed in range(10):
+        x, y = regression_data(size=200)
+        sep = new_sep(num_steps=20, noise_multiplier=30.0, max_factor_norm=3.0, generator=seed)
+        sep.run(x, y, progress=False)
+        plain = sep.posterior(noise_aware=False)
+        assert plain.mean.abs().max() < 3
+        assert plain.stddev.max() <= 1 + 1e-9
+
+
+# Accounting, settings, errors.
+
+
+def test_noise_is_calibrated_to_the_budget():
+    accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
+    sep = new_sep(accountant=accountant, noise_multiplier=None, max_factor_norm=1.0)
+    assert len(sep.run(*regression_data(), progress=False)) == 5
+    assert 0.995 < accountant.get_epsilon() <= 1.0
+    with pytest.raises(PrivacyBudgetExceeded):
+        sep.step(*regression_data())
+    with pytest.raises(ConfigurationError, match="done"):
+        new = sep
+        new._calibrates = False
+        new.run(*regression_data(), progress=False)
+
+
+def test_over_budget_nothing_moves():
+    accountant = PrivacyAccountant(epsilon=0.5, delta=1e-5)
+    sep = new_sep(accountant=accountant, noise_multiplier=5.0, max_factor_norm=1.0)
+    data = regression_data()
+    with pytest.raises(PrivacyBudgetExceeded):
+        for _ in range(5):
+            mean = sep.posterior().mean if sep._average else None
+            held = sep.guide.median()["w"].clone() if mean is not None else None
+            sep.step(*data)
+    assert accountant.get_epsilon() <= 0.5
+    if mean is not None:
+        assert torch.equal(sep.posterior().mean, mean)
+        assert torch.equal(sep.guide.median()["w"], held)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"max_factor_norm": 0.0}, "max_factor_norm"),
+        ({"max_factor_norm": math.nan}, "max_factor_norm"),
+        ({"max_factor_norm": math.inf, "noise_multiplier": 1.0}, "infinite"),
+        ({"damping": 0.0}, "damping"),
+        ({"damping": 1.5}, "damping"),
+        ({"moments": "exact"}, "moments"),
+        ({"precision": "low rank"}, "precision"),
+        ({"precision_weight": 0.0}, "precision_weight"),
+        ({"num_steps": None}, "num_steps"),
+        ({"num_steps": 0}, "num_steps"),
+        ({"sampling": "fixed"}, "replace_one"),
+        ({"sample_rate": 0.0}, "sample_rate"),
+        ({"noise_multiplier": None}, "noise_multiplier"),
+        ({"secure": True}, "secure"),
+        ({"accountant": None}, "accountant"),
+    ],
+)
+def test_bad_settings_are_refused(options, named):
+    with pytest.raises(ConfigurationError, match=named):
+        new_sep(**options)
+
+
+def test_a_bad_damping_function_is_refused():
+    sep = new_sep(damping=lambda step: 2.0)
+    with pytest.raises(ConfigurationError, match="damping"):
+        sep.step(*regression_data())
+    assert not sep.accountant.ledger
+
+
+def kinked(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Laplace(x[idx] @ w, 1.0), obs=y[idx])
+
+
+def local_latent(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        effect = pyro.sample("effect", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + effect), obs=y[idx])
+
+
+def uncentred_features(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        features = x - x.mean(0)
+        pyro.sample("y", dist.Bernoulli(logits=features[idx] @ w), obs=y[idx])
+
+
+@pytest.mark.parametrize(
+    ("model", "guide", "options", "message"),
+    [
+        (local_latent, AutoNormal, {}, "effect"),
+        (uncentred_features, AutoNormal, {}, "other rows|other records"),
+        (logistic, AutoDelta, {}, "AutoDelta"),
+        (kinked, AutoNormal, {}, "kinks"),
+        (factored, AutoNormal, {"moments": "linear"}, "moments='linear' does not apply"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused_before_anything_is_spent(
+    model, guide, options, message
+):
+    sep = new_sep(model, guide(model), noise_multiplier=1.0, max_factor_norm=1.0, **options)
+    with pytest.raises(ModelError, match=message):
+        sep.step(*regression_data())
+    assert not sep.accountant.ledger
+
+
+def test_there_is_no_posterior_before_the_first_step():
+    with pytest.raises(ConfigurationError, match="first step"):
+        new_sep().posterior()
+
+
+def test_it_does_not_pickle():
+    sep = new_sep()
+    sep.step(*regression_data())
+    with pytest.raises(PrivacyError, match="data"):
+        pickle.dumps(sep)
+
+
+def test_single_precision():
+    """A model in float32: sums and posterior are kept in float64."""
+    torch.set_default_dtype(torch.float32)
+    x, y = regression_data(size=500)
+    sep = new_sep(num_steps=10, noise_multiplier=1.0, max_factor_norm=3.0, generator=0)
+    sep.run(x, y, progress=False)
+    assert sep.posterior().mean.dtype == torch.float64
+    assert sep.guide.median()["w"].dtype == torch.float32
+    mean, _ = laplace(x.double(), y.double())
+    torch.testing.assert_close(sep.posterior().mean, mean, rtol=0.0, atol=0.2)
