@@ -11,6 +11,7 @@ once, on simulated data: public choices.
 
 import argparse
 import csv
+import itertools
 import math
 from pathlib import Path
 
@@ -194,19 +195,12 @@ def coverage(options):
     """Share of the true coefficients in their 95% intervals, and widths against the posterior's."""
     print("guide  correlation  N  epsilon  plain  aware  plain width  aware width", flush=True)
     RESULTS.mkdir(exist_ok=True)
-    with open(RESULTS / "sep_coverage.csv", "w", newline="") as file:
+    with open(RESULTS / f"sep_coverage_{options.correlation:g}.csv", "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["guide", "correlation", "size", "epsilon", "plain", "aware", "w_p", "w_a"])
-        settings = [
-            (guide, correlation, size, epsilon)
-            for guide, correlation in (
-                (AutoMultivariateNormal, 0.0),
-                (AutoDiagonalNormal, 0.7),
-            )
-            for size in (5000, 20_000)
-            for epsilon in (math.inf, 1.0, 0.3)
-        ]
-        for guide, correlation, size, epsilon in settings:
+        correlation = options.correlation
+        guide = AutoDiagonalNormal if correlation else AutoMultivariateNormal
+        for size, epsilon in itertools.product((20_000, 5000), (math.inf, 1.0, 0.3)):
             rows = []
             for seed in range(options.seeds):
                 x, y, w = simulate("logistic", size, 1000 + seed, correlation)
@@ -229,6 +223,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("kl", "stability", "coverage"))
     parser.add_argument("--seeds", type=int)
+    parser.add_argument(
+        "--correlation", type=float, default=0.0, help="of features, for coverage; diagonal guide"
+    )
     parser.add_argument("--no-dpsvi", dest="dpsvi", action="store_false")
     options = parser.parse_args()
     torch.set_num_threads(1)
