@@ -35,6 +35,8 @@ from pyro_dp.quadrature import tilted_moments
 from pyro_dp.records import Records
 
 _NUM_DRAWS = 16
+_MICROBATCH = 8192  # records; bounds the memory
+_LARGEST_BLOCK = 2**25  # numbers: the Hessians of all draws and records in a microbatch
 _LARGEST_REDUCTION = 0.99  # of the cavity's variance by one record, beyond which draws say nothing
 
 
@@ -107,6 +109,7 @@ class LinearMoments:
     """
 
     name = "linear"
+    microbatch_size = _MICROBATCH
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
         self._likelihood = likelihood
@@ -204,10 +207,11 @@ class SteinMoments:
     """
 
     name = "stein"
-    curved = True
+    curved = False  # the curvature is that of the likelihood itself, and not weak
 
     def __init__(self, likelihood: Likelihood, size: int):
         self._likelihood = likelihood
+        self.microbatch_size = min(_MICROBATCH, 1 + _LARGEST_BLOCK // (_NUM_DRAWS * size**2))
         half = torch.randn(_NUM_DRAWS // 2, size, dtype=torch.float64)
         self._draws = torch.cat([half, -half]).to(likelihood.records.device)
 

@@ -40,7 +40,6 @@ from pyro_dp.settings import require_choice, require_number
 from pyro_dp.step_control import StepControl
 
 _LARGEST_FULL = 1200  # latents
-_MICROBATCH = 8192  # records; bounds the memory
 
 
 class DPSEP(PrivateInference):
@@ -176,11 +175,12 @@ class DPSEP(PrivateInference):
         self._prepare(args, kwargs)
         damping = self._fixed_damping()
         position = self.accountant.num_releases
-        cavity = self._posterior / self._factor() ** (1 / self._records.plate.size)
+        cavity = self._posterior / self._factor ** (1 / self._records.plate.size)
         clipped = self._clipped_sum(cavity, self._sample(position))
         (released,) = self._release(clipped, position)
         change = self._update(self._estimate(released, cavity), cavity, damping)
-        self._posterior = self._prior_factor() * self._factor()
+        self._factor = self._projected()
+        self._posterior = self._prior_factor() * self._factor
         self._problem.guide.write(*self._reported(self.noise_aware))
         return change
 
@@ -237,9 +237,11 @@ class DPSEP(PrivateInference):
         factor = (self._posterior / self._prior_factor()).restricted(self._problem.places)
         structure = STRUCTURES[name](widths)
         self._average = AverageFactor(structure, factor, mean[self._problem.places])
-        curved = self._problem.moments.curved
-        floor = dense(self._posterior.precision).diagonal().mean().item() if curved else 0.0
-        self._control = StepControl(self.num_steps, curved, floor)
+        moments = self._problem.moments
+        careful = moments.curved or moments.name == "stein"
+        floor = dense(self._posterior.precision).diagonal().mean().item() if careful else 0.0
+        self._control = StepControl(self.num_steps, moments.curved, floor)
+        self._factor = self._projected()
         self._mean_noise = torch.zeros_like(mean)
 
     def _prior_factor(self) -> Gaussian:
@@ -247,7 +249,7 @@ class DPSEP(PrivateInference):
         self._prior = self._problem.prior.factor(self._posterior.mean, self._posterior.covariance)
         return self._prior
 
-    def _factor(self) -> Gaussian:
+    def _projected(self) -> Gaussian:
         """f^N as the next step stands on it."""
         least = self._control.floor if self.damping is None else 0.0
         return self._on_all(self._average.projected(least))
@@ -262,7 +264,7 @@ class DPSEP(PrivateInference):
         mean, covariance = cavity.mean[places], restricted(cavity.covariance, places)
         structure = self._average.structure
         clipped = ClippedSum([Block(len(mean) + structure.size, self._bound)], records.device)
-        for chosen in indices.split(self.microbatch_size or _MICROBATCH):
+        for chosen in indices.split(self.microbatch_size or self._problem.moments.microbatch_size):
             if len(chosen) == 0:  # an empty batch is split into one empty part
                 continue
             sites = self._problem.moments.factors(mean, covariance, chosen, records.rows(chosen))

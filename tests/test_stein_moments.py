@@ -1,0 +1,138 @@
+"""Stein moments of an enumerated mixture: brute force, the loop, a broken record."""
+
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import mixture
+from pyro import poutine
+from pyro.infer.autoguide import AutoMultivariateNormal
+
+from pyro_dp import DPSEP, PrivacyAccountant, moments
+
+MEAN = torch.tensor([-0.4, 0.7], dtype=torch.float64)
+COVARIANCE = torch.tensor([[0.30, 0.05], [0.05, 0.15]], dtype=torch.float64)
+
+
+def two_means(x):
+    """Two components on the line, assignments enumerated: d = 2."""
+    weights = x.new_tensor([0.3, 0.7])
+    with pyro.plate("components", 2):
+        locs = pyro.sample("locs", dist.Normal(0.0, 2.0))
+    with pyro.plate("data", len(x)) as idx:
+        z = pyro.sample("z", dist.Categorical(weights), infer={"enumerate": "parallel"})
+        pyro.sample("x", dist.Normal(locs[z], 0.8), obs=x[idx])
+
+
+def stein(model, *data):
+    """The moments of a DPSEP that has seen the data, all rows and their indices."""
+    guide = AutoMultivariateNormal(poutine.block(model, hide=["z"]))
+    inference = DPSEP(
+        model,
+        guide,
+        accountant=PrivacyAccountant(),
+        noise_multiplier=0,
+        max_factor_norm=math.inf,
+        num_steps=1,
+    )
+    inference._prepare(data, {})
+    assert inference._problem.moments.name == "stein"
+    indices = torch.arange(len(data[0]))
+    return inference._problem.moments, indices, inference._records.rows(indices)
+
+
+def log_evidence(x, mean, points, log_weights):
+    """log Z of each record at the cavity N(mean, COVARIANCE), as a weighted sum over points."""
+    grid = mean + points @ torch.linalg.cholesky(COVARIANCE).T  # (K, 2)
+    each = dist.Normal(grid, 0.8).log_prob(x[:, None, None]) + torch.tensor([0.3, 0.7]).log()
+    return (each.logsumexp(dim=2) + log_weights).logsumexp(dim=1)
+
+
+def hermite(nodes=24):
+    """Points (nodes^2, 2) of standard normal quadrature, and the logarithms of their weights."""
+    points, weights = map(torch.tensor, np.polynomial.hermite_e.hermegauss(nodes))
+    pairs = torch.cartesian_prod(weights, weights) / math.sqrt(2 * math.pi)
+    return torch.cartesian_prod(points, points), pairs.log().sum(dim=1)
+
+
+def brute_force(x, points, log_weights):
+    """Residuals (B, 2) and precisions (B, 2, 2), by differences of log Z."""
+    gradient, hessian = finite_differences(lambda mean: log_evidence(x, mean, points, log_weights))
+    back = torch.linalg.inv(torch.eye(2) + hessian @ COVARIANCE)
+    return (back @ gradient.unsqueeze(2)).squeeze(2), -back @ hessian
+
+
+def test_stein_sites_agree_with_brute_force():
+    x = torch.tensor([-1.5, -0.2, 0.3, 2.0])
+    method, indices, rows = stein(two_means, x)
+    with torch.no_grad():
+        found = method.factors(MEAN, COVARIANCE, indices, rows)
+    draws = method._draws
+    residual, precision = brute_force(x, draws, torch.zeros(len(draws)))
+    torch.testing.assert_close(found.residual, residual, rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(found.precision, precision, rtol=0.0, atol=1e-5)
+    exact = brute_force(x, *hermite())
+    assert (found.residual - exact[0]).abs().max() < 0.2 * exact[0].abs().max()
+    assert (found.precision - exact[1]).abs().max() < 0.2 * exact[1].abs().max()
+
+
+def finite_differences(function, step=1e-3):
+    """Gradient (B, 2) and Hessian (B, 2, 2) at MEAN."""
+    eye = step * torch.eye(2)
+    gradient = torch.stack([function(MEAN + e) - function(MEAN - e) for e in eye], dim=1)
+    hessian = [
+        [
+            function(MEAN + a + b)
+            - function(MEAN + a - b)
+            - function(MEAN - a + b)
+            + function(MEAN - a - b)
+            for a in eye
+        ]
+        for b in eye
+    ]
+    hessian = torch.stack([torch.stack(row, dim=1) for row in hessian], dim=1)
+    return gradient / (2 * step), hessian / (4 * step**2)
+
+
+@pytest.fixture
+def few_draws(monkeypatch):
+    monkeypatch.setattr(moments, "_NUM_DRAWS", 4)
+
+
+def test_stein_sites_are_those_of_the_loop(few_draws):
+    method, indices, rows = stein(mixture, torch.randn(4, 2))
+    agree_with_the_loop(method, torch.randn(8), 0.1 * torch.eye(8) + 0.02, indices, rows)
+
+
+def test_stein_sites_with_a_cavity_for_each_record(few_draws):
+    method, indices, rows = stein(two_means, torch.randn(4))
+    covariances = COVARIANCE * torch.linspace(1, 2, 4)[:, None, None]
+    agree_with_the_loop(method, MEAN + torch.randn(4, 2), covariances, indices, rows)
+
+
+def agree_with_the_loop(method, mean, covariance, indices, rows):
+    with torch.no_grad():
+        fast = method.factors(mean, covariance, indices, rows)
+        method._likelihood.term.vectorizes = False
+        slow = method.factors(mean, covariance, indices, rows)
+    torch.testing.assert_close(fast.residual, slow.residual)
+    torch.testing.assert_close(fast.precision, slow.precision)
+
+
+@pytest.mark.parametrize("vectorizes", [True, False])
+def test_a_broken_record_is_nan_and_only_that(few_draws, vectorizes):
+    method, indices, rows = stein(mixture, torch.randn(4, 2))
+    mean, covariance = torch.randn(8), 0.1 * torch.eye(8)
+    method._likelihood.term.vectorizes = vectorizes
+    with torch.no_grad():
+        whole = method.factors(mean, covariance, indices, rows)
+        broken = [rows[0].clone()]
+        broken[0][2, 0] = torch.nan
+        found = method.factors(mean, covariance, indices, broken)
+    assert found.residual[2].isnan().all() and found.precision[2].isnan().all()
+    rest = [0, 1, 3]
+    torch.testing.assert_close(found.residual[rest], whole.residual[rest])
+    torch.testing.assert_close(found.precision[rest], whole.precision[rest])
