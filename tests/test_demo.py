@@ -6,14 +6,17 @@ import torch
 from pyro_dp import __main__ as demo
 
 
-def test_demo(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("method", ["dpsvi", "dpsep"])
+def test_demo(tmp_path, monkeypatch, capsys, method):
     """A short run: table, ledger and picture."""
     pytest.importorskip("statsmodels")
     pytest.importorskip("matplotlib")
     torch.set_default_dtype(torch.float32)
     monkeypatch.setattr(demo, "STEPS", 3)
+    monkeypatch.setattr(demo, "STEPS_SEP", 3)
     picture = tmp_path / "demo.png"
-    assert demo.main(["--epsilon", "0.5", "--seed", "0", "--output", str(picture)]) == 0
+    arguments = ["--method", method, "--epsilon", "0.5", "--seed", "0", "--output", str(picture)]
+    assert demo.main(arguments) == 0
     printed = capsys.readouterr().out
     for text in ("20,190 person-years", "chronic diseases", "poisson", "0.5", str(picture)):
         assert text in printed
