@@ -54,8 +54,8 @@ MUTATIONS = [
     Mutation(
         "clipping after the sum",
         "mechanisms",
-        "total += torch.where(finite, value * scale, 0.0).sum(dim=0)",
-        "new = total + torch.where(finite, value, 0.0).sum(dim=0); "
+        "total += each.weighted_sum(torch.where(finite, scale, 0.0))",
+        "new = total + each.weighted_sum(torch.where(finite, 1.0, 0.0 * scale)); "
         "total.copy_(new * min(1.0, float(block.bound / new.norm())))",
         "test_mechanisms.py",
     ),
@@ -69,8 +69,8 @@ MUTATIONS = [
     Mutation(
         "norm, scale and sum in the dtype of the gradients",
         "mechanisms",
-        "values = [value.to(torch.float64) for value in values]",
-        "values = list(values)",
+        "self._values = values.to(torch.float64)",
+        "self._values = values",
         "test_mechanisms.py",
     ),
     Mutation(
@@ -283,6 +283,106 @@ MUTATIONS = [
         "raise PrivacyBudgetExceeded(",
         "return print(",
         "test_accounting.py test_svi.py",
+    ),
+    Mutation(
+        "off-diagonals counted once",
+        "gaussian",
+        "math.sqrt(2) * matrix[rows, columns]",
+        "matrix[rows, columns]",
+        "test_gaussian.py test_factors.py test_sep.py",
+    ),
+    Mutation(
+        "eta clipped without its precision",
+        "factors",
+        "squared = self._eta.square().sum(dim=1) + self._weight**2 * self._factors.squared_norm()",
+        "squared = self._eta.square().sum(dim=1)",
+        "test_factors.py test_sep.py",
+    ),
+    Mutation(
+        "the norm of a site without the weight of its precision",
+        "factors",
+        "self._weight**2 * self._factors.squared_norm()",
+        "self._factors.squared_norm()",
+        "test_factors.py",
+    ),
+    Mutation(
+        "the norm of a site lost to rounding",
+        "factors",
+        "squared.clamp(min=0.0) + 1e-12 * size",
+        "squared.clamp(min=0.0)",
+        "test_factors.py",
+    ),
+    Mutation(
+        "a broken record's site in the sum",
+        "factors",
+        "        if not there.all():\n",
+        "        if False:\n",
+        "test_factors.py test_sep.py",
+    ),
+    Mutation(
+        "a broken record stops the batch",
+        "moments",
+        "            except Exception:  # whatever it is: the record counts as broken\n"
+        "                result = None",
+        "            except ZeroDivisionError:\n                result = None",
+        "test_moments.py",
+    ),
+    Mutation(
+        "sites divided by the realised batch",
+        "sep",
+        "(released,) = self._release(clipped, position)",
+        "(released,) = self._release(clipped, position); "
+        "released = released * (1 + torch.rand(()).item())",
+        "test_sep.py",
+    ),
+    Mutation(
+        "noise that is not averaged",
+        "average_factor",
+        "self.noise_variance = _averaged(self.noise_variance, noise**2, damping)",
+        "self.noise_variance = damping**2 * noise**2",
+        "test_sep.py",
+    ),
+    Mutation(
+        "noise that the aware posterior counts half",
+        "sep",
+        "aware + average.noise_variance * gain @ noise @ gain.T",
+        "aware + 0.5 * average.noise_variance * gain @ noise @ gain.T",
+        "test_sep.py",
+    ),
+    Mutation(
+        "a floor that is reported as information",
+        "average_factor",
+        "precision = floored(self._average.precision, 0.0)",
+        "precision = floored(self._average.precision, self._radius)",
+        "test_sep.py",
+    ),
+    Mutation(
+        "no floor under the noise",
+        "average_factor",
+        "radius = torch.as_tensor(self._radius, dtype=torch.float64).clamp(min=least)",
+        "radius = max(least, 1e-4)",
+        "test_sep.py",
+    ),
+    Mutation(
+        "the prior from the data",
+        "prior",
+        "args, kwargs = self._records.arguments(self._records.placeholder())",
+        "args, kwargs = self._records.unprotected_arguments()",
+        "test_prior.py",
+    ),
+    Mutation(
+        "linear moments where they are not known to apply",
+        "moments",
+        'raise NotLinear("its parameters are not all that the likelihood depends on")',
+        "pass",
+        "test_moments.py test_sep.py",
+    ),
+    Mutation(
+        "the cavity counts a record twice",
+        "sep",
+        "self._posterior / self._factor ** (1 / self._records.plate.size)",
+        "self._posterior",
+        "test_sep.py",
     ),
 ]
 
