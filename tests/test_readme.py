@@ -9,14 +9,17 @@ import torch
 README = Path(__file__).parent.parent / "README.md"
 
 
-def test_example(capsys):
+def test_examples(capsys):
+    """DPSVI, then DPSEP on the same model and data."""
     torch.set_default_dtype(torch.float32)
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    assert len([line for line in code.splitlines() if line]) <= 20
+    examples = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    assert len(examples) == 2
+    assert len([line for line in examples[0].splitlines() if line]) <= 20
     scope = {}
-    exec(code.replace("svi.run(x, y)", "svi.run(x, y, progress=False)"), scope)
-    assert 0.99 < scope["accountant"].get_epsilon() <= 1.0
-    assert "1000" not in capsys.readouterr().err
-    error = scope["guide"].median()["w"] - torch.tensor([1.0, -0.5, 0.0, 0.3])
-    assert error.abs().max() < 0.3
-    pyro.clear_param_store()
+    for code in examples:
+        pyro.clear_param_store()
+        exec(code.replace("run(x, y)", "run(x, y, progress=False)"), scope)
+        assert 0.99 < scope["accountant"].get_epsilon() <= 1.0
+        assert "1000" not in capsys.readouterr().err
+        error = scope["guide"].median()["w"] - torch.tensor([1.0, -0.5, 0.0, 0.3])
+        assert error.abs().max() < 0.3
