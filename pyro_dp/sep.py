@@ -21,7 +21,7 @@ from torch.distributions import MultivariateNormal
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.average_factor import AverageFactor
 from pyro_dp.ep_problem import EPProblem, require_moments
-from pyro_dp.errors import ConfigurationError, PrivacyError
+from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.factors import STRUCTURES
 from pyro_dp.gaussian import (
     Gaussian,
@@ -215,9 +215,12 @@ class DPSEP(PrivateInference):
         return f"DPSEP(moments={moments!r}, precision={precision!r}, num_steps={self.num_steps})"
 
     def _build(self, records: Records) -> None:
-        self._problem = EPProblem.build(
+        problem = EPProblem.build(
             self.model, self.guide, records, self.moments, self.microbatch_size
         )
+        if self._average is not None and not torch.equal(problem.places, self._problem.places):
+            raise ModelError("The latents that records see changed between two steps.")
+        self._problem = problem
         if self._average is None:
             self._start()
 

@@ -530,6 +530,44 @@ def test_few_records_and_much_noise_do_not_explode():
         assert plain.stddev.max() <= 1 + 1e-9
 
 
+def with_hyperprior(x, y):
+    """Two latents that no record sees, and a scale that is not Gaussian."""
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    pyro.sample("idle", dist.Normal(2.0, 3.0))
+    w = pyro.sample("w", dist.Normal(0.0, tau).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+def test_latents_that_no_record_sees_get_no_noise(monkeypatch):
+    """Their coordinates are not released; the prior alone connects or moves them."""
+    guide = AutoMultivariateNormal(with_hyperprior)
+    sep, sums, _ = spied(
+        monkeypatch, with_hyperprior, guide, noise_multiplier=5.0, max_factor_norm=2.0, generator=0
+    )
+    sep.run(*regression_data(size=500), progress=False)
+    assert sums[0].shape == (3 + 6,)
+    posterior = sep.posterior(noise_aware=False)
+    torch.testing.assert_close(posterior.mean[1], torch.tensor(2.0), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(posterior.stddev[1], torch.tensor(3.0), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 1e6])
+@pytest.mark.parametrize("case", ["one record", "no information", "all broken"])
+def test_extremes(case, sigma):
+    """The run goes on, and what it reports is finite."""
+    x, y = regression_data(size=1 if case == "one record" else 20)
+    if case != "one record":
+        x = torch.zeros_like(x) if case == "no information" else torch.full_like(x, 1e300)
+    sep = new_sep(num_steps=6, noise_multiplier=sigma, max_factor_norm=1.0, generator=0)
+    sep.run(x, y, progress=False)
+    for noise_aware in (True, False):
+        posterior = sep.posterior(noise_aware)
+        assert posterior.mean.isfinite().all()
+        assert posterior.stddev.isfinite().all() and (posterior.stddev <= 1 + 1e-6).all()
+    assert sep.guide.median()["w"].isfinite().all()
+
+
 # Accounting, settings, errors.
 
 
