@@ -45,8 +45,8 @@ from pyro_dp import DPSEP, DPSVI, PrivacyAccountant
 
 DELTA = 1e-5
 EPSILONS = (0.1, 0.3, 1.0)
-BOUND = 3.5  # C of DPSEP
-SVI = (0.03, 3.0)  # step size and C of DPSVI
+BOUND = 3.0  # C of DPSEP
+SVI = (0.03, 5.0)  # step size and C of DPSVI
 SVI_STEPS = 1000
 BINS = 15
 METRICS = {

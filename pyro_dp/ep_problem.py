@@ -19,6 +19,10 @@ from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Records
 from pyro_dp.settings import require_choice
 
+_NO_DRAWS = (
+    "The model draws at random inside the private plate (dropout, or a latent that is not "
+    "enumerated): expectation propagation needs a likelihood without draws; use DPSVI."
+)
 _MOMENTS = ("auto", "linear", "stein")
 
 
@@ -57,6 +61,8 @@ class EPProblem:
             privatize="latents",
             microbatch_size=microbatch_size,
         )
+        if term.draws:
+            raise ModelError(_NO_DRAWS)
         with forked_rng():
             gaussian = GaussianGuide(model, guide, records)
             particle = draw_particle(term.loss, model, guide, records)
@@ -68,8 +74,9 @@ class EPProblem:
             places = torch.cat([torch.arange(latent.start, latent.stop) for latent in seen])
             places = places.to(records.device)
             mean, _ = gaussian.read()
-            _require_smooth(Likelihood(term, records, particle), mean[places])
-            method = _choose_moments(Likelihood(term, records, particle), mean[places], moments)
+            likelihood = Likelihood(term, records, particle)
+            _require_smooth(likelihood, mean[places])
+            method = _choose_moments(likelihood, mean[places], moments)
             indices = torch.tensor(records.examples(), device=records.device)
             method.check(mean[places], indices, records.rows(indices))
         widths = [latent.stop - latent.start for latent in seen]
@@ -82,9 +89,13 @@ def require_moments(moments: str) -> None:
 
 
 def _require_smooth(likelihood: Likelihood, z: Tensor) -> None:
-    """Sites come from derivatives of the log likelihood, which must have two of them."""
+    """Sites come from derivatives of the log likelihood: there must be two, and no draws."""
     records = likelihood.records
     index = torch.zeros((), dtype=torch.long, device=records.device)
+    before = torch.get_rng_state()
+    likelihood.log_prob(z, index, records.placeholder())
+    if not torch.equal(before, torch.get_rng_state()):
+        raise ModelError(_NO_DRAWS)
     for site in likelihood.observations(z, index, records.placeholder()):
         if isinstance(innermost(site["fn"]), (AsymmetricLaplace, Laplace, Uniform)):
             raise ModelError(
@@ -102,4 +113,4 @@ def _choose_moments(
         except NotLinear as reason:
             if moments == "linear":
                 raise ModelError(f"moments='linear' does not apply: {reason}.") from None
-    return SteinMoments(likelihood, len(mean))
+    return SteinMoments(likelihood, mean)

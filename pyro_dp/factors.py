@@ -67,8 +67,6 @@ class LowRank:
         gram = product(self._jacobian, self._jacobian.mT)  # (B, R, R)
         root = product(self._precision, gram)
         squared = (root * root.mT).sum(dim=(1, 2))
-        if gram.shape[1] == 1:
-            return squared
         # The trace of a square is a sum with both signs: what rounding may take away is put back.
         size = self._precision.square().sum(dim=(1, 2)) * gram.square().sum(dim=(1, 2))
         return squared.clamp(min=0.0) + 1e-12 * size

@@ -89,14 +89,20 @@ def inverse(matrix: Tensor) -> Tensor:
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Factor of matrices (..., d, d) that are positive definite but for rounding."""
+    """Lower triangular factor of matrices (..., d, d), positive definite but for rounding.
+
+    Of others, the factor of the matrix with its eigenvalues raised.
+    """
     size = matrix.diagonal(dim1=-2, dim2=-1).abs().amax(dim=-1)[..., None, None]
     identity = torch.eye(matrix.shape[-1]).to(matrix)
     for jitter in (0.0, 1e-15, 1e-13, 1e-11, 1e-9):
         factor, failed = torch.linalg.cholesky_ex(matrix + jitter * size * identity)
         if not failed.any():
-            break
-    return factor
+            return factor
+    values, vectors = torch.linalg.eigh(matrix)
+    values = values.clamp(min=1e-9 * size.squeeze(-1)).sqrt().unsqueeze(-2)
+    factor = torch.linalg.qr((vectors * values).mT)[1].mT
+    return factor * factor.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
 
 
 def capped(covariance: Tensor, precision: Tensor) -> Tensor:

@@ -56,15 +56,12 @@ class GaussianGuide:
 
     :ivar latents: in the order of the flat vector.
     :ivar size: d, the length of the flat vector.
-    :ivar correlated: whether the guide holds the correlations between all its latents; others hold
-        those within each ``MultivariateNormal`` site.
     :raises ModelError: it is no such guide, or model and guide do not fit; names the site or
         parameter.
     """
 
     latents: tuple[Latent, ...]
     size: int
-    correlated: bool
 
     @torch.enable_grad()
     def __init__(self, model: Callable, guide: Callable, records: Records):
@@ -80,7 +77,6 @@ class GaussianGuide:
         self.latents = tuple(_latents(values, prior, automatic=automatic))
         self.size = self.latents[-1].stop
         self._diagonal = all(block.form == "scale" for block in self._blocks)
-        self.correlated = not self._diagonal and self._blocks[0].width == self.size
 
     @torch.no_grad()
     def read(self) -> tuple[Tensor, Tensor]:
@@ -113,6 +109,11 @@ class GaussianGuide:
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Unconstrained value of each latent, by name, from the flat vector (d,)."""
         return {x.name: flat[x.start : x.stop].reshape(x.shape) for x in self.latents}
+
+    @property
+    def names(self) -> set[str]:
+        """Of its parameters."""
+        return {p.name for block in self._blocks for p in block.parameters}
 
     def is_current(self) -> bool:
         """Whether the parameter store still holds the very parameters that were found."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyro
 import torch
+from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -154,6 +155,14 @@ class PrivateInference(abc.ABC):
         """Whether what was built still holds."""
         return True
 
+    def _note_earlier_values(self) -> None:
+        if self._steps == 0:
+            self.accountant.note(
+                "Parameters or optimizer had values from before the first step of "
+                f"{type(self).__name__}: if those were made from the data, this ledger does not "
+                "cover it. pyro.clear_param_store() and a new guide start afresh."
+            )
+
     def _sample(self, position: int) -> Tensor:
         """The records of this step: indices, ascending."""
         indices = self._sampler.draw(self._randomness.stream("sampling", position))
@@ -220,3 +229,9 @@ class PrivateInference(abc.ABC):
             raise ConfigurationError(
                 "An infinite bound needs noise_multiplier=0: no noise hides an unbounded record."
             )
+
+
+def initialised(guide: Callable) -> bool:
+    """Whether an autoguide has been run before; its values survive a cleared parameter store."""
+    modules = guide.modules() if isinstance(guide, torch.nn.Module) else ()
+    return any(isinstance(m, AutoGuide) and m.prototype_trace is not None for m in modules)

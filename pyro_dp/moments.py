@@ -17,7 +17,7 @@ O(1/N) of the cavity, to Monte Carlo error. Two ways to g and B:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.errors import ModelError
 from pyro_dp.factors import Dense, Factors, LowRank
-from pyro_dp.gaussian import product
+from pyro_dp.gaussian import cholesky, product
 from pyro_dp.gradients import RecordTerm
 from pyro_dp.initial_values import agree
 from pyro_dp.outside import Particle
@@ -50,6 +50,7 @@ class Likelihood:
     term: RecordTerm
     records: Records
     particle: Particle
+    _likes: dict[str, Any] = field(default_factory=dict)  # results on placeholders
 
     def log_prob(self, z: Tensor, index: Tensor, row: list[Tensor]) -> Tensor:
         """Scalar; enumerated latents of the record are summed out."""
@@ -74,9 +75,16 @@ class Likelihood:
             start += u.numel()
         return latents
 
-    def for_each(self, function: Callable, z: Tensor, indices: Tensor, rows: list[Tensor]) -> Any:
+    def for_each(
+        self, key: str, function: Callable, z: Tensor, indices: Tensor, rows: list[Tensor]
+    ) -> Any:
         """function(z, index, row) of each record, stacked: at once, or else one by one.
 
+        A record on which it fails is broken, and its numbers are NaN; no other record, and no
+        error, tells that there is one. The first call for a key must be on placeholders: it fixes
+        the shapes.
+
+        :param key: names the function.
         :param z: (d,), or (B, d) with a z for each record.
         """
         own = z.dim() == 2
@@ -85,19 +93,25 @@ class Likelihood:
                 function, in_dims=(0 if own else None, 0, 0), randomness="different"
             )
             try:
-                return batched(z, indices, rows)
-            except Exception:  # one broken record must not be seen: which it is, the loop finds
+                return self._remembered(key, batched(z, indices, rows))
+            except Exception:  # which record it is, the loop finds out
                 pass
-        one = z[0] if own else z
-        like = function(one, torch.zeros_like(indices[0]), self.records.placeholder())
         results = []
         for b, index in enumerate(indices):
+            like = self._likes.get(key)
             try:
                 result = function(z[b] if own else z, index, [row[b] for row in rows])
-            except Exception:  # whatever it is: the record counts as broken
+            except Exception:
+                if like is None:
+                    raise
                 result = None
-            results.append(result if _same_shapes(result, like) else _broken(like))
-        return pytree.tree_map(lambda *each: torch.stack(each), *results)
+            results.append(result if like is None or _alike(result, like) else _broken(like))
+        return self._remembered(key, pytree.tree_map(lambda *each: torch.stack(each), *results))
+
+    def _remembered(self, key: str, stacked: Any) -> Any:
+        if key not in self._likes:
+            self._likes[key] = pytree.tree_map(lambda x: x[0], stacked)
+        return stacked
 
 
 class LinearMoments:
@@ -178,14 +192,17 @@ class LinearMoments:
 
         function = torch.func.jacrev(read, has_aux=True)
         z = z.to(self._likelihood.dtype)
-        jacobians, (numbers, rest) = self._likelihood.for_each(function, z, indices, rows)
+        jacobians, (numbers, rest) = self._likelihood.for_each(
+            "predictors", function, z, indices, rows
+        )
         numbers, rest = pytree.tree_map(_double, (numbers, rest))
         return list(zip(self._families, numbers, jacobians, rest, strict=True))
 
     def _agrees(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> bool:
         """Whether the gradient of the log density through a(z) is all of the gradient."""
         likelihood = self._likelihood
-        expected = likelihood.for_each(torch.func.grad(likelihood.log_prob), z, indices, rows)
+        gradient = torch.func.grad(likelihood.log_prob)
+        expected = likelihood.for_each("gradient", gradient, z, indices, rows)
         found = torch.zeros_like(expected, dtype=torch.float64)
         for family, numbers, jacobian, rest in self._predictors(z, indices, rows):
             with torch.enable_grad():
@@ -209,11 +226,13 @@ class SteinMoments:
     name = "stein"
     curved = False  # the curvature is that of the likelihood itself, and not weak
 
-    def __init__(self, likelihood: Likelihood, size: int):
+    def __init__(self, likelihood: Likelihood, z: Tensor):
         self._likelihood = likelihood
-        self.microbatch_size = min(_MICROBATCH, 1 + _LARGEST_BLOCK // (_NUM_DRAWS * size**2))
-        half = torch.randn(_NUM_DRAWS // 2, size, dtype=torch.float64)
+        self.microbatch_size = min(_MICROBATCH, 1 + _LARGEST_BLOCK // (_NUM_DRAWS * len(z) ** 2))
+        half = torch.randn(_NUM_DRAWS // 2, len(z), dtype=torch.float64)
         self._draws = torch.cat([half, -half]).to(likelihood.records.device)
+        index = torch.zeros(1, dtype=torch.long, device=likelihood.records.device)
+        self._derivatives(z, index, [row.unsqueeze(0) for row in likelihood.records.placeholder()])
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
         """Nothing to check: no property of the likelihood is used."""
@@ -222,27 +241,14 @@ class SteinMoments:
         self, mean: Tensor, covariance: Tensor, indices: Tensor, rows: list[Tensor]
     ) -> Factors:
         """As :meth:`LinearMoments.factors`."""
-        root = covariance.sqrt() if covariance.dim() == 1 else torch.linalg.cholesky(covariance)
+        root = covariance.sqrt() if covariance.dim() == 1 else cholesky(covariance)
         full = torch.diag(root) if root.dim() == 1 else root
         if full.dim() == 3:
             z = mean + torch.einsum("bij,kj->kbi", full, self._draws)
         else:
             z = mean + self._draws @ full.T  # (K, d)
 
-        def derivatives(z, index, row):
-            log_prob = self._likelihood.log_prob
-
-            def with_value(z):
-                value = log_prob(z, index, row)
-                return value, value
-
-            def with_gradient(z):
-                gradient, value = torch.func.grad(with_value, has_aux=True)(z)
-                return gradient, (gradient, value)
-
-            return torch.func.jacrev(with_gradient, has_aux=True)(z)
-
-        found = [self._likelihood.for_each(derivatives, point, indices, rows) for point in z]
+        found = [self._derivatives(point, indices, rows) for point in z]
         hessian = torch.stack([h for h, _ in found]).double()  # (K, B, d, d)
         gradient = torch.stack([g for _, (g, _) in found]).double()  # (K, B, d)
         value = torch.stack([v for _, (_, v) in found]).double()  # (K, B)
@@ -253,11 +259,28 @@ class SteinMoments:
         curvature = curvature - torch.einsum("kb,kbi,kbj->bij", weights, centred, centred)
         return _site(average, curvature, full)
 
+    def _derivatives(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> Any:
+        """Hessian (B, d, d), gradient (B, d) and value (B,) of the log likelihood."""
+
+        def derivatives(z, index, row):
+            def with_value(z):
+                value = self._likelihood.log_prob(z, index, row)
+                return value, value
+
+            def with_gradient(z):
+                gradient, value = torch.func.grad(with_value, has_aux=True)(z)
+                return gradient, (gradient, value)
+
+            return torch.func.jacrev(with_gradient, has_aux=True)(z)
+
+        return self._likelihood.for_each("derivatives", derivatives, z, indices, rows)
+
 
 def _site(gradient: Tensor, curvature: Tensor, root: Tensor) -> Dense:
     """The site of g (B, d) and B (B, d, d) at a cavity of covariance L L'."""
-    broken = ~(gradient.isfinite().all(1) & curvature.isfinite().all(2).all(1))  # (B,)
-    inner = root.mT @ torch.where(broken[:, None, None], 0.0, curvature) @ root
+    inner = root.mT @ curvature @ root
+    broken = ~(gradient.isfinite().all(1) & inner.isfinite().all(2).all(1))  # (B,)
+    inner = torch.where(broken[:, None, None], 0.0, inner)  # eigh would raise for all
     values, vectors = torch.linalg.eigh((inner + inner.mT) / 2)
     values = values.clamp(max=_LARGEST_REDUCTION)
     back = torch.linalg.solve_triangular(root.mT, vectors, upper=True)  # L^-T Q
@@ -305,10 +328,10 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _same_shapes(one: Any, other: Any) -> bool:
+def _alike(one: Any, other: Any) -> bool:
     (ours, our_tree), (theirs, their_tree) = pytree.tree_flatten(one), pytree.tree_flatten(other)
     return our_tree == their_tree and all(
-        a.shape == b.shape for a, b in zip(ours, theirs, strict=True)
+        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(ours, theirs, strict=True)
     )
 
 

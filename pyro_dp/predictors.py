@@ -78,7 +78,12 @@ class Family:
         constant = [getattr(base, name) for name in self._constant]
         ones = torch.ones(shape, dtype=torch.float64, device=numbers.device)
         weight = torch.where(mask, ones * scale, 0.0)
-        rest = [*(x.expand(shape) for x in constant), site["value"].expand(shape), weight]
+        value = site["value"].expand(shape)
+        if self._categorical:  # a label out of range would raise for all; where masked, it may be
+            inside = (value >= 0) & (value < base.logits.shape[-1])
+            value = value.clamp(0, base.logits.shape[-1] - 1)
+            weight = torch.where(inside | (weight == 0), weight, torch.nan)
+        rest = [*(x.expand(shape) for x in constant), value, weight]
         return numbers.reshape(-1, numbers.shape[-1]), [x.reshape(-1) for x in rest]
 
     def log_prob(self, numbers: Tensor, rest: list[Tensor]) -> Tensor:
@@ -98,7 +103,7 @@ class Family:
                 parameters[name] = number if transform is None else transform(number)
         with pyro.validation_enabled(False):  # of a broken record it would raise for all
             log_prob = self._class(**parameters).log_prob(value)
-        return torch.where(weight > 0, log_prob, 0.0) * weight
+        return torch.where(weight == 0, 0.0, log_prob) * weight
 
     def _coordinate(self, base: Distribution, name: str) -> Tensor:
         value, transform = getattr(base, name), self._transforms[name]

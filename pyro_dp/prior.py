@@ -6,6 +6,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_dp.errors import ModelError
 from pyro_dp.gaussian import Gaussian, apply, cholesky, floored
 from pyro_dp.guard import PLACEHOLDERS, guarded
 from pyro_dp.guides import GaussianGuide
@@ -41,11 +42,20 @@ class Prior:
         half = torch.randn(_NUM_DRAWS // 2, guide.size, dtype=torch.float64)
         self._draws = torch.cat([half, -half]).to(records.device)
         mean, _ = guide.read()
-        at_mean, elsewhere = (self._derivatives(z) for z in (mean, mean + self._draws[0]))
+        at_mean = self._derivatives(mean)
+        # Far away in the prior's own scale, where one that is not Gaussian shows it.
+        scale = at_mean[1].diagonal().abs().clamp(min=1e-12).rsqrt()
+        elsewhere = [self._derivatives(mean + self._draws[0] * s) for s in (1.0, scale)]
         exact = all(dtype == torch.float64 for dtype in dtypes.values())
-        same = _agree(at_mean[1], elsewhere[1], 1e-8 if exact else 1e-4)
+        same = all(_agree(at_mean[1], h, 1e-8 if exact else 1e-4) for _, h in elsewhere)
+        if same and not (torch.linalg.eigvalsh(at_mean[1]) < 0).all():
+            raise ModelError(
+                "The log density of the prior is flat or linear in places (Laplace?): expectation "
+                "propagation needs a smooth prior, such as Normal or StudentT. DPSVI takes any."
+            )
         self._gaussian = at_mean if same else None
         self._centre = mean
+        self._latest: tuple[Tensor, Tensor] | None = None
 
     def factor(self, mean: Tensor, covariance: Tensor) -> Gaussian:
         """Of the kind (full or diagonal) that the covariance has.
@@ -60,7 +70,11 @@ class Prior:
         else:
             root = covariance.sqrt().diag() if covariance.dim() == 1 else cholesky(covariance)
             found = [self._derivatives(mean + root @ draw) for draw in self._draws]
+            found = [(g, h) for g, h in found if g.isfinite().all() and h.isfinite().all()]
+            # Where the density cannot be evaluated, as far out, the factor stays as it was.
+            found = found or [self._latest or self._derivatives(self._centre)]
             gradient, hessian = (sum(each) / len(found) for each in zip(*found, strict=True))
+            self._latest = gradient, hessian
             least = _LEAST_PRECISION
         precision = -hessian.diagonal() if covariance.dim() == 1 else -hessian
         precision = floored(precision, least)

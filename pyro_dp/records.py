@@ -146,7 +146,7 @@ def _is_untyped_data(value: Any, size: int) -> bool:
             return True
         return any(_is_untyped_data(each, size) for each in value)
     shape = getattr(value, "shape", None)
-    if shape is not None:
+    if isinstance(shape, tuple):
         return len(shape) > 0 and shape[0] == size
     return hasattr(value, "__len__") and len(value) == size
 

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pyro
 import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
@@ -33,8 +34,9 @@ from pyro_dp.gaussian import (
     inverse,
     restricted,
 )
-from pyro_dp.inference import PrivateInference
+from pyro_dp.inference import PrivateInference, initialised
 from pyro_dp.mechanisms import Block, ClippedSum
+from pyro_dp.randomness import private_rng
 from pyro_dp.records import Records
 from pyro_dp.settings import require_choice, require_number
 from pyro_dp.step_control import StepControl
@@ -168,7 +170,8 @@ class DPSEP(PrivateInference):
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One private update of the average factor, given the full data.
 
-        :returns: norm of the change of the released natural parameters (eta, kappa Lambda).
+        :returns: norm of the change of the released natural parameters (eta, kappa Lambda); 0 for
+            an estimate that the step control left aside.
         :raises ModelError: model, guide or data do not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         """
@@ -176,11 +179,10 @@ class DPSEP(PrivateInference):
         damping = self._fixed_damping()
         position = self.accountant.num_releases
         cavity = self._posterior / self._factor ** (1 / self._records.plate.size)
-        clipped = self._clipped_sum(cavity, self._sample(position))
+        clipped = self._clipped_sum(cavity, self._sample(position), position)
         (released,) = self._release(clipped, position)
         change = self._update(self._estimate(released, cavity), cavity, damping)
-        self._factor = self._projected()
-        self._posterior = self._prior_factor() * self._factor
+        self._advance()
         self._problem.guide.write(*self._reported(self.noise_aware))
         return change
 
@@ -215,11 +217,14 @@ class DPSEP(PrivateInference):
         return f"DPSEP(moments={moments!r}, precision={precision!r}, num_steps={self.num_steps})"
 
     def _build(self, records: Records) -> None:
+        started, before = initialised(self.guide), set(pyro.get_param_store().keys())
         problem = EPProblem.build(
             self.model, self.guide, records, self.moments, self.microbatch_size
         )
         if self._average is not None and not torch.equal(problem.places, self._problem.places):
             raise ModelError("The latents that records see changed between two steps.")
+        if started or before & problem.guide.names:
+            self._note_earlier_values()
         self._problem = problem
         if self._average is None:
             self._start()
@@ -237,20 +242,22 @@ class DPSEP(PrivateInference):
         elif covariance.dim() == 2:
             covariance = covariance.diagonal()
         self._posterior = Gaussian.from_moments(mean, covariance)
-        factor = (self._posterior / self._prior_factor()).restricted(self._problem.places)
+        self._prior = self._problem.prior.factor(mean, self._posterior.covariance)
+        factor = (self._posterior / self._prior).restricted(self._problem.places)
         structure = STRUCTURES[name](widths)
         self._average = AverageFactor(structure, factor, mean[self._problem.places])
         moments = self._problem.moments
         careful = moments.curved or moments.name == "stein"
         floor = dense(self._posterior.precision).diagonal().mean().item() if careful else 0.0
         self._control = StepControl(self.num_steps, moments.curved, floor)
-        self._factor = self._projected()
+        self._advance()
         self._mean_noise = torch.zeros_like(mean)
 
-    def _prior_factor(self) -> Gaussian:
-        """The prior, refined at the current posterior."""
+    def _advance(self) -> None:
+        """The posterior, from the average factor and the prior refined at the last posterior."""
         self._prior = self._problem.prior.factor(self._posterior.mean, self._posterior.covariance)
-        return self._prior
+        self._factor = self._projected()
+        self._posterior = self._prior * self._factor
 
     def _projected(self) -> Gaussian:
         """f^N as the next step stands on it."""
@@ -261,18 +268,21 @@ class DPSEP(PrivateInference):
         """A factor of the latents that records see, as one of all latents."""
         return factor.embedded(self._problem.places, self._problem.guide.size)
 
-    def _clipped_sum(self, cavity: Gaussian, indices: Tensor) -> ClippedSum:
+    def _clipped_sum(self, cavity: Gaussian, indices: Tensor, position: int) -> ClippedSum:
         """Per-record sites, clipped and summed, one microbatch after the other."""
         records, places = self._records, self._problem.places
         mean, covariance = cavity.mean[places], restricted(cavity.covariance, places)
         structure = self._average.structure
         clipped = ClippedSum([Block(len(mean) + structure.size, self._bound)], records.device)
-        for chosen in indices.split(self.microbatch_size or self._problem.moments.microbatch_size):
-            if len(chosen) == 0:  # an empty batch is split into one empty part
-                continue
-            sites = self._problem.moments.factors(mean, covariance, chosen, records.rows(chosen))
-            eta = sites.residual if self.centred else sites.residual + sites.times(mean)
-            clipped.add(structure.rows(eta, sites, self._weight))
+        size = self.microbatch_size or self._problem.moments.microbatch_size
+        with private_rng(self._randomness.stream("local", position)):
+            for chosen in indices.split(size):
+                if len(chosen) == 0:  # an empty batch is split into one empty part
+                    continue
+                rows = records.rows(chosen)
+                sites = self._problem.moments.factors(mean, covariance, chosen, rows)
+                eta = sites.residual if self.centred else sites.residual + sites.times(mean)
+                clipped.add(structure.rows(eta, sites, self._weight))
         return clipped
 
     def _estimate(self, released: Tensor, cavity: Gaussian) -> Gaussian:

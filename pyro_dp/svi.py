@@ -11,7 +11,6 @@ from typing import Any
 import pyro
 import torch
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
-from pyro.infer.autoguide import AutoGuide
 from pyro.optim import PyroOptim
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from pyro_dp.checks import build_record_term
 from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates
 from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.gradients import Batch
-from pyro_dp.inference import PrivateInference
+from pyro_dp.inference import PrivateInference, initialised
 from pyro_dp.mechanisms import AdaptiveClip, Block, ClippedSum
 from pyro_dp.outside import Particle, draw_particle
 from pyro_dp.randomness import LocalStream, private_rng
@@ -248,7 +247,7 @@ class DPSVI(PrivateInference):
     def _build(self, records: Records) -> None:
         store = pyro.get_param_store()
         before = set(store.keys()) | self._loaded.keys()
-        started = _initialised(self.guide)
+        started = initialised(self.guide)
         term, parameters = build_record_term(
             self.loss,
             self.model,
@@ -258,13 +257,8 @@ class DPSVI(PrivateInference):
             microbatch_size=self.microbatch_size,
         )
         self._term, self._parameters = term, parameters
-        earlier = started or self.optim.optim_objs or before & parameters.keys()
-        if self._steps == 0 and earlier:
-            self.accountant.note(
-                "Parameters or optimizer had values from before the first step of DPSVI: if those "
-                "were made from the data, this ledger does not cover it. pyro.clear_param_store() "
-                "and a new guide start afresh."
-            )
+        if started or self.optim.optim_objs or before & parameters.keys():
+            self._note_earlier_values()
         self._set_loaded()
 
     def _is_current(self) -> bool:
@@ -329,9 +323,3 @@ class DPSVI(PrivateInference):
             return math.nan
         outside = sum(particle.loss.item() for particle in particles) / len(particles)
         return others[0].item() + outside
-
-
-def _initialised(guide: Callable) -> bool:
-    """Whether an autoguide has been run before; its values survive a cleared parameter store."""
-    modules = guide.modules() if isinstance(guide, torch.nn.Module) else ()
-    return any(isinstance(m, AutoGuide) and m.prototype_trace is not None for m in modules)

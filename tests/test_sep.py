@@ -453,9 +453,9 @@ def test_noise_aware_covariance_is_the_closed_form():
 
 
 def test_noise_aware_covariance_uncentred():
-    sep = noisy(centred=False, damping=1.0)
+    sep = noisy(centred=False, damping=1.0, noise_multiplier=1.0)
     plain, mu = sep.posterior(noise_aware=False).covariance_matrix, sep.posterior().mean
-    v, kappa = (20.0 * 3.0) ** 2, 2 / 3.0
+    v, kappa = (1.0 * 3.0) ** 2, 2 / 3.0
     inner = torch.eye(3) + (mu @ mu * torch.eye(3) + torch.outer(mu, mu)) / (2 * kappa**2)
     expected = plain + v * plain @ inner @ plain
     torch.testing.assert_close(sep.posterior().covariance_matrix, expected)
@@ -568,6 +568,62 @@ def test_extremes(case, sigma):
     assert sep.guide.median()["w"].isfinite().all()
 
 
+def labels(x, y):
+    """Labels of two classes; where a third column is zero, the label is missing."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2))
+    with pyro.plate("data", len(x)) as idx:
+        with poutine.mask(mask=x[idx, 2] > 0):
+            pyro.sample("y", dist.Categorical(logits=x[idx, :2] @ w), obs=y[idx])
+
+
+def test_missing_labels_may_be_anything():
+    """A masked record adds nothing, whatever its label is."""
+    x, y = torch.randn(30, 3), torch.bernoulli(torch.full((30,), 0.5)).long()
+    x[:, 2] = 1.0
+    x[7, 2] = 0.0
+    means = []
+    for label in (0, 7, -1):
+        y[7] = label
+        pyro.set_rng_seed(0)
+        sep = new_sep(labels)
+        sep.run(x, y, progress=False)
+        means.append(sep.posterior().mean)
+    assert torch.equal(means[0], means[1]) and torch.equal(means[0], means[2])
+
+
+def test_warm_starts_are_in_the_ledger():
+    data = regression_data()
+    sep = new_sep(noise_multiplier=1.0, max_factor_norm=1.0)
+    sep.run(*data, progress=False)
+    assert not sep.accountant.notes
+    accountant = PrivacyAccountant()
+    again = DPSEP(logistic, sep.guide, accountant=accountant, num_steps=2, noise_multiplier=1.0)
+    again.step(*data)
+    assert "before the first step of DPSEP" in str(accountant)
+
+
+def hierarchical_scales(x, y):
+    spread = pyro.sample("spread", dist.HalfCauchy(1.0))
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    w = pyro.sample("w", dist.Normal(0.0, spread).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Normal(x[idx] @ w, scale), obs=y[idx])
+
+
+@pytest.mark.parametrize("sigma", [3.0, 300.0])
+def test_hierarchies_survive_noise(sigma):
+    x, y = regression_data(size=20)
+    sep = new_sep(
+        hierarchical_scales,
+        num_steps=12,
+        noise_multiplier=sigma,
+        max_factor_norm=1.0,
+        generator=0,
+    )
+    sep.run(x, y, progress=False)
+    assert sep.posterior().mean.isfinite().all()
+
+
 # Accounting, settings, errors.
 
 
@@ -631,6 +687,19 @@ def test_a_bad_damping_function_is_refused():
     assert not sep.accountant.ledger
 
 
+def drops_out(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        features = torch.nn.functional.dropout(x[idx], 0.5)
+        pyro.sample("y", dist.Bernoulli(logits=features @ w), obs=y[idx])
+
+
+def kinked_prior(x, y):
+    w = pyro.sample("w", dist.Laplace(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
 def kinked(x, y):
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     with pyro.plate("data", len(x)) as idx:
@@ -658,6 +727,8 @@ def uncentred_features(x, y):
         (uncentred_features, AutoNormal, {}, "other rows|other records"),
         (logistic, AutoDelta, {}, "AutoDelta"),
         (kinked, AutoNormal, {}, "kinks"),
+        (kinked_prior, AutoNormal, {}, "Laplace"),
+        (drops_out, lambda model: handwritten_guide, {}, "draws at random"),
         (factored, AutoNormal, {"moments": "linear"}, "moments='linear' does not apply"),
     ],
 )
