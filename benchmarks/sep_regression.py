@@ -74,7 +74,7 @@ def laplace(kind, x, y):
     return mean, precision
 
 
-def exact(kind, x, y, draws=40_000):
+def exact(kind, x, y, draws=10_000):
     """Mean and precision of the posterior, by importance sampling from its Laplace posterior."""
     mean, precision = laplace(kind, x, y)
     proposal = torch.distributions.MultivariateNormal(mean, precision_matrix=precision)
