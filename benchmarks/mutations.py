@@ -344,9 +344,9 @@ MUTATIONS = [
     ),
     Mutation(
         "noise that the aware posterior counts half",
-        "sep",
-        "aware + average.noise_variance * gain @ noise @ gain.T",
-        "aware + 0.5 * average.noise_variance * gain @ noise @ gain.T",
+        "noise_aware",
+        "return variance * gain @ noise @ gain.T",
+        "return 0.5 * variance * gain @ noise @ gain.T",
         "test_sep.py",
     ),
     Mutation(

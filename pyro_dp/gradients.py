@@ -189,10 +189,8 @@ class RecordTerm:
         :param row: its row of every data tensor.
         :param substitutes: for the parameters, by ``id``.
         """
-        args, kwargs = records.arguments(row)
-        with self._one_record(records, particle, index, draws or LocalDraws(), substitutes):
-            model, guide = self._inside(records, particle.values(latents))
-            return record_loss(self.loss, model, guide, args, kwargs)
+        with self._shown(records, particle, latents, index, row, draws, substitutes) as shown:
+            return record_loss(self.loss, *shown)
 
     def observations(
         self,
@@ -204,9 +202,8 @@ class RecordTerm:
         draws: LocalDraws | None = None,
     ) -> list[dict]:
         """One record's observed sites at unconstrained latents."""
-        args, kwargs = records.arguments(row)
-        with self._one_record(records, particle, index, draws or LocalDraws()):
-            model, guide = self._inside(records, particle.values(latents))
+        shown = self._shown(records, particle, latents, index, row, draws)
+        with shown as (model, guide, args, kwargs):
             trace = poutine.trace(guide).get_trace(*args, **kwargs)
             trace = poutine.trace(poutine.replay(model, trace=trace)).get_trace(*args, **kwargs)
         return [s for s in trace.nodes.values() if is_random(s) and s["is_observed"]]
@@ -227,6 +224,16 @@ class RecordTerm:
             return checks(batch.indices, batch.rows, self._tables(batch))
         (index,) = batch.indices
         return check(index, [row[0] for row in batch.rows], [t[0] for t in self._tables(batch)])
+
+    @contextlib.contextmanager
+    def _shown(
+        self, records, particle, latents, index, row, draws=None, substitutes=None
+    ) -> Iterator[tuple[Callable, Callable, tuple, dict]]:
+        """Model, guide and arguments of one record, in the context that they run in."""
+        args, kwargs = records.arguments(row)
+        with self._one_record(records, particle, index, draws or LocalDraws(), substitutes):
+            model, guide = self._inside(records, particle.values(latents))
+            yield model, guide, args, kwargs
 
     def _tables(self, batch: Batch) -> list[Tensor]:
         return [d.sample(batch.local, batch.indices, i) for i, d in enumerate(self.draws)]

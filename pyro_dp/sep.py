@@ -36,6 +36,7 @@ from pyro_dp.gaussian import (
 )
 from pyro_dp.inference import PrivateInference, initialised
 from pyro_dp.mechanisms import Block, ClippedSum
+from pyro_dp.noise_aware import mean_noise
 from pyro_dp.randomness import private_rng
 from pyro_dp.records import Records
 from pyro_dp.settings import require_choice, require_number
@@ -192,17 +193,12 @@ class DPSEP(PrivateInference):
     def posterior(self, noise_aware: bool = True) -> MultivariateNormal:
         """The current posterior over the guide's unconstrained latents, in the guide's order.
 
-        :param noise_aware: include the uncertainty that the noise adds to the mean. With Sigma the
-            plain covariance and v the variance of the noise in a coordinate of f^N's eta::
-
-                centred      Sigma + v Sigma^2
-                uncentred    Sigma + v Sigma (I + (|mu|^2 I + mu mu') / (2 kappa^2)) Sigma
-
-            Minibatches add u Sigma, u the variance of sampling. Both are to first order in the
-            noise, and nowhere more than the prior's covariance. Precisions that are diagonal or
-            shared leave the posterior's correlations unknown: then the noise of every step is added
-            up, contracted by the prior only, which bounds it, and the plain variances are those of
-            a mean field.
+        :param noise_aware: include the uncertainty that the noise adds to the mean, to first order
+            (:func:`~pyro_dp.noise_aware.mean_noise`), and u Sigma for minibatches, u the variance
+            of sampling; in all nowhere more than the prior's covariance. Precisions that are
+            diagonal or shared leave the posterior's correlations unknown: then the noise of every
+            step is added up, contracted by the prior only, which bounds it, and the plain variances
+            are those of a mean field.
         :raises ConfigurationError: no step was taken yet.
         """
         if self._average is None:
@@ -239,10 +235,8 @@ class DPSEP(PrivateInference):
         guide, widths = self._problem.guide, self._problem.widths
         name = self.precision or ("full" if sum(widths) <= _LARGEST_FULL else "shared")
         mean, covariance = guide.read()
-        if name == "full":
-            covariance = dense(covariance)
-        elif covariance.dim() == 2:
-            covariance = covariance.diagonal()
+        covariance = dense(covariance)
+        covariance = covariance if name == "full" else covariance.diagonal()
         self._posterior = Gaussian.from_moments(mean, covariance)
         self._prior = self._problem.prior.factor(mean, self._posterior.covariance)
         factor = (self._posterior / self._prior).restricted(self._problem.places)
@@ -354,11 +348,6 @@ class DPSEP(PrivateInference):
         aware = (1 + average.sampling_variance) * plain
         if plain.dim() == 1:
             return mean, capped(aware + self._mean_noise, prior.precision)
-        places = self._problem.places
-        noise = torch.eye(len(places)).to(mean)
-        if not self.centred:  # the precision's noise E moves the mean by Sigma E mu
-            mu = mean[places]
-            noise = noise + (mu @ mu * noise + torch.outer(mu, mu)) / (2 * self._weight**2)
-        gain = plain[:, places]
-        aware = aware + average.noise_variance * gain @ noise @ gain.mT
-        return mean, capped(aware, prior.precision)
+        extrapolated = None if self.centred else (mean, self._weight)
+        noise = mean_noise(plain, self._problem.places, average.noise_variance, extrapolated)
+        return mean, capped(aware + noise, prior.precision)
