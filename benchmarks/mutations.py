@@ -322,9 +322,8 @@ MUTATIONS = [
     Mutation(
         "a broken record stops the batch",
         "moments",
-        "            except Exception:  # whatever it is: the record counts as broken\n"
-        "                result = None",
-        "            except ZeroDivisionError:\n                result = None",
+        "                if like is None:\n                    raise\n",
+        "                raise\n",
         "test_moments.py",
     ),
     Mutation(
@@ -354,14 +353,14 @@ MUTATIONS = [
         "average_factor",
         "precision = floored(self._average.precision, 0.0)",
         "precision = floored(self._average.precision, self._radius)",
-        "test_sep.py",
+        "test_average_factor.py",
     ),
     Mutation(
         "no floor under the noise",
         "average_factor",
         "radius = torch.as_tensor(self._radius, dtype=torch.float64).clamp(min=least)",
         "radius = max(least, 1e-4)",
-        "test_sep.py",
+        "test_average_factor.py",
     ),
     Mutation(
         "the prior from the data",
