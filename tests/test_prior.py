@@ -4,12 +4,14 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal, init_to_value
 from torch.distributions import MultivariateNormal
 
 from pyro_dp.ep_problem import EPProblem
 from pyro_dp.gaussian import Gaussian, dense
+from pyro_dp.guides import GaussianGuide
 from pyro_dp.plates import find_plate
+from pyro_dp.prior import Prior
 from pyro_dp.records import Records
 
 DRAWS = 16  # of the module
@@ -220,6 +222,27 @@ def test_it_does_not_depend_on_the_data(latents):
         factors.append(prior.factor(*q))
     one, other = factors
     assert torch.equal(one.eta, other.eta) and torch.equal(one.precision, other.precision)
+
+
+def test_a_prior_that_reads_the_data_is_shown_placeholders():
+    """The checks refuse such a model; should they not, its prior still holds no data."""
+
+    def model(y):
+        w = pyro.sample("w", dist.Normal(y.sum(), 1.0))
+        with pyro.plate("data", len(y)) as idx:
+            pyro.sample("y", dist.Normal(w, 1.0), obs=y[idx])
+
+    factors = []
+    for y in (torch.randn(6), 1e6 * torch.ones(6)):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        records = Records(model, find_plate(model, (y,), {}, None), (y,), {}, False)
+        guide = AutoNormal(model, init_loc_fn=init_to_value(values={"w": torch.zeros(())}))
+        guide(*records.arguments(records.placeholder())[0])
+        gaussian = GaussianGuide(model, guide, records)
+        prior = Prior(model, gaussian, records, {"w": torch.float64})
+        factors.append(prior.factor(torch.zeros(1), torch.ones(1, 1)))
+    assert torch.equal(factors[0].eta, factors[1].eta)
 
 
 @pytest.mark.parametrize("latents", [independent, gamma, horseshoe], ids=lambda f: f.__name__)

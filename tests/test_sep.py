@@ -406,6 +406,24 @@ def test_moments_agree_and_repr_tells():
     assert torch.distributions.kl_divergence(*posteriors) < 1e-2
 
 
+def residuals(x, y):
+    """What is observed depends on a latent, not only its distribution."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Normal(x[idx, 0] * w[0], 0.5), obs=y[idx] - x[idx, 1:] @ w[1:])
+
+
+def test_a_likelihood_that_is_not_in_the_parameters_alone():
+    """It is no case for linear moments, which would leave a part of it out."""
+    x = torch.randn(200, 3)
+    y = x @ torch.tensor([1.0, -2.0, 0.5]) + 0.5 * torch.randn(200)
+    sep = new_sep(residuals)
+    sep.run(x, y, progress=False)
+    assert sep._problem.moments.name == "stein"
+    mean, covariance = conjugate(x, y)
+    torch.testing.assert_close(sep.posterior().mean, mean, rtol=0.0, atol=2e-3)
+
+
 def test_mixture_finds_its_components():
     """Enumerated assignments; weights on a simplex, whose prior is not Gaussian."""
     centres = torch.tensor([[-2.0, -2.0], [0.0, 0.0], [2.0, 2.0]])
