@@ -10,8 +10,10 @@ estimates are averaged once the posterior has arrived (:mod:`pyro_dp.step_contro
 q by gamma / N per record: there the signal-to-noise ratio of one step is that of one record.
 """
 
+import contextlib
+import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyro
@@ -184,9 +186,10 @@ class DPSEP(PrivateInference):
         cavity = self._posterior / self._factor ** (1 / self._records.plate.size)
         clipped = self._clipped_sum(cavity, self._sample(position), position)
         (released,) = self._release(clipped, position)
-        change = self._update(self._estimate(released, cavity), cavity, damping)
-        self._advance()
-        self._problem.guide.write(*self._reported(self.noise_aware))
+        with self._all_or_nothing():
+            change = self._update(self._estimate(released, cavity), cavity, damping)
+            self._advance()
+            self._problem.guide.write(*self._reported(self.noise_aware))
         return change
 
     @torch.no_grad()
@@ -248,6 +251,17 @@ class DPSEP(PrivateInference):
         self._control = StepControl(self.num_steps, moments.curved, floor)
         self._advance()
         self._mean_noise = torch.zeros_like(mean)
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """An update that fails leaves everything as the step before did; the release is spent."""
+        before = dict(vars(self), _average=copy.copy(self._average))
+        before["_control"] = copy.copy(self._control)
+        try:
+            yield
+        except BaseException:
+            vars(self).update(before)
+            raise
 
     def _advance(self) -> None:
         """The posterior, from the average factor and the prior refined at the last posterior."""

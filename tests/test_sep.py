@@ -673,6 +673,29 @@ def test_over_budget_nothing_moves():
         assert torch.equal(sep.guide.median()["w"], held)
 
 
+@pytest.mark.parametrize("failing", ["_update", "_projected", "_reported"])
+def test_a_step_that_fails_half_way_leaves_the_last_posterior(monkeypatch, failing):
+    sep = new_sep(noise_multiplier=1.0, max_factor_norm=1.0, generator=0)
+    data = regression_data()
+    sep.step(*data)
+    before, held = sep.posterior(), sep.guide.median()["w"].clone()
+    original = getattr(sep, failing)
+
+    def fail(*args):
+        original(*args)
+        raise torch.linalg.LinAlgError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sep, failing, fail)
+        with pytest.raises(torch.linalg.LinAlgError):
+            sep.step(*data)
+    assert sep.accountant.num_releases == 2
+    assert torch.equal(sep.posterior().mean, before.mean)
+    assert torch.equal(sep.posterior().covariance_matrix, before.covariance_matrix)
+    assert torch.equal(sep.guide.median()["w"], held)
+    assert len(sep.run(*data, progress=False)) == 3
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
