@@ -35,27 +35,30 @@ class LatentCoordinates:
     ):
         self._particles = particles
         self._latents = [u for particle in particles for u in particle.latents.values()]
-        self._inside = term.parameters
+        self._inside = {name: parameters[name] for name in term.parameters}
         self._parameters = parameters
 
     @property
     def size(self) -> int:
         return sum(x.numel() for x in (*self._latents, *self._inside.values()))
 
-    def per_record(self, gradients: Sequence[RecordGradients]) -> Tensor:
-        """(B, size), from one gradient per particle."""
+    def per_record(self, gradients: Sequence[RecordGradients]) -> list[Tensor]:
+        """Blocks (B, ...) of ``size`` coordinates in all, from one gradient per particle."""
         count = len(self._particles)
-        latents = [g / count for each in gradients for g in each.latents.values()]
-        inside = [sum(each.parameters[name] for each in gradients) / count for name in self._inside]
-        return _flat([*latents, *inside])
+        latents = [g for each in gradients for g in each.latents.values()]
+        latents = latents if count == 1 else [g / count for g in latents]
+        inside = [mean([each.parameters[name] for each in gradients]) for name in self._inside]
+        return latents + inside
 
-    def set_gradients(self, released: Tensor) -> None:
+    def gradients(self, released: Tensor) -> dict[str, Tensor | None]:
         """Gradients of the parameters, from the released estimate, (size,)."""
         cotangents, direct = _unflat(released, self._latents, self._inside.values())
-        objective = _mean_loss(self._particles)
+        objective = mean_loss(self._particles)
         for u, cotangent in zip(self._latents, cotangents, strict=True):
             objective = objective + (cotangent * u).sum()
-        _assign(self._parameters, objective, dict(zip(self._inside, direct, strict=True)))
+        return _with_exact(
+            self._parameters, objective, dict(zip(self._inside, direct, strict=True))
+        )
 
 
 class ParameterCoordinates:
@@ -65,15 +68,15 @@ class ParameterCoordinates:
         self, particles: Sequence[Particle], term: RecordTerm, parameters: dict[str, Tensor]
     ):
         self._particles = particles
-        self._released = term.released
+        self._released = {name: parameters[name] for name in term.released}
         self._parameters = parameters
 
     @property
     def size(self) -> int:
         return sum(x.numel() for x in self._released.values())
 
-    def per_record(self, gradients: Sequence[RecordGradients]) -> Tensor:
-        """(B, size), from one gradient per particle."""
+    def per_record(self, gradients: Sequence[RecordGradients]) -> list[Tensor]:
+        """Blocks (B, ...) of ``size`` coordinates in all, from one gradient per particle."""
         batch = len(gradients[0].losses)
         total = {name: x.new_zeros(batch, *x.shape) for name, x in self._released.items()}
         for particle, each in zip(self._particles, gradients, strict=True):
@@ -82,13 +85,13 @@ class ParameterCoordinates:
                 for gradient in (through_guide.get(name), each.parameters.get(name)):
                     if gradient is not None:
                         total[name] = total[name] + gradient / len(self._particles)
-        return _flat(total.values())
+        return list(total.values())
 
-    def set_gradients(self, released: Tensor) -> None:
+    def gradients(self, released: Tensor) -> dict[str, Tensor | None]:
         """Gradients of the parameters, from the released estimate, (size,)."""
         (blocks,) = _unflat(released, self._released.values())
         direct = dict(zip(self._released, blocks, strict=True))
-        _assign(self._parameters, _mean_loss(self._particles), direct)
+        return _with_exact(self._parameters, mean_loss(self._particles), direct)
 
 
 def _pulled_back(
@@ -117,23 +120,29 @@ def _pulled_back(
     return dict(zip(parameters, pulled, strict=True))
 
 
-def _mean_loss(particles: Sequence[Particle]) -> Tensor:
-    return sum(particle.loss for particle in particles) / len(particles)
+def mean_loss(particles: Sequence[Particle]) -> Tensor:
+    """Negative ELBO of everything outside the plate."""
+    return mean([particle.loss for particle in particles])
 
 
-def _assign(parameters: dict[str, Tensor], objective: Tensor, direct: dict[str, Tensor]) -> None:
+def mean(values: Sequence[Tensor]) -> Tensor:
+    """Over the particles."""
+    total = sum(values[1:], values[0])
+    return total if len(values) == 1 else total / len(values)
+
+
+def _with_exact(
+    parameters: dict[str, Tensor], objective: Tensor, direct: dict[str, Tensor]
+) -> dict[str, Tensor | None]:
+    """Gradients of the objective, and what was released directly; ``None`` where neither is."""
     exact: Sequence[Tensor | None] = [None] * len(parameters)
     if objective.requires_grad:
         exact = torch.autograd.grad(objective, list(parameters.values()), allow_unused=True)
-    for (name, leaf), gradient in zip(parameters.items(), exact, strict=True):
+    gradients = {}
+    for name, gradient in zip(parameters, exact, strict=True):
         parts = [g for g in (gradient, direct.get(name)) if g is not None]
-        leaf.grad = sum(parts) if parts else None
-
-
-def _flat(blocks: Iterable[Tensor]) -> Tensor:
-    return torch.cat(
-        [block.flatten(1) if block.dim() > 1 else block.unsqueeze(1) for block in blocks], dim=1
-    )
+        gradients[name] = sum(parts[1:], parts[0]) if parts else None
+    return gradients
 
 
 def _unflat(vector: Tensor, *groups: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -76,7 +76,8 @@ class EP:
         sites = Gaussian(share.eta.expand(count, -1), share.precision.expand(count, -1, -1))
         for _ in trange(self.num_steps, desc="EP", disable=not progress):
             means, covariances, proper = _cavities(posterior, sites, places)
-            factors = problem.moments.factors(means, covariances, indices, rows)
+            spread = problem.moments.spread(covariances)
+            factors = problem.moments.factors(means, spread, indices, rows)
             precision = factors.matrices()
             eta = factors.residual + (precision @ means.unsqueeze(2)).squeeze(2)
             new = sites ** (1 - self.damping) * Gaussian(eta, precision) ** self.damping

@@ -31,6 +31,7 @@ class EPProblem:
     """Model, guide and records, checked.
 
     :param guide: d latents, one Gaussian.
+    :param likelihood: of one record, and which latents it is a function of.
     :param prior: what lies outside the private plate, on all d.
     :param moments: sites of records, on the latents that records see.
     :param places: where those are among all, (d_s,).
@@ -38,6 +39,7 @@ class EPProblem:
     """
 
     guide: GaussianGuide
+    likelihood: Likelihood
     prior: Prior
     moments: LinearMoments | SteinMoments
     places: Tensor
@@ -80,7 +82,7 @@ class EPProblem:
             indices = torch.tensor(records.examples(), device=records.device)
             method.check(mean[places], indices, records.rows(indices))
         widths = [latent.stop - latent.start for latent in seen]
-        return EPProblem(gaussian, prior, method, places, widths)
+        return EPProblem(gaussian, likelihood, prior, method, places, widths)
 
 
 def require_moments(moments: str) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.gaussian import product, stacked, unstacked
+from pyro_dp.outer_products import finite
 
 
 class Factors(Protocol):
@@ -72,10 +73,7 @@ class LowRank:
         return squared.clamp(min=0.0) + 1e-12 * size
 
     def weighted_precision(self, weights: Tensor) -> Tensor:
-        jacobian, inner = self._jacobian, self._precision * weights.unsqueeze(2)
-        there = weights.unsqueeze(2) > 0
-        if not there.all():
-            jacobian, inner = torch.where(there, jacobian, 0.0), torch.where(there, inner, 0.0)
+        jacobian, inner = finite(self._jacobian), finite(self._precision) * weights.unsqueeze(2)
         total = jacobian.flatten(0, 1).T @ product(inner, jacobian).flatten(0, 1)
         return (total + total.T) / 2
 

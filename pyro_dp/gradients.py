@@ -36,11 +36,13 @@ class Batch:
     :param indices: (B,), B > 0.
     :param rows: their rows of every data tensor, each (B, ...).
     :param local: for the draws of their own latents.
+    :param tables: these draws, where they were made already.
     """
 
     indices: Tensor
     rows: list[Tensor]
-    local: LocalStream
+    local: LocalStream | None = None
+    tables: list[Tensor] | None = None
 
 
 @dataclass
@@ -154,7 +156,7 @@ class RecordTerm:
         }, loss.detach()
 
     def vectorized(self, records: Records, particle: Particle, batch: Batch) -> RecordGradients:
-        """All records at once."""
+        """All records at once, at the particle's latents and parameters."""
         leaves = self.parameters
 
         def term(latents, parameters, index, row, table):
@@ -167,7 +169,7 @@ class RecordTerm:
             in_dims=(None, None, 0, 0, 0),
             randomness="different",
         )
-        parameters = {name: leaf.detach() for name, leaf in leaves.items()}
+        parameters = {name: particle.parameters[name].detach() for name in leaves}
         with guarded("Differentiating the records' terms"):
             (of_latents, of_parameters), losses = gradient(
                 particle.detached(), parameters, batch.indices, batch.rows, self._tables(batch)
@@ -236,6 +238,8 @@ class RecordTerm:
             yield model, guide, args, kwargs
 
     def _tables(self, batch: Batch) -> list[Tensor]:
+        if batch.tables is not None:
+            return batch.tables
         return [d.sample(batch.local, batch.indices, i) for i, d in enumerate(self.draws)]
 
     def _inside(self, records: Records, values: dict[str, Tensor]) -> tuple[Callable, Callable]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pyro
 import torch
+from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -24,13 +25,14 @@ def guarded(doing: str, *, hint: str = "") -> Iterator[None]:
     * An exception becomes a :class:`ModelError` that tells its type, the Pyro site and the line of
       user code, but not its text: Pyro's and torch's messages quote values.
     * Batch statistics are refused: they mix records, and running averages would keep them.
-    * Pyro's validation is off: it reads values, which cannot be vectorised over records.
+    * Validation is off, also of distributions that were made with it: it reads values, which can
+      be neither vectorised over records nor traced.
 
     :param doing: the beginning of the new message.
     :param hint: its end: what often is the cause, and the remedy.
     """
     try:
-        with pyro.validation_enabled(False), _NoBatchStatistics():
+        with pyro.validation_enabled(False), _no_sample_validation(), _NoBatchStatistics():
             yield
     except PrivacyError:
         raise
@@ -40,6 +42,16 @@ def guarded(doing: str, *, hint: str = "") -> Iterator[None]:
             "withheld because it may quote data; call the model or guide itself to see it."
             + (f" {hint}" if hint else "")
         ) from None
+
+
+@contextlib.contextmanager
+def _no_sample_validation() -> Iterator[None]:
+    original = Distribution._validate_sample
+    Distribution._validate_sample = lambda self, value: None
+    try:
+        yield
+    finally:
+        Distribution._validate_sample = original
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import abc
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,11 @@ from tqdm.auto import tqdm
 
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
 from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded
+from pyro_dp.graphs import NotTraceable
 from pyro_dp.initial_values import copied
 from pyro_dp.mechanisms import ClippedSum, release
 from pyro_dp.plates import find_plate
+from pyro_dp.python_state import PythonState
 from pyro_dp.randomness import Randomness
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
@@ -24,6 +27,12 @@ from pyro_dp.settings import require_choice, require_count, require_number
 _SEEDED = (
     "A seeded generator was used: the run can be repeated, and is not private against anyone who "
     "can guess the seed."
+)
+
+_MOST_TRACES = 4  # where more are needed, tracing takes longer than it saves
+_CHANGING = (
+    "arguments, parameters or Python values that the model refers to keep changing, and a graph "
+    "would be traced anew each time"
 )
 
 
@@ -49,6 +58,7 @@ class PrivateInference(abc.ABC):
         sampling: str,
         microbatch_size: int | None,
         slice_data: bool,
+        jit: str,
         generator: torch.Generator | int | None,
         secure: bool,
     ):
@@ -61,6 +71,7 @@ class PrivateInference(abc.ABC):
         self.sampling = sampling
         self.microbatch_size = microbatch_size
         self.slice_data = slice_data
+        self.jit = jit
         self._noise_multiplier = noise_multiplier
         self._calibrates = noise_multiplier is None
         self._bound = bound
@@ -69,6 +80,8 @@ class PrivateInference(abc.ABC):
         if self._randomness.seeded:
             accountant.note(_SEEDED)
         self._steps = 0
+        self._traces_left = 0 if jit == "none" else _MOST_TRACES
+        self._python: PythonState | None = None
         self._records: Records | None = None
         self._sampler: RecordSampler | None = None
 
@@ -137,7 +150,7 @@ class PrivateInference(abc.ABC):
         if rate is None:
             rate = 1.0 if self.sampling == "full" else plate.subsample_size / plate.size
         sampler = RecordSampler(self.sampling, plate.size, rate)
-        self._build(records)
+        self._build(records, sampler)
         self._records, self._sampler = records, sampler
 
     def _refuse_steps_beyond_calibration(self) -> None:
@@ -148,12 +161,30 @@ class PrivateInference(abc.ABC):
             )
 
     @abc.abstractmethod
-    def _build(self, records: Records) -> None:
+    def _build(self, records: Records, sampler: RecordSampler) -> None:
         """Check model and guide against new records, and prepare what a step needs."""
 
     def _is_current(self) -> bool:
         """Whether what was built still holds."""
-        return True
+        return not (self._traces_left and self._python and self._python.changed)
+
+    def _traced(self, trace: Callable[[], Any]) -> Any:
+        """The result of tracing, or None: with a warning, if no graph can be had."""
+        if not self._traces_left:
+            return None
+        self._python = PythonState(self.model, self.guide)
+        self._traces_left -= 1
+        try:
+            if not self._traces_left:
+                raise NotTraceable(_CHANGING)
+            return trace()
+        except NotTraceable as reason:
+            self._traces_left = 0
+            warnings.warn(
+                f"jit={self.jit!r} does not apply, and every step runs Pyro code: {reason}.",
+                stacklevel=2,
+            )
+            return None
 
     def _note_earlier_values(self) -> None:
         if self._steps == 0:
@@ -186,6 +217,7 @@ class PrivateInference(abc.ABC):
                 raise ConfigurationError(f"{name} must be a Pyro {name}, which is a callable.")
         if not isinstance(self.accountant, PrivacyAccountant):
             raise ConfigurationError("accountant must be a PrivacyAccountant.")
+        require_choice("jit", self.jit, ("trace", "compile", "none"))
         if self.num_steps is not None:
             require_count("num_steps", self.num_steps)
         if self.microbatch_size is not None:

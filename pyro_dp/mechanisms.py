@@ -90,11 +90,54 @@ class Contributions(Protocol):
         """
 
 
+class Rows:
+    """A block that is held as it is.
+
+    All in float64: the norm of a float32 vector overflows at 1e19, and the scale of a long
+    half-precision one is too coarse for the bound to hold.
+
+    :param values: (B, size).
+    """
+
+    def __init__(self, values: Tensor):
+        self._values = values.to(torch.float64)
+
+    def norms(self) -> Tensor:
+        return torch.linalg.vector_norm(self._values, dim=1, keepdim=True)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return torch.where(weights > 0, self._values * weights, 0.0).sum(dim=0)
+
+
+def clipped_sums(
+    values: Sequence[Contributions],
+    bounds: Sequence[Tensor | float],
+    weights: Tensor | None = None,
+) -> list[Tensor]:
+    """Clip each record's blocks and sum them: (size,) in float64 per block, private.
+
+    A record with a NaN or infinite coordinate adds zero to *every* block.
+
+    :param values: one per block.
+    :param bounds: norms to which they are clipped.
+    :param weights: (B, 1), one for a record and zero for a padded row; all ones by default.
+    """
+    norms = [each.norms() for each in values]  # (B, 1)
+    counted = torch.stack(norms).isfinite().all(dim=0)  # (B, 1)
+    if weights is not None:
+        counted = counted & (weights > 0)
+    sums = []
+    for each, bound, norm in zip(values, bounds, norms, strict=True):
+        target = bound * (1 - 1e-12)  # so that rounding stays within the bound
+        scale = torch.where(norm > target, target / norm, 1.0)
+        sums.append(each.weighted_sum(torch.where(counted, scale, 0.0)))
+    return sums
+
+
 class ClippedSum:
     """Sum over records of their clipped blocks; microbatches are added one after the other.
 
-    A record with a NaN or infinite coordinate adds zero to *every* block. Sums are kept in float64,
-    so that rounding in a long sum stays far below one record's bound.
+    Sums are kept in float64, so that rounding in a long sum stays far below one record's bound.
     """
 
     def __init__(self, blocks: Sequence[Block], device: torch.device | str = "cpu"):
@@ -108,35 +151,18 @@ class ClippedSum:
 
         :param values: one tensor of shape (B, size), or its equivalent, per block; private.
         """
-        rows = [_Rows(value) if isinstance(value, Tensor) else value for value in values]
-        norms = [each.norms() for each in rows]  # (B, 1)
-        finite = torch.stack(norms).isfinite().all(dim=0)  # (B, 1)
-        for total, block, each, norm in zip(self._totals, self.blocks, rows, norms, strict=True):
-            target = block.bound * (1 - 1e-12)  # so that rounding stays within the bound
-            scale = torch.where(norm > target, target / norm, 1.0)
-            total += each.weighted_sum(torch.where(finite, scale, 0.0))
+        rows = [Rows(value) if isinstance(value, Tensor) else value for value in values]
+        self.add_sums(clipped_sums(rows, [block.bound for block in self.blocks]))
+
+    def add_sums(self, sums: Sequence[Tensor]) -> None:
+        """Add what :func:`clipped_sums` gave for these bounds."""
+        for total, new in zip(self._totals, sums, strict=True):
+            total += new
 
     @property
     def totals(self) -> tuple[Tensor, ...]:
         """The exact sums: private until released."""
         return tuple(self._totals)
-
-
-class _Rows:
-    """Blocks that are held as they are, (B, size).
-
-    All in float64: the norm of a float32 vector overflows at 1e19, and the scale of a long
-    half-precision one is too coarse for the bound to hold.
-    """
-
-    def __init__(self, values: Tensor):
-        self._values = values.to(torch.float64)
-
-    def norms(self) -> Tensor:
-        return torch.linalg.vector_norm(self._values, dim=1, keepdim=True)
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return torch.where(weights > 0, self._values * weights, 0.0).sum(dim=0)
 
 
 def release(

@@ -28,6 +28,7 @@ from pyro_dp.errors import ModelError
 from pyro_dp.factors import Dense, Factors, LowRank
 from pyro_dp.gaussian import cholesky, product
 from pyro_dp.gradients import RecordTerm
+from pyro_dp.graphs import tracing
 from pyro_dp.initial_values import agree
 from pyro_dp.outside import Particle
 from pyro_dp.predictors import Family, NotLinear
@@ -95,7 +96,8 @@ class Likelihood:
             try:
                 return self._remembered(key, batched(z, indices, rows))
             except Exception:  # which record it is, the loop finds out
-                pass
+                if tracing():
+                    raise
         results = []
         for b, index in enumerate(indices):
             like = self._likes.get(key)
@@ -107,6 +109,25 @@ class Likelihood:
                 result = None
             results.append(result if like is None or _alike(result, like) else _broken(like))
         return self._remembered(key, pytree.tree_map(lambda *each: torch.stack(each), *results))
+
+    def for_each_at(
+        self, key: str, function: Callable, points: Tensor, indices: Tensor, rows: list[Tensor]
+    ) -> Any:
+        """As :meth:`for_each`, at K points at once: (K, B, ...).
+
+        :param points: (K, d), or (K, B, d) with points for each record.
+        """
+        if self.term.vectorizes:
+            own = 0 if points.dim() == 3 else None
+            batched = torch.vmap(function, in_dims=(own, 0, 0), randomness="different")
+            batched = torch.vmap(batched, in_dims=(0, None, None), randomness="different")
+            try:
+                return batched(points, indices, rows)
+            except Exception:  # which record it is, the loop finds out
+                if tracing():
+                    raise
+        found = [self.for_each(key, function, z, indices, rows) for z in points]
+        return pytree.tree_map(lambda *each: torch.stack(each), *found)
 
     def _remembered(self, key: str, stacked: Any) -> Any:
         if key not in self._likes:
@@ -155,20 +176,25 @@ class LinearMoments:
                 "placeholder data: use moments='stein'."
             )
 
-    def factors(
-        self, mean: Tensor, covariance: Tensor, indices: Tensor, rows: list[Tensor]
-    ) -> Factors:
+    def spread(self, covariance: Tensor) -> Tensor:
+        """What :meth:`factors` wants to know of the cavity's covariance: all of it.
+
+        :param covariance: V, (d, d), (d,) if diagonal, or (B, d, d).
+        """
+        return covariance
+
+    def factors(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> Factors:
         """Sites of B records.
 
         :param mean: m of the cavity, (d,), or (B, d) with a cavity for each record.
-        :param covariance: V, (d, d), (d,) if diagonal, or (B, d, d).
+        :param spread: of the cavity, from :meth:`spread`.
         """
         jacobians, precisions, residuals = [], [], []
         for family, numbers, jacobian, rest in self._predictors(mean, indices, rows):
             tilted = tilted_moments(
                 lambda a, family=family, rest=rest: family.log_prob(a, rest),
                 numbers,
-                _quadratic(jacobian, covariance),
+                _quadratic(jacobian, spread),
             )
             precision, residual = tilted.site()
             jacobians.append(jacobian.flatten(1, 2).double())
@@ -232,48 +258,46 @@ class SteinMoments:
         half = torch.randn(_NUM_DRAWS // 2, len(z), dtype=torch.float64)
         self._draws = torch.cat([half, -half]).to(likelihood.records.device)
         index = torch.zeros(1, dtype=torch.long, device=likelihood.records.device)
-        self._derivatives(z, index, [row.unsqueeze(0) for row in likelihood.records.placeholder()])
+        rows = [row.unsqueeze(0) for row in likelihood.records.placeholder()]
+        likelihood.for_each("derivatives", self._derivatives, z, index, rows)
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
         """Nothing to check: no property of the likelihood is used."""
 
-    def factors(
-        self, mean: Tensor, covariance: Tensor, indices: Tensor, rows: list[Tensor]
-    ) -> Factors:
-        """As :meth:`LinearMoments.factors`."""
-        root = covariance.sqrt() if covariance.dim() == 1 else cholesky(covariance)
-        full = torch.diag(root) if root.dim() == 1 else root
-        if full.dim() == 3:
-            z = mean + torch.einsum("bij,kj->kbi", full, self._draws)
-        else:
-            z = mean + self._draws @ full.T  # (K, d)
+    def spread(self, covariance: Tensor) -> Tensor:
+        """L, with V = L L', in the arguments of :meth:`LinearMoments.spread`."""
+        return torch.diag(covariance.sqrt()) if covariance.dim() == 1 else cholesky(covariance)
 
-        found = [self._derivatives(point, indices, rows) for point in z]
-        hessian = torch.stack([h for h, _ in found]).double()  # (K, B, d, d)
-        gradient = torch.stack([g for _, (g, _) in found]).double()  # (K, B, d)
-        value = torch.stack([v for _, (_, v) in found]).double()  # (K, B)
+    def factors(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> Factors:
+        """As :meth:`LinearMoments.factors`."""
+        if spread.dim() == 3:
+            z = mean + torch.einsum("bij,kj->kbi", spread, self._draws)
+        else:
+            z = mean + self._draws @ spread.T  # (K, d)
+        # (K, B, d, d), (K, B, d), (K, B)
+        hessian, (gradient, value) = self._likelihood.for_each_at(
+            "derivatives", self._derivatives, z, indices, rows
+        )
+        hessian, gradient, value = hessian.double(), gradient.double(), value.double()
         weights = torch.softmax(value, dim=0)
         average = torch.einsum("kb,kbi->bi", weights, gradient)
         centred = gradient - average
         curvature = -torch.einsum("kb,kbij->bij", weights, hessian)
         curvature = curvature - torch.einsum("kb,kbi,kbj->bij", weights, centred, centred)
-        return _site(average, curvature, full)
+        return _site(average, curvature, spread)
 
-    def _derivatives(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> Any:
-        """Hessian (B, d, d), gradient (B, d) and value (B,) of the log likelihood."""
+    def _derivatives(self, z: Tensor, index: Tensor, row: list[Tensor]) -> Any:
+        """Hessian (d, d), gradient (d,) and value of one record's log likelihood."""
 
-        def derivatives(z, index, row):
-            def with_value(z):
-                value = self._likelihood.log_prob(z, index, row)
-                return value, value
+        def with_value(z):
+            value = self._likelihood.log_prob(z, index, row)
+            return value, value
 
-            def with_gradient(z):
-                gradient, value = torch.func.grad(with_value, has_aux=True)(z)
-                return gradient, (gradient, value)
+        def with_gradient(z):
+            gradient, value = torch.func.grad(with_value, has_aux=True)(z)
+            return gradient, (gradient, value)
 
-            return torch.func.jacrev(with_gradient, has_aux=True)(z)
-
-        return self._likelihood.for_each("derivatives", derivatives, z, indices, rows)
+        return torch.func.jacrev(with_gradient, has_aux=True)(z)
 
 
 def _site(gradient: Tensor, curvature: Tensor, root: Tensor) -> Dense:

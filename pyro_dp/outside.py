@@ -1,5 +1,6 @@
 """The public part of a step: the draw of the global latents, and the loss outside the plate."""
 
+import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +16,9 @@ from torch.distributions.constraints import Constraint
 
 from pyro_dp.guard import PLACEHOLDERS, guarded
 from pyro_dp.plates import OneRecord, Outside, PrivatePlate, is_random
+from pyro_dp.record_mode import RecordMode
 from pyro_dp.records import Records
+from pyro_dp.terms import record_loss
 
 
 @dataclass
@@ -82,12 +85,21 @@ def single_particle(loss: ELBO) -> ELBO:
     return loss
 
 
-def draw_particle(loss: ELBO, model: Callable, guide: Callable, records: Records) -> Particle:
+def draw_particle(
+    loss: ELBO,
+    model: Callable,
+    guide: Callable,
+    records: Records,
+    given: RecordMode | None = None,
+) -> Particle:
     """Run guide and model on placeholders and keep what lies outside the private plate.
 
     Global latents come from torch's global generator, in the order in which ``pyro.infer.SVI``
     would draw them. No record is touched: not their draw, nor their loss, nor their count can tell
     anything about the data.
+
+    :param given: draws to use instead. If it gives values of the parameters, too, no number is read
+        out of a tensor, so that a graph can be traced.
     """
     plate = records.plate
     # Outside the plate nothing is enumerated: there the two losses agree, but TraceEnum_ELBO
@@ -99,11 +111,16 @@ def draw_particle(loss: ELBO, model: Callable, guide: Callable, records: Records
         poutine.trace(param_only=True) as parameters,
         OneRecord(plate, torch.zeros(1, dtype=torch.long, device=records.device)),
         guarded("Running guide and model on placeholder data", hint=PLACEHOLDERS),
+        given or contextlib.nullcontext(),
     ):
-        outside = elbo.differentiable_loss(
-            Outside(plate)(model_sites(model)), Outside(plate)(guide_sites(guide)), *args, **kwargs
-        )
-    learnt, names = _unconstrained(parameters.trace), frozenset(parameters.trace.nodes)
+        shown = Outside(plate)(model_sites(model)), Outside(plate)(guide_sites(guide))
+        if not (given and given.substitutes):
+            outside = elbo.differentiable_loss(*shown, *args, **kwargs)
+        else:
+            surrogate, value = record_loss(elbo, *shown, args, kwargs)
+            outside = value.detach() + (surrogate - surrogate.detach())
+    learnt = _unconstrained(parameters.trace, given.substitutes if given else {})
+    names = frozenset(parameters.trace.nodes)
     indices = model_sites.indices | guide_sites.indices
     particle = Particle(torch.as_tensor(outside), {}, {}, {}, indices, None, learnt, names)
     for name, site in guide_sites.found.items():
@@ -153,8 +170,9 @@ def _detached(constraint: Constraint) -> Constraint:
     return constraint
 
 
-def _unconstrained(trace: poutine.Trace) -> dict[str, Tensor]:
+def _unconstrained(trace: poutine.Trace, substitutes: dict[int, Tensor]) -> dict[str, Tensor]:
     """Those that are learnt, each once under its first name."""
     leaves = {name: site["value"].unconstrained() for name, site in trace.nodes.items()}
     first = {id(leaf): name for name, leaf in reversed(leaves.items())}
-    return {n: x for n, x in leaves.items() if x.requires_grad and first[id(x)] == n}
+    learnt = {n: x for n, x in leaves.items() if x.requires_grad and first[id(x)] == n}
+    return {n: substitutes.get(id(x), x) for n, x in learnt.items()}

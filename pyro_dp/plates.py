@@ -13,6 +13,7 @@ from pyro.poutine.subsample_messenger import SubsampleMessenger, _Subsample
 from torch import Tensor
 
 from pyro_dp.errors import ModelError
+from pyro_dp.graphs import untraced
 from pyro_dp.guard import guarded, unchanged_buffers
 from pyro_dp.randomness import forked_rng
 
@@ -174,7 +175,7 @@ class Outside(Messenger):
     def _process_message(self, msg: dict) -> None:
         if msg["type"] == "sample" and self.plate.holds(msg):
             if msg["value"] is None:
-                with forked_rng(), torch.no_grad():
+                with forked_rng(), torch.no_grad(), untraced():
                     torch.manual_seed(self.seed)
                     msg["value"] = msg["fn"](*msg["args"], **msg["kwargs"])
                 msg["done"] = True

@@ -25,6 +25,11 @@ class Draw:
         values = torch.from_numpy(numbers).reshape(len(indices), *self.shape)
         return values.to(dtype=self.dtype, device=indices.device)
 
+    def public(self, device: torch.device) -> Tensor:
+        """(*shape), from torch's global generator."""
+        empty = torch.empty(self.shape, dtype=self.dtype, device=device)
+        return empty.normal_() if self.kind == "normal" else empty.uniform_()
+
 
 class LocalDraws:
     """The normals and uniforms that one record's model asks for.
@@ -59,6 +64,18 @@ class LocalDraws:
         if position < len(self._table) and self._table[position].shape == draw.shape:
             return self._table[position]
         raise NotVectorizable("the local draws differ between records")
+
+
+class PublicDraws(LocalDraws):
+    """The normals and uniforms that a guide asks for, from torch's global generator."""
+
+    live = True
+
+    def __call__(
+        self, kind: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        self.requested.append(Draw(kind, torch.Size(shape), dtype))
+        return self.requested[-1].public(device)
 
 
 class RecordMode(TorchFunctionMode):

@@ -77,7 +77,9 @@ class Records:
         """Rows of every data tensor, each (B, ...). ``indices``: ascending, (B,)."""
         if len(indices) == self.plate.size:
             return [self._leaves[i] for i in self._data]
-        return [self._leaves[i][indices.to(self._leaves[i].device)] for i in self._data]
+        return [
+            self._leaves[i].index_select(0, indices.to(self._leaves[i].device)) for i in self._data
+        ]
 
     def row(self, index: int) -> list[Tensor]:
         """One row of every data tensor, without the batch dimension."""

@@ -42,6 +42,14 @@ class RecordSampler:
         """Probability with which a record really takes part: the event and the divisor use it."""
         return self.batch_size / self.size if self.sampling == "fixed" else self.rate
 
+    @property
+    def usual_size(self) -> int:
+        """Number of records that few steps exceed: two standard deviations above the mean."""
+        if self.sampling == "fixed":
+            return self.batch_size
+        mean = self.rate * self.size
+        return min(self.size, math.ceil(mean + 2 * math.sqrt(mean * (1 - self.rate))))
+
     def draw(self, stream: np.random.Generator) -> Tensor:
         """Indices of the sampled records, ascending. Takes O(expected batch), not O(N).
 

@@ -14,6 +14,7 @@ import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pyro
@@ -34,14 +35,14 @@ from pyro_dp.gaussian import (
     dense,
     floored,
     inverse,
-    restricted,
 )
 from pyro_dp.inference import PrivateInference, initialised
 from pyro_dp.mechanisms import Block, ClippedSum
 from pyro_dp.noise_aware import mean_noise
-from pyro_dp.randomness import private_rng
 from pyro_dp.records import Records
+from pyro_dp.sampling import RecordSampler
 from pyro_dp.settings import require_choice, require_number
+from pyro_dp.site_sums import SiteSums
 from pyro_dp.step_control import StepControl
 
 _LARGEST_FULL = 1200  # latents
@@ -107,6 +108,8 @@ class DPSEP(PrivateInference):
     :param microbatch_size: at most so many records are worked on at a time.
     :param slice_data: the model is written for whole tensors (``with pyro.plate("data", len(x))``)
         and is shown rows of them; otherwise it indexes its arguments with the plate's indices.
+    :param jit: "trace": sites are traced once, and steps run no Pyro code on records; "compile":
+        the same, as machine code (needs a C++ compiler); "none": Pyro code in every step.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
         against anyone who can guess the seed, and the ledger says so.
     :param secure: False; there is nothing else yet.
@@ -133,6 +136,7 @@ class DPSEP(PrivateInference):
         noise_aware: bool = True,
         microbatch_size: int | None = None,
         slice_data: bool = False,
+        jit: str = "trace",
         generator: torch.Generator | int | None = None,
         secure: bool = False,
     ):
@@ -163,6 +167,7 @@ class DPSEP(PrivateInference):
             sampling=sampling,
             microbatch_size=microbatch_size,
             slice_data=slice_data,
+            jit=jit,
             generator=generator,
             secure=secure,
         )
@@ -217,7 +222,7 @@ class DPSEP(PrivateInference):
         precision = self.precision if self._average is None else self._average.structure.name
         return f"DPSEP(moments={moments!r}, precision={precision!r}, num_steps={self.num_steps})"
 
-    def _build(self, records: Records) -> None:
+    def _build(self, records: Records, sampler: RecordSampler) -> None:
         started, before = initialised(self.guide), set(pyro.get_param_store().keys())
         problem = EPProblem.build(
             self.model, self.guide, records, self.moments, self.microbatch_size
@@ -229,9 +234,24 @@ class DPSEP(PrivateInference):
         self._problem = problem
         if self._average is None:
             self._start()
+        self._sites = self._site_sums(records, sampler)
+
+    def _site_sums(self, records: Records, sampler: RecordSampler) -> SiteSums:
+        sums = SiteSums(
+            self._problem,
+            records,
+            self._average.structure,
+            centred=self.centred,
+            weight=self._weight,
+            microbatch_size=self.microbatch_size,
+        )
+        if self._problem.likelihood.term.vectorizes:
+            compile = self.jit == "compile"
+            self._traced(partial(sums.trace, self._posterior, sampler.usual_size, compile=compile))
+        return sums
 
     def _is_current(self) -> bool:
-        return self._problem.guide.is_current()
+        return super()._is_current() and self._problem.guide.is_current()
 
     def _start(self) -> None:
         """The guide's initial values are the first q, and f^N = q / prior."""
@@ -280,19 +300,9 @@ class DPSEP(PrivateInference):
 
     def _clipped_sum(self, cavity: Gaussian, indices: Tensor, position: int) -> ClippedSum:
         """Per-record sites, clipped and summed, one microbatch after the other."""
-        records, places = self._records, self._problem.places
-        mean, covariance = cavity.mean[places], restricted(cavity.covariance, places)
-        structure = self._average.structure
-        clipped = ClippedSum([Block(len(mean) + structure.size, self._bound)], records.device)
-        size = self.microbatch_size or self._problem.moments.microbatch_size
-        with private_rng(self._randomness.stream("local", position)):
-            for chosen in indices.split(size):
-                if len(chosen) == 0:  # an empty batch is split into one empty part
-                    continue
-                rows = records.rows(chosen)
-                sites = self._problem.moments.factors(mean, covariance, chosen, rows)
-                eta = sites.residual if self.centred else sites.residual + sites.times(mean)
-                clipped.add(structure.rows(eta, sites, self._weight))
+        size = len(self._problem.places) + self._average.structure.size
+        clipped = ClippedSum([Block(size, self._bound)], self._records.device)
+        self._sites.add(clipped, cavity, indices, self._randomness.stream("local", position))
         return clipped
 
     def _estimate(self, released: Tensor, cavity: Gaussian) -> Gaussian:

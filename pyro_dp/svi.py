@@ -6,6 +6,7 @@ plate of individuals.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyro
@@ -16,18 +17,16 @@ from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.checks import build_record_term
-from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates
-from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
-from pyro_dp.gradients import Batch
+from pyro_dp.errors import ConfigurationError, PrivacyError
 from pyro_dp.inference import PrivateInference, initialised
 from pyro_dp.mechanisms import AdaptiveClip, Block, ClippedSum
-from pyro_dp.outside import Particle, draw_particle
-from pyro_dp.randomness import LocalStream, private_rng
 from pyro_dp.records import Records
+from pyro_dp.sampling import RecordSampler
 from pyro_dp.settings import require_choice, require_count, require_number
+from pyro_dp.steps import COORDINATES, EagerStep
+from pyro_dp.traced_step import TracedStep
 
 _LOSSES = (Trace_ELBO, TraceMeanField_ELBO, TraceEnum_ELBO)
-_COORDINATES = {"latents": LatentCoordinates, "parameters": ParameterCoordinates}
 _STATE = ("parameters", "optimizer", "steps", "noise_multiplier", "bound", "accountant")
 
 
@@ -80,7 +79,10 @@ class DPSVI(PrivateInference):
         the same.
     :param slice_data: the model is written for whole tensors (``with pyro.plate("data", len(x))``)
         and is shown rows of them; otherwise it indexes its arguments with the plate's indices.
-    :param jit: "none"; there is nothing else yet.
+    :param jit: "trace": model and guide are traced once, and steps run no Pyro code; "compile": the
+        same, as machine code (needs a C++ compiler); "none": Pyro code in every step. Graphs are
+        checked against the model in the first steps; a model that cannot be traced falls back to
+        "none" with a warning.
     :param loss_clip: L > 0 releases the loss too: each record's is clipped to [-L, L] nats and
         joins the release as a further block.
     :param loss_share: part of the privacy cost (of sigma^-2) that the loss takes from the gradient,
@@ -110,7 +112,7 @@ class DPSVI(PrivateInference):
         privatize: str = "latents",
         microbatch_size: int | None = None,
         slice_data: bool = False,
-        jit: str = "none",
+        jit: str = "trace",
         loss_clip: float | None = None,
         loss_share: float = 0.05,
         generator: torch.Generator | int | None = None,
@@ -123,8 +125,7 @@ class DPSVI(PrivateInference):
         if type(loss) not in _LOSSES:
             names = ", ".join(kind.__name__ for kind in _LOSSES)
             raise ConfigurationError(f"loss must be one of {names}, not {type(loss).__name__}.")
-        require_choice("privatize", privatize, tuple(_COORDINATES))
-        require_choice("jit", jit, ("none",))
+        require_choice("privatize", privatize, tuple(COORDINATES))
         adaptive = max_grad_norm if isinstance(max_grad_norm, AdaptiveClip) else None
         if adaptive is None and max_grad_norm != math.inf:
             require_number("max_grad_norm", max_grad_norm, above=0.0, below=math.inf)
@@ -155,6 +156,7 @@ class DPSVI(PrivateInference):
             sampling=sampling,
             microbatch_size=microbatch_size,
             slice_data=slice_data,
+            jit=jit,
             generator=generator,
             secure=secure,
         )
@@ -171,16 +173,18 @@ class DPSVI(PrivateInference):
         """
         self._prepare(args, kwargs)
         position = self.accountant.num_releases
-        particles = [self._draw_particle() for _ in range(self.loss.num_particles)]
-        coordinates = _COORDINATES[self.privatize](particles, self._term, self._parameters)
-        indices = self._sample(position)
-        clipped = self._clipped_sum(particles, coordinates, indices, position)
+        draws = self._step.draw()
+        clipped = ClippedSum(self._blocks(self._step.size(draws)), self._records.device)
+        stream = partial(self._randomness.stream, "local", position)
+        self._step.add(clipped, draws, self._sample(position), stream)
         gradient, *others = self._release(clipped, position)
-        coordinates.set_gradients(gradient)
+        gradients, outside = self._step.gradients(draws, gradient)
+        for name, leaf in self._parameters.items():
+            leaf.grad = gradients[name]
         self.optim(set(self._parameters.values()))
         for leaf in self._parameters.values():
             leaf.grad = None
-        return self._read(others, particles)
+        return self._read(others, outside)
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
         """:raises PrivacyError: always: the loss on the data is not private."""
@@ -244,7 +248,7 @@ class DPSVI(PrivateInference):
             for name in [name for name in self._loaded if name in store]:
                 store[name].unconstrained().copy_(self._loaded.pop(name))
 
-    def _build(self, records: Records) -> None:
+    def _build(self, records: Records, sampler: RecordSampler) -> None:
         store = pyro.get_param_store()
         before = set(store.keys()) | self._loaded.keys()
         started = initialised(self.guide)
@@ -260,50 +264,33 @@ class DPSVI(PrivateInference):
         if started or self.optim.optim_objs or before & parameters.keys():
             self._note_earlier_values()
         self._set_loaded()
+        self._step = self._choose_step(records, sampler)
+
+    def _choose_step(self, records: Records, sampler: RecordSampler) -> EagerStep | TracedStep:
+        eager = EagerStep(
+            self.loss,
+            self.model,
+            self.guide,
+            records,
+            self._term,
+            self._parameters,
+            self.privatize,
+            adapts=self._adaptive is not None,
+            releases_loss=self.loss_clip is not None,
+            microbatch_size=self.microbatch_size,
+        )
+        if not self._term.vectorizes:
+            return eager
+        compile = self.jit == "compile"
+        return (
+            self._traced(partial(TracedStep, eager, sampler.usual_size, compile=compile)) or eager
+        )
 
     def _is_current(self) -> bool:
         store = pyro.get_param_store()
-        return all(
-            name in store and store[name].unconstrained() is leaf
-            for name, leaf in self._parameters.items()
+        return super()._is_current() and all(
+            store.param_name(leaf) == name for name, leaf in self._parameters.items()
         )
-
-    def _draw_particle(self) -> Particle:
-        particle = draw_particle(self.loss, self.model, self.guide, self._records)
-        if particle.parameters.keys() != self._parameters.keys():
-            raise ModelError("The parameters of model and guide changed between two steps.")
-        return particle.restricted(self._term.latents)
-
-    def _clipped_sum(
-        self,
-        particles: list[Particle],
-        coordinates: LatentCoordinates | ParameterCoordinates,
-        indices: Tensor,
-        position: int,
-    ) -> ClippedSum:
-        """Per-record gradients (and losses), clipped and summed, one microbatch after the other."""
-        records, term = self._records, self._term
-        clipped = ClippedSum(self._blocks(coordinates.size), records.device)
-        stream = self._randomness.stream("local", position)
-        local = [LocalStream(stream) for _ in particles]
-        with private_rng(stream):
-            for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
-                if len(chosen) == 0:  # an empty batch is split into one empty part
-                    continue
-                rows = records.rows(chosen)
-                gradients = [
-                    term.gradients(records, particle, Batch(chosen, rows, own))
-                    for particle, own in zip(particles, local, strict=True)
-                ]
-                values = [coordinates.per_record(gradients)]
-                if self.loss_clip is not None:
-                    losses = torch.stack([each.losses for each in gradients])
-                    values.append(losses.mean(dim=0).unsqueeze(1))
-                if self._adaptive is not None:
-                    norms = torch.linalg.vector_norm(values[0], dim=1, keepdim=True)
-                    values.append(torch.where(norms <= self._bound, 0.5, -0.5))
-                clipped.add(*values)
-        return clipped
 
     def _blocks(self, size: int) -> list[Block]:
         """The blocks of the joint release: gradient, loss, quantile bit."""
@@ -314,12 +301,11 @@ class DPSVI(PrivateInference):
             blocks.append(Block(1, 0.5, self._adaptive.share))
         return blocks
 
-    def _read(self, others: list[Tensor], particles: list[Particle]) -> float:
+    def _read(self, others: list[Tensor], outside: Tensor) -> float:
         """The other released blocks: move the bound, return the loss."""
         if self._adaptive is not None:
             within = others.pop().item() / self._records.plate.size + 0.5
             self._bound = self._adaptive.updated(self._bound, within)
         if self.loss_clip is None:
             return math.nan
-        outside = sum(particle.loss.item() for particle in particles) / len(particles)
-        return others[0].item() + outside
+        return others[0].item() + outside.item()

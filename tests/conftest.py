@@ -2,6 +2,21 @@ import pyro
 import pytest
 import torch
 
+from pyro_dp import DPSEP, DPSVI
+
+
+def pytest_addoption(parser):
+    # Tracing and compiling take longer than most models of these tests: what is about the graphs
+    # asks for them, and all the rest may be run through them, too.
+    parser.addoption("--jit", choices=("none", "trace", "compile"), default="none")
+
+
+def pytest_configure(config):
+    for inference in (DPSVI, DPSEP):
+        inference.__init__.__kwdefaults__["jit"] = config.getoption("jit")
+    if config.getoption("jit") != "none":
+        config.addinivalue_line("filterwarnings", "ignore:jit=.* does not apply:UserWarning")
+
 
 @pytest.fixture(autouse=True)
 def _fresh_state():

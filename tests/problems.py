@@ -22,7 +22,11 @@ from pyro.infer.autoguide import (
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import nn
 
+import pyro_dp.inference
+import pyro_dp.sampling
 from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp.mechanisms import release
+from pyro_dp.steps import EagerStep
 
 
 @dataclass
@@ -287,7 +291,12 @@ def new_dpsvi(model: Callable, guide: Callable, **options) -> DPSVI:
     return DPSVI(model, guide, pyro.optim.Adam({}), Trace_ELBO(), **settings)
 
 
-def _start(make: Callable[[], Problem]) -> Problem:
+def eager(svi: DPSVI) -> EagerStep:
+    """The step of a prepared DPSVI, or what was traced to make it."""
+    return getattr(svi._step, "_eager", svi._step)
+
+
+def start(make: Callable[[], Problem]) -> Problem:
     """A fresh problem with an initialised guide, and a seed for what follows."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
@@ -297,24 +306,24 @@ def _start(make: Callable[[], Problem]) -> Problem:
     return problem
 
 
-def _values() -> dict[str, torch.Tensor]:
+def values() -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in pyro.get_param_store().items()}
 
 
 def fit_svi(make: Callable[[], Problem], steps: int, lr: float = 0.02) -> dict[str, torch.Tensor]:
     """Parameters after some steps of ``pyro.infer.SVI``."""
-    problem = _start(make)
+    problem = start(make)
     svi = SVI(problem.model, problem.guide, pyro.optim.Adam({"lr": lr}), problem.loss)
     for _ in range(steps):
         svi.step(*problem.data)
-    return _values()
+    return values()
 
 
 def fit_dpsvi(
     make: Callable[[], Problem], steps: int, lr: float = 0.02, **options
 ) -> dict[str, torch.Tensor]:
     """Parameters after some steps of DPSVI without noise and clipping, on all records."""
-    problem = _start(make)
+    problem = start(make)
     svi = DPSVI(
         problem.model,
         problem.guide,
@@ -328,4 +337,61 @@ def fit_dpsvi(
     )
     for _ in range(steps):
         svi.step(*problem.data)
-    return _values()
+    return values()
+
+
+class Fixture:
+    """A DPSVI whose releases are kept, with the sums that entered them."""
+
+    def __init__(self, monkeypatch, model=logistic, guide=None, loss=None, **options):
+        self.sums, self.released, self.events, self.bounds = [], [], [], []
+
+        def spy(clipped, **named):
+            self.sums.append([total.clone() for total in clipped.totals])
+            self.events.append(named["event"])
+            self.bounds.append(clipped.blocks[0].bound)
+            released = release(clipped, **named)
+            self.released.append([block.clone() for block in released])
+            return released
+
+        monkeypatch.setattr(pyro_dp.inference, "release", spy)
+        settings = dict(accountant=PrivacyAccountant(), noise_multiplier=0, max_grad_norm=0.5)
+        self.svi = DPSVI(
+            model,
+            guide or AutoNormal(model),
+            pyro.optim.Adam({"lr": 0.01}),
+            loss or Trace_ELBO(),
+            **(settings | options),
+        )
+
+
+def one_sum(monkeypatch, name, data, batch, **options):
+    """The exact sum (all blocks) of one first step on a given batch of records."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    problem = PROBLEMS[name]()
+    fixture = Fixture(
+        monkeypatch,
+        problem.model,
+        problem.guide,
+        problem.loss,
+        generator=0,
+        sample_rate=0.5,
+        **(problem.options | options),
+    )
+    monkeypatch.setattr(
+        pyro_dp.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
+    )
+    fixture.svi.step(*data)
+    return fixture.sums[0]
+
+
+def with_outlier(name: str) -> tuple[tuple, tuple]:
+    """The data of a problem, and the same with an outlier of 1e6 for record 4."""
+    data = PROBLEMS[name]().data
+    outlier = tuple(x.clone() for x in data)
+    for x in outlier:
+        x[4] = 1e6 if x.dim() > 1 and name not in ("VAE", "VAE, mean field") else 1.0
+    if name == "constrained":
+        outlier[0][4] = 1e6
+    return data, outlier

@@ -7,7 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import PROBLEMS, Problem, fit_dpsvi, fit_svi, new_dpsvi
+from problems import PROBLEMS, Problem, eager, fit_dpsvi, fit_svi, new_dpsvi
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal
 
@@ -22,6 +22,10 @@ LOSS_DIFFERS = {"VAE", "VAE, mean field", "hierarchical", "particles", "subsampl
 
 def local_stream():
     return LocalStream(np.random.default_rng(0))
+
+
+def flat(blocks):
+    return torch.cat([block.reshape(len(block), -1) for block in blocks], dim=1)
 
 
 def prepared(name, **options):
@@ -47,7 +51,7 @@ def test_vectorized_equals_loop(name):
     """On the same global and local draws; no used parameter has a zero gradient."""
     svi, _ = prepared(name)
     assert svi._term.vectorizes
-    particle = svi._draw_particle()
+    particle = eager(svi).draw()[0]
     indices = torch.tensor([0, 3, 4, 11, 29])
     rows = svi._records.rows(indices)
     batch = Batch(indices, rows, local_stream())
@@ -67,12 +71,12 @@ def test_parameter_coordinates(name):
     """Pulled back per record = that record's loss, differentiated through the guide."""
     svi, _ = prepared(name, privatize="parameters")
     term, records = svi._term, svi._records
-    particle = svi._draw_particle()
+    particle = eager(svi).draw()[0]
     indices = torch.tensor([1, 7])
     rows = records.rows(indices)
     gradients = term.gradients(records, particle, Batch(indices, rows, local_stream()))
     coordinates = ParameterCoordinates([particle], term, svi._parameters)
-    per_record = coordinates.per_record([gradients])
+    per_record = flat(coordinates.per_record([gradients]))
     assert per_record.shape == (2, coordinates.size)
     for b, index in enumerate(indices):
         args, kwargs = records.arguments([row[b] for row in rows])
@@ -100,7 +104,7 @@ def test_loss_adds_up(name):
     pyro.set_rng_seed(3)
     expected = problem.loss.differentiable_loss(problem.model, problem.guide, *problem.data)
     pyro.set_rng_seed(3)
-    particle = svi._draw_particle()
+    particle = eager(svi).draw()[0]
     batch = Batch(torch.arange(30), svi._records.rows(torch.arange(30)), local_stream())
     losses = svi._term.vectorized(svi._records, particle, batch).losses
     torch.testing.assert_close(particle.loss + losses.sum(), torch.as_tensor(expected))
@@ -109,23 +113,21 @@ def test_loss_adds_up(name):
 def test_several_particles_are_blocks():
     """Latents: K blocks of (1/K) times each particle's gradient. Parameters: their mean."""
     svi, problem = prepared("particles")
-    particles = [svi._draw_particle() for _ in range(3)]
+    drawn = eager(svi).draw()
+    assert len(drawn) == 3
     indices = torch.arange(4)
     rows = svi._records.rows(indices)
     each = [
-        svi._term.gradients(svi._records, p, Batch(indices, rows, local_stream()))
-        for p in particles
+        svi._term.gradients(svi._records, p, Batch(indices, rows, local_stream())) for p in drawn
     ]
-    latents = LatentCoordinates(particles, svi._term, svi._parameters)
-    torch.testing.assert_close(
-        latents.per_record(each), torch.cat([g.latents["w"] / 3 for g in each], dim=1)
-    )
-    parameters = ParameterCoordinates(particles, svi._term, svi._parameters).per_record(each)
+    latents = LatentCoordinates(drawn, svi._term, svi._parameters)
+    torch.testing.assert_close(latents.per_record(each), [g.latents["w"] / 3 for g in each])
+    parameters = ParameterCoordinates(drawn, svi._term, svi._parameters)
     alone = [
-        ParameterCoordinates([p], svi._term, svi._parameters).per_record([g])
-        for p, g in zip(particles, each, strict=True)
+        flat(ParameterCoordinates([p], svi._term, svi._parameters).per_record([g]))
+        for p, g in zip(drawn, each, strict=True)
     ]
-    torch.testing.assert_close(parameters, sum(alone) / 3)
+    torch.testing.assert_close(flat(parameters.per_record(each)), sum(alone) / 3)
 
 
 def test_score_function_of_a_global_site():
@@ -150,7 +152,7 @@ def test_score_function_of_a_global_site():
         privatize="parameters",
     )
     svi._prepare((x,), {})
-    particle = svi._draw_particle()
+    particle = eager(svi).draw()[0]
     gradients = svi._term.gradients(
         svi._records, particle, Batch(torch.arange(10), [x], local_stream())
     )
@@ -158,7 +160,8 @@ def test_score_function_of_a_global_site():
     k = particle.fixed["k"]
     loss = -dist.Normal(k, 1.0).log_prob(x)
     score = k - torch.sigmoid(torch.tensor(0.3))
-    torch.testing.assert_close(coordinates.per_record([gradients]).squeeze(1), loss * score)
+    (per_record,) = coordinates.per_record([gradients])
+    torch.testing.assert_close(per_record, loss * score)
 
 
 def _masked_assignment(x):
@@ -240,7 +243,7 @@ def test_score_function_of_a_local_site():
     )
     svi._prepare((x,), {})
     assert svi._term.vectorizes
-    particle = svi._draw_particle()
+    particle = eager(svi).draw()[0]
     for index in range(10):  # one at a time: the draw itself comes from torch
         batch = Batch(torch.tensor([index]), [x[index : index + 1]], local_stream())
         torch.manual_seed(index)
@@ -293,7 +296,7 @@ def test_reparameterised_local_draws(distribution):
     start = torch.tensor(0.2)
     svi.step(x)
     assert (pyro.param("w") - start).abs() > 0
-    particle = svi._draw_particle()
+    particle = eager(svi).draw()[0]
     batch = Batch(torch.arange(6), [x], local_stream())
     gradients = svi._term.gradients(svi._records, particle, batch).parameters["w"]
     assert len(gradients.unique()) == 6, "every record has its own draw"
@@ -318,7 +321,7 @@ def test_draws_in_place():
     with pytest.warns(UserWarning, match="one record at a time"):
         svi._prepare((x,), {})
     batch = Batch(torch.arange(5), [x], local_stream())
-    particle = svi._draw_particle()
+    particle = eager(svi).draw()[0]
     gradients = svi._term.gradients(svi._records, particle, batch).latents["w"]
     jitter = local_stream().normal(torch.arange(5).numpy(), 0, 1)[:, 0]
     torch.testing.assert_close(gradients, particle.latents["w"].detach() + torch.tensor(jitter))

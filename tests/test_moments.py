@@ -30,7 +30,8 @@ class Problem:
     def sites(self, mean, covariance, indices=None):
         """Precisions (B, d, d) and residuals (B, d); of all records by default."""
         indices = torch.arange(self.records.plate.size) if indices is None else indices
-        found = self.moments.factors(mean, covariance, indices, self.records.rows(indices))
+        spread = self.moments.spread(covariance)
+        found = self.moments.factors(mean, spread, indices, self.records.rows(indices))
         return found.matrices(), found.residual
 
 

@@ -70,7 +70,7 @@ def test_stein_sites_agree_with_brute_force(monkeypatch):
     x = torch.tensor([-1.5, -0.2, 0.3, 2.0])
     method, indices, rows = stein(two_means, x)
     with torch.no_grad():
-        found = method.factors(MEAN, COVARIANCE, indices, rows)
+        found = method.factors(MEAN, method.spread(COVARIANCE), indices, rows)
     draws = method._draws
     residual, precision = brute_force(x, draws, torch.zeros(len(draws)))
     torch.testing.assert_close(found.residual, residual, rtol=0.0, atol=1e-5)
@@ -116,9 +116,9 @@ def test_stein_sites_with_a_cavity_for_each_record(few_draws):
 
 def agree_with_the_loop(method, mean, covariance, indices, rows):
     with torch.no_grad():
-        fast = method.factors(mean, covariance, indices, rows)
+        fast = method.factors(mean, method.spread(covariance), indices, rows)
         method._likelihood.term.vectorizes = False
-        slow = method.factors(mean, covariance, indices, rows)
+        slow = method.factors(mean, method.spread(covariance), indices, rows)
     torch.testing.assert_close(fast.residual, slow.residual)
     torch.testing.assert_close(fast.precision, slow.precision)
 
@@ -129,10 +129,10 @@ def test_a_broken_record_is_nan_and_only_that(few_draws, vectorizes):
     mean, covariance = torch.randn(8), 0.1 * torch.eye(8)
     method._likelihood.term.vectorizes = vectorizes
     with torch.no_grad():
-        whole = method.factors(mean, covariance, indices, rows)
+        whole = method.factors(mean, method.spread(covariance), indices, rows)
         broken = [rows[0].clone()]
         broken[0][2, 0] = torch.nan
-        found = method.factors(mean, covariance, indices, broken)
+        found = method.factors(mean, method.spread(covariance), indices, broken)
     assert found.residual[2].isnan().all() and found.precision[2].isnan().all()
     rest = [0, 1, 3]
     torch.testing.assert_close(found.residual[rest], whole.residual[rest])

@@ -11,20 +11,22 @@ import pytest
 import torch
 from problems import (
     PROBLEMS,
+    Fixture,
     Problem,
     fit_dpsvi,
     fit_svi,
     handwritten_guide,
     logistic,
     logistic_subsampled,
+    one_sum,
     regression_data,
+    with_outlier,
 )
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from scipy import stats
 
 import pyro_dp.gradients
-import pyro_dp.inference
 from pyro_dp import (
     DPSVI,
     AdaptiveClip,
@@ -34,7 +36,6 @@ from pyro_dp import (
     PrivacyError,
     SubsampledGaussian,
 )
-from pyro_dp.mechanisms import release
 from pyro_dp.randomness import Randomness
 
 _ALARM = 1e-8
@@ -62,52 +63,6 @@ def test_microbatches_change_nothing(name, size):
         torch.testing.assert_close(parts[key], value)
 
 
-class Fixture:
-    """A DPSVI whose releases are kept, with the sums that entered them."""
-
-    def __init__(self, monkeypatch, model=logistic, guide=None, loss=None, **options):
-        self.sums, self.released, self.events, self.bounds = [], [], [], []
-
-        def spy(clipped, **named):
-            self.sums.append([total.clone() for total in clipped.totals])
-            self.events.append(named["event"])
-            self.bounds.append(clipped.blocks[0].bound)
-            released = release(clipped, **named)
-            self.released.append([block.clone() for block in released])
-            return released
-
-        monkeypatch.setattr(pyro_dp.inference, "release", spy)
-        settings = dict(accountant=PrivacyAccountant(), noise_multiplier=0, max_grad_norm=0.5)
-        self.svi = DPSVI(
-            model,
-            guide or AutoNormal(model),
-            pyro.optim.Adam({"lr": 0.01}),
-            loss or Trace_ELBO(),
-            **(settings | options),
-        )
-
-
-def one_sum(monkeypatch, name, data, batch, **options):
-    """The exact sum (all blocks) of one first step on a given batch of records."""
-    pyro.clear_param_store()
-    pyro.set_rng_seed(0)
-    problem = PROBLEMS[name]()
-    fixture = Fixture(
-        monkeypatch,
-        problem.model,
-        problem.guide,
-        problem.loss,
-        generator=0,
-        sample_rate=0.5,
-        **(problem.options | options),
-    )
-    monkeypatch.setattr(
-        pyro_dp.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
-    )
-    fixture.svi.step(*data)
-    return fixture.sums[0]
-
-
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_sensitivity(monkeypatch, name, privatize):
@@ -115,12 +70,7 @@ def test_sensitivity(monkeypatch, name, privatize):
 
     One record is an outlier of 1e6. With local latents too: other records keep their draws.
     """
-    data = PROBLEMS[name]().data
-    outlier = tuple(x.clone() for x in data)
-    for x in outlier:
-        x[4] = 1e6 if x.dim() > 1 and name not in ("VAE", "VAE, mean field") else 1.0
-    if name == "constrained":
-        outlier[0][4] = 1e6
+    data, outlier = with_outlier(name)
     options = dict(privatize=privatize, loss_clip=2.0)
 
     def blocks(data, batch):
@@ -128,8 +78,8 @@ def test_sensitivity(monkeypatch, name, privatize):
 
     with_it = blocks(data, [1, 4, 8, 20])
     without = blocks(data, [1, 8, 20])
-    with_outlier = blocks(outlier, [1, 4, 8, 20])
-    for bound, one, none, other in zip((0.5, 2.0), with_it, without, with_outlier, strict=True):
+    replaced = blocks(outlier, [1, 4, 8, 20])
+    for bound, one, none, other in zip((0.5, 2.0), with_it, without, replaced, strict=True):
         assert 0 < torch.linalg.vector_norm(one - none) <= bound * (1 + 1e-12)
         assert torch.linalg.vector_norm(other - none) <= bound * (1 + 1e-12)
         assert torch.linalg.vector_norm(other - one) <= 2 * bound * (1 + 1e-12)
@@ -258,11 +208,13 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
         generator=0,
     )
     estimates, batches = [], []
-    build = pyro_dp.svi.LatentCoordinates.set_gradients
+    data = regression_data()
+    fixture.svi._prepare(data, {})
+    step = fixture.svi._step
+    step._unchecked = 0  # to check a traced step, more gradients would be taken
+    gradients = step.gradients
     monkeypatch.setattr(
-        pyro_dp.svi.LatentCoordinates,
-        "set_gradients",
-        lambda self, g: (estimates.append(g.clone()), build(self, g))[1],
+        step, "gradients", lambda draws, g: (estimates.append(g.clone()), gradients(draws, g))[1]
     )
     draw = pyro_dp.sampling.RecordSampler.draw
     monkeypatch.setattr(
@@ -270,7 +222,6 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
         "draw",
         lambda self, stream: batches.append(draw(self, stream)) or batches[-1],
     )
-    data = regression_data()
     for _ in range(60):
         fixture.svi.step(*data)
     rate = 0.11 if sampling == "poisson" else 3 / 30

@@ -1,0 +1,83 @@
+"""Flat graphs of tensor functions: traced once, then run without the Python code behind them."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    make_fx,
+)
+
+from pyro_dp.errors import PrivacyError
+from pyro_dp.simplification import simplify
+
+
+class NotTraceable(PrivacyError):
+    """The function is more than a fixed sequence of tensor operations; the text says where."""
+
+
+def trace(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:
+    """The tensor operations of ``function(*inputs)``, for inputs of these shapes.
+
+    Whatever else the function reads becomes a constant. Randomness must be an input: a draw that
+    became a constant would be the same in every step, and one that stayed an operation would come
+    from another stream once compiled.
+
+    :raises NotTraceable: it reads a number out of a tensor, or draws random numbers.
+    """
+    try:
+        graph = make_fx(function)(*inputs)
+    except Exception as error:
+        if isinstance(error, PrivacyError):
+            reason = str(error).split(". ")[0]
+        else:
+            reason = f"tracing raised {type(error).__name__}"
+        raise NotTraceable(reason) from None
+    graph.graph.eliminate_dead_code()
+    for node in graph.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise NotTraceable(f"it draws random numbers by {node.target}")
+    graph = GraphModule(graph, graph.graph)  # with the constants that are used
+    for name in {node.target for node in graph.graph.nodes if node.op == "get_attr"}:
+        value = getattr(graph, name)
+        delattr(graph, name)
+        graph.register_buffer(name, value.detach(), persistent=False)  # the same memory
+    simplify(graph)
+    return graph
+
+
+def compiled(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., list[Tensor]]:
+    """The graph as machine code, or itself, with a warning, where there is no compiler."""
+    try:
+        from torch._inductor import standalone_compile  # takes a second
+
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # those of torch's compiler about itself
+            # Inputs always have these shapes: torch.compile would ask in every call.
+            fast = standalone_compile(graph, list(inputs), dynamic_shapes="from_example_inputs")
+            fast(*inputs)
+    except Exception as error:
+        warnings.warn(
+            f"jit='compile' failed with {type(error).__name__} (is there a C++ compiler?): the "
+            "step runs as jit='trace'.",
+            stacklevel=2,
+        )
+        return graph.forward
+    return fast
+
+
+def tracing() -> bool:
+    """Whether a graph is being traced."""
+    return get_proxy_mode() is not None
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Within: results are constants of a graph that is being traced, and modes are off."""
+    with torch._C.DisableTorchFunction(), disable_proxy_modes_tracing():
+        yield

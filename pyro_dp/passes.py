@@ -1,0 +1,139 @@
+"""Clipped sums over records, by a flat graph that takes a fixed number of them at a time."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from pyro_dp.errors import ModelError
+from pyro_dp.graphs import compiled, trace
+from pyro_dp.mechanisms import Block, Contributions, clipped_sums
+from pyro_dp.randomness import LocalStream
+from pyro_dp.record_mode import Draw
+from pyro_dp.records import Records
+
+CHECKED_STEPS = 3
+MISMATCH = (
+    "The traced step gives other numbers than the model itself, which must have a state, or depend "
+    "on values in a way that a graph cannot: use jit='none'."
+)
+
+Contribute = Callable[
+    [list[Tensor], list[Tensor], Tensor, list[Tensor], list[Tensor]], list[Contributions]
+]
+
+
+class Passes:
+    """A graph of the records' contributions, clipped and summed.
+
+    A smaller batch is padded with records of weight zero, so that there is one graph only. It is
+    traced on placeholders: a graph must not depend on data.
+
+    :param contribute: blocks of B records, from (bounds, public, indices, rows, local draws).
+    :param public: what else they depend on, in the form that it will always have.
+    :param blocks: number of blocks.
+    :param size: number of records in a pass.
+    :param draws: local draws of one record, for each particle.
+    :raises NotTraceable: they come from more than a fixed sequence of tensor operations.
+    """
+
+    def __init__(
+        self,
+        contribute: Contribute,
+        records: Records,
+        public: Sequence[Tensor],
+        *,
+        blocks: int,
+        size: int,
+        draws: Sequence[Draw] = (),
+        local: Sequence[LocalStream | None] = (),
+        compile: bool,
+    ):
+        self.size = size
+        self._records = records
+        self._draws = draws
+
+        def sums(*inputs: Tensor) -> list[Tensor]:
+            counts = [blocks, 1, len(public), 1, len(records.placeholder())]
+            bounds, (weights,), own, (indices,), rows, tables = parted(inputs, counts)
+            return clipped_sums(contribute(bounds, own, indices, rows, tables), bounds, weights)
+
+        inputs = [
+            *self._bounds([Block(1, 1.0)] * blocks),
+            self._weights(1),
+            *public,
+            *placeholder_batch(records, size, draws, local),
+        ]
+        graph = trace(sums, inputs)
+        self._graph = compiled(graph, inputs) if compile else graph.forward
+
+    def __call__(
+        self,
+        blocks: Sequence[Block],
+        public: Sequence[Tensor],
+        chosen: Tensor,
+        local: Sequence[LocalStream | None] = (),
+    ) -> list[Tensor]:
+        """The sums over at most ``size`` records; raises whatever the graph raises."""
+        weights = self._weights(len(chosen))
+        if len(chosen) < self.size:
+            padding = chosen[:1].expand(self.size - len(chosen))
+            chosen = torch.cat([chosen, padding])
+        rows = [row.contiguous() for row in self._records.rows(chosen)]
+        tables = _tables(self._draws, chosen, local)
+        with torch.no_grad():
+            sums = self._graph(*self._bounds(blocks), weights, *public, chosen, *rows, *tables)
+        return list(sums)
+
+    def _bounds(self, blocks: Sequence[Block]) -> list[Tensor]:
+        device = self._records.device
+        return [torch.tensor(block.bound, dtype=torch.float64, device=device) for block in blocks]
+
+    def _weights(self, count: int) -> Tensor:
+        weights = torch.ones(self.size, 1, dtype=torch.float64, device=self._records.device)
+        if count < self.size:
+            weights[count:] = 0.0
+        return weights
+
+
+def placeholder_batch(
+    records: Records, size: int, draws: Sequence[Draw], local: Sequence[LocalStream | None]
+) -> list[Tensor]:
+    """Indices, rows and local draws of so many public placeholders, in the layout of real ones."""
+    indices = torch.zeros(size, dtype=torch.long, device=records.device)
+    rows = [row.expand(size, *row.shape).contiguous() for row in records.placeholder()]
+    return [indices, *rows, *_tables(draws, indices, local)]
+
+
+def _tables(
+    draws: Sequence[Draw], indices: Tensor, local: Sequence[LocalStream | None]
+) -> list[Tensor]:
+    return [draw.sample(own, indices, i) for own in local for i, draw in enumerate(draws)]
+
+
+def pass_size(batch: int, limit: int | None) -> int:
+    """Size of equal passes, none above the limit, that a batch of this size takes."""
+    limit = limit or batch
+    return math.ceil(batch / math.ceil(batch / limit))
+
+
+def require_same(found: Tensor, expected: Tensor, *, exact: bool, scale: float = 0.0) -> None:
+    """:raises ModelError: a graph's numbers are not those of the model.
+
+    :param exact: whether the model computes in float64.
+    :param scale: of numbers that are large for these.
+    """
+    size = max(scale, expected.abs().nan_to_num(0.0, 0.0, 0.0).max().item())
+    tolerance = (1e-8 if exact else 1e-3) * size
+    if not torch.allclose(found, expected, rtol=0.0, atol=tolerance, equal_nan=True):
+        raise ModelError(MISMATCH)
+
+
+def parted(flat: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
+    """Consecutive parts of these sizes, and the rest."""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(list(flat[start : start + size]))
+        start += size
+    return [*parts, list(flat[start:])]

@@ -1,0 +1,182 @@
+"""Fewer operations in a traced graph: what a compiler would do, for graphs that are not compiled.
+
+Each operation costs a few microseconds, whatever it does. Vectorising and differentiating leave
+many behind that do nothing: views that keep the shape, multiplications with 1, constants that are
+made afresh in each call, the same thing twice.
+"""
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+_OPS = torch.ops.aten
+_VIEWS = {
+    _OPS.alias.default,
+    _OPS.detach.default,
+    _OPS.expand.default,
+    _OPS.permute.default,
+    _OPS.transpose.int,
+    _OPS.view.default,
+    _OPS._unsafe_view.default,
+}
+_FACTORIES = {
+    _OPS.arange.default,
+    _OPS.full.default,
+    _OPS.lift_fresh_copy.default,  # of a literal
+    _OPS.ones.default,
+    _OPS.scalar_tensor.default,
+    _OPS.zeros.default,
+}
+_LIKE = {_OPS.full_like.default, _OPS.ones_like.default, _OPS.zeros_like.default}
+_NEUTRAL = {
+    (_OPS.mul.Tensor, 1),
+    (_OPS.div.Tensor, 1),
+    (_OPS.add.Tensor, 0),
+    (_OPS.sub.Tensor, 0),
+    (_OPS.pow.Tensor_Scalar, 1),
+}
+
+
+def simplify(graph: GraphModule) -> None:
+    """Remove what does nothing, in place. What is written to in place is left alone."""
+    _unrepeat_rows(graph)
+    _skip_identities(graph)
+    _fold_constants(graph)
+    _share(graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _skip_identities(graph: GraphModule) -> None:
+    written = _written(graph)
+    for node in _operations(graph):
+        if not (node.args and isinstance(node.args[0], Node)):
+            continue
+        before = node.args[0]
+        copies = len(node.args) == 2 and not node.kwargs and _is_neutral(node)
+        if copies and {_base(before), node} & written:
+            continue
+        if (copies or node.target in _VIEWS) and _layout(before) == _layout(node):
+            _replace(graph, node, before)
+
+
+def _is_neutral(node: Node) -> bool:
+    number = node.args[1]
+    return isinstance(number, (int, float)) and (node.target, number) in _NEUTRAL
+
+
+def _unrepeat_rows(graph: GraphModule) -> None:
+    """A record sees its row as often as there are records, and picks one: that is the row."""
+    written = _written(graph)
+    for node in _operations(graph):
+        if node.target is not _OPS.index.Tensor or len(node.args[1]) != 2:
+            continue
+        repeated, (first, _) = node.args
+        # A row that is picked is a copy, which may be written to.
+        if repeated.target is not _OPS.expand.default or {node, _base(repeated)} & written:
+            continue
+        row = repeated.args[0]
+        if _shape(row) == _shape(node) and _shape(row)[1] == 1 and _counts_up(first, row):
+            _replace(graph, node, row)
+
+
+def _counts_up(index: Any, row: Node) -> bool:
+    """Whether an index is 0, 1, ... along the records."""
+    if not (isinstance(index, Node) and index.target is _OPS.unsqueeze.default):
+        return False
+    count, axis = index.args
+    (length,) = _shape(row)[:1]
+    return axis in (1, -1) and count.target is _OPS.arange.default and count.args == (length,)
+
+
+def _fold_constants(graph: GraphModule) -> None:
+    written, constants = _written(graph), {}
+    for node in _operations(graph):
+        inputs = node.all_input_nodes
+        fresh = node.target in _FACTORIES or node.target in _LIKE
+        derived = bool(inputs) and all(each in constants for each in inputs)
+        if not (fresh or derived) or _base(node) in written:
+            continue
+        if node.target is _OPS.lift_fresh_copy.default:
+            values = {inputs[0]: getattr(graph, inputs[0].target)}
+        else:
+            values = {
+                each: constants[each] if each in constants else _blank(each) for each in inputs
+            }
+        args = torch.fx.map_arg(node.args, values.__getitem__)
+        kwargs = torch.fx.map_arg(node.kwargs, values.__getitem__)
+        result = node.target(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            constants[node] = result
+    for i, (node, value) in enumerate(constants.items()):
+        name = f"_constant{i}"
+        graph.register_buffer(name, value, persistent=False)
+        with graph.graph.inserting_before(node):
+            constant = graph.graph.get_attr(name)
+        constant.meta = dict(node.meta)
+        _replace(graph, node, constant)
+
+
+def _blank(node: Node) -> torch.Tensor:
+    """A tensor of this node's form; its numbers do not matter."""
+    value = node.meta["val"]
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _share(graph: GraphModule) -> None:
+    """One node for what is computed twice."""
+    written, seen = _written(graph), {}
+    for node in _operations(graph):
+        touched = {_base(each) for each in (node, *node.all_input_nodes)}
+        if touched & written:
+            continue
+        key = node.target, _frozen(node.args), _frozen(node.kwargs)
+        if key in seen:
+            _replace(graph, node, seen[key])
+        else:
+            seen[key] = node
+
+
+def _operations(graph: GraphModule) -> list[Node]:
+    return [node for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def _replace(graph: GraphModule, node: Node, by: Node) -> None:
+    node.replace_all_uses_with(by)
+    graph.graph.erase_node(node)
+
+
+def _base(node: Node) -> Node:
+    """The node whose memory this one may show."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not any(r.alias_info is not None for r in schema.returns):
+            break
+        node = node.args[0]
+    return node
+
+
+def _written(graph: GraphModule) -> set[Node]:
+    """The nodes whose memory is written to after it was made."""
+    mutable = [n for n in _operations(graph) if getattr(n.target, "_schema", None) is not None]
+    return {_base(n.args[0]) for n in mutable if n.target._schema.is_mutable}
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _layout(node: Node) -> tuple:
+    value = node.meta["val"]
+    return tuple(value.shape), value.stride(), value.dtype, value.device
+
+
+def _frozen(arguments: Any) -> Hashable:
+    """Arguments of a node as a key; 1, 1.0 and True are different ones."""
+    if isinstance(arguments, (tuple, list)):
+        return tuple(map(_frozen, arguments))
+    if isinstance(arguments, dict):
+        return tuple((key, _frozen(value)) for key, value in sorted(arguments.items()))
+    return type(arguments), repr(arguments) if isinstance(arguments, float) else arguments

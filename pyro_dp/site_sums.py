@@ -1,0 +1,118 @@
+"""Clipped sums of the records' sites: by Pyro code on each batch, or by a graph."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_dp.ep_problem import EPProblem
+from pyro_dp.factors import Structure
+from pyro_dp.gaussian import Gaussian, restricted
+from pyro_dp.graphs import NotTraceable
+from pyro_dp.mechanisms import ClippedSum, Contributions, Rows
+from pyro_dp.passes import CHECKED_STEPS, Passes, pass_size, require_same
+from pyro_dp.randomness import forked_rng, private_rng
+from pyro_dp.records import Records
+
+
+class SiteSums:
+    """What DPSEP releases of a batch of records, before the noise.
+
+    :param structure: of the released precisions.
+    :param centred: whether eta_n - Lambda_n m is released, m the cavity mean, or eta_n.
+    :param weight: kappa.
+    :param microbatch_size: at most so many records are worked on at a time.
+    """
+
+    def __init__(
+        self,
+        problem: EPProblem,
+        records: Records,
+        structure: Structure,
+        *,
+        centred: bool,
+        weight: float,
+        microbatch_size: int | None,
+    ):
+        self._moments, self._places = problem.moments, problem.places
+        self._likelihood = problem.likelihood
+        self._records = records
+        self._structure = structure
+        self._centred = centred
+        self._weight = weight
+        self._limit = microbatch_size or problem.moments.microbatch_size
+        self._passes: Passes | None = None
+        self._unchecked = 0
+
+    def trace(self, cavity: Gaussian, usual_size: int, *, compile: bool) -> None:
+        """Use a graph from now on, and compare it with Pyro's code in the first steps.
+
+        :param usual_size: number of records that few batches exceed.
+        :raises NotTraceable: the sites come from more than a fixed sequence of tensor operations.
+        """
+        if not self._likelihood.term.vectorizes:
+            raise NotTraceable("records are taken one at a time")
+
+        def contribute(bounds, public, indices, rows, tables) -> list[Contributions]:
+            return [self._contributions(*public, indices, rows)]
+
+        with forked_rng():
+            self._passes = Passes(
+                contribute,
+                self._records,
+                self._public(cavity),
+                blocks=1,
+                size=pass_size(usual_size, self._limit),
+                compile=compile,
+            )
+        self._unchecked = CHECKED_STEPS
+
+    def add(
+        self, clipped: ClippedSum, cavity: Gaussian, indices: Tensor, stream: np.random.Generator
+    ) -> None:
+        """Clip and sum the sites of these records, one microbatch after the other.
+
+        :param stream: private source of whatever a model may draw.
+        """
+        public = self._public(cavity)
+        with private_rng(stream):
+            for chosen in indices.split(self._passes.size if self._passes else self._limit):
+                if len(chosen):  # an empty batch is split into one empty part
+                    self._add_microbatch(clipped, public, chosen)
+        self._unchecked = max(0, self._unchecked - 1)
+
+    def _add_microbatch(self, clipped: ClippedSum, public: list[Tensor], chosen: Tensor) -> None:
+        if self._passes:
+            try:
+                sums = self._passes(clipped.blocks, public, chosen)
+            except Exception:  # on some record; which one, Pyro's code finds out
+                sums = None
+            if sums is not None:
+                if self._unchecked:
+                    self._check(sums, clipped, public, chosen)
+                clipped.add_sums(sums)
+                return
+        clipped.add(self._contributions(*public, chosen, self._records.rows(chosen)))
+
+    def _check(
+        self, sums: list[Tensor], clipped: ClippedSum, public: list[Tensor], chosen: Tensor
+    ) -> None:
+        expected = ClippedSum(clipped.blocks, self._records.device)
+        expected.add(self._contributions(*public, chosen, self._records.rows(chosen)))
+        bound = clipped.blocks[0].bound
+        scale = bound if bound < math.inf else 0.0
+        exact = self._likelihood.dtype == torch.float64
+        require_same(sums[0], expected.totals[0], exact=exact, scale=scale)
+
+    def _public(self, cavity: Gaussian) -> list[Tensor]:
+        covariance = restricted(cavity.covariance, self._places)
+        return [cavity.mean[self._places], self._moments.spread(covariance)]
+
+    def _contributions(
+        self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]
+    ) -> Contributions:
+        sites = self._moments.factors(mean, spread, indices, rows)
+        eta = sites.residual if self._centred else sites.residual + sites.times(mean)
+        block = self._structure.rows(eta, sites, self._weight)
+        return Rows(block) if isinstance(block, Tensor) else block

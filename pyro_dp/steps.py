@@ -1,0 +1,125 @@
+"""What a step of DPSVI computes: the public draw, the records' clipped sums, and the gradient.
+
+:class:`EagerStep` runs Pyro code in every step. :class:`~pyro_dp.traced_step.TracedStep` gives the
+same numbers from graphs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pyro.infer import ELBO
+from torch import Tensor
+
+from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates, mean_loss
+from pyro_dp.errors import ModelError
+from pyro_dp.gradients import Batch, RecordTerm
+from pyro_dp.mechanisms import ClippedSum, Contributions, Rows
+from pyro_dp.outside import Particle, draw_particle
+from pyro_dp.randomness import LocalStream, private_rng
+from pyro_dp.record_mode import RecordMode
+from pyro_dp.records import Records
+
+COORDINATES = {"latents": LatentCoordinates, "parameters": ParameterCoordinates}
+
+
+@dataclass
+class EagerStep:
+    """The computation of a step, by Pyro's own code on the public part and vectorised on records.
+
+    :param loss: the user's, as are model and guide.
+    :param term: one record's part of it.
+    :param parameters: all unconstrained parameters, by name.
+    :param privatize: "latents" or "parameters".
+    :param adapts: whether the release has a block for the quantile bit.
+    :param releases_loss: whether it has one for the loss.
+    :param microbatch_size: at most so many records are worked on at a time.
+    """
+
+    loss: ELBO
+    model: Callable
+    guide: Callable
+    records: Records
+    term: RecordTerm
+    parameters: dict[str, Tensor]
+    privatize: str
+    adapts: bool
+    releases_loss: bool
+    microbatch_size: int | None
+
+    def draw(self, given: Sequence[RecordMode] | None = None) -> list[Particle]:
+        """Public draws of the global latents, one per particle."""
+        return [
+            self._particle(None if given is None else given[k])
+            for k in range(self.loss.num_particles)
+        ]
+
+    def size(self, particles: list[Particle]) -> int:
+        """Number of coordinates of the gradient's block."""
+        return self.coordinates(particles, self.parameters).size
+
+    def add(
+        self,
+        clipped: ClippedSum,
+        particles: list[Particle],
+        indices: Tensor,
+        new_stream: Callable[[], np.random.Generator],
+    ) -> None:
+        """Clip and sum what these records contribute, one microbatch after the other.
+
+        :param new_stream: makes the private source of the records' own draws.
+        """
+        stream = new_stream()
+        local = [LocalStream(stream) for _ in particles]
+        with private_rng(stream):
+            for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
+                if len(chosen):  # an empty batch is split into one empty part
+                    self.add_microbatch(clipped, particles, chosen, local)
+
+    def add_microbatch(
+        self,
+        clipped: ClippedSum,
+        particles: list[Particle],
+        chosen: Tensor,
+        local: list[LocalStream],
+    ) -> None:
+        rows = self.records.rows(chosen)
+        batches = [Batch(chosen, rows, own) for own in local]
+        gradients = [
+            self.term.gradients(self.records, particle, batch)
+            for particle, batch in zip(particles, batches, strict=True)
+        ]
+        blocks = self.coordinates(particles, self.parameters).per_record(gradients)
+        flat = torch.cat([b.reshape(len(chosen), -1) for b in blocks], dim=1)
+        losses = torch.stack([each.losses for each in gradients]).mean(dim=0)
+        clipped.add(*self.blocks(Rows(flat), losses, clipped.blocks[0].bound))
+
+    def blocks(
+        self, gradient: Contributions, losses: Tensor, bound: Tensor | float
+    ) -> list[Contributions]:
+        """The blocks of the joint release: gradient, loss, quantile bit."""
+        blocks = [gradient]
+        if self.releases_loss:
+            blocks.append(Rows(losses.unsqueeze(1)))
+        if self.adapts:
+            blocks.append(Rows(torch.where(gradient.norms() <= bound, 0.5, -0.5)))
+        return blocks
+
+    def gradients(
+        self, particles: list[Particle], released: Tensor
+    ) -> tuple[dict[str, Tensor | None], Tensor]:
+        """Gradients of the parameters, from the released estimate, and the loss outside."""
+        coordinates = self.coordinates(particles, self.parameters)
+        return coordinates.gradients(released), mean_loss(particles)
+
+    def coordinates(
+        self, particles: list[Particle], parameters: dict[str, Tensor]
+    ) -> LatentCoordinates | ParameterCoordinates:
+        return COORDINATES[self.privatize](particles, self.term, parameters)
+
+    def _particle(self, given: RecordMode | None) -> Particle:
+        particle = draw_particle(self.loss, self.model, self.guide, self.records, given)
+        if particle.parameters.keys() != self.parameters.keys():
+            raise ModelError("The parameters of model and guide changed between two steps.")
+        return particle.restricted(self.term.latents)

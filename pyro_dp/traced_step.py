@@ -1,0 +1,218 @@
+"""A step of DPSVI from two flat graphs, which run no Pyro code.
+
+*Records*: parameters, public draws, rows -> clipped sums. *Public*: parameters, public draws,
+released estimate -> gradients of the parameters. Both are traced from the functions of
+:class:`~pyro_dp.steps.EagerStep` and compared with it in the first steps. All draws are inputs.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_dp.coordinates import mean, mean_loss
+from pyro_dp.errors import ModelError
+from pyro_dp.gradients import Batch
+from pyro_dp.graphs import NotTraceable, compiled, trace
+from pyro_dp.mechanisms import ClippedSum, Contributions
+from pyro_dp.outer_products import Joined, factorised
+from pyro_dp.outside import Particle
+from pyro_dp.passes import (
+    CHECKED_STEPS,
+    MISMATCH,
+    Passes,
+    parted,
+    pass_size,
+    placeholder_batch,
+    require_same,
+)
+from pyro_dp.randomness import LocalStream, forked_rng, private_rng
+from pyro_dp.record_mode import Draw, LocalDraws, PublicDraws, RecordMode
+from pyro_dp.steps import EagerStep
+
+PublicTables = list[list[Tensor]]  # the draws of each particle
+
+
+class TracedStep:
+    """The same numbers as an :class:`EagerStep`'s, faster.
+
+    :param eager: what is traced, and what the first steps are compared with.
+    :param usual_size: number of records that few batches exceed.
+    :param compile: whether the graphs are compiled.
+    :raises NotTraceable: model or guide does more than a fixed sequence of tensor operations.
+    """
+
+    def __init__(self, eager: EagerStep, usual_size: int, *, compile: bool):
+        if not eager.term.vectorizes:
+            raise NotTraceable("records are taken one at a time")
+        self._eager = eager
+        self._leaves = list(eager.parameters.values())
+        self._exact = all(leaf.dtype == torch.float64 for leaf in self._leaves)
+        self._unchecked = CHECKED_STEPS
+        with forked_rng():
+            self._draws = self._find_draws()
+            size = pass_size(usual_size, eager.microbatch_size)
+            self._passes = self._trace_records(size, compile)
+            self._pull_back = self._trace_public(compile)
+
+    def draw(self) -> PublicTables:
+        """Public draws, from torch's global generator, in the guide's order of use."""
+        device = self._eager.records.device
+        return [[draw.public(device) for draw in draws] for draws in self._draws]
+
+    def size(self, public: PublicTables) -> int:
+        """Number of coordinates of the gradient's block."""
+        return self._size
+
+    def add(
+        self,
+        clipped: ClippedSum,
+        public: PublicTables,
+        indices: Tensor,
+        new_stream: Callable[[], np.random.Generator],
+    ) -> None:
+        """As :meth:`EagerStep.add`."""
+        local = self._local_streams(new_stream)
+        inputs = self._public_inputs(public)
+        if self._unchecked:
+            self._check_gradients(public)
+        for chosen in indices.split(self._passes.size):
+            if len(chosen) == 0:
+                continue
+            try:
+                sums = self._passes(clipped.blocks, inputs, chosen, local)
+            except Exception:  # on some record; which one, the eager step finds out
+                with private_rng(new_stream()):
+                    self._eager.add_microbatch(clipped, self._particles(public), chosen, local)
+                continue
+            if self._unchecked:
+                self._check_sums(clipped, sums, public, chosen, local)
+            clipped.add_sums(sums)
+        self._unchecked = max(0, self._unchecked - 1)
+
+    def gradients(
+        self, public: PublicTables, released: Tensor
+    ) -> tuple[dict[str, Tensor | None], Tensor]:
+        """As :meth:`EagerStep.gradients`; a loss that is not released is NaN."""
+        with torch.no_grad():
+            found = list(self._pull_back(*self._public_inputs(public), released))
+        outside = found.pop() if self._eager.releases_loss else torch.tensor(torch.nan)
+        gradients = dict.fromkeys(self._eager.parameters)
+        gradients.update(zip(self._with_gradient, found, strict=True))
+        return gradients, outside
+
+    def _find_draws(self) -> list[list[Draw]]:
+        given = [RecordMode(PublicDraws()) for _ in range(self._eager.loss.num_particles)]
+        self._eager.draw(given)
+        return [mode.draws.requested for mode in given]
+
+    def _local_streams(
+        self, new_stream: Callable[[], np.random.Generator]
+    ) -> list[LocalStream | None]:
+        """One per particle, where records have draws of their own."""
+        if not self._eager.term.draws:
+            return [None] * len(self._draws)
+        stream = new_stream()
+        return [LocalStream(stream) for _ in self._draws]
+
+    def _public_inputs(self, public: PublicTables) -> list[Tensor]:
+        values = [leaf.detach() for leaf in self._leaves]
+        return values + [table for own in public for table in own]
+
+    def _at(self, inputs: list[Tensor]) -> tuple[dict[str, Tensor], list[Particle]]:
+        """Parameters and particles that are functions of the public inputs."""
+        counts = [len(self._leaves), *map(len, self._draws)]
+        values, *tables, _ = parted(inputs, counts)
+        values = [value.detach().requires_grad_() for value in values]
+        substitutes = {id(x): y for x, y in zip(self._leaves, values, strict=True)}
+        with torch.enable_grad():
+            particles = self._eager.draw([RecordMode(LocalDraws(t), substitutes) for t in tables])
+        return dict(zip(self._eager.parameters, values, strict=True)), particles
+
+    def _trace_records(self, size: int, compile: bool) -> Passes:
+        """First per record, to find out what need not be stored; then clipped and summed."""
+        eager, records = self._eager, self._eager.records
+        local = self._local_streams(partial(np.random.default_rng, 0))
+        public = self._public_inputs(self.draw())
+        counts = [len(public), 1, len(records.placeholder())]
+
+        def per_record(*inputs: Tensor) -> list[Tensor]:
+            own, (indices,), rows, tables = parted(inputs, counts)
+            parameters, particles = self._at(own)
+            parts = parted(tables, [len(eager.term.draws)] * len(particles))[:-1]
+            gradients = [
+                eager.term.vectorized(records, particle, Batch(indices, rows, tables=part))
+                for particle, part in zip(particles, parts, strict=True)
+            ]
+            blocks = eager.coordinates(particles, parameters).per_record(gradients)
+            return [*blocks, mean([each.losses for each in gradients])]
+
+        def contribute(bounds, own, indices, rows, tables) -> list[Contributions]:
+            *outputs, losses = graph(*own, indices, *rows, *tables)
+            return eager.blocks(Joined.of(outputs, products), losses, bounds[0])
+
+        inputs = [*public, *placeholder_batch(records, size, eager.term.draws, local)]
+        graph = trace(per_record, inputs)
+        self._size = sum(output[0].numel() for output in graph(*inputs)[:-1])
+        graph, products = factorised(graph, fused=compile)
+        return Passes(
+            contribute,
+            records,
+            public,
+            blocks=1 + eager.releases_loss + eager.adapts,
+            size=size,
+            draws=eager.term.draws,
+            local=local,
+            compile=compile,
+        )
+
+    def _trace_public(self, compile: bool) -> Callable[..., list[Tensor]]:
+        public = self._public_inputs(self.draw())
+
+        def pull_back(*inputs: Tensor) -> list[Tensor]:
+            *own, released = inputs
+            parameters, particles = self._at(own)
+            gradients = self._eager.coordinates(particles, parameters).gradients(released)
+            found = {name: g.detach() for name, g in gradients.items() if g is not None}
+            self._with_gradient = list(found)
+            outside = [mean_loss(particles).detach()] if self._eager.releases_loss else []
+            return [*found.values(), *outside]
+
+        device = self._eager.records.device
+        inputs = [*public, torch.ones(self._size, dtype=torch.float64, device=device)]
+        graph = trace(pull_back, inputs)
+        return compiled(graph, inputs) if compile else graph.forward
+
+    def _particles(self, public: PublicTables) -> list[Particle]:
+        """The eager step's, of the same draws."""
+        return self._eager.draw([RecordMode(LocalDraws(table)) for table in public])
+
+    def _check_sums(
+        self,
+        clipped: ClippedSum,
+        sums: list[Tensor],
+        public: PublicTables,
+        chosen: Tensor,
+        local: list[LocalStream | None],
+    ) -> None:
+        expected = ClippedSum(clipped.blocks, self._eager.records.device)
+        self._eager.add_microbatch(expected, self._particles(public), chosen, local)
+        bound = clipped.blocks[0].bound
+        scale = bound if bound < math.inf else 0.0
+        require_same(sums[0], expected.totals[0], exact=self._exact, scale=scale)
+
+    def _check_gradients(self, public: PublicTables) -> None:
+        """With a constant in place of a release: before anything is spent."""
+        device = self._eager.records.device
+        constant = torch.linspace(-1.0, 1.0, self._size, dtype=torch.float64, device=device)
+        gradients, _ = self.gradients(public, constant)
+        expected, _ = self._eager.gradients(self._particles(public), constant)
+        for name, gradient in expected.items():
+            found = gradients[name]
+            if (gradient is None) != (found is None):
+                raise ModelError(MISMATCH)
+            if gradient is not None:
+                require_same(found, gradient, exact=self._exact)

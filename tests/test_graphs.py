@@ -1,0 +1,139 @@
+"""Flat graphs: what is traced, what is refused, and what happens without a compiler."""
+
+import shutil
+import warnings
+
+import pyro
+import pytest
+import torch
+import torch._inductor
+
+from pyro_dp.errors import ModelError
+from pyro_dp.graphs import NotTraceable, compiled, trace, untraced
+from pyro_dp.guard import guarded
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("c++") or shutil.which("g++")), reason="needs a C++ compiler"
+)
+
+
+def objective(x, y):
+    """A function with an inner gradient, as all that is traced."""
+    gradient = torch.func.grad(lambda w: torch.sigmoid(x @ w).square().sum())(y)
+    return [gradient, x.sum(0)]
+
+
+def test_a_graph_has_the_numbers_of_the_function():
+    """Also on inputs other than those that it was traced on; without running Python code."""
+    calls = []
+
+    def counted(x, y):
+        calls.append(1)
+        return objective(x, y)
+
+    graph = trace(counted, [torch.ones(4, 3), torch.zeros(3)])
+    for _ in range(3):
+        x, y = torch.randn(4, 3), torch.randn(3)
+        torch.testing.assert_close(list(graph(x, y)), objective(x, y))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.sum() if x.sum() > 0 else -x.sum(),
+        lambda x: x * x.sum().item(),
+        lambda x: x * float(x[0]),
+    ],
+)
+def test_numbers_that_are_read_are_refused(read):
+    """They would be those of the placeholders for ever."""
+    with pytest.raises(NotTraceable, match="tracing raised"):
+        trace(lambda x: [read(x)], [torch.ones(3)])
+
+
+@pytest.mark.parametrize(
+    ("draw", "named"),
+    [
+        (lambda x: torch.rand_like(x), "rand_like"),
+        (lambda x: torch.empty(3).normal_() + x, "normal_"),
+        (lambda x: torch._standard_gamma(x), "_standard_gamma"),
+        (lambda x: torch.bernoulli(x / 2), "bernoulli"),
+        (lambda x: torch.nn.functional.dropout(x), "dropout|bernoulli"),
+        (lambda x: x[torch.randperm(3)], "randperm"),
+    ],
+)
+def test_random_numbers_are_refused(draw, named):
+    """Frozen in a graph they would be the same in each step."""
+    with pytest.raises(NotTraceable, match=f"random numbers by .*({named})"):
+        trace(lambda x: [draw(x)], [torch.ones(3)])
+
+
+def test_a_refusal_shows_no_data():
+    """The type of an error, or the first sentence of one of our own."""
+
+    def raising(x):
+        raise ValueError("123456.789")
+
+    def model(x):
+        with guarded("Running the model"):
+            raising(x)
+
+    with pytest.raises(NotTraceable) as caught:
+        trace(raising, [torch.ones(3)])
+    assert str(caught.value) == "tracing raised ValueError"
+    assert caught.value.__suppress_context__
+    with pytest.raises(
+        NotTraceable, match=r"raised ValueError \(line \d+, in raising\)$"
+    ) as caught:
+        trace(model, [torch.ones(3)])
+    assert "123456" not in str(caught.value)
+    assert not isinstance(caught.value, ModelError), "it is a reason, not an error of the user"
+
+
+def test_untraced_results_are_constants():
+    """Placeholders of local latents: drawn once, and no part of the graph."""
+    before = torch.get_rng_state()
+
+    def function(x):
+        with pyro.util.ignore_jit_warnings(), untraced():
+            drawn = torch.full((3,), 2.0).exp()
+        return [x * drawn]
+
+    graph = trace(function, [torch.ones(3)])
+    targets = [str(node.target) for node in graph.graph.nodes]
+    assert not any("exp" in target for target in targets)
+    torch.testing.assert_close(graph(torch.ones(3)), [torch.full((3,), 2.0).exp()])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@needs_compiler
+def test_compiled():
+    """The graph's numbers, in silence."""
+    inputs = [torch.ones(4, 3), torch.zeros(3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast = compiled(trace(objective, inputs), inputs)
+    x, y = torch.randn(4, 3), torch.randn(3)
+    with torch.no_grad():
+        torch.testing.assert_close(list(fast(x, y)), objective(x, y))
+
+
+@pytest.mark.parametrize("missing", ["compiler", "function"])
+def test_without_a_compiler(monkeypatch, missing):
+    """The graph itself, with one warning."""
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("no g++ in /usr/bin")
+
+    if missing == "compiler":
+        monkeypatch.setattr(torch._inductor, "standalone_compile", broken)
+    else:  # as in an older torch
+        monkeypatch.delattr(torch._inductor, "standalone_compile")
+    inputs = [torch.ones(4, 3), torch.zeros(3)]
+    graph = trace(objective, inputs)
+    with pytest.warns(UserWarning, match="compiler.*jit='trace'") as caught:
+        slow = compiled(graph, inputs)
+    assert len(caught) == 1 and "/usr/bin" not in str(caught[0].message)
+    x, y = torch.randn(4, 3), torch.randn(3)
+    torch.testing.assert_close(list(slow(x, y)), objective(x, y))

@@ -1,0 +1,217 @@
+"""Matrix products that are never multiplied out: against the products."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from pyro_dp.graphs import trace
+from pyro_dp.mechanisms import Rows, clipped_sums
+from pyro_dp.outer_products import Joined, Matrices, OuterProducts, factorised
+
+SHAPES = [(4, 1, 3), (3, 1, 7), (8, 2, 9), (9, 2, 8), (20, 5, 30)]  # p, k, q
+
+
+def factors(shape, dtype=torch.float64, batch=6):
+    rows, inner, columns = shape
+    left, right = torch.randn(batch, rows, inner), torch.randn(batch, inner, columns)
+    return left.to(dtype), right.to(dtype)
+
+
+def flat(products):
+    """(B, p q) in float64."""
+    values = products.left.double() @ products.right.double()
+    return (values.mT if products.transposed else values).flatten(1)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equals_the_product(shape, dtype, transposed):
+    """Sums in float64; norms that are at most a little too large."""
+    products = OuterProducts(*factors(shape, dtype), transposed)
+    weights = torch.rand(6, 1)
+    expected, norms = flat(products), flat(products).square().sum(1, keepdim=True)
+    torch.testing.assert_close(
+        products.weighted_sum(weights), (expected * weights).sum(0), rtol=1e-12, atol=1e-12
+    )
+    torch.testing.assert_close(products.squared_norms(), norms, rtol=1e-8, atol=0.0)
+
+
+def exact(left, right):
+    """Squared norms of products of integers, as integers without a limit."""
+    products = left.numpy().astype(object) @ right.numpy().astype(object)
+    return [int((product * product).sum()) for product in products]
+
+
+@pytest.mark.parametrize("scale", [1, 10**3, 10**6])
+@pytest.mark.parametrize("shape", [(4, 1, 3), (8, 2, 9), (9, 3, 8), (20, 6, 30)])
+def test_norms_are_never_too_small(shape, scale):
+    """Also where entries of 1e12 cancel up to a remainder that is lost in their squares."""
+    rows, inner, columns = shape
+    random = np.random.default_rng(0)
+    for remainder in (1, scale):
+        left = scale * random.integers(-9, 10, (200, rows, inner))
+        right = np.repeat(scale * random.integers(-9, 10, (200, 1, columns)), inner, axis=1)
+        if inner > 1:  # the last product cancels the others
+            left[:, :, -1] = -left[:, :, :-1].sum(-1)
+        left[:, 0, 0] += remainder
+        left, right = torch.tensor(left), torch.tensor(right)
+        squares = OuterProducts(left.double(), right.double()).squared_norms().squeeze(1)
+        for found, true in zip(squares.tolist(), exact(left, right), strict=True):
+            assert found >= true * (1 - 1e-14)
+
+
+def test_no_record_exceeds_the_bound():
+    """However its product is made: by far the largest coordinate may have cancelled."""
+    big = torch.tensor([[[1e12, 1e12 + 1e-3], [1.0, -1.0]]])  # (1, 2, 2)
+    right = torch.tensor([[[1e6] * 9, [-1e6] * 9]])
+    for left in (big, -big, big.flip(1), torch.randn(1, 2, 2) * 1e12):
+        for factor in (right, right + torch.randn(1, 2, 9)):
+            products = OuterProducts(left, factor)
+            (total,) = clipped_sums([Joined([products])], [1.5])
+            assert torch.linalg.vector_norm(total) <= 1.5
+            assert total.isfinite().all()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("side", ["left", "right", "value"])
+@pytest.mark.parametrize("shape", [(4, 1, 3), (3, 1, 7), (8, 2, 9)])
+def test_a_broken_record_is_zero_in_every_block(shape, side, bad):
+    products, values = OuterProducts(*factors(shape)), torch.randn(6, 3)
+    {"left": products.left, "right": products.right, "value": values}[side].view(6, -1)[2, 1] = bad
+    blocks = [Joined([products, Matrices(values)]), Rows(torch.randn(6, 1))]
+    there = torch.tensor([0, 1, 3, 4, 5])
+    expected = [torch.cat([flat(products), values], dim=1)[there], blocks[1]._values[there]]
+    found = clipped_sums(blocks, [0.7, 0.3])
+    torch.testing.assert_close(found, clipped_sums(list(map(Rows, expected)), [0.7, 0.3]))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e200])
+def test_rows_of_weight_zero_do_not_matter(bad):
+    products, values = OuterProducts(*factors((8, 2, 9))), torch.randn(6, 3)
+    weights = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0]).unsqueeze(1)
+    joined = Joined([products, Matrices(values)])
+    (expected,) = clipped_sums([joined], [0.7], weights)
+    for x in (products.left, products.right, values):
+        x[[1, 4]] = bad
+        assert joined.weighted_sum(weights).isfinite().all()
+        torch.testing.assert_close(clipped_sums([joined], [0.7], weights), [expected])
+
+
+def test_joined_blocks_are_clipped_jointly():
+    """As one vector that holds them all, in their order."""
+    parts = [
+        Matrices(torch.randn(6, 2, 3)),
+        OuterProducts(*factors((3, 1, 7)), transposed=True),
+        Matrices(torch.randn(6, 1)),
+        OuterProducts(*factors((8, 2, 9))),
+    ]
+    rows = [x.values.flatten(1) if isinstance(x, Matrices) else flat(x) for x in parts]
+    whole, weights = Rows(torch.cat(rows, dim=1)), torch.rand(6, 1)
+    joined = Joined(parts)
+    torch.testing.assert_close(joined.norms(), whole.norms(), rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(joined.weighted_sum(weights), whole.weighted_sum(weights))
+    for bound in (0.1, 1e3):
+        torch.testing.assert_close(
+            clipped_sums([joined], [bound]), clipped_sums([whole], [bound]), rtol=1e-9, atol=1e-9
+        )
+
+
+def found_in(function, *inputs, fused=True):
+    """Which outputs of a function are products; they are those of the function."""
+    graph = trace(function, inputs)
+    factored, products = factorised(graph, fused=fused)
+    for _ in range(2):
+        inputs = [torch.randn_like(x) for x in inputs]
+        *outputs, last = factored(*inputs)
+        *expected, expected_last = function(*inputs)
+        assert torch.equal(last, expected_last)
+        whole = Rows(torch.cat([x.reshape(len(x), -1) for x in expected], dim=1))
+        joined, weights = Joined.of(outputs, products), torch.rand(len(last), 1)
+        torch.testing.assert_close(joined.weighted_sum(weights), whole.weighted_sum(weights))
+        torch.testing.assert_close(joined.norms(), whole.norms(), rtol=1e-9, atol=0.0)
+    return products
+
+
+def layer(x, weight, bias):
+    """Per-record gradients of a linear layer, the other way round too, and losses."""
+
+    def loss(weight, bias, x):
+        value = functional.linear(x, weight, bias).sin().sum()
+        return value, value
+
+    gradient = torch.func.grad(loss, argnums=(0, 1), has_aux=True)
+    (of_weight, of_bias), losses = torch.vmap(gradient, (None, None, 0))(weight, bias, x)
+    return [of_weight, of_bias, of_weight.mT, losses]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("rows", [(), (2,)])
+def test_layers_are_found(rows, fused):
+    """The gradient of a weight, for one row of inputs and for several."""
+    inputs = torch.randn(5, *rows, 8), torch.randn(9, 8), torch.randn(9)
+    one, _, other = found_in(layer, *inputs, fused=fused)
+    assert one is not None and other is not None and one.transposed != other.transposed
+
+
+def with_losses(function):
+    return lambda left, right, losses: [function(left @ right), losses]
+
+
+@pytest.mark.parametrize(
+    ("between", "transposed"),
+    [
+        (lambda x: x, False),
+        (lambda x: x.mT, True),
+        (lambda x: x.mT.permute(0, 2, 1), False),
+        (lambda x: x.flatten(1), False),
+        (lambda x: x.mT.flatten(1), True),
+        (lambda x: x.mT.reshape(5, 3, 3, 8), True),
+        (lambda x: x.clone().view(5, 2, 4, 9), False),
+        (lambda x: x.transpose(1, 2).unsqueeze(1).squeeze(1), True),
+    ],
+)
+def test_views_of_a_product(between, transposed):
+    products = found_in(with_losses(between), *factors((8, 2, 9), batch=5), torch.randn(5))
+    assert [product.transposed for product in products] == [transposed]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: 2 * x,
+        lambda x: x.mT.reshape(5, 8, 9).mT,
+        lambda x: x.view(5, 9, 8).mT,
+        lambda x: x.mT.flatten(1).view(5, 8, 9).mT.flatten(1),
+        lambda x: x.permute(0, 2, 1).unflatten(1, (3, 3)).transpose(1, 2),
+        lambda x: x.flip(0),
+        lambda x: x[:, 1:],
+        lambda x: x.sum(1),
+        lambda x: x + x.mean(),
+    ],
+)
+def test_what_is_no_product(function):
+    """A reshape between two transpositions shuffles the entries."""
+    products = found_in(with_losses(function), *factors((8, 2, 9), batch=5), torch.randn(5))
+    assert products == [None]
+
+
+def test_products_over_something_else_than_records():
+    """The batch of a product may be heads, and may happen to have the records' number."""
+
+    function = with_losses(lambda x: x.permute(1, 0, 2))  # (heads, B, q) to (B, heads, q)
+    left, right = torch.randn(5, 5, 2), torch.randn(5, 2, 9)
+    assert found_in(function, left, right, torch.randn(5)) == [None]
+
+
+@pytest.mark.parametrize(
+    ("inner", "fused", "found"), [(6, False, 0), (6, True, 0), (1, True, 0), (1, False, 1)]
+)
+def test_small_products_are_multiplied_out(inner, fused, found):
+    """Where the factors are more work than their product; compiled, that is never stored."""
+    inputs = [*factors((2, inner, 2), batch=5), torch.randn(5)]
+    (product,) = found_in(with_losses(torch.clone), *inputs, fused=fused)
+    assert (product is not None) == found

@@ -1,0 +1,612 @@
+"""Steps from graphs: against the same steps by Pyro's own code."""
+
+import math
+import warnings
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import torch._inductor
+from problems import (
+    PROBLEMS,
+    Fixture,
+    Problem,
+    eager,
+    handwritten_guide,
+    logistic,
+    regression_data,
+    start,
+    values,
+    with_outlier,
+)
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+from test_graphs import needs_compiler
+from torch import nn
+
+import pyro_dp.passes
+import pyro_dp.traced_step
+from pyro_dp import DPSVI, AdaptiveClip, ModelError, PrivacyAccountant
+from pyro_dp.mechanisms import ClippedSum
+from pyro_dp.sampling import RecordSampler
+from pyro_dp.traced_step import TracedStep
+
+
+@pytest.fixture(autouse=True)
+def _small_passes(monkeypatch):
+    """Most batches take several passes, the last of which is padded."""
+    monkeypatch.setattr(RecordSampler, "usual_size", 7)
+
+
+def new(make, jit, **options):
+    """A fresh problem, and its DPSVI on small Poisson batches."""
+    problem = start(make)
+    neighboring = options.pop("neighboring", "add_or_remove_one")
+    settings = dict(
+        accountant=PrivacyAccountant(neighboring=neighboring),
+        noise_multiplier=0.0,
+        max_grad_norm=0.5,
+        sample_rate=0.3,
+        generator=0,
+        jit=jit,
+    )
+    settings = settings | problem.options | options
+    optim = settings.pop("optim", lambda: pyro.optim.Adam({"lr": 0.02}))()
+    return problem, DPSVI(problem.model, problem.guide, optim, problem.loss, **settings)
+
+
+def run(make, jit, steps=4, **options):
+    """The DPSVI after some steps, its parameters, and its private losses."""
+    problem, svi = new(make, jit, **options)
+    losses = [svi.step(*problem.data) for _ in range(steps)]
+    return svi, values(), losses
+
+
+def assert_same(make, jit="trace", tolerance=1e-10, **options):
+    """The same parameters and losses as without graphs; returns the DPSVI."""
+    _, expected, expected_losses = run(make, "none", **options)
+    svi, found, losses = run(make, jit, **options)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0.0, atol=tolerance)
+    assert losses == pytest.approx(expected_losses, rel=0.0, abs=100 * tolerance, nan_ok=True)
+    return svi
+
+
+NOISELESS = dict(noise_multiplier=0.0, max_grad_norm=AdaptiveClip(0.5), loss_clip=2.0)
+NOISY = dict(noise_multiplier=1.0, max_grad_norm=0.5)
+
+
+@pytest.mark.parametrize("privatize", ["latents", "parameters"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_equals_pyro_code(name, privatize):
+    """On the same draws, for every problem; with and without noise, bits and losses."""
+    options = NOISELESS if (privatize == "latents") == (len(name) % 2 == 0) else NOISY
+    if name == "constrained":
+        with pytest.warns(UserWarning, match="runs Pyro code: .*_standard_gamma") as caught:
+            svi = assert_same(PROBLEMS[name], privatize=privatize, **options)
+        assert len(caught) == 1 and svi._step is eager(svi)
+        return
+    svi = assert_same(PROBLEMS[name], privatize=privatize, **options)
+    assert isinstance(svi._step, TracedStep)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(sampling="full", sample_rate=None, **NOISY),
+        dict(sampling="fixed", neighboring="replace_one", **(NOISELESS | {"loss_clip": None})),
+        dict(max_grad_norm=math.inf),
+        dict(microbatch_size=2, loss_clip=1.0, **NOISY),
+    ],
+)
+def test_other_settings(options):
+    assert_same(PROBLEMS["VAE"], **options)
+
+
+def test_single_precision():
+    """Nothing but rounding differs, and the first steps let that pass."""
+    torch.set_default_dtype(torch.float32)
+    for name in ("VAE", "AutoMultivariateNormal"):
+        svi = assert_same(PROBLEMS[name], tolerance=1e-3, steps=5, **NOISY)
+        assert isinstance(svi._step, TracedStep)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["AutoNormal", "VAE"])
+def test_compiled_equals_pyro_code(name):
+    svi = assert_same(PROBLEMS[name], "compile", **(NOISELESS | {"noise_multiplier": 1.0}))
+    assert isinstance(svi._step, TracedStep)
+
+
+def test_without_a_compiler(monkeypatch):
+    """One warning, and the graphs as they are."""
+
+    def broken(*args, **kwargs):
+        raise RuntimeError
+
+    monkeypatch.setattr(torch._inductor, "standalone_compile", broken)
+    with pytest.warns(UserWarning, match="compiler.*jit='trace'") as caught:
+        svi = assert_same(PROBLEMS["AutoNormal"], "compile", **NOISY)
+    assert len(caught) == 1 and isinstance(svi._step, TracedStep)
+
+
+# Randomness
+
+
+def test_draws_are_fresh_in_every_step(monkeypatch):
+    """Public draws, local draws and noise."""
+    problem = PROBLEMS["hierarchical"]()
+    fixture = Fixture(
+        monkeypatch,
+        problem.model,
+        problem.guide,
+        jit="trace",
+        sampling="full",
+        noise_multiplier=1.0,
+        generator=0,
+    )
+    fixture.svi.optim = pyro.optim.SGD({"lr": 0.0})
+    for _ in range(6):
+        pyro.set_rng_seed(0)  # the same public draws: what differs is local
+        fixture.svi.step(*problem.data)
+    sums = [total[0] for total in fixture.sums]
+    noise = [r[0] - total for r, total in zip(fixture.released, sums, strict=True)]
+    public = [torch.cat([x.flatten() for x in fixture.svi._step.draw()[0]]) for _ in range(6)]
+    for drawn in (sums, noise, public):
+        assert len({tuple(each.round(decimals=9).tolist()) for each in drawn}) == 6
+
+
+def test_particles_draw_on_their_own():
+    """Publicly and locally."""
+    problem, svi = new(PROBLEMS["hierarchical"], "trace", generator=None)
+    svi.loss.num_particles = 2
+    svi._prepare(problem.data, {})
+    (one, other), used = svi._step.draw(), []
+    assert not any(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+    sample = pyro_dp.record_mode.Draw.sample
+
+    def spy(self, stream, indices, position):
+        used.append(sample(self, stream, indices, position))
+        return used[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pyro_dp.record_mode.Draw, "sample", spy)
+        svi._step._unchecked = 0
+        contributions(svi, [1, 2])
+    one, other = used
+    assert not torch.equal(one, other)
+
+
+# What runs, and how often
+
+
+def counted(function, calls):
+    def wrapper(*args):
+        calls.append(1)
+        return function(*args)
+
+    return wrapper
+
+
+def test_later_steps_run_no_pyro_code():
+    model_calls, guide_calls = [], []
+
+    def make():
+        model, guide = counted(logistic, model_calls), counted(handwritten_guide, guide_calls)
+        return Problem(model, guide, regression_data(), Trace_ELBO(), {})
+
+    problem, svi = new(make, "trace", **NOISY)
+    for _ in range(3):
+        svi.step(*problem.data)
+    model_calls.clear()
+    guide_calls.clear()
+    for _ in range(6):
+        svi.step(*problem.data)
+    assert not model_calls and not guide_calls
+
+
+def test_nothing_is_traced_twice(monkeypatch):
+    """Three graphs, whatever sizes the batches have."""
+    traced = []
+
+    def spy(function, inputs):
+        traced.append(function)
+        return trace(function, inputs)
+
+    trace = pyro_dp.graphs.trace
+    for module in (pyro_dp.traced_step, pyro_dp.passes):
+        monkeypatch.setattr(module, "trace", spy)
+    problem, svi = new(PROBLEMS["AutoNormal"], "trace", sample_rate=0.1, **NOISELESS)
+    for _ in range(50):
+        svi.step(*problem.data)
+    assert len(traced) == 3
+
+
+@pytest.mark.parametrize("microbatch_size", [1, 3, 100])
+def test_memory(monkeypatch, microbatch_size):
+    """No tensor of the records' graph holds more records than a microbatch."""
+    sizes = []
+    trace = pyro_dp.graphs.trace
+
+    def spy(function, inputs):
+        graph = trace(function, inputs)
+        for node in graph.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor) and value.shape[1:] == (13,):
+                sizes.append(len(value))
+        return graph
+
+    for module in (pyro_dp.traced_step, pyro_dp.passes):
+        monkeypatch.setattr(module, "trace", spy)
+
+    def make():  # nothing else has 13 of anything
+        return Problem(logistic, AutoNormal(logistic), regression_data(dim=13), Trace_ELBO(), {})
+
+    _, svi = new(make, "trace", microbatch_size=microbatch_size)
+    svi._prepare(make().data, {})
+    assert max(sizes) == svi._step._passes.size == min(microbatch_size, 7)
+
+
+# What one record adds
+
+
+def contributions(svi, batch, step=None):
+    """What these records add to each block, on the same draws each time."""
+    pyro.set_rng_seed(5)
+    step = step or svi._step
+    draws = step.draw()
+    clipped = ClippedSum(svi._blocks(step.size(draws)))
+    indices = torch.tensor(batch, dtype=torch.long)
+    step.add(clipped, draws, indices, lambda: np.random.default_rng(0))
+    return clipped.totals
+
+
+def prepared(make, **options):
+    """A traced DPSVI whose first steps are behind it."""
+    problem, svi = new(make, "trace", **options)
+    svi._prepare(problem.data, {})
+    svi._step._unchecked = 0
+    return problem, svi
+
+
+@pytest.mark.parametrize("size", [1, 4, 7, 30, 50])
+def test_padding_adds_nothing(monkeypatch, size):
+    """In no block, be batches smaller than a pass, larger, or empty."""
+    monkeypatch.setattr(RecordSampler, "usual_size", size)
+    _, svi = prepared(PROBLEMS["VAE"], loss_clip=2.0, max_grad_norm=AdaptiveClip(0.5))
+    for batch in ([], [4], [3, 7], list(range(7)), [1, 4, 8, 9, 20, 21, 22, 29], list(range(30))):
+        found = contributions(svi, batch)
+        expected = contributions(svi, batch, eager(svi))
+        assert len(found) == 3
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12)
+        assert abs(found[2].item()) <= 0.5 * len(batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "privatize"),
+    [
+        ("AutoNormal", "latents"),
+        ("mixture", "latents"),
+        ("VAE", "latents"),
+        ("VAE", "parameters"),
+        ("PyroModule", "latents"),
+        ("hierarchical", "parameters"),
+    ],
+)
+def test_sensitivity(name, privatize):
+    """C for one record more, 2C for one replaced by an outlier; none for a broken record."""
+    data, outlier = with_outlier(name)
+    problem, svi = prepared(PROBLEMS[name], privatize=privatize, loss_clip=2.0)
+
+    def blocks(rows, batch):
+        for own, value in zip(problem.data, rows, strict=True):
+            own.copy_(value)
+        return contributions(svi, batch)
+
+    with_it = blocks(data, [1, 4, 8, 20])
+    without = blocks(data, [1, 8, 20])
+    replaced = blocks(outlier, [1, 4, 8, 20])
+    for x in outlier:
+        x[4] = math.nan
+    broken = blocks(outlier, [1, 4, 8, 20])
+    for bound, one, none, other, nan in zip(
+        (0.5, 2.0), with_it, without, replaced, broken, strict=True
+    ):
+        assert 0 < torch.linalg.vector_norm(one - none) <= bound * (1 + 1e-12)
+        assert torch.linalg.vector_norm(other - none) <= bound * (1 + 1e-12)
+        assert torch.linalg.vector_norm(other - one) <= 2 * bound * (1 + 1e-12)
+        torch.testing.assert_close(nan, none)
+
+
+@pytest.mark.parametrize("similar", [1.0, 0.1, 0.01])
+def test_rows_of_a_record_that_cancel(similar):
+    """Visits of a patient that look alike, with errors of both signs: rounding is no mismatch."""
+
+    def make():
+        net = nn.Sequential(nn.Linear(20, 10), nn.Tanh(), nn.Linear(10, 1))
+        x = torch.randn(30, 1, 20) + similar * torch.randn(30, 2, 20)
+        with torch.no_grad():
+            y = net(x).mean((1, 2)).unsqueeze(1) + torch.tensor([10.0, -10.0])
+
+        def model(x, y):
+            pyro.module("net", net)
+            with pyro.plate("data", len(x), dim=-2) as idx, pyro.plate("visits", 2, dim=-1):
+                pyro.sample("y", dist.Normal(net(x[idx]).squeeze(-1), 1.0), obs=y[idx])
+
+        return Problem(model, lambda x, y: None, (x, y), Trace_ELBO(), {"plate": "data"})
+
+    assert_same(make, tolerance=1e-7, max_grad_norm=0.01)
+
+
+def test_a_record_on_which_the_model_fails_counts_as_zero(monkeypatch):
+    """Its batch is taken by Pyro's code; all others are not."""
+
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            matrix = torch.eye(2) * (3.0 - x[idx].abs() * w.abs())[..., None, None]
+            scale = torch.linalg.cholesky(matrix)
+            pyro.sample("x", dist.Normal(w * scale[..., 0, 0], 1.0), obs=x[idx])
+
+    def make():
+        return Problem(model, AutoNormal(model), (0.1 * torch.rand(20),), Trace_ELBO(), {})
+
+    problem, svi = prepared(make, max_grad_norm=1e6)
+    microbatches = []
+    add = eager(svi).add_microbatch
+    monkeypatch.setattr(
+        eager(svi),
+        "add_microbatch",
+        lambda *args: (microbatches.append(args[2].tolist()), add(*args))[1],
+    )
+    expected = contributions(svi, [i for i in range(14) if i != 3])
+    assert not microbatches and expected[0].abs() > 0
+    problem.data[0][3] = 1e6
+    torch.testing.assert_close(contributions(svi, range(14)), expected)
+    assert microbatches == [[0, 1, 2, 3, 4, 5, 6]]
+
+
+# What cannot be traced
+
+
+def guide_with_a_branch(x, y):
+    scale = pyro.param("scale", torch.tensor(0.9), constraint=dist.constraints.positive)
+    if scale > 1:
+        scale = scale * 1.1
+    pyro.sample("w", dist.Normal(pyro.param("loc", torch.zeros(3)), scale).to_event(1))
+
+
+def guide_with_an_item(x, y):
+    scale = pyro.param("scale", torch.tensor(0.9), constraint=dist.constraints.positive)
+    scale = scale * math.exp(-scale.item())
+    pyro.sample("w", dist.Normal(pyro.param("loc", torch.zeros(3)), scale).to_event(1))
+
+
+def model_with_a_branch(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    sign = 1.0 if w.sum() > 0 else -2.0
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=sign * x[idx] @ w), obs=y[idx])
+
+
+def model_with_random_indices(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("columns", 3, subsample_size=2):
+        pass
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+@pytest.mark.parametrize(
+    ("model", "guide", "named"),
+    [
+        (logistic, guide_with_a_branch, r"\(line \d+, in guide_with_a_branch\)"),
+        (logistic, guide_with_an_item, r"\(line \d+, in guide_with_an_item\)"),
+        (model_with_a_branch, handwritten_guide, r"\(line \d+, in model_with_a_branch\)"),
+        (model_with_random_indices, handwritten_guide, "randperm"),
+    ],
+)
+def test_falls_back(model, guide, named):
+    """With one warning that says where, and the right numbers."""
+
+    def make():
+        return Problem(model, guide, regression_data(), Trace_ELBO(), {})
+
+    with pytest.warns(UserWarning, match=f"runs Pyro code: .*{named}") as caught:
+        svi = assert_same(make, **NOISY)
+    assert len(caught) == 1 and svi._step is eager(svi)
+
+
+def test_records_in_a_loop_are_not_traced():
+    """The warning about that is enough."""
+
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        for i in pyro.plate("data", len(x)):
+            pyro.sample(f"x_{i}", dist.Normal(w if x[i] > 0 else 2 * w, 1.0), obs=x[i])
+
+    problem, svi = new(
+        lambda: Problem(model, AutoNormal(model), (torch.randn(12),), Trace_ELBO(), {}), "trace"
+    )
+    with pytest.warns(UserWarning, match="one record at a time") as caught:
+        svi.step(*problem.data)
+    assert len(caught) == 1 and svi._step is eager(svi)
+
+
+def test_draws_in_place():
+    """A guide that fills a tensor of its own, and does not use what that returns."""
+
+    def guide(x, y):
+        noise = torch.zeros(3)
+        noise.normal_()
+        pyro.sample("w", dist.Delta(pyro.param("loc", torch.zeros(3)) + noise).to_event(1))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it may fall back
+        assert_same(lambda: Problem(logistic, guide, regression_data(), Trace_ELBO(), {}), **NOISY)
+
+
+# State
+
+
+def scaled(scale):
+    """A model whose prior is a value that sits where nobody looks for it."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, scale[0]).expand([x.shape[1]]).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=scale[-1] * x[idx] @ w), obs=y[idx])
+
+    return model
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_state_is_noticed_in_the_first_steps(place):
+    """Before anything is spent, be it in a record's term or outside the plate."""
+    scale = [1.0, 1.0]
+    accountant = PrivacyAccountant()
+    problem, svi = new(
+        lambda: Problem(scaled(scale), handwritten_guide, regression_data(), Trace_ELBO(), {}),
+        "trace",
+        accountant=accountant,
+        sampling="full",
+        sample_rate=None,
+    )
+    svi.step(*problem.data)
+    before = values()
+    scale[place] = 2.0
+    with pytest.raises(ModelError, match="jit='none'"):
+        svi.step(*problem.data)
+    assert accountant.num_releases == 1
+    for name, value in before.items():
+        assert torch.equal(value, pyro.param(name))
+
+
+def test_values_of_parameters_are_inputs():
+    """Set from outside between two steps, they are what the next step starts from."""
+    ends = []
+    for jit in ("none", "trace"):
+        problem, svi = new(PROBLEMS["hand-written"], jit, **NOISY)
+        for k in range(8):
+            svi.step(*problem.data)
+            with torch.no_grad():
+                pyro.get_param_store()["loc"].unconstrained().add_(0.1 * k)
+        ends.append(values())
+    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
+
+
+@pytest.mark.parametrize("jit", ["none", "trace"])
+@pytest.mark.parametrize(
+    "optim",
+    [
+        lambda: pyro.optim.SGD({"lr": 0.1}, {"clip_norm": 0.3}),
+        lambda: pyro.optim.ClippedAdam({"lr": 0.1, "clip_norm": 0.3}),
+    ],
+)
+def test_optimizers_that_change_gradients_in_place(jit, optim):
+    """Gradients that are constants, or the same for two parameters, stay so: as in SVI."""
+    constant = torch.tensor([1.0, 2.0, 3.0])
+
+    def guide(x, y):
+        loc, shift = pyro.param("loc", torch.zeros(3)), pyro.param("shift", torch.zeros(3))
+        slope, level = pyro.param("slope", torch.zeros(3)), pyro.param("level", torch.zeros(3))
+        pyro.sample("w", dist.Normal(loc + shift, 0.3).to_event(1))
+        term = (constant * slope).sum() + level.sum()
+        pyro.sample("extra", dist.Delta(torch.zeros(()), log_density=term))
+
+    def model(x, y):
+        pyro.sample("extra", dist.Delta(torch.zeros(())))
+        logistic(x, y)
+
+    def make():
+        return Problem(model, guide, regression_data(), Trace_ELBO(), {})
+
+    _, found, _ = run(
+        make, jit, 6, optim=optim, sampling="full", sample_rate=None, max_grad_norm=math.inf
+    )
+    problem = start(make)
+    svi = pyro.infer.SVI(problem.model, problem.guide, optim(), problem.loss)
+    for _ in range(6):
+        svi.step(*problem.data)
+    torch.testing.assert_close(found, values())
+
+
+def test_new_data():
+    """Another number of records, and then a changed row, are traced anew."""
+    ends = []
+    for jit in ("none", "trace"):
+        problem, svi = new(PROBLEMS["AutoNormal"], jit, **NOISY)
+        svi.step(*problem.data)
+        x, y = (each[:20].clone() for each in problem.data)
+        svi.step(x, y)
+        x[3] = 2.0
+        svi.step(x, y)
+        ends.append(values())
+        assert isinstance(svi._step, TracedStep) == (jit == "trace")
+    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
+
+
+class Switched(nn.Module):
+    """A model that refers to values beside its arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.slope = 1.0
+        self.offset = torch.zeros(3)
+
+    def model(self, x, y):
+        pyro.module("layer", self.layer)
+        slope = self.slope * (2 if self.training else 1)
+        with pyro.plate("data", len(x)) as idx:
+            logits = slope * self.layer(x[idx] + self.offset).squeeze(-1)
+            pyro.sample("y", dist.Bernoulli(logits=logits), obs=y[idx])
+
+
+def switched():
+    return Problem(Switched().model, lambda x, y: None, regression_data(), Trace_ELBO(), {})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: setattr(net, "slope", 3.0),
+        lambda net: net.eval(),
+        lambda net: net.offset.fill_(0.5),
+    ],
+)
+def test_values_that_a_model_refers_to_may_change(change):
+    """After the first steps, too."""
+    ends = []
+
+    for jit in ("none", "trace"):
+        problem, svi = new(switched, jit, max_grad_norm=3.0)
+        for step in range(6):
+            if step == 4:
+                change(problem.model.__self__)
+            svi.step(*problem.data)
+        ends.append(values())
+        assert isinstance(svi._step, TracedStep) == (jit == "trace")
+    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
+
+
+def test_values_that_keep_changing():
+    """Tracing in each step would take longer than it saves: one warning, and the right numbers."""
+    ends = []
+
+    def anneal(jit):
+        problem, svi = new(switched, jit, max_grad_norm=3.0)
+        for step in range(8):
+            problem.model.__self__.slope = 1 + 0.1 * step
+            svi.step(*problem.data)
+        ends.append(values())
+
+    anneal("none")
+    with pytest.warns(UserWarning, match="keep changing") as caught:
+        anneal("trace")
+    assert len(caught) == 1
+    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
