@@ -350,8 +350,8 @@ MUTATIONS = [
     Mutation(
         "the norm of one factor of an outer product",
         "outer_products",
-        "squares = left.square().sum(dim=(1, 2)) * right.square().sum(dim=(1, 2))",
-        "squares = left.square().sum(dim=(1, 2))",
+        "squares = _squares(self.left.flatten(1)) * _squares(self.right.flatten(1))",
+        "squares = _squares(self.left.flatten(1))",
         "test_outer_products.py",
     ),
     Mutation(
@@ -359,6 +359,13 @@ MUTATIONS = [
         "outer_products",
         "squares = squares + ",
         "squares = squares + 0.0 * ",
+        "test_outer_products.py",
+    ),
+    Mutation(
+        "the norm of a float32 row lost to rounding",
+        "outer_products",
+        "return squares * (1 + (count + 4) * single.eps) + count * single.tiny",
+        "return squares",
         "test_outer_products.py",
     ),
     Mutation(

@@ -16,6 +16,7 @@ O(1/N) of the cavity, to Monte Carlo error. Two ways to g and B:
   differentiable, enumerated latents included; takes a d x d matrix per record.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,7 +95,10 @@ class Likelihood:
                 function, in_dims=(0 if own else None, 0, 0), randomness="different"
             )
             try:
-                return self._remembered(key, batched(z, indices, rows))
+                with warnings.catch_warnings():
+                    # Some operation of enumeration is slow in second derivatives.
+                    warnings.filterwarnings("ignore", message="There is a performance drop")
+                    return self._remembered(key, batched(z, indices, rows))
             except Exception:  # which record it is, the loop finds out
                 if tracing():
                     raise
@@ -109,25 +113,6 @@ class Likelihood:
                 result = None
             results.append(result if like is None or _alike(result, like) else _broken(like))
         return self._remembered(key, pytree.tree_map(lambda *each: torch.stack(each), *results))
-
-    def for_each_at(
-        self, key: str, function: Callable, points: Tensor, indices: Tensor, rows: list[Tensor]
-    ) -> Any:
-        """As :meth:`for_each`, at K points at once: (K, B, ...).
-
-        :param points: (K, d), or (K, B, d) with points for each record.
-        """
-        if self.term.vectorizes:
-            own = 0 if points.dim() == 3 else None
-            batched = torch.vmap(function, in_dims=(own, 0, 0), randomness="different")
-            batched = torch.vmap(batched, in_dims=(0, None, None), randomness="different")
-            try:
-                return batched(points, indices, rows)
-            except Exception:  # which record it is, the loop finds out
-                if tracing():
-                    raise
-        found = [self.for_each(key, function, z, indices, rows) for z in points]
-        return pytree.tree_map(lambda *each: torch.stack(each), *found)
 
     def _remembered(self, key: str, stacked: Any) -> Any:
         if key not in self._likes:
@@ -254,7 +239,9 @@ class SteinMoments:
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
         self._likelihood = likelihood
-        self.microbatch_size = min(_MICROBATCH, 1 + _LARGEST_BLOCK // (_NUM_DRAWS * len(z) ** 2))
+        row_size = sum(row.numel() for row in likelihood.records.placeholder())
+        numbers = _NUM_DRAWS * (len(z) ** 2 + row_size)  # of one record
+        self.microbatch_size = min(_MICROBATCH, 1 + _LARGEST_BLOCK // numbers)
         half = torch.randn(_NUM_DRAWS // 2, len(z), dtype=torch.float64)
         self._draws = torch.cat([half, -half]).to(likelihood.records.device)
         index = torch.zeros(1, dtype=torch.long, device=likelihood.records.device)
@@ -270,15 +257,20 @@ class SteinMoments:
 
     def factors(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> Factors:
         """As :meth:`LinearMoments.factors`."""
-        if spread.dim() == 3:
-            z = mean + torch.einsum("bij,kj->kbi", spread, self._draws)
-        else:
-            z = mean + self._draws @ spread.T  # (K, d)
-        # (K, B, d, d), (K, B, d), (K, B)
-        hessian, (gradient, value) = self._likelihood.for_each_at(
-            "derivatives", self._derivatives, z, indices, rows
+        shifts = torch.einsum("...ij,kj->k...i", spread, self._draws)  # (K, d) or (K, B, d)
+        z = mean + (shifts if spread.dim() == 3 else shifts.unsqueeze(1))
+        count, batch = len(z), len(indices)
+        # Every draw of a record as a record of its own: one level of vmap is faster than two.
+        found = self._likelihood.for_each(
+            "derivatives",
+            self._derivatives,
+            z.expand(count, batch, -1).flatten(0, 1),
+            indices.repeat(count),
+            [row.repeat(count, *(1,) * (row.dim() - 1)) for row in rows],
         )
-        hessian, gradient, value = hessian.double(), gradient.double(), value.double()
+        hessian, (gradient, value) = pytree.tree_map(
+            lambda x: x.unflatten(0, (count, batch)).double(), found
+        )  # (K, B, d, d), (K, B, d), (K, B)
         weights = torch.softmax(value, dim=0)
         average = torch.einsum("kb,kbi->bi", weights, gradient)
         centred = gradient - average

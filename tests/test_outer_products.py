@@ -37,7 +37,31 @@ def test_equals_the_product(shape, dtype, transposed):
     torch.testing.assert_close(
         products.weighted_sum(weights), (expected * weights).sum(0), rtol=1e-12, atol=1e-12
     )
-    torch.testing.assert_close(products.squared_norms(), norms, rtol=1e-8, atol=0.0)
+    assert (products.squared_norms() >= norms * (1 - 1e-14)).all()
+    rounding = 1e-8 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(products.squared_norms(), norms, rtol=rounding, atol=0.0)
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-21, 1.0, 1e15])
+@pytest.mark.parametrize("length", [1, 5, 300, 4096, 4097, 20_000])
+def test_norms_of_single_precision_are_never_too_small(length, scale):
+    """Rows whose squares are all rounded in one direction, underflow, or differ in size."""
+    rows = torch.rand(50, length) * torch.logspace(-3, 0, 50).unsqueeze(1)
+    rows[:20] = torch.rand(20, 1)  # the same numbers throughout
+    rows = (scale * rows).float()
+    exact = rows.double().square().sum(1, keepdim=True)
+    for part in (Matrices(rows), OuterProducts(rows.unsqueeze(2), torch.ones(50, 1, 1).float())):
+        found = part.squared_norms()
+        assert (found >= exact * (1 - 1e-14)).all()
+        assert (found <= exact * 1.001 + 1e-30).all()
+
+
+def test_squares_that_overflow():
+    """They make a broken record: zero, and the others are as they were."""
+    rows = torch.randn(6, 3).float()
+    (expected,) = clipped_sums([Joined([Matrices(rows[1:])])], [0.7])
+    rows[0, 0] = 1e30
+    torch.testing.assert_close(clipped_sums([Joined([Matrices(rows)])], [0.7]), [expected])
 
 
 def exact(left, right):
