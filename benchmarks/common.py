@@ -1,7 +1,8 @@
-"""What the DPVI benchmarks share: one run of DPSVI, tables of repeats, the look of the figures."""
+"""What benchmarks share: one run of DPSVI, tables of repeats, sections of RESULTS.md, figures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from pyro_dp import DPSVI, PrivacyAccountant
 
+ROOT = Path(__file__).resolve().parents[1]
 DELTA = 1e-3
 COLORS = {"latents": "#0072B2", "parameters": "#D55E00", "non-private": "#444444"}
 LABELS = {"latents": 'privatize="latents"', "parameters": 'privatize="parameters" (paper)'}
@@ -121,3 +123,12 @@ def draw_curves(axes: plt.Axes, table: pd.DataFrame, value: str) -> None:
     axes.set_ylabel(value)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
+
+
+def write_section(name: str, text: str) -> None:
+    """Between the markers of this name in RESULTS.md."""
+    path = ROOT / "benchmarks" / "RESULTS.md"
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, rest = path.read_text().split(begin)
+    _, after = rest.split(end)
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")

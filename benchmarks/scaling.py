@@ -21,6 +21,7 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
+from common import write_section
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
@@ -133,7 +134,7 @@ def main() -> None:
     if options.point:
         print(json.dumps(measure(*json.loads(options.point), options.jit)))
         return
-    results = {}
+    results, tables = {}, []
     for what in options.what:
         points = [(point[VARIES[what]], in_process(point, options.jit)) for point in POINTS[what]]
         results[what] = [(2 * size if what == "parameters" else size, r) for size, r in points]
@@ -146,8 +147,10 @@ def main() -> None:
             values = [found[unit] for _, found in points]
             cells = [f"{value:.3g}" for value in values]
             lines.append([name, *cells, f"{slope(sizes, values):.2f}"])
-        print("\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n", flush=True)
+        tables.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
+        print(tables[-1] + "\n", flush=True)
     if len(results) == len(POINTS):
+        write_section("scaling", "\n\n".join(tables))
         draw(results, ROOT / "benchmarks" / "figures" / "scaling.png")
 
 

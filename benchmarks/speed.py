@@ -20,11 +20,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
 import torch
+from common import write_section
 from pyro import poutine
 from pyro.infer import ELBO, SVI, Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal
@@ -34,7 +34,6 @@ from torch.nn import functional
 from pyro_dp import DPSVI, PrivacyAccountant
 from pyro_dp.graphs import compiled, trace
 
-ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ("logistic", "network", "vae", "mixture")
 CONTENDERS = ("SVI", "SVI, no validation", "none", "trace", "compile")
 BLOCK, BLOCKS, WARM = 20, 10, 10
@@ -294,15 +293,6 @@ def table(cells: dict[tuple[str, int], dict]) -> str:
     if whole:
         text += f"\n\n2,000 compiled steps of logistic regression, batch 200: {whole:.2f} s."
     return text
-
-
-def write_section(name: str, text: str) -> None:
-    """Between the markers of this name in RESULTS.md."""
-    path = ROOT / "benchmarks" / "RESULTS.md"
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, rest = path.read_text().split(begin)
-    _, after = rest.split(end)
-    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 def main() -> None:
