@@ -6,6 +6,7 @@ Logistic regression, N=50,000, d=100, full precision; one thread, medians, taken
 """
 
 import argparse
+import itertools
 import resource
 import time
 
@@ -40,9 +41,10 @@ def main():
     parser.add_argument("--size", type=int, default=50_000)
     parser.add_argument("--dim", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--jit", nargs="+", default=["none", "compile"])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    for dtype in (torch.float32, torch.float64):
+    for dtype, jit in itertools.product((torch.float32, torch.float64), options.jit):
         torch.set_default_dtype(dtype)
         pyro.clear_param_store()
         torch.manual_seed(0)
@@ -53,12 +55,14 @@ def main():
             model,
             AutoMultivariateNormal(model),
             accountant=PrivacyAccountant(),
-            num_steps=options.repeats + 1,
+            num_steps=options.repeats + 4,
             noise_multiplier=10.0,
             max_factor_norm=10.0,
+            jit=jit,
             generator=0,
         )
-        inference.step(x, y)  # with the structural checks
+        for _ in range(4):  # with the structural checks, and those of graphs
+            inference.step(x, y)
         before = memory()
         times = {"newton": [], "dpsep": []}
         for _ in range(options.repeats):
@@ -70,9 +74,9 @@ def main():
             times["dpsep"].append(time.perf_counter() - middle)
         medians = {name: torch.tensor(each).median().item() for name, each in times.items()}
         print(
-            f"{str(dtype):<15} Newton {1e3 * medians['newton']:.0f} ms, DPSEP "
+            f"{str(dtype):<15} {jit:<8} Newton {1e3 * medians['newton']:.0f} ms, DPSEP "
             f"{1e3 * medians['dpsep']:.0f} ms, ratio {medians['dpsep'] / medians['newton']:.1f}; "
-            f"peak memory {memory():.0f} MB ({before:.0f} MB after the first step)",
+            f"peak memory {memory():.0f} MB ({before:.0f} MB after the first steps)",
             flush=True,
         )
 

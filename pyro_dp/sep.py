@@ -108,8 +108,9 @@ class DPSEP(PrivateInference):
     :param microbatch_size: at most so many records are worked on at a time.
     :param slice_data: the model is written for whole tensors (``with pyro.plate("data", len(x))``)
         and is shown rows of them; otherwise it indexes its arguments with the plate's indices.
-    :param jit: "trace": sites are traced once, and steps run no Pyro code on records; "compile":
-        the same, as machine code (needs a C++ compiler); "none": Pyro code in every step.
+    :param jit: "none": Pyro code in every step; "trace": sites come from a graph that is traced
+        once; "compile": the same, as machine code (needs a C++ compiler). A few dozen steps on full
+        batches gain little: tracing takes a second or two, compiling up to a minute.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
         against anyone who can guess the seed, and the ledger says so.
     :param secure: False; there is nothing else yet.
@@ -136,7 +137,7 @@ class DPSEP(PrivateInference):
         noise_aware: bool = True,
         microbatch_size: int | None = None,
         slice_data: bool = False,
-        jit: str = "trace",
+        jit: str = "none",
         generator: torch.Generator | int | None = None,
         secure: bool = False,
     ):
