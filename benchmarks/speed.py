@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pyro_dp import DPSVI, PrivacyAccountant
-from pyro_dp.graphs import compiled, trace
+from pyro_dp.graphs import Compiler, trace
 
 SETTINGS = ("logistic", "network", "vae", "mixture")
 CONTENDERS = ("SVI", "SVI, no validation", "none", "trace", "compile")
@@ -212,7 +212,7 @@ def gradient_times(contender: Contender, setting: str, batch: int, device: str) 
         return list(torch.func.grad(lambda z: problem.floor(z, rows))(given))
 
     inputs = [*latents, *rows]
-    floor = compiled(trace(gradient, inputs), inputs)
+    floor = Compiler(enabled=True)(trace(gradient, inputs), inputs)
     passes = contender.inference._step._passes
     captured = []
     graph, passes._graph = passes._graph, lambda *given: captured.append(given) or graph(*given)

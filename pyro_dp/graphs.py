@@ -51,24 +51,37 @@ def trace(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> Gr
     return graph
 
 
-def compiled(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., list[Tensor]]:
-    """The graph as machine code, or itself, with a warning, where there is no compiler."""
-    try:
-        from torch._inductor import standalone_compile  # takes a second
+class Compiler:
+    """Makes graphs callable: as machine code, if enabled, else as they are.
 
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # those of torch's compiler about itself
-            # Inputs always have these shapes: torch.compile would ask in every call.
-            fast = standalone_compile(graph, list(inputs), dynamic_shapes="from_example_inputs")
-            fast(*inputs)
-    except Exception as error:
-        warnings.warn(
-            f"jit='compile' failed with {type(error).__name__} (is there a C++ compiler?): the "
-            "step runs as jit='trace'.",
-            stacklevel=2,
-        )
-        return graph.forward
-    return fast
+    Where there is no compiler it warns once, and is disabled.
+    """
+
+    def __init__(self, enabled: bool):
+        self.enabled = enabled
+
+    def __call__(
+        self, graph: GraphModule, inputs: Sequence[Tensor]
+    ) -> Callable[..., Sequence[Tensor]]:
+        if not self.enabled:
+            return graph.forward
+        try:
+            from torch._inductor import standalone_compile  # takes a second
+
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.simplefilter("ignore")  # those of torch's compiler about itself
+                # Inputs always have these shapes: torch.compile would ask in every call.
+                fast = standalone_compile(graph, list(inputs), dynamic_shapes="from_example_inputs")
+                fast(*inputs)
+        except Exception as error:
+            self.enabled = False
+            warnings.warn(
+                f"jit='compile' failed with {type(error).__name__} (is there a C++ compiler?): "
+                "steps run as with jit='trace'.",
+                stacklevel=2,
+            )
+            return graph.forward
+        return fast
 
 
 def tracing() -> bool:

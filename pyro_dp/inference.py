@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
 from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded
-from pyro_dp.graphs import NotTraceable
+from pyro_dp.graphs import Compiler, NotTraceable
 from pyro_dp.initial_values import copied
 from pyro_dp.mechanisms import ClippedSum, release
 from pyro_dp.plates import find_plate
@@ -168,7 +168,7 @@ class PrivateInference(abc.ABC):
         """Whether what was built still holds."""
         return not (self._traces_left and self._python and self._python.changed)
 
-    def _traced(self, trace: Callable[[], Any]) -> Any:
+    def _traced(self, trace: Callable[[Compiler], Any]) -> Any:
         """The result of tracing, or None: with a warning, if no graph can be had."""
         if not self._traces_left:
             return None
@@ -177,7 +177,7 @@ class PrivateInference(abc.ABC):
         try:
             if not self._traces_left:
                 raise NotTraceable(_CHANGING)
-            return trace()
+            return trace(Compiler(self.jit == "compile"))
         except NotTraceable as reason:
             self._traces_left = 0
             warnings.warn(

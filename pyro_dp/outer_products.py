@@ -22,7 +22,6 @@ _SAME = {
     _OPS.view.default,
     _OPS._unsafe_view.default,
 }
-_LONGEST_SINGLE = 4096
 _TRANSPOSED = {_OPS.transpose.int, _OPS.permute.default}
 
 
@@ -59,7 +58,8 @@ class OuterProducts:
             squares = (ours * theirs).sum(dim=(1, 2)).clamp(min=0.0)
             # That sum has terms of both signs: what rounding may take away is put back.
             size = ours.square().sum(dim=(1, 2)) * theirs.square().sum(dim=(1, 2))
-            squares = squares + 1e-10 * size.sqrt()
+            terms = left.shape[1] + right.shape[2] + left.shape[2] ** 2 + 8
+            squares = squares + terms * torch.finfo(torch.float64).eps * size.sqrt()
         return squares.unsqueeze(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -123,17 +123,8 @@ class Joined:
 
 
 def _squares(rows: Tensor) -> Tensor:
-    """Squared norms of rows (B, n), (B,) in float64; never below the true ones.
-
-    Short rows of float32 are summed as they are, and what rounding may take away is put back: that
-    is several times faster. Where squares overflow, the record counts as broken.
-    """
-    count = rows.shape[1]
-    if rows.dtype != torch.float32 or count > _LONGEST_SINGLE:
-        return rows.double().square().sum(dim=1)
-    squares = rows.square().sum(dim=1).double()
-    single = torch.finfo(torch.float32)
-    return squares * (1 + (count + 4) * single.eps) + count * single.tiny
+    """Squared norms of rows (B, n), (B,) in float64."""
+    return rows.double().square().sum(dim=1)
 
 
 def finite(values: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.errors import ModelError
-from pyro_dp.graphs import compiled, trace
+from pyro_dp.graphs import Compiler, trace
 from pyro_dp.mechanisms import Block, Contributions, clipped_sums
 from pyro_dp.randomness import LocalStream
 from pyro_dp.record_mode import Draw
@@ -48,7 +48,7 @@ class Passes:
         size: int,
         draws: Sequence[Draw] = (),
         local: Sequence[LocalStream | None] = (),
-        compile: bool,
+        compiler: Compiler,
     ):
         self.size = size
         self._records = records
@@ -65,8 +65,7 @@ class Passes:
             *public,
             *placeholder_batch(records, size, draws, local),
         ]
-        graph = trace(sums, inputs)
-        self._graph = compiled(graph, inputs) if compile else graph.forward
+        self._graph = compiler(trace(sums, inputs), inputs)
 
     def __call__(
         self,
@@ -76,11 +75,10 @@ class Passes:
         local: Sequence[LocalStream | None] = (),
     ) -> list[Tensor]:
         """The sums over at most ``size`` records; raises whatever the graph raises."""
-        weights = self._weights(len(chosen))
-        if len(chosen) < self.size:
-            padding = chosen[:1].expand(self.size - len(chosen))
-            chosen = torch.cat([chosen, padding])
-        rows = [row.contiguous() for row in self._records.rows(chosen)]
+        weights, padding = self._weights(len(chosen)), self.size - len(chosen)
+        if padding:
+            chosen = torch.cat([chosen, chosen[:1].expand(padding)])
+        rows = [row.contiguous() for row in self._records.rows(chosen, distinct=not padding)]
         tables = _tables(self._draws, chosen, local)
         with torch.no_grad():
             sums = self._graph(*self._bounds(blocks), weights, *public, chosen, *rows, *tables)

@@ -36,6 +36,7 @@ class LocalDraws:
 
     :param table: the answers, one per draw in order of use; under vmap.
     :param stream: where they come from for ``index``, if there is no table.
+    :param in_place: tensors that are to be filled are; under vmap they cannot be.
     """
 
     def __init__(
@@ -44,7 +45,9 @@ class LocalDraws:
         *,
         stream: LocalStream | None = None,
         index: Tensor | None = None,
+        in_place: bool = False,
     ):
+        self.in_place = in_place or stream is not None
         self.requested: list[Draw] = []
         self._table = table
         self._stream = stream
@@ -69,7 +72,8 @@ class LocalDraws:
 class PublicDraws(LocalDraws):
     """The normals and uniforms that a guide asks for, from torch's global generator."""
 
-    live = True
+    def __init__(self):
+        super().__init__(in_place=True)
 
     def __call__(
         self, kind: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
@@ -112,7 +116,7 @@ class RecordMode(TorchFunctionMode):
 
 def _fill(draws, tensor, values):
     # Under vmap a plain tensor cannot be filled in place; torch.distributions use what is returned.
-    return tensor.copy_(values) if draws.live else values
+    return tensor.copy_(values) if draws.in_place else values
 
 
 def _normal_(draws, tensor, mean=0.0, std=1.0, *, generator=None):

@@ -73,9 +73,12 @@ class Records:
                     "curator only.)"
                 )
 
-    def rows(self, indices: Tensor) -> list[Tensor]:
-        """Rows of every data tensor, each (B, ...). ``indices``: ascending, (B,)."""
-        if len(indices) == self.plate.size:
+    def rows(self, indices: Tensor, *, distinct: bool = True) -> list[Tensor]:
+        """Rows of every data tensor, each (B, ...).
+
+        :param indices: (B,); ascending, if they are distinct.
+        """
+        if distinct and len(indices) == self.plate.size:
             return [self._leaves[i] for i in self._data]
         return [
             self._leaves[i].index_select(0, indices.to(self._leaves[i].device)) for i in self._data

@@ -247,8 +247,7 @@ class DPSEP(PrivateInference):
             microbatch_size=self.microbatch_size,
         )
         if self._problem.likelihood.term.vectorizes:
-            compile = self.jit == "compile"
-            self._traced(partial(sums.trace, self._posterior, sampler.usual_size, compile=compile))
+            self._traced(partial(sums.trace, self._posterior, sampler.usual_size))
         return sums
 
     def _is_current(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 _OPS = torch.ops.aten
 _VIEWS = {
@@ -50,13 +51,13 @@ def simplify(graph: GraphModule) -> None:
 
 
 def _skip_identities(graph: GraphModule) -> None:
-    written = _written(graph)
+    memory = _Memory(graph)
     for node in _operations(graph):
         if not (node.args and isinstance(node.args[0], Node)):
             continue
         before = node.args[0]
         copies = len(node.args) == 2 and not node.kwargs and _is_neutral(node)
-        if copies and {_base(before), node} & written:
+        if copies and memory.is_written(before, node):
             continue
         if (copies or node.target in _VIEWS) and _layout(before) == _layout(node):
             _replace(graph, node, before)
@@ -69,13 +70,13 @@ def _is_neutral(node: Node) -> bool:
 
 def _unrepeat_rows(graph: GraphModule) -> None:
     """A record sees its row as often as there are records, and picks one: that is the row."""
-    written = _written(graph)
+    memory = _Memory(graph)
     for node in _operations(graph):
         if node.target is not _OPS.index.Tensor or len(node.args[1]) != 2:
             continue
         repeated, (first, _) = node.args
         # A row that is picked is a copy, which may be written to.
-        if repeated.target is not _OPS.expand.default or {node, _base(repeated)} & written:
+        if repeated.target is not _OPS.expand.default or memory.is_written(node, repeated):
             continue
         row = repeated.args[0]
         if _shape(row) == _shape(node) and _shape(row)[1] == 1 and _counts_up(first, row):
@@ -92,12 +93,12 @@ def _counts_up(index: Any, row: Node) -> bool:
 
 
 def _fold_constants(graph: GraphModule) -> None:
-    written, constants = _written(graph), {}
+    memory, constants = _Memory(graph), {}
     for node in _operations(graph):
         inputs = node.all_input_nodes
         fresh = node.target in _FACTORIES or node.target in _LIKE
         derived = bool(inputs) and all(each in constants for each in inputs)
-        if not (fresh or derived) or _base(node) in written:
+        if not (fresh or derived) or memory.is_written(node):
             continue
         if node.target is _OPS.lift_fresh_copy.default:
             values = {inputs[0]: getattr(graph, inputs[0].target)}
@@ -127,10 +128,9 @@ def _blank(node: Node) -> torch.Tensor:
 
 def _share(graph: GraphModule) -> None:
     """One node for what is computed twice."""
-    written, seen = _written(graph), {}
+    memory, seen = _Memory(graph), {}
     for node in _operations(graph):
-        touched = {_base(each) for each in (node, *node.all_input_nodes)}
-        if touched & written:
+        if memory.is_written(node, *node.all_input_nodes):
             continue
         key = node.target, _frozen(node.args), _frozen(node.kwargs)
         if key in seen:
@@ -148,20 +148,37 @@ def _replace(graph: GraphModule, node: Node, by: Node) -> None:
     graph.graph.erase_node(node)
 
 
-def _base(node: Node) -> Node:
-    """The node whose memory this one may show."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
+class _Memory:
+    """Which nodes may show the same memory, and which of it is written to after it was made."""
+
+    def __init__(self, graph: GraphModule):
+        self._roots: dict[Node, set[Node]] = {}
+        self._written: set[Node] = set()
+        for node in graph.graph.nodes:
+            self._roots[node] = self._roots_of(node)
+
+    def is_written(self, *nodes: Node) -> bool:
+        return any(self._roots[node] & self._written for node in nodes)
+
+    def _roots_of(self, node: Node) -> set[Node]:
+        if node.op != "call_function":
+            return {node}
         schema = getattr(node.target, "_schema", None)
-        if schema is None or not any(r.alias_info is not None for r in schema.returns):
-            break
-        node = node.args[0]
-    return node
-
-
-def _written(graph: GraphModule) -> set[Node]:
-    """The nodes whose memory is written to after it was made."""
-    mutable = [n for n in _operations(graph) if getattr(n.target, "_schema", None) is not None]
-    return {_base(n.args[0]) for n in mutable if n.target._schema.is_mutable}
+        if schema is None:  # getitem and the like
+            return {node}.union(*(self._roots[each] for each in node.all_input_nodes))
+        shown, written = {node}, set()
+        for position, argument in enumerate(schema.arguments):
+            given = node.args[position : position + 1] or [node.kwargs.get(argument.name)]
+            nodes = [each for each in pytree.tree_leaves(given) if isinstance(each, Node)]
+            roots = set().union(*(self._roots[each] for each in nodes))
+            if argument.alias_info is not None or node.target in _VIEWS:
+                shown |= roots
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written |= roots
+        if schema.is_mutable and not written:  # lists, of which the schema does not tell
+            written = set().union(*(self._roots[each] for each in node.all_input_nodes))
+        self._written |= written
+        return shown
 
 
 def _shape(node: Node) -> tuple[int, ...]:

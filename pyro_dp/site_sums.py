@@ -9,7 +9,7 @@ from torch import Tensor
 from pyro_dp.ep_problem import EPProblem
 from pyro_dp.factors import Structure
 from pyro_dp.gaussian import Gaussian, restricted
-from pyro_dp.graphs import NotTraceable
+from pyro_dp.graphs import Compiler, NotTraceable
 from pyro_dp.mechanisms import ClippedSum, Contributions, Rows
 from pyro_dp.passes import CHECKED_STEPS, Passes, pass_size, require_same
 from pyro_dp.randomness import forked_rng, private_rng
@@ -45,7 +45,7 @@ class SiteSums:
         self._passes: Passes | None = None
         self._unchecked = 0
 
-    def trace(self, cavity: Gaussian, usual_size: int, *, compile: bool) -> None:
+    def trace(self, cavity: Gaussian, usual_size: int, compiler: Compiler) -> None:
         """Use a graph from now on, and compare it with Pyro's code in the first steps.
 
         :param usual_size: number of records that few batches exceed.
@@ -64,7 +64,7 @@ class SiteSums:
                 self._public(cavity),
                 blocks=1,
                 size=pass_size(usual_size, self._limit),
-                compile=compile,
+                compiler=compiler,
             )
         self._unchecked = CHECKED_STEPS
 
@@ -80,7 +80,8 @@ class SiteSums:
             for chosen in indices.split(self._passes.size if self._passes else self._limit):
                 if len(chosen):  # an empty batch is split into one empty part
                     self._add_microbatch(clipped, public, chosen)
-        self._unchecked = max(0, self._unchecked - 1)
+        if len(indices):
+            self._unchecked = max(0, self._unchecked - 1)
 
     def _add_microbatch(self, clipped: ClippedSum, public: list[Tensor], chosen: Tensor) -> None:
         if self._passes:

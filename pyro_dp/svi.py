@@ -180,7 +180,8 @@ class DPSVI(PrivateInference):
         gradient, *others = self._release(clipped, position)
         gradients, outside = self._step.gradients(draws, gradient)
         for name, leaf in self._parameters.items():
-            leaf.grad = gradients[name]
+            if gradients[name] is not None:  # with memory of its own: optimizers write to it
+                leaf.grad = gradients[name].clone(memory_format=torch.contiguous_format)
         self.optim(set(self._parameters.values()))
         for leaf in self._parameters.values():
             leaf.grad = None
@@ -281,15 +282,13 @@ class DPSVI(PrivateInference):
         )
         if not self._term.vectorizes:
             return eager
-        compile = self.jit == "compile"
-        return (
-            self._traced(partial(TracedStep, eager, sampler.usual_size, compile=compile)) or eager
-        )
+        return self._traced(partial(TracedStep, eager, sampler.usual_size)) or eager
 
     def _is_current(self) -> bool:
         store = pyro.get_param_store()
         return super()._is_current() and all(
-            store.param_name(leaf) == name for name, leaf in self._parameters.items()
+            store.param_name(leaf) == name and leaf.requires_grad
+            for name, leaf in self._parameters.items()
         )
 
     def _blocks(self, size: int) -> list[Block]:

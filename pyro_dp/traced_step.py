@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_dp.coordinates import mean, mean_loss
 from pyro_dp.errors import ModelError
 from pyro_dp.gradients import Batch
-from pyro_dp.graphs import NotTraceable, compiled, trace
+from pyro_dp.graphs import Compiler, NotTraceable, trace
 from pyro_dp.mechanisms import ClippedSum, Contributions
 from pyro_dp.outer_products import Joined, factorised
 from pyro_dp.outside import Particle
@@ -41,11 +41,11 @@ class TracedStep:
 
     :param eager: what is traced, and what the first steps are compared with.
     :param usual_size: number of records that few batches exceed.
-    :param compile: whether the graphs are compiled.
+    :param compiler: of the graphs.
     :raises NotTraceable: model or guide does more than a fixed sequence of tensor operations.
     """
 
-    def __init__(self, eager: EagerStep, usual_size: int, *, compile: bool):
+    def __init__(self, eager: EagerStep, usual_size: int, compiler: Compiler):
         if not eager.term.vectorizes:
             raise NotTraceable("records are taken one at a time")
         self._eager = eager
@@ -55,8 +55,8 @@ class TracedStep:
         with forked_rng():
             self._draws = self._find_draws()
             size = pass_size(usual_size, eager.microbatch_size)
-            self._passes = self._trace_records(size, compile)
-            self._pull_back = self._trace_public(compile)
+            self._passes = self._trace_records(size, compiler)
+            self._pull_back = self._trace_public(compiler)
 
     def draw(self) -> PublicTables:
         """Public draws, from torch's global generator, in the guide's order of use."""
@@ -91,7 +91,8 @@ class TracedStep:
             if self._unchecked:
                 self._check_sums(clipped, sums, public, chosen, local)
             clipped.add_sums(sums)
-        self._unchecked = max(0, self._unchecked - 1)
+        if len(indices):
+            self._unchecked = max(0, self._unchecked - 1)
 
     def gradients(
         self, public: PublicTables, released: Tensor
@@ -129,10 +130,12 @@ class TracedStep:
         values = [value.detach().requires_grad_() for value in values]
         substitutes = {id(x): y for x, y in zip(self._leaves, values, strict=True)}
         with torch.enable_grad():
-            particles = self._eager.draw([RecordMode(LocalDraws(t), substitutes) for t in tables])
+            particles = self._eager.draw(
+                [RecordMode(LocalDraws(t, in_place=True), substitutes) for t in tables]
+            )
         return dict(zip(self._eager.parameters, values, strict=True)), particles
 
-    def _trace_records(self, size: int, compile: bool) -> Passes:
+    def _trace_records(self, size: int, compiler: Compiler) -> Passes:
         """First per record, to find out what need not be stored; then clipped and summed."""
         eager, records = self._eager, self._eager.records
         local = self._local_streams(partial(np.random.default_rng, 0))
@@ -157,7 +160,7 @@ class TracedStep:
         inputs = [*public, *placeholder_batch(records, size, eager.term.draws, local)]
         graph = trace(per_record, inputs)
         self._size = sum(output[0].numel() for output in graph(*inputs)[:-1])
-        graph, products = factorised(graph, fused=compile)
+        graph, products = factorised(graph, fused=compiler.enabled)
         return Passes(
             contribute,
             records,
@@ -166,10 +169,10 @@ class TracedStep:
             size=size,
             draws=eager.term.draws,
             local=local,
-            compile=compile,
+            compiler=compiler,
         )
 
-    def _trace_public(self, compile: bool) -> Callable[..., list[Tensor]]:
+    def _trace_public(self, compiler: Compiler) -> Callable[..., list[Tensor]]:
         public = self._public_inputs(self.draw())
 
         def pull_back(*inputs: Tensor) -> list[Tensor]:
@@ -183,12 +186,11 @@ class TracedStep:
 
         device = self._eager.records.device
         inputs = [*public, torch.ones(self._size, dtype=torch.float64, device=device)]
-        graph = trace(pull_back, inputs)
-        return compiled(graph, inputs) if compile else graph.forward
+        return compiler(trace(pull_back, inputs), inputs)
 
     def _particles(self, public: PublicTables) -> list[Particle]:
         """The eager step's, of the same draws."""
-        return self._eager.draw([RecordMode(LocalDraws(table)) for table in public])
+        return self._eager.draw([RecordMode(LocalDraws(table, in_place=True)) for table in public])
 
     def _check_sums(
         self,

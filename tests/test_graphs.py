@@ -9,7 +9,7 @@ import torch
 import torch._inductor
 
 from pyro_dp.errors import ModelError
-from pyro_dp.graphs import NotTraceable, compiled, trace, untraced
+from pyro_dp.graphs import Compiler, NotTraceable, trace, untraced
 from pyro_dp.guard import guarded
 
 needs_compiler = pytest.mark.skipif(
@@ -113,7 +113,7 @@ def test_compiled():
     inputs = [torch.ones(4, 3), torch.zeros(3)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fast = compiled(trace(objective, inputs), inputs)
+        fast = Compiler(enabled=True)(trace(objective, inputs), inputs)
     x, y = torch.randn(4, 3), torch.randn(3)
     with torch.no_grad():
         torch.testing.assert_close(list(fast(x, y)), objective(x, y))
@@ -133,7 +133,7 @@ def test_without_a_compiler(monkeypatch, missing):
     inputs = [torch.ones(4, 3), torch.zeros(3)]
     graph = trace(objective, inputs)
     with pytest.warns(UserWarning, match="compiler.*jit='trace'") as caught:
-        slow = compiled(graph, inputs)
+        slow = Compiler(enabled=True)(graph, inputs)
     assert len(caught) == 1 and "/usr/bin" not in str(caught[0].message)
     x, y = torch.randn(4, 3), torch.randn(3)
     torch.testing.assert_close(list(slow(x, y)), objective(x, y))
