@@ -33,6 +33,7 @@ from pyro_dp.randomness import LocalStream, forked_rng, private_rng
 from pyro_dp.record_mode import Draw, LocalDraws, PublicDraws, RecordMode
 from pyro_dp.steps import EagerStep
 
+_MOST_CHECKED = 2**24  # numbers
 PublicTables = list[list[Tensor]]  # the draws of each particle
 
 
@@ -89,7 +90,7 @@ class TracedStep:
                     self._eager.add_microbatch(clipped, self._particles(public), chosen, local)
                 continue
             if self._unchecked:
-                self._check_sums(clipped, sums, public, chosen, local)
+                self._check_sums(clipped, public, chosen, local)
             clipped.add_sums(sums)
         if len(indices):
             self._unchecked = max(0, self._unchecked - 1)
@@ -195,11 +196,13 @@ class TracedStep:
     def _check_sums(
         self,
         clipped: ClippedSum,
-        sums: list[Tensor],
         public: PublicTables,
         chosen: Tensor,
         local: list[LocalStream | None],
     ) -> None:
+        # Pyro's code holds the gradients of all records, of which a large model affords only a few.
+        chosen = chosen[: max(1, _MOST_CHECKED // self._size)]
+        sums = self._passes(clipped.blocks, self._public_inputs(public), chosen, local)
         expected = ClippedSum(clipped.blocks, self._eager.records.device)
         self._eager.add_microbatch(expected, self._particles(public), chosen, local)
         bound = clipped.blocks[0].bound
