@@ -180,6 +180,8 @@ class DPSVI(PrivateInference):
         gradient, *others = self._release(clipped, position)
         gradients, outside = self._step.gradients(draws, gradient)
         for name, leaf in self._parameters.items():
+            # What a leaf held before came from elsewhere, and may come from the data.
+            leaf.grad = None
             if gradients[name] is not None:  # with memory of its own: optimizers write to it
                 leaf.grad = gradients[name].clone(memory_format=torch.contiguous_format)
         self.optim(set(self._parameters.values()))

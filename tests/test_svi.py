@@ -18,6 +18,7 @@ from problems import (
     handwritten_guide,
     logistic,
     logistic_subsampled,
+    new_dpsvi,
     one_sum,
     regression_data,
     with_outlier,
@@ -589,3 +590,20 @@ def test_run_returns_the_private_losses(monkeypatch):
     assert len(fixture.svi.run(*regression_data(), progress=False)) == 4
     with pytest.raises(ConfigurationError, match="done"):
         fixture.svi.run(*regression_data(), progress=False)
+
+
+@pytest.mark.parametrize("jit", ["none", "trace"])
+def test_gradients_from_elsewhere_are_not_applied(jit):
+    """A gradient that a leaf already has may come from the data."""
+
+    def guide(x, y):
+        pyro.param("unused", torch.zeros(2))
+        handwritten_guide(x, y)
+
+    svi = new_dpsvi(logistic, guide, sampling="full", jit=jit)
+    data = regression_data()
+    svi.step(*data)
+    leaf = pyro.param("unused").unconstrained()
+    leaf.grad = torch.ones(2)
+    svi.step(*data)
+    assert torch.equal(leaf.detach(), torch.zeros(2))
