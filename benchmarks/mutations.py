@@ -33,15 +33,15 @@ MUTATIONS = [
     Mutation(
         "no noise",
         "mechanisms",
-        "total = total + torch.from_numpy(",
-        "total = total + 0 * torch.from_numpy(",
+        "released.append(torch.from_numpy(draw)",
+        "released.append(torch.from_numpy(0 * draw)",
         "test_mechanisms.py",
     ),
     Mutation(
         "half the noise",
         "mechanisms",
-        "std = event.noise_multiplier /",
-        "std = 0.5 * event.noise_multiplier /",
+        "draw *= event.noise_multiplier /",
+        "draw *= 0.5 * event.noise_multiplier /",
         "test_mechanisms.py",
     ),
     Mutation(
@@ -143,22 +143,22 @@ MUTATIONS = [
     Mutation(
         "the same noise stream in two runs",
         "randomness",
-        "entropy = secrets.randbits(256) if self._key is None else self._key",
-        "entropy = 0 if self._key is None else self._key",
+        "seed = _SystemEntropy()",
+        "seed = np.random.SeedSequence(0)",
         "test_randomness.py test_svi.py",
     ),
     Mutation(
         "the same noise in every step",
         "randomness",
-        "spawn_key = (_PURPOSES.index(purpose), position)",
-        "spawn_key = (_PURPOSES.index(purpose), 0)",
+        "place = (_PURPOSES.index(purpose), position)",
+        "place = (_PURPOSES.index(purpose), 0)",
         "test_randomness.py test_svi.py",
     ),
     Mutation(
         "sampling and noise from one stream",
         "randomness",
-        "spawn_key = (_PURPOSES.index(purpose), position)",
-        "spawn_key = (0, position)",
+        "place = (_PURPOSES.index(purpose), position)",
+        "place = (0, position)",
         "test_randomness.py",
     ),
     Mutation(
@@ -312,8 +312,8 @@ MUTATIONS = [
     Mutation(
         "padding that counts as records",
         "passes",
-        "weights[count:] = 0.0",
-        "weights[count:] = 1.0",
+        "torch.cat([ones, 0 * ones])",
+        "torch.cat([ones, ones])",
         "test_traced_step.py",
     ),
     Mutation(

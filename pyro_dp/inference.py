@@ -209,7 +209,7 @@ class PrivateInference(abc.ABC):
             noise=self._randomness.stream("noise", position),
         )
         self._steps += 1
-        return [block / rate for block in released]
+        return [block.div_(rate) for block in released]
 
     def _check_settings(self, secure: bool) -> None:
         for name in ("model", "guide"):

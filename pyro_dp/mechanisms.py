@@ -142,9 +142,8 @@ class ClippedSum:
 
     def __init__(self, blocks: Sequence[Block], device: torch.device | str = "cpu"):
         self.blocks = tuple(blocks)
-        self._totals = [
-            torch.zeros(b.size, dtype=torch.float64, device=device) for b in self.blocks
-        ]
+        self._device = device
+        self._totals: tuple[Tensor, ...] = ()  # until there is something
 
     def add(self, *values: Tensor | Contributions) -> None:
         """Clip each record's blocks and add them.
@@ -156,13 +155,16 @@ class ClippedSum:
 
     def add_sums(self, sums: Sequence[Tensor]) -> None:
         """Add what :func:`clipped_sums` gave for these bounds."""
-        for total, new in zip(self._totals, sums, strict=True):
-            total += new
+        if self._totals:
+            sums = [total + new for total, new in zip(self._totals, sums, strict=True)]
+        self._totals = tuple(sums)
 
     @property
     def totals(self) -> tuple[Tensor, ...]:
         """The exact sums: private until released."""
-        return tuple(self._totals)
+        return self._totals or tuple(
+            torch.zeros(b.size, dtype=torch.float64, device=self._device) for b in self.blocks
+        )
 
 
 def release(
@@ -182,8 +184,8 @@ def release(
     :param clipped: sums over the sampled records; an empty batch is a sum of zeros.
     :param event: noise multiplier sigma, and how the records were sampled.
     :param noise: the private stream of this release.
-    :returns: one float64 tensor of shape (size,) per block. Divide it by the public sample rate,
-        never by a batch size.
+    :returns: one float64 tensor of shape (size,) per block, with memory of its own. Divide it by
+        the public sample rate, never by a batch size.
     :raises PrivacyBudgetExceeded: before anything is released; the ledger is unchanged.
     """
     if not math.isclose(sum(b.share for b in clipped.blocks), 1.0, rel_tol=1e-9):
@@ -192,9 +194,9 @@ def release(
     released = []
     for block, total in zip(clipped.blocks, clipped.totals, strict=True):
         if event.noise_multiplier > 0:
-            std = event.noise_multiplier / math.sqrt(block.share) * block.bound
-            total = total + torch.from_numpy(std * noise.standard_normal(block.size)).to(
-                total.device
-            )
-        released.append(total)
+            draw = noise.standard_normal(block.size)
+            draw *= event.noise_multiplier / math.sqrt(block.share) * block.bound
+            released.append(torch.from_numpy(draw).to(total.device).add_(total))
+        else:
+            released.append(total.clone())
     return released

@@ -53,6 +53,9 @@ class Passes:
         self.size = size
         self._records = records
         self._draws = draws
+        ones = torch.ones(size, 1, dtype=torch.float64, device=records.device)
+        self._ones_then_zeros = torch.cat([ones, 0 * ones])
+        self._bounds: tuple[list[float], list[Tensor]] = ([], [])
 
         def sums(*inputs: Tensor) -> list[Tensor]:
             counts = [blocks, 1, len(public), 1, len(records.placeholder())]
@@ -60,7 +63,7 @@ class Passes:
             return clipped_sums(contribute(bounds, own, indices, rows, tables), bounds, weights)
 
         inputs = [
-            *self._bounds([Block(1, 1.0)] * blocks),
+            *self._bounds_of([Block(1, 1.0)] * blocks),
             self._weights(1),
             *public,
             *placeholder_batch(records, size, draws, local),
@@ -81,18 +84,20 @@ class Passes:
         rows = [row.contiguous() for row in self._records.rows(chosen, distinct=not padding)]
         tables = _tables(self._draws, chosen, local)
         with torch.no_grad():
-            sums = self._graph(*self._bounds(blocks), weights, *public, chosen, *rows, *tables)
+            sums = self._graph(*self._bounds_of(blocks), weights, *public, chosen, *rows, *tables)
         return list(sums)
 
-    def _bounds(self, blocks: Sequence[Block]) -> list[Tensor]:
-        device = self._records.device
-        return [torch.tensor(block.bound, dtype=torch.float64, device=device) for block in blocks]
+    def _bounds_of(self, blocks: Sequence[Block]) -> list[Tensor]:
+        bounds = [block.bound for block in blocks]
+        if bounds != self._bounds[0]:  # an adaptive one moves in every step
+            device = self._records.device
+            tensors = [torch.tensor(b, dtype=torch.float64, device=device) for b in bounds]
+            self._bounds = bounds, tensors  # each its own: a graph tells its inputs by identity
+        return self._bounds[1]
 
     def _weights(self, count: int) -> Tensor:
-        weights = torch.ones(self.size, 1, dtype=torch.float64, device=self._records.device)
-        if count < self.size:
-            weights[count:] = 0.0
-        return weights
+        """(size, 1): ones for the records, zeros for the padding."""
+        return self._ones_then_zeros[self.size - count :][: self.size]
 
 
 def placeholder_batch(

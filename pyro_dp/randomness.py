@@ -17,13 +17,14 @@ A bare ``torch.Generator`` keeps 32 bits of its seed on the CPU and is no source
 """
 
 import contextlib
+import os
 import random
-import secrets
 from collections.abc import Iterator
 
 import numpy as np
 import pyro
 import torch
+from numpy.random.bit_generator import ISeedSequence
 from scipy.special import ndtri
 
 from pyro_dp.errors import ConfigurationError
@@ -55,11 +56,19 @@ class Randomness:
             its streams from (seed, position), so that inferences that share an accountant never
             share a stream.
         """
-        entropy = secrets.randbits(256) if self._key is None else self._key
-        spawn_key = (_PURPOSES.index(purpose), position)
-        return np.random.Generator(
-            np.random.PCG64DXSM(np.random.SeedSequence(entropy, spawn_key=spawn_key))
-        )
+        if self._key is None:
+            seed = _SystemEntropy()
+        else:
+            place = (_PURPOSES.index(purpose), position)
+            seed = np.random.SeedSequence(self._key, spawn_key=place)
+        return np.random.Generator(np.random.PCG64DXSM(seed))
+
+
+class _SystemEntropy(ISeedSequence):
+    """Fills the whole state of a bit generator from the operating system."""
+
+    def generate_state(self, n_words: int, dtype: type = np.uint32) -> np.ndarray:
+        return np.frombuffer(os.urandom(n_words * np.dtype(dtype).itemsize), dtype)
 
 
 def _key(generator: torch.Generator | int) -> int:
