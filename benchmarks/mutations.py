@@ -128,7 +128,7 @@ MUTATIONS = [
     ),
     Mutation(
         "event recorded with the wrong rate",
-        "inference",
+        "private_steps",
         "event=SubsampledGaussian(self.noise_multiplier, rate, self.sampling)",
         "event=SubsampledGaussian(self.noise_multiplier, rate / 2, 'poisson')",
         "test_svi.py",
