@@ -1,0 +1,5 @@
+"""What the papers compare against: private methods to measure DPSVI and DPSEP by."""
+
+from pyro_dp.baselines.sgld import DPSGLD
+
+__all__ = ["DPSGLD"]
