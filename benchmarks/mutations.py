@@ -509,6 +509,55 @@ MUTATIONS = [
         "self._posterior",
         "test_sep.py",
     ),
+    Mutation(
+        "Langevin noise that forgets the privacy noise",
+        "baselines/sgld",
+        "max(0.0, step_size - private), step_size)",
+        "step_size, step_size)",
+        "test_sgld.py",
+    ),
+    Mutation(
+        "privacy noise assumed where records see nothing",
+        "baselines/sgld",
+        "torch.where(self._seen, ",
+        "torch.where(self._seen | True, ",
+        "test_sgld.py",
+    ),
+    Mutation(
+        "privacy noise of another rate in the Langevin step",
+        "baselines/sgld",
+        " / self._sampler.sample_rate",
+        "",
+        "test_sgld.py",
+    ),
+    Mutation(
+        "rows of DPEM beyond the radius",
+        "baselines/em",
+        "_shortened(x.double(), self.radius)",
+        "x.double()",
+        "test_em.py",
+    ),
+    Mutation(
+        "second moments with the bound of the rows",
+        "baselines/em",
+        "(1.0, self.radius, self.radius**2)",
+        "(1.0, self.radius, self.radius)",
+        "test_em.py",
+    ),
+    Mutation(
+        "a component made of noise moves",
+        "baselines/em",
+        "found = counts > 2 * noise_of_counts",
+        "found = counts > -math.inf",
+        "test_em.py",
+    ),
+    Mutation(
+        "covariances that noise alone could explain",
+        "baselines/em",
+        "noise_of_squares * math.sqrt(2 * dim)",
+        "0.0 * noise_of_squares",
+        "test_em.py",
+    ),
 ]
 
 
