@@ -10,12 +10,13 @@ from pyro.distributions import Independent, MultivariateNormal, Normal
 from pyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoMultivariateNormal, AutoNormal
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import Transform, biject_to, constraints, transform_to
+from torch.distributions import transform_to
 from torch.distributions.constraints import Constraint
 
 from pyro_dp.errors import ModelError
 from pyro_dp.gaussian import cholesky
 from pyro_dp.guard import PLACEHOLDERS, guarded
+from pyro_dp.latents import Latent, latents_of
 from pyro_dp.plates import PrivatePlate
 from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Records
@@ -27,22 +28,6 @@ _SUPPORTED = (
     "AutoMultivariateNormal, or a hand-written one of Normal and MultivariateNormal sites, each "
     "location and scale a pyro.param of its own, passed as it is. DPSVI takes any guide."
 )
-
-
-@dataclass(frozen=True)
-class Latent:
-    """One latent site of the model outside the private plate.
-
-    :param shape: of the unconstrained value.
-    :param transform: from unconstrained space to the site's own.
-    :param start: the flat vector holds it in ``flat[start:stop]``.
-    """
-
-    name: str
-    shape: torch.Size
-    transform: Transform
-    start: int
-    stop: int
 
 
 class GaussianGuide:
@@ -74,7 +59,7 @@ class GaussianGuide:
         values = {name: site for name, site in sites.items() if name not in drawn}
         _check_names(values, prior, records.plate)
         self._blocks = tuple(_blocks(guide, drawn or values, parameters))
-        self.latents = tuple(_latents(values, prior, automatic=automatic))
+        self.latents = tuple(latents_of(values, prior, automatic=automatic))
         self.size = self.latents[-1].stop
         self._diagonal = all(block.form == "scale" for block in self._blocks)
 
@@ -253,34 +238,6 @@ def _check_names(values: Sites, prior: Sites, plate: PrivatePlate) -> None:
         raise ModelError(f"Latent site {name!r} of the model is not in the guide: add it.")
     if not prior:
         raise ModelError(f"The model has no latent outside the private plate {plate.name!r}.")
-
-
-def _latents(values: Sites, prior: Sites, *, automatic: bool) -> Iterator[Latent]:
-    start = 0
-    for name, site in values.items():
-        support = prior[name]["fn"].support
-        if not (automatic or _is_real(support)):
-            raise ModelError(
-                f"Latent site {name!r} of the model is constrained, and the guide's Gaussian is "
-                "not: use an autoguide, which is Gaussian in unconstrained space."
-            )
-        if site["fn"].shape() != prior[name]["fn"].shape():
-            raise ModelError(f"Site {name!r} has another shape in the guide than in the model.")
-        transform = biject_to(support)
-        value = transform.inv(site["value"]).detach()
-        if transform(value).requires_grad:
-            raise ModelError(
-                f"The support of site {name!r} depends on another latent: give it a fixed support, "
-                "and shift or scale its value."
-            )
-        yield Latent(name, value.shape, transform, start, start + value.numel())
-        start += value.numel()
-
-
-def _is_real(support: Constraint) -> bool:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return isinstance(support, type(constraints.real))
 
 
 def _blocks(guide: Callable, sites: Sites, parameters: list[_Parameter]) -> Iterator[_Block]:

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from pyro_dp import DPSEP, DPSVI
+from pyro_dp.baselines import DPSGLD
 
 
 def pytest_addoption(parser):
@@ -12,7 +13,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    for inference in (DPSVI, DPSEP):
+    for inference in (DPSVI, DPSEP, DPSGLD):
         inference.__init__.__kwdefaults__["jit"] = config.getoption("jit")
     if config.getoption("jit") != "none":
         config.addinivalue_line("filterwarnings", "ignore:jit=.* does not apply:UserWarning")

@@ -22,7 +22,7 @@ from pyro.infer.autoguide import (
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import nn
 
-import pyro_dp.inference
+import pyro_dp.private_steps
 import pyro_dp.sampling
 from pyro_dp import DPSVI, PrivacyAccountant
 from pyro_dp.mechanisms import release
@@ -354,7 +354,7 @@ class Fixture:
             self.released.append([block.clone() for block in released])
             return released
 
-        monkeypatch.setattr(pyro_dp.inference, "release", spy)
+        monkeypatch.setattr(pyro_dp.private_steps, "release", spy)
         settings = dict(accountant=PrivacyAccountant(), noise_multiplier=0, max_grad_norm=0.5)
         self.svi = DPSVI(
             model,

@@ -28,7 +28,7 @@ from pyro.infer.autoguide import (
 )
 from scipy import integrate, stats
 
-import pyro_dp.inference
+import pyro_dp.private_steps
 from pyro_dp import (
     DPSEP,
     EP,
@@ -82,7 +82,7 @@ def spied(monkeypatch, *args, **options):
         released.append(result[0].clone())
         return result
 
-    monkeypatch.setattr(pyro_dp.inference, "release", spy)
+    monkeypatch.setattr(pyro_dp.private_steps, "release", spy)
     return new_sep(*args, **options), sums, released
 
 

@@ -1,0 +1,250 @@
+"""DPEM: private expectation maximisation of a Gaussian mixture.
+
+Park, Foulds, Chaudhuri & Welling 2017 (DP-EM, AISTATS, arXiv 1605.06995). They perturb weights,
+means and covariances one by one; here the moments that the M-step needs are one joint release.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
+
+from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
+from pyro_dp.gaussian import stacked, unstacked
+from pyro_dp.mechanisms import Block, ClippedSum
+from pyro_dp.private_steps import PrivateSteps
+from pyro_dp.sampling import RecordSampler
+from pyro_dp.settings import require_count, require_number
+
+_SHARES = (0.2, 0.3, 0.5)  # of sigma^-2: counts, sums, second moments
+_STATE = ("weights", "locs", "covariances", "steps", "noise_multiplier", "radius", "accountant")
+
+
+class DPEM(PrivateSteps):
+    """Differentially private maximum likelihood of a mixture of K Gaussians in d dimensions.
+
+    A record is a row x of the data, clipped to Euclidean norm R. With r (K,) its responsibilities
+    at the present estimate (the E-step), it adds r, r x' and r_k x x' to three blocks of one joint
+    release, of norms at most 1, R and R^2. The M-step sees the noisy sums only. What noise has
+    made impossible is put right there, from public numbers: weights are positive and sum to one;
+    locations have norm at most R; eigenvalues of covariances are at most R^2, and at least
+    ``least_variance`` and the spectral radius that the noise alone would give (without that floor a
+    component shrinks to a needle, and is lost); a component whose count does not exceed two
+    standard deviations of its noise stays where it was.
+
+    **Guarantee.** The sequence of estimates is (epsilon, delta)-differentially private for one row,
+    with epsilon = ``accountant.get_epsilon()`` under the accountant's neighbouring relation.
+
+    **Not protected.** The number N of rows, the sample rate, start and all other settings; the
+    choice of them, where it was made by looking at the data; running times; errors, which are for
+    the curator.
+
+    :param start: public locations (K, d) where the components begin. Weights begin equal, and
+        covariances at ``start_variance`` times the identity.
+    :param radius: R > 0: rows are clipped to this norm. ``math.inf`` needs ``noise_multiplier=0``.
+        Data far from the origin should be centred first, by a public constant.
+    :param accountant: keeps the ledger and the budget; may be shared with other inferences.
+    :param num_steps: number of steps of :meth:`run`.
+    :param start_variance: > 0; ``None``: R^2 / d.
+    :param least_variance: > 0; ``None``: 1e-4 R^2.
+    :param noise_multiplier: sigma: noise multiplier of the joint release. ``None``: the smallest
+        that fits what remains of the budget at the first step. 0: plain EM, not private.
+    :param sample_rate: expected fraction of the rows in a step, in (0, 1].
+    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) rows; replace-one only);
+        "full".
+    :param microbatch_size: at most so many rows are worked on at a time; the result is the same.
+    :param generator: as for :class:`DPSVI`, as is secure.
+    :raises ConfigurationError: a setting is out of range or does not fit the others.
+
+    :ivar weights: (K,), in float64, as are
+    :ivar locs: (K, d) and
+    :ivar covariances: (K, d, d): the present estimate.
+    """
+
+    def __init__(
+        self,
+        start: Tensor,
+        *,
+        radius: float,
+        accountant: PrivacyAccountant,
+        num_steps: int,
+        start_variance: float | None = None,
+        least_variance: float | None = None,
+        noise_multiplier: float | None = None,
+        sample_rate: float = 1.0,
+        sampling: str = "poisson",
+        microbatch_size: int | None = None,
+        generator: torch.Generator | int | None = None,
+        secure: bool = False,
+    ):
+        if not isinstance(start, Tensor) or start.dim() != 2 or 0 in start.shape:
+            raise ConfigurationError("start must be a tensor (K, d) of locations.")
+        if not start.isfinite().all():
+            raise ConfigurationError("start must be finite.")
+        require_number("radius", radius, above=0.0, below=math.inf, closed=True)
+        components, dim = start.shape
+        if radius == math.inf and None in (start_variance, least_variance):
+            raise ConfigurationError(
+                "radius=inf gives no scale: pass start_variance and least_variance."
+            )
+        if start_variance is None:
+            start_variance = radius**2 / dim
+        if least_variance is None:
+            least_variance = 1e-4 * radius**2
+        require_number("start_variance", start_variance, above=0.0, below=math.inf)
+        require_number("least_variance", least_variance, above=0.0, below=radius**2)
+        require_count("num_steps", num_steps)
+        require_number("sample_rate", sample_rate, above=0.0, below=1.0, closed=True)
+        super().__init__(
+            accountant=accountant,
+            num_steps=num_steps,
+            noise_multiplier=noise_multiplier,
+            bound=radius,
+            sample_rate=sample_rate,
+            sampling=sampling,
+            microbatch_size=microbatch_size,
+            generator=generator,
+            secure=secure,
+        )
+        self.radius = radius
+        self.least_variance = least_variance
+        self.weights = start.new_full((components,), 1 / components, dtype=torch.float64)
+        self.locs = start.detach().to(torch.float64, copy=True)
+        identity = torch.eye(dim, dtype=torch.float64, device=start.device)
+        self.covariances = start_variance * identity.repeat(components, 1, 1)
+        self._checked: tuple[Tensor, int] | None = None
+
+    @torch.no_grad()
+    def step(self, x: Tensor) -> float:
+        """One private EM step, given all rows.
+
+        :param x: (N, d).
+        :returns: root mean square of the locations' change.
+        :raises ModelError: the data do not fit; nothing was spent.
+        :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
+        """
+        self._refuse_steps_beyond_calibration()
+        self._check(x)
+        position = self.accountant.num_releases
+        clipped = ClippedSum(self._blocks(), x.device)
+        indices = self._sample(position).to(x.device)
+        for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
+            clipped.add(*self._moments(x.index_select(0, chosen)))
+        before = self.locs
+        self._maximise(*self._release(clipped, position))
+        return (self.locs - before).square().mean().sqrt().item()
+
+    @property
+    def distribution(self) -> MixtureSameFamily:
+        """The present estimate, in float64; its ``log_prob`` takes (..., d)."""
+        return MixtureSameFamily(
+            Categorical(self.weights), MultivariateNormal(self.locs, self.covariances)
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Estimate, step count and accountant: public or released; loads with weights only."""
+        return {
+            "version": 1,
+            "weights": self.weights.clone(),
+            "locs": self.locs.clone(),
+            "covariances": self.covariances.clone(),
+            "steps": self._steps,
+            "noise_multiplier": self._noise_multiplier,
+            "radius": self.radius,
+            "accountant": self.accountant.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state.
+
+        :raises ConfigurationError: it is not a state of this inference; nothing was changed.
+        :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
+        """
+        if (
+            not isinstance(state, dict)
+            or state.get("version") != 1
+            or any(key not in state for key in _STATE)
+        ):
+            raise ConfigurationError("load_state_dict: this is no state_dict() of DPEM.")
+        if not self._calibrates and state["noise_multiplier"] != self._noise_multiplier:
+            raise ConfigurationError("noise_multiplier differs from that of the saved run.")
+        if state["radius"] != self.radius:
+            raise ConfigurationError("radius differs from that of the saved run.")
+        if state["locs"].shape != self.locs.shape:
+            raise ConfigurationError("start has another shape than in the saved run.")
+        require_count("steps", state["steps"], least=0)
+        self.accountant.load_state_dict(state["accountant"])
+        for name in ("weights", "locs", "covariances"):
+            setattr(self, name, state[name].clone())
+        self._steps = state["steps"]
+        self._noise_multiplier = state["noise_multiplier"]
+
+    def __reduce__(self):
+        raise PrivacyError("A DPEM holds the data: save its state_dict() instead.")
+
+    def _check(self, x: Tensor) -> None:
+        if self._checked is not None and self._checked[0] is x and self._checked[1] == x._version:
+            return
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise ModelError("The data must be a tensor of floating-point numbers.")
+        dim = self.locs.shape[1]
+        if x.dim() != 2 or x.shape[1] != dim or len(x) == 0:
+            raise ModelError(f"The data must have rows of {dim} numbers, as start has.")
+        if not x.isfinite().all():
+            raise ModelError(
+                "The data hold NaN or infinite values: impute them, or drop the rows. (This "
+                "message depends on the data: it is for the curator only.)"
+            )
+        self._sampler = RecordSampler(self.sampling, len(x), self.sample_rate)
+        for name in ("weights", "locs", "covariances"):
+            setattr(self, name, getattr(self, name).to(x.device))
+        self._checked = x, x._version
+
+    def _blocks(self) -> list[Block]:
+        components, dim = self.locs.shape
+        sizes = (components, components * dim, components * dim * (dim + 1) // 2)
+        bounds = (1.0, self.radius, self.radius**2)
+        return [Block(*each) for each in zip(sizes, bounds, _SHARES, strict=True)]
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """E-step: what each row adds to the blocks, (B, K), (B, K d), (B, K d (d + 1) / 2)."""
+        x = _shortened(x.double(), self.radius)
+        components = MultivariateNormal(self.locs, self.covariances, validate_args=False)
+        joint = components.log_prob(x.unsqueeze(1)) + self.weights.log()
+        r = joint.softmax(dim=1).unsqueeze(2)  # (B, K, 1)
+        squares = torch.vmap(stacked)(x.unsqueeze(2) * x.unsqueeze(1)).unsqueeze(1)
+        return r.squeeze(2), (r * x.unsqueeze(1)).flatten(1), (r * squares).flatten(1)
+
+    def _maximise(self, counts: Tensor, sums: Tensor, squares: Tensor) -> None:
+        """M-step, from released estimates of the moments of all rows."""
+        components, dim = self.locs.shape
+        noise_of_counts, _, noise_of_squares = self._noise()
+        found = counts > 2 * noise_of_counts
+        n = counts.clamp(min=max(noise_of_counts, torch.finfo(torch.float64).tiny))
+        self.weights = n / n.sum()
+        locs = _shortened(sums.reshape(components, dim) / n.unsqueeze(1), self.radius)
+        second = [unstacked(each, dim) for each in squares.reshape(components, -1)]
+        second = torch.stack(second) / n[:, None, None]
+        values, vectors = torch.linalg.eigh(second - locs.unsqueeze(2) * locs.unsqueeze(1))
+        # No eigenvalue is known better than to the spectral radius of the noise's matrix.
+        least = (noise_of_squares * math.sqrt(2 * dim) / n).clamp(min=self.least_variance)
+        values = values.clamp(min=least.unsqueeze(1)).clamp(max=self.radius**2).unsqueeze(1)
+        covariances = (vectors * values) @ vectors.mT
+        self.locs = torch.where(found[:, None], locs, self.locs)
+        self.covariances = torch.where(found[:, None, None], covariances, self.covariances)
+
+    def _noise(self) -> list[float]:
+        """Standard deviations of the noise in the three estimates."""
+        sigma, rate = self.noise_multiplier, self._sampler.sample_rate
+        if sigma == 0:
+            return [0.0] * len(_SHARES)
+        return [sigma * b.bound / math.sqrt(b.share) / rate for b in self._blocks()]
+
+
+def _shortened(rows: Tensor, norm: float) -> Tensor:
+    """Rows (..., d) that are longer, to this norm."""
+    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return torch.where(norms > norm, rows * (norm / norms), rows)

@@ -1,0 +1,296 @@
+"""DPSGLD: private stochastic gradient Langevin dynamics.
+
+Wang, Fienberg & Smola 2015 (Privacy for Free, arXiv 1502.07645), after Welling & Teh 2011, for any
+Pyro model with a plate of individuals.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pyro
+import torch
+from pyro.infer.autoguide.initialization import init_to_median
+from torch import Tensor
+
+from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.baselines.target import global_latents, point_guide, suitable_loss
+from pyro_dp.checks import build_record_term
+from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
+from pyro_dp.inference import PrivateInference
+from pyro_dp.latents import Latent
+from pyro_dp.mechanisms import Block, ClippedSum
+from pyro_dp.records import Records
+from pyro_dp.sampling import RecordSampler
+from pyro_dp.settings import require_count, require_number
+from pyro_dp.steps import EagerStep
+from pyro_dp.traced_step import TracedStep
+
+_STATE = ("position", "samples", "steps", "noise_multiplier", "bound", "accountant")
+_OTHER_LATENTS = "The saved state is of a model with other latents."
+
+
+class DPSGLD(PrivateInference):
+    """Differentially private stochastic gradient Langevin dynamics: samples of the posterior.
+
+    Each step releases what :class:`DPSVI` releases with ``privatize="latents"``: the clipped and
+    noisy sum over sampled records of the gradient of their log likelihoods with respect to the
+    global latents u in unconstrained coordinates. Divided by the public sample rate q, with the
+    exact gradient of the log prior (the transforms' Jacobians included), it moves the chain by
+
+        u <- u + (h/2) (prior gradient + sum / q) + N(0, max(0, h - v)),
+
+    h the step size and v = (h sigma C / (2 q))^2. The privacy noise in the step has variance v for
+    each coordinate that records see; it is part of the variance h that Langevin dynamics asks for,
+    and only the rest is drawn.
+
+    **Temperature.** Where v > h nothing more is drawn, but the noise is too large by itself: the
+    chain then samples at temperature v / h > 1, which spreads a Gaussian posterior's variances by
+    that factor. :meth:`step` returns max(1, v / h). It is 1 for h <= (2 q / (sigma C))^2: smaller
+    steps make the samples true to the posterior, and need more steps to get there.
+
+    **Guarantee.** The whole chain, warm-up included, is (epsilon, delta)-differentially private for
+    one element of the private plate, with epsilon = ``accountant.get_epsilon()`` under the
+    accountant's neighbouring relation, for finite data. Noise that is drawn in addition counts for
+    nothing in it.
+
+    **Not protected.** As for :class:`DPSVI`.
+
+    **Exactness.** As for any Langevin dynamics without rejection: a bias of the order of the step
+    size, more of it with minibatches, whose variance is not subtracted from the noise; and the bias
+    of clipping.
+
+    :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
+        observations. Its global latents are continuous; discrete latents of a record are summed out
+        where they are marked with ``infer={"enumerate": "parallel"}``; it can have no other latents
+        inside the plate, and no parameters.
+    :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
+        after the other.
+    :param num_steps: number of steps of :meth:`run`.
+    :param step_size: h > 0, in squared units of u; or a function of the step number (from 0) that
+        gives it, as Welling & Teh's ``lambda t: a * (b + t) ** -gamma``. All samples count equally
+        in :meth:`get_samples`, whatever their step size.
+    :param warmup_steps: so many steps at the beginning are no samples. ``None``: half of all.
+    :param noise_multiplier: standard deviation sigma of the noise in units of C. ``None``: the
+        smallest that fits what remains of the budget at the first step. 0: plain, not private.
+    :param max_grad_norm: C, to which the norm of a record's gradient is clipped. ``math.inf`` needs
+        ``noise_multiplier=0``.
+    :param init_loc_fn: where the chain starts, by site, as for an autoguide: see
+        ``pyro.infer.autoguide.initialization``.
+    :param plate: name of the private plate; found if exactly one plate holds observations.
+    :param sample_rate: expected fraction of the records in a step, in (0, 1]. ``None`` takes
+        subsample_size / size from the plate.
+    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
+        only); "full".
+    :param microbatch_size: at most so many per-record gradients are held at a time.
+    :param slice_data: as for :class:`DPSVI`, as are jit, generator and secure.
+    :raises ConfigurationError: a setting is out of range or does not fit the others.
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        accountant: PrivacyAccountant,
+        num_steps: int,
+        step_size: float | Callable[[int], float],
+        warmup_steps: int | None = None,
+        noise_multiplier: float | None = None,
+        max_grad_norm: float = 1.0,
+        init_loc_fn: Callable = init_to_median,
+        plate: str | None = None,
+        sample_rate: float | None = None,
+        sampling: str = "poisson",
+        microbatch_size: int | None = None,
+        slice_data: bool = False,
+        jit: str = "trace",
+        generator: torch.Generator | int | None = None,
+        secure: bool = False,
+    ):
+        require_number("max_grad_norm", max_grad_norm, above=0.0, below=math.inf, closed=True)
+        require_count("num_steps", num_steps)
+        if not callable(step_size):
+            require_number("step_size", step_size, above=0.0, below=math.inf)
+        if warmup_steps is None:
+            warmup_steps = num_steps // 2
+        if require_count("warmup_steps", warmup_steps, least=0) >= num_steps:
+            raise ConfigurationError("warmup_steps must be fewer than num_steps.")
+        if not callable(init_loc_fn):
+            raise ConfigurationError("init_loc_fn must be a function of a Pyro site.")
+        self.step_size = step_size
+        self.warmup_steps = warmup_steps
+        self.init_loc_fn = init_loc_fn
+        super().__init__(
+            model,
+            _not_built,
+            accountant=accountant,
+            num_steps=num_steps,
+            noise_multiplier=noise_multiplier,
+            bound=max_grad_norm,
+            plate=plate,
+            sample_rate=sample_rate,
+            sampling=sampling,
+            microbatch_size=microbatch_size,
+            slice_data=slice_data,
+            jit=jit,
+            generator=generator,
+            secure=secure,
+        )
+        self._latents: tuple[Latent, ...] = ()
+        self._position: Tensor | None = None
+        self._samples: dict[str, list[Tensor]] = {}
+
+    @torch.enable_grad()
+    def step(self, *args: Any, **kwargs: Any) -> float:
+        """One private step of the chain, given the full data.
+
+        :returns: the temperature: 1 if the privacy noise was not more than Langevin dynamics needs.
+        :raises ModelError: model or data do not fit; nothing was spent.
+        :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
+        :raises ConfigurationError: the step size was too large, and the chain left the numbers.
+        """
+        # A chain has a position of its own, which is no parameter of the user's.
+        with pyro.get_param_store().scope():
+            self._prepare(args, kwargs)
+            step_size = self._current_step_size()
+            position = self.accountant.num_releases
+            draws = self._step.draw()
+            size = self._step.size(draws)
+            clipped = ClippedSum([Block(size, self._bound)], self._records.device)
+            stream = partial(self._randomness.stream, "local", position)
+            self._step.add(clipped, draws, self._sample(position), stream)
+            (released,) = self._release(clipped, position)
+            gradients, _ = self._step.gradients(draws, released)
+        (gradient,) = gradients.values()
+        return self._move(gradient, step_size)
+
+    def get_samples(self) -> dict[str, Tensor]:
+        """The samples after the warm-up, for ``Predictive(model, posterior_samples=...)``.
+
+        :returns: (number of samples, ...) for each global latent site, in its own space.
+        :raises ConfigurationError: there are none yet.
+        """
+        if not self._samples:
+            raise ConfigurationError("There are no samples before the warm-up's end.")
+        return {name: torch.stack(values) for name, values in self._samples.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position, samples, step count and accountant; loads with ``weights_only=True``.
+
+        All of it was released or is public. Random streams are not part of it.
+
+        :raises ConfigurationError: no step was taken yet.
+        """
+        if self._position is None:
+            raise ConfigurationError("There is no state before the first step.")
+        return {
+            "version": 1,
+            "position": self._position.clone(),
+            "samples": {name: torch.stack(values) for name, values in self._samples.items()},
+            "steps": self._steps,
+            "noise_multiplier": self._noise_multiplier,
+            "bound": self._bound,
+            "accountant": self.accountant.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state.
+
+        :raises ConfigurationError: it is not a state of this inference; nothing was changed.
+        :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
+        """
+        if (
+            not isinstance(state, dict)
+            or state.get("version") != 1
+            or any(key not in state for key in _STATE)
+        ):
+            raise ConfigurationError("load_state_dict: this is no state_dict() of DPSGLD.")
+        if not self._calibrates and state["noise_multiplier"] != self._noise_multiplier:
+            raise ConfigurationError("noise_multiplier differs from that of the saved run.")
+        if state["bound"] != self._bound:
+            raise ConfigurationError("max_grad_norm differs from that of the saved run.")
+        require_count("steps", state["steps"], least=0)
+        if self._latents and state["position"].shape != self._leaf.shape:
+            raise ConfigurationError(_OTHER_LATENTS)
+        self.accountant.load_state_dict(state["accountant"])
+        self._position = state["position"].clone()
+        if self._latents:
+            self._leaf.data = self._position.clone()
+        self._samples = {name: list(values) for name, values in state["samples"].items()}
+        self._steps = state["steps"]
+        self._noise_multiplier = state["noise_multiplier"]
+
+    def __reduce__(self):
+        raise PrivacyError("A DPSGLD holds the data: save its state_dict() instead.")
+
+    def _build(self, records: Records, sampler: RecordSampler) -> None:
+        loss = suitable_loss(self.model, records)
+        guide = self.guide if self._latents else point_guide(self.model, records, self.init_loc_fn)
+        term, parameters = build_record_term(
+            loss,
+            self.model,
+            guide,
+            records,
+            privatize="latents",
+            microbatch_size=self.microbatch_size,
+        )
+        latents = global_latents(self.model, guide, records)
+        (leaf,) = parameters.values()
+        if self._position is not None and self._position.shape != leaf.shape:
+            raise ModelError(_OTHER_LATENTS)
+        self.guide, self._latents, self._leaf = guide, latents, leaf
+        if self._position is not None:
+            leaf.data = self._position.to(leaf, copy=True)
+        self._seen = torch.zeros_like(leaf, dtype=torch.bool)
+        for latent in latents:
+            self._seen[latent.start : latent.stop] = latent.name in term.latents
+        self._step = EagerStep(
+            loss,
+            self.model,
+            guide,
+            records,
+            term,
+            parameters,
+            "latents",
+            adapts=False,
+            releases_loss=False,
+            microbatch_size=self.microbatch_size,
+        )
+        if term.vectorizes:
+            eager = self._step
+            self._step = self._traced(partial(TracedStep, eager, sampler.usual_size)) or eager
+
+    def _current_step_size(self) -> float:
+        if not callable(self.step_size):
+            return self.step_size
+        size = self.step_size(self._steps)
+        return require_number("step_size(step)", size, above=0.0, below=math.inf)
+
+    @torch.no_grad()
+    def _move(self, gradient: Tensor, step_size: float) -> float:
+        """The Langevin step, from the gradient of the negative log density; the temperature."""
+        private = 0.0
+        if self.noise_multiplier > 0:
+            noise = self.noise_multiplier * self._bound / self._sampler.sample_rate
+            private = (step_size * noise / 2) ** 2
+        # What records do not see, such as the hyperparameters of a hierarchy, was released exactly.
+        missing = torch.where(self._seen, max(0.0, step_size - private), step_size)
+        drawn = missing.sqrt() * torch.randn_like(self._leaf)
+        position = self._leaf - step_size / 2 * gradient + drawn
+        if not position.isfinite().all():
+            raise ConfigurationError(
+                "step_size is too large: the chain left the finite numbers, and stays where it "
+                "was. The release was spent."
+            )
+        self._leaf.data = position
+        self._position = position.clone()
+        if self._steps > self.warmup_steps:
+            for latent in self._latents:
+                u = position[latent.start : latent.stop].reshape(latent.shape)
+                self._samples.setdefault(latent.name, []).append(latent.transform(u))
+        return max(1.0, private / step_size)
+
+
+def _not_built(*args: Any, **kwargs: Any) -> None:
+    """In place of the guide, which is made when the private plate is known."""
