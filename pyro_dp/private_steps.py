@@ -134,7 +134,7 @@ class PrivateSteps(abc.ABC):
             noise=self._randomness.stream("noise", position),
         )
         self._steps += 1
-        return [block.div_(rate) for block in released]
+        return [block / rate for block in released]
 
     def _check_settings(self, secure: bool) -> None:
         if not isinstance(self.accountant, PrivacyAccountant):
