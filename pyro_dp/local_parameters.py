@@ -104,11 +104,15 @@ class LocalParameters:
             for name, leaf in self.leaves.items()
         }
 
-    def constants(self, seed: int = 0) -> dict[str, Tensor]:
-        """Public rows in place of private ones, without batch dimension. None of them is zero,
-        where gradients may vanish."""
+    def constants(self, factor: float = 1.0) -> dict[str, Tensor]:
+        """Public rows in place of private ones, without batch dimension.
+
+        They are numbers without meaning, since at zero gradients may vanish.
+
+        :param factor: of these numbers.
+        """
         return {
-            name: _constant(leaf.movedim(self.dims[name], 0)[0], seed)
+            name: factor * _constant(leaf.movedim(self.dims[name], 0)[0])
             for name, leaf in self.leaves.items()
         }
 
@@ -230,8 +234,8 @@ def _own_dimension(gradients: list[Tensor], indices: list[int], size: int) -> in
     return None
 
 
-def _constant(like: Tensor, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
+def _constant(like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
     numbers = _SCALE * torch.randn(like.shape, generator=generator, dtype=like.dtype)
     return numbers.to(like.device)
 

@@ -26,7 +26,7 @@ class Runs:
 
     :param view: :class:`Outside` or :class:`Inside`, for a plate.
     :param local: parameters with a private row per record, which are shown as constants.
-    :param seed: of these constants.
+    :param factor: of these constants.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class Runs:
         records: Records,
         view: Callable[[PrivatePlate], Messenger],
         local: LocalParameters,
-        seed: int = 0,
+        factor: float = 1.0,
     ):
         self._model, self._guide, self._records, self._view = model, guide, records, view
-        self.local, self._seed = local, seed
+        self.local, self._factor = local, factor
         self._parameters: set[str] | None = None
         self.public = self.on(records.arguments(records.placeholder()))
         self._parameters = {
@@ -49,8 +49,8 @@ class Runs:
             if site["type"] == "param"
         }
 
-    def with_view(self, view: Callable[[PrivatePlate], Messenger], seed: int = 0) -> "Runs":
-        return Runs(self._model, self._guide, self._records, view, self.local, seed)
+    def with_view(self, view: Callable[[PrivatePlate], Messenger], factor: float = 1.0) -> "Runs":
+        return Runs(self._model, self._guide, self._records, view, self.local, factor)
 
     def on(self, arguments: Arguments, *, one_record: bool = True) -> dict[str, poutine.Trace]:
         """Traces of guide and model.
@@ -65,7 +65,7 @@ class Runs:
             forked_rng(),
             guarded("Running guide and model on one record", hint=WHOLE_TENSORS),
             restriction if one_record else contextlib.nullcontext(),
-            self.local.shown(self.local.constants(self._seed)),
+            self.local.shown(self.local.constants(self._factor)),
         ):
             guide = poutine.trace(self._view(plate)(self._guide)).get_trace(*args, **kwargs)
             replayed = poutine.replay(self._view(plate)(self._model), trace=guide)
@@ -95,7 +95,7 @@ def check_outside(outside: Runs, records: Records) -> None:
     other_draws = outside.with_view(lambda plate: Outside(plate, seed=1)).public
     _require_same_sites(outside.public, other_draws, f"{where} latents inside of it.")
     if outside.local:
-        other_rows = outside.with_view(Outside, seed=1).public
+        other_rows = outside.with_view(Outside, factor=-2.0).public
         problem = f"{where} parameters that have a private row per record."
         _require_same_sites(outside.public, other_rows, problem)
     if records.slice_data:
