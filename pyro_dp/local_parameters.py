@@ -32,26 +32,21 @@ bound of one record's C no longer covers the difference. It is refused.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pyro
 import torch
 from pyro import poutine
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import transform_to
 from torch.distributions.constraints import Constraint, real
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from pyro_dp.errors import ModelError
 from pyro_dp.guard import WHOLE_TENSORS, guarded
 from pyro_dp.initial_values import agree
+from pyro_dp.own_rows import OwnRow, Substitution, shown
 from pyro_dp.plates import OneRecord, is_random
 from pyro_dp.randomness import forked_rng
-from pyro_dp.record_mode import substituted
 from pyro_dp.records import Records
 
 NOTE = (
@@ -116,17 +111,19 @@ class LocalParameters:
             for name, leaf in self.leaves.items()
         }
 
-    @contextlib.contextmanager
-    def shown(self, rows: dict[str, Tensor]) -> Iterator[None]:
+    def shown(self, rows: dict[str, Tensor]) -> contextlib.AbstractContextManager:
         """Within: whatever reads a local parameter reads this row, N times.
 
         :param rows: of one record, or :meth:`constants`; without batch dimension.
         """
         if not self:
-            yield
-            return
-        with _OwnRows(self, rows) as own, _OwnParams(own):
-            yield
+            return contextlib.nullcontext()
+        return shown(
+            {
+                name: OwnRow(leaf, self.dims[name], rows[name], self.constraints.get(name))
+                for name, leaf in self.leaves.items()
+            }
+        )
 
 
 def find_local_parameters(model: Callable, guide: Callable, records: Records) -> LocalParameters:
@@ -163,6 +160,7 @@ def find_local_parameters(model: Callable, guide: Callable, records: Records) ->
                 "it with the plate's indices (loc[idx]), inside the plate only."
             )
         found.leaves[name], found.dims[name] = leaf, dim
+        vars(leaf).pop("_pyro_subsample", None)  # where plates note which rows they took
         if declared.get(name, real) is not real:
             found.constraints[name] = declared[name]
     return found
@@ -181,7 +179,7 @@ def _run_at(
     with (
         forked_rng(),
         guarded("Running guide and model on one record", hint=WHOLE_TENSORS),
-        _Substitution(values),
+        Substitution(values),
         poutine.trace(param_only=True) as parameters,
         OneRecord(records.plate, position),
     ):
@@ -238,146 +236,3 @@ def _constant(like: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     numbers = _SCALE * torch.randn(like.shape, generator=generator, dtype=like.dtype)
     return numbers.to(like.device)
-
-
-class _Substitution(TorchFunctionMode):
-    """Torch functions get other tensors in place of some, by ``id``."""
-
-    def __init__(self, substitutes: dict[int, Tensor]):
-        super().__init__()
-        self.substitutes = substitutes
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if self.substitutes:
-            args = substituted(args, self.substitutes)
-            kwargs = {k: substituted(value, self.substitutes) for k, value in kwargs.items()}
-        return func(*args, **kwargs)
-
-
-@dataclass(frozen=True)
-class _Repeated:
-    """A row N times.
-
-    :param whole: all of them, a view.
-    :param single: one of them: ``dim`` has length 1.
-    """
-
-    whole: Tensor
-    single: Tensor
-    dim: int
-
-    @staticmethod
-    def of(single: Tensor, dim: int, size: int) -> "_Repeated":
-        shape = [*single.shape[:dim], size, *single.shape[dim + 1 :]]
-        return _Repeated(single.expand(shape), single, dim)
-
-
-class _OwnRows(_Substitution):
-    """One record's rows, in place of the local parameters.
-
-    All rows being equal, what is read from the N of them is read from one: the derivative of an
-    indexed tensor would be as large as N rows, for every record.
-    """
-
-    def __init__(self, local: LocalParameters, rows: dict[str, Tensor]):
-        self.local = local
-        self.unconstrained = {
-            name: _Repeated.of(row.unsqueeze(local.dims[name]), local.dims[name], local.size)
-            for name, row in rows.items()
-        }
-        self.repeated = {id(each.whole): each for each in self.unconstrained.values()}
-        super().__init__(
-            {id(local.leaves[name]): own.whole for name, own in self.unconstrained.items()}
-        )
-
-    def constrained(self, name: str) -> Tensor:
-        """The row in the parameter's own space, N times."""
-        own = self.unconstrained[name]
-        if name in self.local.constraints:
-            single = transform_to(self.local.constraints[name])(own.single)
-            own = _Repeated.of(single, own.dim, self.local.size)
-        else:  # a new tensor: it gets attributes
-            own = _Repeated.of(own.single, own.dim, self.local.size)
-        self.repeated[id(own.whole)] = own
-        return own.whole
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func in _READERS:
-            read = _READERS[func](self, *args, **kwargs)
-            if read is not None:
-                return read
-        return super().__torch_function__(func, types, args, kwargs)
-
-    def find(self, tensor: Any) -> _Repeated | None:
-        return self.repeated.get(id(self.substitutes.get(id(tensor), tensor)))
-
-
-def _getitem(own: _OwnRows, tensor: Tensor, key: Any) -> Tensor | None:
-    repeated = own.find(tensor)
-    keys = list(key) if isinstance(key, tuple) else [key]
-    if repeated is None or any(k is None or k is Ellipsis or _is_mask(k) for k in keys):
-        return None
-    if len(keys) <= repeated.dim:
-        return None
-    place = keys[repeated.dim]
-    if isinstance(place, Tensor):
-        keys[repeated.dim] = torch.zeros_like(place)
-    elif isinstance(place, int):
-        keys[repeated.dim] = 0
-    else:
-        return None
-    return repeated.single[tuple(keys)]
-
-
-def _is_mask(key: Any) -> bool:
-    return isinstance(key, bool) or (isinstance(key, Tensor) and key.dtype == torch.bool)
-
-
-def _index_select(own: _OwnRows, tensor: Tensor, dim: int, index: Tensor) -> Tensor | None:
-    repeated = own.find(tensor)
-    if repeated is None or dim % tensor.dim() != repeated.dim:
-        return None
-    return _Repeated.of(repeated.single, repeated.dim, index.numel()).whole
-
-
-def _embedding(
-    own: _OwnRows,
-    index: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    *others: Any,
-    **named: Any,
-) -> Tensor | None:
-    repeated = own.find(weight)
-    if repeated is None or repeated.dim != 0 or padding_idx is not None or max_norm is not None:
-        return None
-    return functional.embedding(torch.zeros_like(index), repeated.single)
-
-
-_READERS = {
-    torch.Tensor.__getitem__: _getitem,
-    torch.Tensor.index_select: _index_select,
-    torch.index_select: _index_select,
-    functional.embedding: _embedding,
-}
-
-
-class _OwnParams(Messenger):
-    """Answers ``pyro.param`` with the record's own row, so that only one row is constrained."""
-
-    def __init__(self, own: _OwnRows):
-        super().__init__()
-        self.own = own
-
-    def _pyro_param(self, msg: dict) -> None:
-        leaf = self.own.local.leaves.get(msg["name"])
-        if leaf is None or msg["value"] is not None:
-            return
-        value = self.own.constrained(msg["name"])
-        value.unconstrained = lambda: leaf
-        # Where plates would note, on the parameter itself, which rows they took.
-        value._pyro_unconstrained_param = torch.empty(0)
-        msg["value"] = value

@@ -44,7 +44,8 @@ class DPSVI(PrivateInference):
 
     **Guarantee.** The sequence of parameters and private losses is (epsilon, delta)-differentially
     private for one element of the private plate, with epsilon = ``accountant.get_epsilon()`` under
-    the accountant's neighbouring relation, for finite data.
+    the accountant's neighbouring relation, for finite data. Parameters with a row per record are no
+    part of it.
 
     **Not protected.** The number N of records, the sample rate and all other settings; arguments
     without a row per record; data that the model captures by closure; values that parameters or
@@ -52,10 +53,19 @@ class DPSVI(PrivateInference):
     data; what a model keeps in Python state of its own; running times; errors of the structural
     checks, which are for the curator.
 
+    **Private, and not protected if published.** Parameters with a row per record, of guides with
+    latents per record: row i is learnt from record i without noise, behind a privacy wall
+    (:mod:`pyro_dp.local_parameters`). They are in Pyro's parameter store, for the curator. What
+    guide, ``Predictive``, ``median()`` or ``quantiles()`` say of the training records' own latents
+    is as sensitive as the data, and the ledger notes it; what they say of global latents is
+    covered. Record i must be the same individual in every step.
+
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations.
-    :param guide: Pyro guide: any reparameterised autoguide, or hand-written. It may have latents
-        inside the plate if it computes their parameters from the record (amortisation).
+    :param guide: Pyro guide: any reparameterised autoguide, or hand-written. Latents inside the
+        plate have parameters that are computed from the record (amortisation), or a row of
+        parameters per record: a dimension of length N that is read at the plate's index,
+        ``loc[idx]``, or subsampled by Pyro (``event_dim``, ``AutoNormal``, ``AutoDelta``).
     :param optim: a ``pyro.optim`` optimizer. What it clips itself (``clip_norm``) is the finished
         gradient: that protects nobody, and costs nothing.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, one or several
@@ -91,11 +101,16 @@ class DPSVI(PrivateInference):
     :param loss_share: part of the privacy cost (of sigma^-2) that the loss takes from the gradient,
         in (0, 1): the loss's noise has standard deviation sigma L / sqrt(loss_share), the
         gradient's grows by 1 / sqrt(1 - loss_share).
+    :param local_optim: settings of the Adam that moves rows of parameters per record, each on its
+        own and without noise, by the gradient of its record's term (unscaled, in the steps in which
+        the record was sampled). ``None``: those of ``optim``, if it is a plain Adam.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
         against anyone who can guess the seed, and runs with equal seeds and separate accountants
         share their noise; the ledger says so.
     :param secure: ``False``; there is nothing else yet.
-    :raises ConfigurationError: a setting is out of range or does not fit the others.
+    :raises ConfigurationError: a setting is out of range or does not fit the others; at the first
+        step, parameters per record with ``sampling="fixed"``, or without ``local_optim`` if
+        ``optim`` is no plain Adam.
     """
 
     def __init__(
@@ -233,6 +248,8 @@ class DPSVI(PrivateInference):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state. Parameters that do not exist yet are set in the first step.
+
+        Rows of parameters per record are taken up if the state has them, and else left as they are.
 
         :raises ConfigurationError: it is not a state of this inference; nothing was changed.
         :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
