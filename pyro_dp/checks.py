@@ -17,6 +17,7 @@ from pyro_dp.errors import ModelError, PrivacyError
 from pyro_dp.gradients import Batch, RecordGradients, RecordTerm
 from pyro_dp.guard import unchanged_buffers
 from pyro_dp.initial_values import agree, initialise
+from pyro_dp.local_parameters import LocalParameters, find_local_parameters
 from pyro_dp.outside import Particle, draw_particle
 from pyro_dp.plates import Inside, Outside
 from pyro_dp.randomness import LocalStream, Randomness, forked_rng
@@ -40,21 +41,27 @@ def build_record_term(
     *,
     privatize: str,
     microbatch_size: int | None = None,
+    known: LocalParameters | None = None,
 ) -> tuple[RecordTerm, dict[str, Tensor]]:
     """Initialise the parameters, run every check, and build the term whose gradients are released.
 
-    :returns: the term, and all unconstrained parameters of model and guide by name.
+    :param known: local parameters that were found before: nothing public may come from them.
+    :returns: the term, and all unconstrained parameters of model and guide by name, but for those
+        with a row per record, which the term holds.
     :raises ModelError: names the site, parameter or argument that does not fit, and what to do.
     """
     records.require_finite()
     with forked_rng():
-        initialise(model, guide, records)
-        outside = Runs(model, guide, records, Outside)
+        known = (known or LocalParameters()).current()
+        with known.shown(known.constants()):
+            initialise(model, guide, records)
+        local = find_local_parameters(model, guide, records)
+        outside = Runs(model, guide, records, Outside, local)
         check_outside(outside, records)
-        particle = draw_particle(loss, model, guide, records)
+        particle = draw_particle(loss, model, guide, records, local=local)
         check_latents(loss, outside.public, particle, privatize)
         values = particle.values(particle.detached())
-        inside = Runs(model, guide, records, lambda plate: Inside(plate, values)).public
+        inside = Runs(model, guide, records, lambda plate: Inside(plate, values), local).public
         check_inside(loss, inside, records.plate)
         in_guide, in_model = random_sites(inside["guide"]), random_sites(inside["model"])
         latent = {name for name, site in in_model.items() if not site["is_observed"]}
@@ -66,6 +73,7 @@ def build_record_term(
             enumerates=bool(latent - in_guide.keys()),
             max_plate_nesting=plate_nesting(loss, inside),
         )
+        term.local = local
         _let_touch(term, particle, outside.public, inside)
         with unchanged_buffers():
             _check_isolation(term, records, particle)
@@ -109,9 +117,9 @@ def _check_isolation(term: RecordTerm, records: Records, particle: Particle) -> 
         for name in term.parameters.keys() & gradients.keys() & moved.keys():
             if not agree(gradients[name], moved[name]):
                 raise ModelError(
-                    f"Parameter {name!r} has values of its own for each record of plate "
-                    f"{records.plate.name!r}: use a guide that computes them from the record "
-                    "(amortisation)."
+                    f"Parameter {name!r} has values that depend on the record's index in plate "
+                    f"{records.plate.name!r}, but not one row per record, at its index: make it "
+                    "so (loc[idx]), or compute the values from the record (amortisation)."
                 )
         if not agree(loss, moved_loss):
             raise ModelError(
@@ -142,7 +150,11 @@ def _choose_path(term: RecordTerm, records: Records, particle: Particle) -> None
     draws = LocalDraws(stream=_stream(), index=indices[0])
     used, _ = term.single(records, particle, indices[0], placeholder, draws)
     term.draws = draws.requested
-    reason = _why_not_vectorized(term, records, particle, Batch(indices, public, _stream()))
+    local = {
+        name: row.expand(len(indices), *row.shape) for name, row in term.local.constants().items()
+    }
+    batch = Batch(indices, public, _stream(), local_rows=local)
+    reason = _why_not_vectorized(term, records, particle, batch)
     if reason is not None:
         # Control flow may make other records use more: nothing that can be reached is dropped.
         term.vectorizes = False
@@ -150,7 +162,7 @@ def _choose_path(term: RecordTerm, records: Records, particle: Particle) -> None
             f"Gradients are taken one record at a time, which is slow: {reason}.", stacklevel=2
         )
         return
-    examples = Batch(indices, records.rows(indices), _stream())
+    examples = Batch(indices, records.rows(indices), _stream(), local_rows=local)
     reason = _why_not_vectorized(term, records, particle, examples)
     if reason is not None:
         raise ModelError(f"The model was vectorised on placeholders, but on the data {reason}.")
@@ -192,7 +204,9 @@ def _check_support(term: RecordTerm, records: Records, particle: Particle, batch
 
 def _same_gradients(one: RecordGradients, other: RecordGradients) -> bool:
     """Equal up to rounding, relative to the largest gradient of all."""
-    pairs = [(one.latents, other.latents), (one.parameters, other.parameters)]
+    pairs = [
+        (getattr(one, part), getattr(other, part)) for part in ("latents", "parameters", "local")
+    ]
     flat = [
         (these[name].flatten().double(), those[name].flatten().double())
         for these, those in pairs

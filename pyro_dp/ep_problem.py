@@ -63,7 +63,7 @@ class EPProblem:
             privatize="latents",
             microbatch_size=microbatch_size,
         )
-        if term.draws:
+        if term.draws or term.local:
             raise ModelError(_NO_DRAWS)
         with forked_rng():
             gaussian = GaussianGuide(model, guide, records)

@@ -11,7 +11,7 @@ record's own (private).
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pyro_dp.errors import ModelError
 from pyro_dp.guard import guarded
+from pyro_dp.local_parameters import LocalParameters
 from pyro_dp.outside import Particle, single_particle
 from pyro_dp.plates import Inside, OneRecord, is_random
 from pyro_dp.randomness import LocalStream
@@ -37,12 +38,14 @@ class Batch:
     :param rows: their rows of every data tensor, each (B, ...).
     :param local: for the draws of their own latents.
     :param tables: these draws, where they were made already.
+    :param local_rows: their rows of the local parameters, each (B, ...).
     """
 
     indices: Tensor
     rows: list[Tensor]
     local: LocalStream | None = None
     tables: list[Tensor] | None = None
+    local_rows: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -52,11 +55,14 @@ class RecordGradients:
     :param latents: (B, ...) per global latent, with respect to its unconstrained value.
     :param parameters: (B, ...) per parameter used inside the plate.
     :param losses: (B,), in nats.
+    :param local: (B, ...) per local parameter, with respect to the record's own row: never
+        released.
     """
 
     latents: dict[str, Tensor]
     parameters: dict[str, Tensor]
     losses: Tensor
+    local: dict[str, Tensor]
 
 
 class RecordTerm:
@@ -86,6 +92,7 @@ class RecordTerm:
         self.latents: set[str] = set()  # names of the global latents that the term uses
         self.parameters: dict[str, Tensor] = {}  # unconstrained parameters that the term uses
         self.released: dict[str, Tensor] = {}  # those, and what the latents' draws depend on
+        self.local = LocalParameters()  # unconstrained parameters with a row per record
         self.draws: list[Draw] = []  # local draws of one record
         self.vectorizes = True
 
@@ -109,15 +116,16 @@ class RecordTerm:
 
         :param breaks: whether a record may be broken; else it raises.
         """
-        inputs = particle.latents | self.parameters
+        inputs = particle.latents | self.parameters | self.local.constants()
         columns: dict[str, list[Tensor]] = {name: [] for name in inputs}
         losses = []
         for b, index in enumerate(batch.indices):
             arguments = records.arguments([row[b] for row in batch.rows])
             draws = LocalDraws(stream=batch.local, index=index)
+            own = {name: rows[b] for name, rows in batch.local_rows.items()}
             missing = 0.0
             try:
-                gradients, loss = self.single(records, particle, index, arguments, draws)
+                gradients, loss = self.single(records, particle, index, arguments, draws, own)
             except ModelError:
                 if not breaks:
                     raise
@@ -130,6 +138,7 @@ class RecordTerm:
             {name: stacked[name] for name in particle.latents},
             {name: stacked[name] for name in self.parameters},
             torch.stack(losses),
+            {name: stacked[name] for name in self.local.leaves},
         )
 
     def single(
@@ -139,12 +148,20 @@ class RecordTerm:
         index: Tensor,
         arguments: tuple[tuple, dict],
         draws: LocalDraws,
+        local_rows: dict[str, Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The reference: gradients of what one record uses, by name, and its loss."""
+        """The reference: gradients of what one record uses, by name, and its loss.
+
+        :param local_rows: its rows of the local parameters; by default public constants.
+        """
         latents = {name: u.requires_grad_() for name, u in particle.detached().items()}
-        inputs = latents | self.parameters
+        local_rows = {
+            name: row.detach().clone().requires_grad_()
+            for name, row in (local_rows or self.local.constants()).items()
+        }
+        inputs = latents | self.parameters | local_rows
         args, kwargs = arguments
-        with self._one_record(records, particle, index, draws):
+        with self._one_record(records, particle, index, draws, local_rows=local_rows):
             model, guide = self._inside(records, particle.values(latents))
             loss = torch.as_tensor(self.loss.differentiable_loss(model, guide, *args, **kwargs))
         if not loss.requires_grad:
@@ -159,22 +176,22 @@ class RecordTerm:
         """All records at once, at the particle's latents and parameters."""
         leaves = self.parameters
 
-        def term(latents, parameters, index, row, table):
+        def term(latents, parameters, local, index, row, table):
             substitutes = {id(leaf): parameters[name] for name, leaf in leaves.items()}
             draws = LocalDraws(table)
-            return self.loss_of(records, particle, latents, index, row, draws, substitutes)
+            return self.loss_of(records, particle, latents, index, row, draws, substitutes, local)
 
         gradient = torch.vmap(
-            torch.func.grad(term, argnums=(0, 1), has_aux=True),
-            in_dims=(None, None, 0, 0, 0),
+            torch.func.grad(term, argnums=(0, 1, 2), has_aux=True),
+            in_dims=(None, None, 0, 0, 0, 0),
             randomness="different",
         )
         parameters = {name: particle.parameters[name].detach() for name in leaves}
+        own = (batch.local_rows, batch.indices, batch.rows, self._tables(batch))
         with guarded("Differentiating the records' terms"):
-            (of_latents, of_parameters), losses = gradient(
-                particle.detached(), parameters, batch.indices, batch.rows, self._tables(batch)
-            )
-        return RecordGradients(of_latents, of_parameters, losses)
+            gradients, losses = gradient(particle.detached(), parameters, *own)
+        of_latents, of_parameters, of_local = gradients
+        return RecordGradients(of_latents, of_parameters, losses, of_local)
 
     def loss_of(
         self,
@@ -185,13 +202,16 @@ class RecordTerm:
         row: list[Tensor],
         draws: LocalDraws | None = None,
         substitutes: dict[int, Tensor] | None = None,
+        local_rows: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One record's differentiable surrogate and value at unconstrained latents, for torch.func.
 
         :param row: its row of every data tensor.
         :param substitutes: for the parameters, by ``id``.
+        :param local_rows: its rows of the local parameters; by default public constants.
         """
-        with self._shown(records, particle, latents, index, row, draws, substitutes) as shown:
+        own = (index, row, draws, substitutes, local_rows)
+        with self._shown(records, particle, latents, *own) as shown:
             return record_loss(self.loss, *shown)
 
     def observations(
@@ -229,11 +249,12 @@ class RecordTerm:
 
     @contextlib.contextmanager
     def _shown(
-        self, records, particle, latents, index, row, draws=None, substitutes=None
+        self, records, particle, latents, index, row, draws=None, substitutes=None, local_rows=None
     ) -> Iterator[tuple[Callable, Callable, tuple, dict]]:
         """Model, guide and arguments of one record, in the context that they run in."""
         args, kwargs = records.arguments(row)
-        with self._one_record(records, particle, index, draws or LocalDraws(), substitutes):
+        draws = draws or LocalDraws()
+        with self._one_record(records, particle, index, draws, substitutes, local_rows):
             model, guide = self._inside(records, particle.values(latents))
             yield model, guide, args, kwargs
 
@@ -253,10 +274,13 @@ class RecordTerm:
         index: Tensor,
         draws: LocalDraws,
         substitutes: dict[int, Tensor] | None = None,
+        local_rows: dict[str, Tensor] | None = None,
     ) -> Iterator[None]:
+        local_rows = local_rows or self.local.constants()  # before draws are the record's own
         with (
             guarded("Running the model on one record"),
             RecordMode(draws, substitutes),
+            self.local.shown(local_rows),
             OneRecord(records.plate, index.reshape(1), particle.names),
         ):
             yield

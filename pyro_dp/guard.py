@@ -15,6 +15,10 @@ PLACEHOLDERS = (
     "Where no data may be read their rows are ones (zeros for integers): the model must run on "
     "them."
 )
+WHOLE_TENSORS = (
+    "In the private plate, index what is read (with pyro.plate(...) as idx: ... x[idx]), or use "
+    "slice_data=True for a model that is written for whole tensors."
+)
 _LIBRARIES = ("pyro", "pyro_dp", "torch", "contextlib", "functools")
 
 

@@ -15,6 +15,7 @@ from torch.distributions import Transform, biject_to
 from torch.distributions.constraints import Constraint
 
 from pyro_dp.guard import PLACEHOLDERS, guarded
+from pyro_dp.local_parameters import LocalParameters
 from pyro_dp.plates import OneRecord, Outside, PrivatePlate, is_random
 from pyro_dp.record_mode import RecordMode
 from pyro_dp.records import Records
@@ -32,8 +33,9 @@ class Particle:
     :param fixed: values of the other latents, in their own space.
     :param indices: of the other plates, by name.
     :param log_q: log density of the draws without a reparameterisation; ``None`` if there are none.
-    :param parameters: all unconstrained parameters that model and guide learn, by name.
-    :param names: of all parameters, frozen ones included.
+    :param parameters: all unconstrained parameters that model and guide learn, by name, but for
+        the local ones.
+    :param names: of all parameters, frozen and local ones included.
     """
 
     loss: Tensor
@@ -91,6 +93,7 @@ def draw_particle(
     guide: Callable,
     records: Records,
     given: RecordMode | None = None,
+    local: LocalParameters | None = None,
 ) -> Particle:
     """Run guide and model on placeholders and keep what lies outside the private plate.
 
@@ -100,7 +103,9 @@ def draw_particle(
 
     :param given: draws to use instead. If it gives values of the parameters, too, no number is read
         out of a tensor, so that a graph can be traced.
+    :param local: parameters with a private row per record, which are shown as constants.
     """
+    local = local or LocalParameters()
     plate = records.plate
     # Outside the plate nothing is enumerated: there the two losses agree, but TraceEnum_ELBO
     # refuses a constant ELBO.
@@ -111,6 +116,7 @@ def draw_particle(
         poutine.trace(param_only=True) as parameters,
         OneRecord(plate, torch.zeros(1, dtype=torch.long, device=records.device)),
         guarded("Running guide and model on placeholder data", hint=PLACEHOLDERS),
+        local.shown(local.constants()),
         given or contextlib.nullcontext(),
     ):
         shown = Outside(plate)(model_sites(model)), Outside(plate)(guide_sites(guide))
@@ -120,6 +126,7 @@ def draw_particle(
             surrogate, value = record_loss(elbo, *shown, args, kwargs)
             outside = value.detach() + (surrogate - surrogate.detach())
     learnt = _unconstrained(parameters.trace, given.substitutes if given else {})
+    learnt = {name: leaf for name, leaf in learnt.items() if name not in local.leaves}
     names = frozenset(parameters.trace.nodes)
     indices = model_sites.indices | guide_sites.indices
     particle = Particle(torch.as_tensor(outside), {}, {}, {}, indices, None, learnt, names)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,16 +103,18 @@ class RecordMode(TorchFunctionMode):
         if answer is not None:
             return answer(self.draws, *args, **kwargs)
         if self.substitutes:
-            args = self._substituted(args)
-            kwargs = {key: self._substituted(value) for key, value in kwargs.items()}
+            args = substituted(args, self.substitutes)
+            kwargs = {key: substituted(value, self.substitutes) for key, value in kwargs.items()}
         return func(*args, **kwargs)
 
-    def _substituted(self, value):
-        if isinstance(value, Tensor):
-            return self.substitutes.get(id(value), value)
-        if type(value) in (tuple, list):
-            return type(value)(map(self._substituted, value))
-        return value
+
+def substituted(value: Any, substitutes: dict[int, Tensor]) -> Any:
+    """An argument of a function, with tensors replaced by ``id``, also in tuples and lists."""
+    if isinstance(value, Tensor):
+        return substitutes.get(id(value), value)
+    if type(value) in (tuple, list):
+        return type(value)(substituted(each, substitutes) for each in value)
+    return value
 
 
 def _fill(draws, tensor, values):

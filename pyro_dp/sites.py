@@ -9,17 +9,14 @@ from pyro.infer import ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 
 from pyro_dp.errors import ModelError
-from pyro_dp.guard import guarded, unchanged_buffers
+from pyro_dp.guard import WHOLE_TENSORS, guarded, unchanged_buffers
 from pyro_dp.initial_values import agree
+from pyro_dp.local_parameters import LocalParameters
 from pyro_dp.outside import Particle
 from pyro_dp.plates import OneRecord, Outside, PrivatePlate, is_random
 from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Arguments, Records
 
-_WHOLE_TENSORS = (
-    "In the private plate, index what is read (with pyro.plate(...) as idx: ... x[idx]), or use "
-    "slice_data=True for a model that is written for whole tensors."
-)
 _COMPARED = ("value", "log_prob")
 Sites = dict[str, dict]
 
@@ -28,6 +25,8 @@ class Runs:
     """Guide and model, replayed against it, for one record, as ``view`` shows them.
 
     :param view: :class:`Outside` or :class:`Inside`, for a plate.
+    :param local: parameters with a private row per record, which are shown as constants.
+    :param factor: of these constants.
     """
 
     def __init__(
@@ -36,8 +35,11 @@ class Runs:
         guide: Callable,
         records: Records,
         view: Callable[[PrivatePlate], Messenger],
+        local: LocalParameters,
+        factor: float = 1.0,
     ):
         self._model, self._guide, self._records, self._view = model, guide, records, view
+        self.local, self._factor = local, factor
         self._parameters: set[str] | None = None
         self.public = self.on(records.arguments(records.placeholder()))
         self._parameters = {
@@ -47,8 +49,8 @@ class Runs:
             if site["type"] == "param"
         }
 
-    def with_view(self, view: Callable[[PrivatePlate], Messenger]) -> "Runs":
-        return Runs(self._model, self._guide, self._records, view)
+    def with_view(self, view: Callable[[PrivatePlate], Messenger], factor: float = 1.0) -> "Runs":
+        return Runs(self._model, self._guide, self._records, view, self.local, factor)
 
     def on(self, arguments: Arguments, *, one_record: bool = True) -> dict[str, poutine.Trace]:
         """Traces of guide and model.
@@ -61,8 +63,9 @@ class Runs:
         restriction = OneRecord(plate, first, self._parameters)
         with (
             forked_rng(),
-            guarded("Running guide and model on one record", hint=_WHOLE_TENSORS),
+            guarded("Running guide and model on one record", hint=WHOLE_TENSORS),
             restriction if one_record else contextlib.nullcontext(),
+            self.local.shown(self.local.constants(self._factor)),
         ):
             guide = poutine.trace(self._view(plate)(self._guide)).get_trace(*args, **kwargs)
             replayed = poutine.replay(self._view(plate)(self._model), trace=guide)
@@ -91,6 +94,10 @@ def check_outside(outside: Runs, records: Records) -> None:
             )
     other_draws = outside.with_view(lambda plate: Outside(plate, seed=1)).public
     _require_same_sites(outside.public, other_draws, f"{where} latents inside of it.")
+    if outside.local:
+        other_rows = outside.with_view(Outside, factor=-2.0).public
+        problem = f"{where} parameters that have a private row per record."
+        _require_same_sites(outside.public, other_rows, problem)
     if records.slice_data:
         whole = records.arguments(records.placeholder(), length=records.plate.size)
         _require_same_sites(
@@ -151,7 +158,7 @@ def check_inside(loss: ELBO, inside: dict[str, poutine.Trace], plate: PrivatePla
         if dim is not None and len(shape) >= -dim and shape[dim] != 1:
             raise ModelError(
                 f"Site {name!r} has a batch of its own along the private plate {plate.name!r}. "
-                f"{_WHOLE_TENSORS} A guide cannot hold a latent per record."
+                f"{WHOLE_TENSORS}"
             )
     for name, site in in_model.items():
         if not site["is_observed"] and name not in in_guide and not _is_enumerated(loss, site):

@@ -12,7 +12,7 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates, mean_loss
+from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
 from pyro_dp.errors import ModelError
 from pyro_dp.gradients import Batch, RecordTerm
 from pyro_dp.mechanisms import ClippedSum, Contributions, Rows
@@ -22,6 +22,7 @@ from pyro_dp.record_mode import RecordMode
 from pyro_dp.records import Records
 
 COORDINATES = {"latents": LatentCoordinates, "parameters": ParameterCoordinates}
+LocalGradients = tuple[Tensor, dict[str, Tensor]]  # of B records, (B,): (B, ...) by parameter
 
 
 @dataclass
@@ -65,17 +66,20 @@ class EagerStep:
         particles: list[Particle],
         indices: Tensor,
         new_stream: Callable[[], np.random.Generator],
-    ) -> None:
+    ) -> list[LocalGradients]:
         """Clip and sum what these records contribute, one microbatch after the other.
 
         :param new_stream: makes the private source of the records' own draws.
+        :returns: what moves the records' own rows of local parameters.
         """
         stream = new_stream()
         local = [LocalStream(stream) for _ in particles]
+        moves = []
         with private_rng(stream):
             for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
                 if len(chosen):  # an empty batch is split into one empty part
-                    self.add_microbatch(clipped, particles, chosen, local)
+                    moves.append(self.add_microbatch(clipped, particles, chosen, local))
+        return moves
 
     def add_microbatch(
         self,
@@ -83,9 +87,9 @@ class EagerStep:
         particles: list[Particle],
         chosen: Tensor,
         local: list[LocalStream],
-    ) -> None:
-        rows = self.records.rows(chosen)
-        batches = [Batch(chosen, rows, own) for own in local]
+    ) -> LocalGradients:
+        rows, local_rows = self.records.rows(chosen), self.term.local.rows(chosen)
+        batches = [Batch(chosen, rows, own, local_rows=local_rows) for own in local]
         gradients = [
             self.term.gradients(self.records, particle, batch)
             for particle, batch in zip(particles, batches, strict=True)
@@ -94,6 +98,9 @@ class EagerStep:
         flat = torch.cat([b.reshape(len(chosen), -1) for b in blocks], dim=1)
         losses = torch.stack([each.losses for each in gradients]).mean(dim=0)
         clipped.add(*self.blocks(Rows(flat), losses, clipped.blocks[0].bound))
+        return chosen, {
+            name: mean([each.local[name] for each in gradients]) for name in self.term.local.leaves
+        }
 
     def blocks(
         self, gradient: Contributions, losses: Tensor, bound: Tensor | float
@@ -119,7 +126,8 @@ class EagerStep:
         return COORDINATES[self.privatize](particles, self.term, parameters)
 
     def _particle(self, given: RecordMode | None) -> Particle:
-        particle = draw_particle(self.loss, self.model, self.guide, self.records, given)
+        own = (self.records, given, self.term.local)
+        particle = draw_particle(self.loss, self.model, self.guide, *own)
         if particle.parameters.keys() != self.parameters.keys():
             raise ModelError("The parameters of model and guide changed between two steps.")
         return particle.restricted(self.term.latents)

@@ -18,9 +18,12 @@ from torch import Tensor
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.checks import build_record_term
 from pyro_dp.errors import ConfigurationError, PrivacyError
+from pyro_dp.gradients import RecordTerm
 from pyro_dp.inference import PrivateInference, initialised
+from pyro_dp.local_parameters import FIXED, NOTE
 from pyro_dp.mechanisms import AdaptiveClip, Block, ClippedSum
 from pyro_dp.records import Records
+from pyro_dp.row_adam import RowAdam, RowOptimizer
 from pyro_dp.sampling import RecordSampler
 from pyro_dp.settings import require_choice, require_count, require_number
 from pyro_dp.steps import COORDINATES, EagerStep
@@ -41,7 +44,8 @@ class DPSVI(PrivateInference):
 
     **Guarantee.** The sequence of parameters and private losses is (epsilon, delta)-differentially
     private for one element of the private plate, with epsilon = ``accountant.get_epsilon()`` under
-    the accountant's neighbouring relation, for finite data.
+    the accountant's neighbouring relation, for finite data. Parameters with a row per record are no
+    part of it.
 
     **Not protected.** The number N of records, the sample rate and all other settings; arguments
     without a row per record; data that the model captures by closure; values that parameters or
@@ -49,10 +53,19 @@ class DPSVI(PrivateInference):
     data; what a model keeps in Python state of its own; running times; errors of the structural
     checks, which are for the curator.
 
+    **Private, and not protected if published.** Parameters with a row per record, of guides with
+    latents per record: row i is learnt from record i without noise, behind a privacy wall
+    (:mod:`pyro_dp.local_parameters`). They are in Pyro's parameter store, for the curator. What
+    guide, ``Predictive``, ``median()`` or ``quantiles()`` say of the training records' own latents
+    is as sensitive as the data, and the ledger notes it; what they say of global latents is
+    covered. Record i must be the same individual in every step.
+
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations.
-    :param guide: Pyro guide: any reparameterised autoguide, or hand-written. It may have latents
-        inside the plate if it computes their parameters from the record (amortisation).
+    :param guide: Pyro guide: any reparameterised autoguide, or hand-written. Latents inside the
+        plate have parameters that are computed from the record (amortisation), or a row of
+        parameters per record: a dimension of length N that is read at the plate's index,
+        ``loc[idx]``, or subsampled by Pyro (``event_dim``, ``AutoNormal``, ``AutoDelta``).
     :param optim: a ``pyro.optim`` optimizer. What it clips itself (``clip_norm``) is the finished
         gradient: that protects nobody, and costs nothing.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, one or several
@@ -88,11 +101,16 @@ class DPSVI(PrivateInference):
     :param loss_share: part of the privacy cost (of sigma^-2) that the loss takes from the gradient,
         in (0, 1): the loss's noise has standard deviation sigma L / sqrt(loss_share), the
         gradient's grows by 1 / sqrt(1 - loss_share).
+    :param local_optim: settings of the Adam that moves rows of parameters per record, each on its
+        own and without noise, by the gradient of its record's term (unscaled, in the steps in which
+        the record was sampled). ``None``: those of ``optim``, if it is a plain Adam.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
         against anyone who can guess the seed, and runs with equal seeds and separate accountants
         share their noise; the ledger says so.
     :param secure: ``False``; there is nothing else yet.
-    :raises ConfigurationError: a setting is out of range or does not fit the others.
+    :raises ConfigurationError: a setting is out of range or does not fit the others; at the first
+        step, parameters per record with ``sampling="fixed"``, or without ``local_optim`` if
+        ``optim`` is no plain Adam.
     """
 
     def __init__(
@@ -115,6 +133,7 @@ class DPSVI(PrivateInference):
         jit: str = "trace",
         loss_clip: float | None = None,
         loss_share: float = 0.05,
+        local_optim: RowAdam | None = None,
         generator: torch.Generator | int | None = None,
         secure: bool = False,
     ):
@@ -132,6 +151,8 @@ class DPSVI(PrivateInference):
         if loss_clip is not None:
             require_number("loss_clip", loss_clip, above=0.0, below=math.inf)
             require_number("loss_share", loss_share, above=0.0, below=1.0)
+        if not isinstance(local_optim, RowAdam | None):
+            raise ConfigurationError("local_optim must be a RowAdam, or None.")
         self.optim = optim
         self.loss = loss
         self.max_grad_norm = max_grad_norm
@@ -162,6 +183,8 @@ class DPSVI(PrivateInference):
         )
         self._parameters: dict[str, Tensor] = {}
         self._loaded: dict[str, Tensor] = {}
+        self._term: RecordTerm | None = None
+        self._rows = RowOptimizer(lambda name: local_optim or RowAdam.like(optim, name))
 
     @torch.enable_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -176,7 +199,7 @@ class DPSVI(PrivateInference):
         draws = self._step.draw()
         clipped = ClippedSum(self._blocks(self._step.size(draws)), self._records.device)
         stream = partial(self._randomness.stream, "local", position)
-        self._step.add(clipped, draws, self._sample(position), stream)
+        moves = self._step.add(clipped, draws, self._sample(position), stream)
         gradient, *others = self._release(clipped, position)
         gradients, outside = self._step.gradients(draws, gradient)
         for name, leaf in self._parameters.items():
@@ -187,6 +210,8 @@ class DPSVI(PrivateInference):
         self.optim(set(self._parameters.values()))
         for leaf in self._parameters.values():
             leaf.grad = None
+        for indices, own in moves:  # behind the privacy wall
+            self._rows.step(indices, own)
         return self._read(others, outside)
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
@@ -196,25 +221,35 @@ class DPSVI(PrivateInference):
             "private loss, or evaluate pyro.infer.Trace_ELBO on data that need no protection."
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
         """Unconstrained parameters, optimizer, step count and accountant.
 
         It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
         streams are not part of it: a resumed run draws fresh ones.
+
+        :param include_private_local_state: add the rows of parameters per record, with their
+            moments. They are as sensitive as the data, and no guarantee covers them: such a state
+            is for the curator only. Without them, a resumed run starts these parameters afresh.
         """
         parameters = self._parameters | self._loaded
-        return {
+        local = self._term.local.leaves if self._term else {}
+        state = {
             "version": 1,
             "parameters": {name: leaf.detach().clone() for name, leaf in parameters.items()},
-            "optimizer": self.optim.get_state(),
+            "optimizer": {n: s for n, s in self.optim.get_state().items() if n not in local},
             "steps": self._steps,
             "noise_multiplier": self._noise_multiplier,
             "bound": self._bound,
             "accountant": self.accountant.state_dict(),
         }
+        if include_private_local_state:
+            state["private_local_state"] = self._rows.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state. Parameters that do not exist yet are set in the first step.
+
+        Rows of parameters per record are taken up if the state has them, and else left as they are.
 
         :raises ConfigurationError: it is not a state of this inference; nothing was changed.
         :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
@@ -233,7 +268,10 @@ class DPSVI(PrivateInference):
         for name, value in state["parameters"].items():
             if name in store and store[name].unconstrained().shape != value.shape:
                 raise ConfigurationError(f"Parameter {name!r} has another shape than when saved.")
+        local = state.get("private_local_state", {})
+        RowOptimizer.check(local)
         self.accountant.load_state_dict(state["accountant"])
+        self._rows.load_state_dict(local)
         self._loaded = dict(state["parameters"])
         self._set_loaded()
         self.optim.optim_objs.clear()  # made anew in the next step, from the saved state
@@ -262,9 +300,15 @@ class DPSVI(PrivateInference):
             records,
             privatize=self.privatize,
             microbatch_size=self.microbatch_size,
+            known=self._term.local if self._term else None,
         )
+        if term.local and self.sampling == "fixed":
+            raise ConfigurationError(FIXED.format(names=term.local.listed))
+        self._rows.use(term.local)
+        if term.local:
+            self.accountant.note(NOTE.format(names=term.local.listed))
         self._term, self._parameters = term, parameters
-        if started or self.optim.optim_objs or before & parameters.keys():
+        if started or self.optim.optim_objs or before & (parameters | term.local.leaves).keys():
             self._note_earlier_values()
         self._set_loaded()
         self._step = self._choose_step(records, sampler)
@@ -290,7 +334,7 @@ class DPSVI(PrivateInference):
         store = pyro.get_param_store()
         return super()._is_current() and all(
             store.param_name(leaf) == name and leaf.requires_grad
-            for name, leaf in self._parameters.items()
+            for name, leaf in (self._parameters | self._term.local.leaves).items()
         )
 
     def _blocks(self, size: int) -> list[Block]:

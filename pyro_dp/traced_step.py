@@ -31,7 +31,7 @@ from pyro_dp.passes import (
 )
 from pyro_dp.randomness import LocalStream, forked_rng, private_rng
 from pyro_dp.record_mode import Draw, LocalDraws, PublicDraws, RecordMode
-from pyro_dp.steps import EagerStep
+from pyro_dp.steps import EagerStep, LocalGradients
 
 _MOST_CHECKED = 2**24  # numbers
 PublicTables = list[list[Tensor]]  # the draws of each particle
@@ -49,6 +49,8 @@ class TracedStep:
     def __init__(self, eager: EagerStep, usual_size: int, compiler: Compiler):
         if not eager.term.vectorizes:
             raise NotTraceable("records are taken one at a time")
+        if eager.term.local:
+            raise NotTraceable("there are parameters with a row per record")
         self._eager = eager
         self._leaves = list(eager.parameters.values())
         self._exact = all(leaf.dtype == torch.float64 for leaf in self._leaves)
@@ -74,8 +76,8 @@ class TracedStep:
         public: PublicTables,
         indices: Tensor,
         new_stream: Callable[[], np.random.Generator],
-    ) -> None:
-        """As :meth:`EagerStep.add`."""
+    ) -> list[LocalGradients]:
+        """As :meth:`EagerStep.add`, without local parameters."""
         local = self._local_streams(new_stream)
         inputs = self._public_inputs(public)
         if self._unchecked:
@@ -94,6 +96,7 @@ class TracedStep:
             clipped.add_sums(sums)
         if len(indices):
             self._unchecked = max(0, self._unchecked - 1)
+        return []
 
     def gradients(
         self, public: PublicTables, released: Tensor

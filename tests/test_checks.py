@@ -27,7 +27,7 @@ from pyro.infer import (
     TraceGraph_ELBO,
     TraceMeanField_ELBO,
 )
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 from torch import nn
 
 import pyro_dp.gradients
@@ -436,20 +436,27 @@ def local_latent(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + effect), obs=y[idx])
 
 
-def test_guide_with_a_latent_per_record():
-    with pytest.raises(ModelError, match="effect"):
-        attempt(local_latent, AutoNormal(local_latent))
+def test_guide_without_the_latent_of_a_record():
     with pytest.raises(ModelError, match="effect"):
         attempt(local_latent, handwritten_guide)
 
+
+def test_one_latent_for_all_records_together():
+    """A joint guide of all records' latents does not decompose."""
+    with pytest.raises(ModelError, match="effect"):
+        attempt(local_latent, AutoDiagonalNormal(local_latent))
+
+
+def test_parameters_of_groups_of_records():
+    """Neither global nor one row per record: which group a record belongs to is data."""
+
     def guide(x, y):
         handwritten_guide(x, y)
+        loc = pyro.param("group_loc", torch.zeros(len(x) // 10))
         with pyro.plate("data", len(x)) as idx:
-            loc = pyro.param("local_loc", torch.zeros(len(x)))
-            pyro.sample("effect", dist.Normal(loc[idx], 1.0))
+            pyro.sample("effect", dist.Normal(loc[idx // 10], 1.0))
 
-    pyro.clear_param_store()
-    with pytest.raises(ModelError, match="'local_loc'"):
+    with pytest.raises(ModelError, match="'group_loc'.*index"):
         attempt(local_latent, guide)
 
 

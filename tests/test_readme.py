@@ -10,10 +10,10 @@ README = Path(__file__).parent.parent / "README.md"
 
 
 def test_examples(capsys):
-    """DPSVI, then DPSEP on the same model and data."""
+    """DPSVI, latents per record, then DPSEP, on the same data."""
     torch.set_default_dtype(torch.float32)
     examples = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
     assert len([line for line in examples[0].splitlines() if line]) <= 20
     scope = {}
     for code in examples:

@@ -1,0 +1,238 @@
+"""Parameters of single records, behind a privacy wall.
+
+A guide without amortisation has a row of parameters for each record's latent. Such *local
+parameters* are private, like the data that they are learnt from, and stay with the curator. The
+wall has two sides:
+
+* *In*: a record's term is shown its own row of every local parameter, repeated N times, as it is
+  shown its own row of the data. ``loc[i - 1]`` and ``loc.mean(0)`` give the record's own row again.
+  Whatever is not one record's term (global draws, the loss outside the plate, initial values,
+  checks) is shown rows that are fixed constants.
+* *Out*: a row is moved without noise, by the gradient of its own record's term and its own moments
+  (:mod:`pyro_dp.row_adam`), in the steps in which its record was sampled. Neither rows nor their
+  gradients are part of a release. Globals learn from the clipped, noised sum only.
+
+**Why the guarantee holds.** Let s be the private state of record n: its rows and their moments.
+Fix the earlier releases, and also the selections and local draws R of all other records, which are
+independent of record n. Then the sum A of all others is a constant, the same with and without
+record n. Record n adds b g(x_n, s) with |g| <= C for *any* s, and b is a fresh coin (Poisson) or 1
+(full). The release without it is N(A, sigma^2 C^2), with it a mixture, over s given the earlier
+releases, of (1 - q) N(A, .) + q N(A + g, .). Each component is dominated by the subsampled
+Gaussian's pair, and hockey-stick divergences are jointly convex: so is the mixture, and, under
+replace-one, the mixture over the states of both candidates. Dominating pairs compose adaptively
+(Zhu, Dong & Wang 2022, arXiv 2106.08567, Theorem 10), which gives the ledger's cost for fixed R,
+and, by convexity again, for random R.
+
+**Why not with** ``sampling="fixed"``. There R says whether record n was selected: a batch of fixed
+size without it holds one record more of the others. Amplification compares batches in which
+another record takes its place. With private states that record's past selections are tied to those
+of record n; earlier releases tell more or less of them depending on x_n, so that at the same
+releases *several* records' contributions are distributed differently in the two data sets, and the
+bound of one record's C no longer covers the difference. It is refused.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+from torch.distributions.constraints import Constraint, real
+
+from pyro_dp.errors import ModelError
+from pyro_dp.guard import WHOLE_TENSORS, guarded
+from pyro_dp.initial_values import agree
+from pyro_dp.own_rows import OwnRow, Substitution, shown
+from pyro_dp.plates import OneRecord, is_random
+from pyro_dp.randomness import forked_rng
+from pyro_dp.records import Records
+
+NOTE = (
+    "Parameters {names} hold a private row per record, learnt without noise: they, and what guide "
+    "or Predictive draw for the training records, are not covered by this ledger. Publish "
+    "state_dict(), which leaves them out, not the parameter store."
+)
+FIXED = (
+    "sampling='fixed' does not go with parameters per record ({names}): whether others were "
+    "sampled before would tell through their rows whether a record was, and the amplification by "
+    "fixed-size sampling is not proven. Use sampling='poisson' or 'full'."
+)
+
+_SCALE = 0.1  # of the constants in place of rows, in unconstrained coordinates
+
+
+@dataclass
+class LocalParameters:
+    """The unconstrained parameters that have a row per record.
+
+    :param size: N.
+    :param leaves: unconstrained parameters, by name.
+    :param dims: of each, the dimension of length N.
+    :param constraints: of each that is constrained.
+    """
+
+    size: int = 0
+    leaves: dict[str, Tensor] = field(default_factory=dict)
+    dims: dict[str, int] = field(default_factory=dict)
+    constraints: dict[str, Constraint] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.leaves)
+
+    @property
+    def listed(self) -> str:
+        """The names, for messages."""
+        return ", ".join(map(repr, self.leaves))
+
+    def current(self) -> "LocalParameters":
+        """Those that are still in Pyro's parameter store."""
+        store = pyro.get_param_store()
+        kept = {n: leaf for n, leaf in self.leaves.items() if store.param_name(leaf) == n}
+        return replace(self, leaves=kept)
+
+    def rows(self, indices: Tensor) -> dict[str, Tensor]:
+        """Private rows of these records, (B, ...) each."""
+        return {
+            name: leaf.detach().movedim(self.dims[name], 0).index_select(0, indices)
+            for name, leaf in self.leaves.items()
+        }
+
+    def constants(self, factor: float = 1.0) -> dict[str, Tensor]:
+        """Public rows in place of private ones, without batch dimension.
+
+        They are numbers without meaning, since at zero gradients may vanish.
+
+        :param factor: of these numbers.
+        """
+        return {
+            name: factor * _constant(leaf.movedim(self.dims[name], 0)[0])
+            for name, leaf in self.leaves.items()
+        }
+
+    def shown(self, rows: dict[str, Tensor]) -> contextlib.AbstractContextManager:
+        """Within: whatever reads a local parameter reads this row, N times.
+
+        :param rows: of one record, or :meth:`constants`; without batch dimension.
+        """
+        if not self:
+            return contextlib.nullcontext()
+        return shown(
+            {
+                name: OwnRow(leaf, self.dims[name], rows[name], self.constraints.get(name))
+                for name, leaf in self.leaves.items()
+            }
+        )
+
+
+def find_local_parameters(model: Callable, guide: Callable, records: Records) -> LocalParameters:
+    """Parameters of which a record uses one row, that of its index.
+
+    They are found on placeholders and constants, so that what is found is public. A parameter with
+    N rows that all records use alike is a global one.
+
+    :raises ModelError: records use rows of their own, but not only those at their index.
+    """
+    plate, found = records.plate, LocalParameters(records.plate.size)
+    if plate.size == 1:
+        return found
+    _, parameters = _run_at(model, guide, records, 0, {})
+    candidates = {
+        name: leaf
+        for name, leaf in _leaves(parameters).items()
+        if plate.size in leaf.shape and leaf.requires_grad
+    }
+    if not candidates:
+        return found
+    examples = records.examples()
+    gradients = [_gradients_at(model, guide, records, i, candidates) for i in examples]
+    declared = pyro.get_param_store().get_state()["constraints"]
+    for name, leaf in candidates.items():
+        own = [gradient[name] for gradient in gradients]
+        if all(agree(own[0], other) for other in own[1:]):
+            continue
+        dim = _own_dimension(own, examples, plate.size)
+        if dim is None:
+            raise ModelError(
+                f"Parameter {name!r} has rows for the records of plate {plate.name!r}, but a "
+                "record, or a site outside the plate, reads others than the record's own: index "
+                "it with the plate's indices (loc[idx]), inside the plate only."
+            )
+        found.leaves[name], found.dims[name] = leaf, dim
+        vars(leaf).pop("_pyro_subsample", None)  # where plates note which rows they took
+        if declared.get(name, real) is not real:
+            found.constraints[name] = declared[name]
+    return found
+
+
+def _run_at(
+    model: Callable, guide: Callable, records: Records, index: int, values: dict[int, Tensor]
+) -> tuple[list[poutine.Trace], poutine.Trace]:
+    """Guide, and model replayed against it, at one index of the plate, with other parameters.
+
+    :param values: in place of parameters, by ``id``.
+    :returns: their traces, and one of the parameters alone, which sees them whole.
+    """
+    args, kwargs = records.arguments(records.placeholder())
+    position = torch.tensor([index], device=records.device)
+    with (
+        forked_rng(),
+        guarded("Running guide and model on one record", hint=WHOLE_TENSORS),
+        Substitution(values),
+        poutine.trace(param_only=True) as parameters,
+        OneRecord(records.plate, position),
+    ):
+        torch.manual_seed(0)
+        of_guide = poutine.trace(guide).get_trace(*args, **kwargs)
+        of_model = poutine.trace(poutine.replay(model, trace=of_guide)).get_trace(*args, **kwargs)
+        for trace in (of_guide, of_model):
+            trace.compute_log_prob(lambda name, site: is_random(site))
+    return [of_guide, of_model], parameters.trace
+
+
+def _leaves(parameters: poutine.Trace) -> dict[str, Tensor]:
+    leaves = {name: site["value"].unconstrained() for name, site in parameters.nodes.items()}
+    first = {id(leaf): name for name, leaf in reversed(leaves.items())}
+    return {name: leaf for name, leaf in leaves.items() if first[id(leaf)] == name}
+
+
+def _gradients_at(
+    model: Callable, guide: Callable, records: Records, index: int, leaves: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Of all log densities, with respect to constants in place of these parameters."""
+    values = {name: _constant(leaf).requires_grad_() for name, leaf in leaves.items()}
+    with torch.enable_grad():
+        substitutes = {id(leaf): values[name] for name, leaf in leaves.items()}
+        traces, _ = _run_at(model, guide, records, index, substitutes)
+        terms = [
+            site["log_prob"].sum()
+            for trace in traces
+            for site in trace.nodes.values()
+            if is_random(site)
+        ]
+        total = sum((term for term in terms if term.requires_grad), torch.tensor(0.0))
+    if not total.requires_grad:
+        return {name: torch.zeros_like(value) for name, value in values.items()}
+    with guarded("Differentiating a record's term"):
+        gradients = torch.autograd.grad(
+            total, list(values.values()), allow_unused=True, materialize_grads=True
+        )
+    return dict(zip(values, gradients, strict=True))
+
+
+def _own_dimension(gradients: list[Tensor], indices: list[int], size: int) -> int | None:
+    """The dimension along which each gradient is zero but at its record's index."""
+    for dim, length in enumerate(gradients[0].shape):
+        if length == size and not any(
+            torch.cat([g.narrow(dim, 0, i), g.narrow(dim, i + 1, size - i - 1)], dim).any()
+            for g, i in zip(gradients, indices, strict=True)
+        ):
+            return dim
+    return None
+
+
+def _constant(like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    numbers = _SCALE * torch.randn(like.shape, generator=generator, dtype=like.dtype)
+    return numbers.to(like.device)

@@ -1,0 +1,193 @@
+"""What one record sees of parameters with a row per record: its own row, N times.
+
+Tensors are replaced by ``id`` wherever a torch function gets them, be it a parameter of Pyro's
+store, of a module, or captured by a guide. All rows being equal, what is read at an index is read
+from a single row: the derivative of an indexed tensor would be as large as N rows, for each record.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.distributions import transform_to
+from torch.distributions.constraints import Constraint
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from pyro_dp.record_mode import substituted
+
+
+@dataclass(frozen=True)
+class OwnRow:
+    """A record's row of a local parameter.
+
+    :param leaf: the unconstrained parameter.
+    :param dim: its dimension of length N.
+    :param row: without that dimension.
+    :param constraint: of the parameter, if there is one.
+    """
+
+    leaf: Tensor
+    dim: int
+    row: Tensor
+    constraint: Constraint | None
+
+    @property
+    def unconstrained(self) -> "_Repeated":
+        return self._repeated(self.row.unsqueeze(self.dim))
+
+    @property
+    def constrained(self) -> "_Repeated":
+        single = self.row.unsqueeze(self.dim)
+        if self.constraint is not None:
+            single = transform_to(self.constraint)(single)
+        return self._repeated(single)
+
+    def _repeated(self, single: Tensor) -> "_Repeated":
+        return _Repeated.of(single, self.dim, self.leaf.shape[self.dim])
+
+
+@contextlib.contextmanager
+def shown(rows: dict[str, OwnRow]) -> Iterator[None]:
+    """Within: whatever reads one of these parameters reads the row.
+
+    :param rows: by name of the parameter.
+    """
+    with _OwnRows(rows) as own, _OwnParams(rows, own):
+        yield
+
+
+class Substitution(TorchFunctionMode):
+    """Torch functions get other tensors in place of some.
+
+    :param substitutes: by ``id``.
+    """
+
+    def __init__(self, substitutes: dict[int, Tensor]):
+        super().__init__()
+        self.substitutes = substitutes
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self.substitutes:
+            args = substituted(args, self.substitutes)
+            kwargs = {k: substituted(value, self.substitutes) for k, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Repeated:
+    """A row several times.
+
+    :param whole: all of them, a view.
+    :param single: one of them: ``dim`` has length 1.
+    """
+
+    whole: Tensor
+    single: Tensor
+    dim: int
+
+    @staticmethod
+    def of(single: Tensor, dim: int, length: int) -> "_Repeated":
+        shape = [*single.shape[:dim], length, *single.shape[dim + 1 :]]
+        return _Repeated(single.expand(shape), single, dim)
+
+
+class _OwnRows(Substitution):
+    """One record's rows in place of the parameters."""
+
+    def __init__(self, rows: dict[str, OwnRow]):
+        self._repeated: dict[int, _Repeated] = {}
+        super().__init__({id(own.leaf): self.keep(own.unconstrained) for own in rows.values()})
+
+    def keep(self, repeated: _Repeated) -> Tensor:
+        self._repeated[id(repeated.whole)] = repeated
+        return repeated.whole
+
+    def find(self, tensor: Any) -> _Repeated | None:
+        return self._repeated.get(id(self.substitutes.get(id(tensor), tensor)))
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _READERS:
+            read = _READERS[func](self, *args, **kwargs)
+            if read is not None:
+                return read
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class _OwnParams(Messenger):
+    """Answers ``pyro.param`` with the record's own row, so that only one row is constrained."""
+
+    def __init__(self, rows: dict[str, OwnRow], own: _OwnRows):
+        super().__init__()
+        self.rows = rows
+        self.own = own
+
+    def _pyro_param(self, msg: dict) -> None:
+        row = self.rows.get(msg["name"])
+        if row is None or msg["value"] is not None:
+            return
+        value = self.own.keep(row.constrained)
+        value.unconstrained = lambda: row.leaf
+        # Plates note here which rows they took; on the leaf, that would tell who was sampled.
+        value._pyro_unconstrained_param = torch.empty(0)
+        msg["value"] = value
+
+
+# Readers of a single row, in place of N of them; None for what they do not know.
+
+
+def _getitem(own: _OwnRows, tensor: Tensor, key: Any) -> Tensor | None:
+    repeated = own.find(tensor)
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if repeated is None or any(k is None or k is Ellipsis or _is_mask(k) for k in keys):
+        return None
+    if len(keys) <= repeated.dim:
+        return None
+    place = keys[repeated.dim]
+    if isinstance(place, Tensor):
+        keys[repeated.dim] = torch.zeros_like(place)
+    elif isinstance(place, int):
+        keys[repeated.dim] = 0
+    else:
+        return None
+    return repeated.single[tuple(keys)]
+
+
+def _is_mask(key: Any) -> bool:
+    return isinstance(key, bool) or (isinstance(key, Tensor) and key.dtype == torch.bool)
+
+
+def _index_select(own: _OwnRows, tensor: Tensor, dim: int, index: Tensor) -> Tensor | None:
+    repeated = own.find(tensor)
+    if repeated is None or dim % tensor.dim() != repeated.dim:
+        return None
+    return _Repeated.of(repeated.single, repeated.dim, index.numel()).whole
+
+
+def _embedding(
+    own: _OwnRows,
+    index: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    *others: Any,
+    **named: Any,
+) -> Tensor | None:
+    repeated = own.find(weight)
+    if repeated is None or repeated.dim != 0 or padding_idx is not None or max_norm is not None:
+        return None
+    return functional.embedding(torch.zeros_like(index), repeated.single)
+
+
+_READERS = {
+    torch.Tensor.__getitem__: _getitem,
+    torch.Tensor.index_select: _index_select,
+    torch.index_select: _index_select,
+    functional.embedding: _embedding,
+}

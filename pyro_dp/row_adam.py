@@ -1,0 +1,169 @@
+"""Adam, row by row: a row's update depends on the gradients of that row and on nothing else."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pyro
+import torch
+from pyro.optim import PyroOptim
+from pyro.params.param_store import normalize_param_name
+from torch import Tensor
+
+from pyro_dp.errors import ConfigurationError
+from pyro_dp.local_parameters import LocalParameters
+from pyro_dp.settings import require_number
+
+
+@dataclass(frozen=True)
+class RowAdam:
+    """Settings of Adam (Kingma & Ba 2015, arXiv 1412.6980, Algorithm 1) for parameters per record.
+
+    Each row has a step count and moments of its own: it moves as if it were trained alone, and does
+    not move in steps in which its record was not sampled.
+
+    :param lr: step size, > 0, in unconstrained coordinates.
+    :param betas: decay of the first and second moment, in [0, 1).
+    :param eps: added to the root of the second moment, >= 0.
+    :raises ConfigurationError: a setting is out of range.
+    """
+
+    lr: float = 0.001
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        require_number("RowAdam.lr", self.lr, above=0.0, below=math.inf)
+        require_number("RowAdam.eps", self.eps, above=0.0, below=math.inf, or_equal=True)
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise ConfigurationError("RowAdam.betas must be two numbers.")
+        for beta in self.betas:
+            require_number("RowAdam.betas", beta, above=0.0, below=1.0, or_equal=True)
+
+    @staticmethod
+    def like(optim: PyroOptim, name: str) -> "RowAdam":
+        """The settings that this optimizer has for a parameter.
+
+        :raises ConfigurationError: it is no plain Adam.
+        """
+        settings = optim.pt_optim_args
+        if callable(settings) and optim.pt_optim_args_argc == 1:
+            settings = settings(normalize_param_name(name))
+        plain = isinstance(settings, dict) and settings.keys() <= {"lr", "betas", "eps"}
+        if optim.pt_optim_constructor is not torch.optim.Adam or not plain:
+            raise ConfigurationError(
+                f"local_optim: parameter {name!r} has a row per record, and rows are moved by an "
+                "Adam of their own. optim is no pyro.optim.Adam with lr, betas and eps only: pass "
+                "local_optim=RowAdam(lr=...)."
+            )
+        return RowAdam(**settings)
+
+
+@dataclass
+class _Moments:
+    """Of one parameter; records come first.
+
+    :param steps: how often each row has moved, (N,).
+    :param mean: decayed mean of the gradients, (N, ...).
+    :param square: decayed mean of their squares, (N, ...).
+    """
+
+    steps: Tensor
+    mean: Tensor
+    square: Tensor
+
+
+_SAVED = {"value", *(each.name for each in fields(_Moments))}
+
+
+class RowOptimizer:
+    """Moves rows of local parameters. All of its state is private.
+
+    :param settings: for the parameter of this name.
+    """
+
+    def __init__(self, settings: Callable[[str], RowAdam]):
+        self._settings = settings
+        self._local = LocalParameters()
+        self._adams: dict[str, RowAdam] = {}
+        self._moments: dict[str, _Moments] = {}
+        self._loaded: dict[str, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def use(self, local: LocalParameters) -> None:
+        """Move these from now on; parameters that it had already keep their moments.
+
+        :raises ConfigurationError: there are no settings for one of them.
+        """
+        self._adams = {name: self._settings(name) for name in local.leaves}
+        moments = {}
+        for name, leaf in local.leaves.items():
+            if self._local.leaves.get(name) is leaf:
+                moments[name] = self._moments[name]
+            else:
+                zeros = torch.zeros_like(leaf.movedim(local.dims[name], 0))
+                steps = torch.zeros(local.size, dtype=torch.long, device=leaf.device)
+                moments[name] = _Moments(steps, zeros, zeros.clone())
+        self._local, self._moments = local, moments
+        for name in self._loaded.keys() & local.leaves.keys():
+            self._set(name, self._loaded.pop(name))
+
+    @torch.no_grad()
+    def step(self, indices: Tensor, gradients: dict[str, Tensor]) -> None:
+        """Move the rows of these records.
+
+        A record with a gradient that is not finite does not move: it would be lost for good.
+
+        :param indices: (B,), distinct.
+        :param gradients: (B, ...) per parameter.
+        """
+        finite = torch.ones(len(indices), dtype=torch.bool, device=indices.device)
+        for gradient in gradients.values():
+            finite &= gradient.reshape(len(indices), -1).isfinite().all(dim=1)
+        moved = indices[finite]
+        for name, gradient in gradients.items():
+            self._move(name, moved, gradient[finite])
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Rows, step counts and moments by parameter: private."""
+        own = {
+            name: {"value": leaf.detach().clone()}
+            | {key: value.clone() for key, value in vars(self._moments[name]).items()}
+            for name, leaf in self._local.leaves.items()
+        }
+        return own | self._loaded
+
+    def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
+        """Take up a saved state; what does not exist yet, when it does."""
+        self._loaded = dict(state)
+        self.use(self._local)
+
+    @staticmethod
+    def check(state: Any) -> None:
+        """:raises ConfigurationError: this is no state, or not one of the parameters here."""
+        store = pyro.get_param_store()
+        for name, own in state.items() if isinstance(state, dict) else [("", None)]:
+            whole = isinstance(own, dict) and own.keys() == _SAVED
+            if not whole or not all(isinstance(each, Tensor) for each in own.values()):
+                raise ConfigurationError("load_state_dict: the private local state is damaged.")
+            if name in store and store[name].unconstrained().shape != own["value"].shape:
+                raise ConfigurationError(f"Parameter {name!r} has another shape than when saved.")
+
+    def _set(self, name: str, saved: dict[str, Tensor]) -> None:
+        self._local.leaves[name].copy_(saved["value"])
+        for key, value in vars(self._moments[name]).items():
+            value.copy_(saved[key])
+
+    def _move(self, name: str, indices: Tensor, gradient: Tensor) -> None:
+        adam, moments = self._adams[name], self._moments[name]
+        steps = moments.steps[indices] + 1
+        mean = moments.mean[indices].lerp(gradient, 1 - adam.betas[0])
+        square = adam.betas[1] * moments.square[indices] + (1 - adam.betas[1]) * gradient**2
+        shape = (-1, *[1] * (gradient.dim() - 1))
+        first, second = ((1 - b ** steps.double()).view(shape) for b in adam.betas)
+        change = adam.lr / first * mean / (square.sqrt() / second.sqrt() + adam.eps)
+        rows = self._local.leaves[name].detach().movedim(self._local.dims[name], 0)
+        rows.index_copy_(0, indices, (rows[indices] - change).to(rows.dtype))
+        for old, new in ((moments.steps, steps), (moments.mean, mean), (moments.square, square)):
+            old.index_copy_(0, indices, new)

@@ -1,0 +1,842 @@
+"""Parameters of single records: what the privacy wall lets through, and how rows learn."""
+
+import io
+import math
+import warnings
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import (
+    Fixture,
+    Problem,
+    fit_dpsvi,
+    fit_svi,
+    handwritten_guide,
+    regression_data,
+    start,
+    values,
+)
+from pyro.distributions import constraints
+from pyro.infer import Predictive, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoNormal
+from pyro.nn import PyroModule, PyroParam
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+import pyro_dp.sampling
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    AdaptiveClip,
+    ConfigurationError,
+    ModelError,
+    PrivacyAccountant,
+    RowAdam,
+)
+from pyro_dp.gradients import Batch
+from pyro_dp.local_parameters import LocalParameters
+from pyro_dp.mechanisms import ClippedSum
+from pyro_dp.randomness import LocalStream, Randomness
+
+SIZE = 30
+BATCH = [1, 4, 8, 20]
+
+
+def effects(x, y):
+    """Random effects: an intercept per record."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        effect = pyro.sample("effect", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Bernoulli(logits=(x[idx] * w).sum(-1) + effect), obs=y[idx])
+
+
+def indexed(x, y):
+    handwritten_guide(x, y)
+    loc = pyro.param("own_loc", lambda: torch.zeros(len(x)))
+    scale = pyro.param("own_scale", lambda: torch.ones(len(x)), constraint=constraints.positive)
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("effect", dist.Normal(loc[idx], scale[idx]))
+
+
+def in_plate(x, y):
+    """Pyro takes the plate's part of such parameters itself."""
+    handwritten_guide(x, y)
+    start = torch.ones(len(x))
+    with pyro.plate("data", len(x)):
+        loc = pyro.param("own_loc", lambda: 0.1 * start, event_dim=0)
+        scale = pyro.param("own_scale", start, constraint=constraints.positive, event_dim=0)
+        pyro.sample("effect", dist.Normal(loc, scale))
+
+
+class Module(PyroModule):
+    """``PyroParam``, ``nn.Parameter`` and ``nn.Embedding``."""
+
+    def __init__(self):
+        super().__init__()
+        self.own_loc = PyroParam(torch.zeros(SIZE))
+        self.own_scale = PyroParam(torch.ones(SIZE), constraint=constraints.positive)
+        self.shift = nn.Parameter(torch.zeros(SIZE, 1))
+        self.table = PyroModule[nn.Embedding](SIZE, 2)
+        nn.init.zeros_(self.table.weight)
+
+    def forward(self, x, y):
+        handwritten_guide(x, y)
+        with pyro.plate("data", len(x)) as idx:
+            loc = self.own_loc[idx] + self.shift[idx, 0] + self.table(idx).sum(-1)
+            pyro.sample("effect", dist.Normal(loc, self.own_scale.index_select(0, idx)))
+
+
+def point(x, y):
+    """Point estimates: nothing is drawn."""
+    pyro.sample("w", dist.Delta(pyro.param("w_at", torch.ones(x.shape[1]))).to_event(1))
+    at = pyro.param("own_at", lambda: torch.linspace(-1, 1, len(x)))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("effect", dist.Delta(at[idx]))
+
+
+# Makers of a guide, and the names of its local parameters.
+GUIDES = {
+    "indexed": (lambda: indexed, {"own_loc", "own_scale"}),
+    "in plate": (lambda: in_plate, {"own_loc", "own_scale"}),
+    "AutoNormal": (
+        lambda: AutoNormal(effects),
+        {"AutoNormal.locs.effect", "AutoNormal.scales.effect"},
+    ),
+    "AutoDelta": (lambda: AutoDelta(effects), {"AutoDelta.effect"}),
+    "module": (Module, {"own_loc", "own_scale", "shift", "table.weight"}),
+    "point": (lambda: point, {"own_at"}),
+}
+
+
+def new(monkeypatch, guide=indexed, model=effects, batch=None, **options):
+    """A DPSVI whose releases are kept; on a given batch of records, if there is one."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    settings = dict(generator=0, jit="none", local_optim=RowAdam(lr=0.1), sample_rate=0.5)
+    if options.get("sampling") == "full":
+        del settings["sample_rate"]
+    fixture = Fixture(monkeypatch, model, guide, **(settings | options))
+    if batch is not None:
+        take(monkeypatch, batch)
+    return fixture
+
+
+def take(monkeypatch, batch):
+    """Let the next steps use these records."""
+    indices = torch.tensor(batch, dtype=torch.long)
+    monkeypatch.setattr(pyro_dp.sampling.RecordSampler, "draw", lambda self, stream: indices)
+
+
+def watch(monkeypatch):
+    """A list of the records of each step to come."""
+    draw, taken = pyro_dp.sampling.RecordSampler.draw, []
+
+    def spy(self, stream):
+        taken.append(draw(self, stream))
+        return taken[-1]
+
+    monkeypatch.setattr(pyro_dp.sampling.RecordSampler, "draw", spy)
+    return taken
+
+
+def leaves(svi):
+    return svi._term.local.leaves
+
+
+def rows(svi):
+    return {name: leaf.detach().clone() for name, leaf in leaves(svi).items()}
+
+
+# Which parameters are local
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_rows_are_found_and_no_part_of_a_release(monkeypatch, name):
+    make, expected = GUIDES[name]
+    for privatize in ("latents", "parameters"):
+        fixture = new(monkeypatch, make(), sampling="full", privatize=privatize)
+        fixture.svi.step(*regression_data())
+        assert leaves(fixture.svi).keys() == expected
+        assert fixture.svi._term.vectorizes
+        assert not expected & fixture.svi._parameters.keys()
+        globals_ = sum(leaf.numel() for leaf in fixture.svi._parameters.values())
+        assert fixture.released[0][0].numel() == (3 if privatize == "latents" else globals_)
+
+
+def test_nested_plates_and_other_dimensions(monkeypatch):
+    """The private dimension is not always the first; constraints of events change shapes."""
+
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x), dim=-2) as idx:
+            pi = pyro.sample("pi", dist.Dirichlet(torch.ones(3)))
+            with pyro.plate("visits", x.shape[1], dim=-1):
+                z = pyro.sample("z", dist.Normal(w, 1.0))
+                pyro.sample("x", dist.Normal(z + pi[..., 0], 1.0), obs=x[idx])
+
+    def guide(x):
+        size, visits = x.shape
+        pyro.sample("w", dist.Normal(pyro.param("w_loc", torch.tensor(0.0)), 1.0))
+        with pyro.plate("data", size, dim=-2) as idx:
+            at = pyro.param(
+                "pi_at", torch.ones(size, 1, 3) / 3, constraint=constraints.simplex, event_dim=1
+            )
+            pyro.sample("pi", dist.Delta(at, event_dim=1))
+            across = pyro.param("across", torch.zeros(visits, size))
+            with pyro.plate("visits", visits, dim=-1):
+                loc = pyro.param("z_loc", torch.zeros(size, visits), event_dim=0)
+                pyro.sample("z", dist.Normal(loc + across[:, idx].T, 1.0))
+
+    fixture = new(monkeypatch, guide, model, plate="data", batch=BATCH)
+    x = torch.randn(SIZE, 4)
+    fixture.svi._prepare((x,), {})
+    before = rows(fixture.svi)
+    fixture.svi.step(x)
+    dims = {"pi_at": 0, "across": 1, "z_loc": 0}
+    assert fixture.svi._term.local.dims == dims
+    assert fixture.svi._term.vectorizes
+    for name, now in rows(fixture.svi).items():
+        moved = (now != before[name]).movedim(dims[name], 0).reshape(SIZE, -1).any(1)
+        assert moved.nonzero().flatten().tolist() == BATCH
+
+
+def test_parameters_of_the_model(monkeypatch):
+    """Effects without a prior."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        effect = pyro.param("effect", lambda: torch.zeros(len(x)))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + effect[idx]), obs=y[idx])
+
+    fixture = new(monkeypatch, handwritten_guide, model, sampling="full")
+    fixture.svi.step(*regression_data())
+    assert leaves(fixture.svi).keys() == {"effect"}
+    assert (leaves(fixture.svi)["effect"] != 0).all()
+
+
+def _shifted(loc, idx):
+    return loc[idx - 1]
+
+
+def _centred(loc, idx):
+    return loc[idx] - loc.mean(0)
+
+
+def _two(loc, idx):
+    return loc[idx] + loc[0]
+
+
+@pytest.mark.parametrize("read", [_shifted, _centred, _two])
+def test_reading_rows_of_others_is_refused(monkeypatch, read):
+    def guide(x, y):
+        handwritten_guide(x, y)
+        loc = pyro.param("own_loc", torch.zeros(len(x)))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("effect", dist.Normal(read(loc, idx), 1.0))
+
+    fixture = new(monkeypatch, guide)
+    with pytest.raises(ModelError, match="'own_loc'.*loc\\[idx\\]"):
+        fixture.svi.step(*regression_data())
+    assert fixture.svi.accountant.num_releases == 0
+
+
+def test_global_sites_that_read_rows_are_refused(monkeypatch):
+    def guide(x, y):
+        loc = pyro.param("own_loc", torch.zeros(len(x)))
+        pyro.sample("w", dist.Normal(loc.mean(), 1.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("effect", dist.Normal(loc[idx], 1.0))
+
+    with pytest.raises(ModelError, match="'own_loc'"):
+        new(monkeypatch, guide).svi.step(*regression_data())
+
+    def branching(x, y):
+        loc = pyro.param("own_loc", torch.zeros(len(x)))
+        sign = torch.sign(loc.detach().sum())
+        pyro.sample("w", dist.Normal(sign, 1.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("effect", dist.Normal(loc[idx], 1.0))
+
+    with pytest.raises(ModelError, match="'w' of the guide.*private row"):
+        new(monkeypatch, branching).svi.step(*regression_data())
+
+
+def test_initial_rows_from_the_data_are_refused(monkeypatch):
+    def guide(x, y):
+        handwritten_guide(x, y)
+        loc = pyro.param("own_loc", lambda: y.clone())
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("effect", dist.Normal(loc[idx], 1.0))
+
+    with pytest.raises(ModelError, match="initial value.*'own_loc'"):
+        new(monkeypatch, guide).svi.step(*regression_data())
+
+
+def test_expectation_propagation_has_no_place_for_them():
+    with pytest.raises(ModelError):
+        DPSEP(
+            effects, point, accountant=PrivacyAccountant(), num_steps=1, noise_multiplier=1.0
+        ).step(*regression_data())
+
+
+# The wall
+
+
+def test_a_record_sees_its_own_row_only():
+    """Whatever it reads, by construction."""
+    store = pyro.get_param_store()
+    pyro.param("a", torch.arange(5.0))
+    pyro.param("b", torch.arange(1.0, 6.0), constraint=constraints.positive)
+    found = {name: store[name].unconstrained() for name in ("a", "b")}
+    local = LocalParameters(5, found, {"a": 0, "b": 0}, {"b": constraints.positive})
+    leaf, idx = found["a"], torch.tensor([3])
+    with local.shown({"a": torch.tensor(7.0), "b": torch.tensor(0.5)}):
+        a, b = pyro.param("a"), pyro.param("b")
+        for read in (
+            *(a[2], a[idx], a[idx - 1], a[:2], a[1:].flip(0), a[..., idx], a[a > 0], a[None]),
+            *(a.mean(0), a.max(), a.sort().values, a.data, a.detach(), a.index_select(0, idx)),
+            *(a.gather(0, idx), a.take(idx), torch.index_select(a, 0, idx), torch.stack([a, a])),
+            *(leaf[2], leaf[idx - 1], leaf.data, leaf.mean(), torch.tensor(leaf.tolist())),
+            *(store["a"], store["a"][1], torch.from_numpy(leaf.detach().numpy()), list(leaf)[1]),
+            nn.functional.embedding(idx - 1, leaf[:, None]),
+        ):
+            assert (read == 7.0).all()
+        for read in (b, b[idx - 1], b[4], b.mean(), store["b"], store["b"][1]):
+            torch.testing.assert_close(read, torch.full_like(read, math.exp(0.5)))
+    assert torch.equal(leaf.detach(), torch.arange(5.0))
+
+
+HOSTILE = [1e6, -1e300, math.nan, math.inf]
+
+
+@pytest.mark.parametrize("privatize", ["latents", "parameters"])
+@pytest.mark.parametrize("name", GUIDES)
+def test_sensitivity_to_local_state(monkeypatch, name, privatize):
+    """Whatever the state of record 4: its part of the sums is at most C, in every block.
+
+    Without it in the batch, its state does not matter at all.
+    """
+    options = dict(privatize=privatize, loss_clip=2.0, max_grad_norm=AdaptiveClip(initial=0.5))
+    svi, data = new(monkeypatch, GUIDES[name][0](), **options).svi, regression_data()
+    svi._prepare(data, {})
+    usual, draws = rows(svi), svi._step.draw()
+
+    def sums(batch, state=None):
+        clipped = ClippedSum(svi._blocks(svi._step.size(draws)))
+        with torch.no_grad():
+            for key, leaf in leaves(svi).items():
+                leaf.copy_(usual[key])
+                if state is not None:
+                    leaf[4] = state
+        public = torch.get_rng_state()
+        svi._step.add(clipped, draws, torch.tensor(batch), lambda: np.random.default_rng(0))
+        assert torch.equal(torch.get_rng_state(), public)
+        return clipped.totals
+
+    without, own = sums([1, 8, 20]), sums(BATCH)
+    for state in HOSTILE:
+        hostile = sums(BATCH, state)
+        for bound, none, one, other in zip((0.5, 2.0, 0.5), without, own, hostile, strict=True):
+            assert torch.linalg.vector_norm(one - none) > 0
+            assert torch.linalg.vector_norm(other - none) <= bound * (1 + 1e-12)
+            assert torch.linalg.vector_norm(other - one) <= 2 * bound * (1 + 1e-12)
+        if not math.isfinite(state):
+            assert all(map(torch.equal, hostile, without))
+        assert all(map(torch.equal, sums([1, 8, 20], state), without))
+
+
+def test_public_draws_do_not_depend_on_local_state(monkeypatch):
+    """Neither the draws, nor the loss outside, nor how much of the public stream they take."""
+    data, seen = regression_data(), []
+    for state in (0.0, *HOSTILE):
+        svi = new(monkeypatch).svi
+        svi._prepare(data, {})
+        with torch.no_grad():
+            for leaf in leaves(svi).values():
+                leaf.fill_(state)
+        (particle,) = svi._step.draw()
+        seen.append((particle.latents["w"].detach(), particle.loss.detach(), torch.get_rng_state()))
+    for other in seen[1:]:
+        assert all(map(torch.equal, other, seen[0]))
+
+
+@pytest.mark.parametrize("name", ["indexed", "AutoNormal"])
+def test_neighbouring_data_over_many_steps(monkeypatch, name):
+    """With the same releases: other records' rows are the same, and sums differ by one record."""
+    x, y = regression_data()
+    replaced = x.clone()
+    replaced[4] = 1e6
+    batches = [[1, 4, 8], [4], [2, 4, 20], [1, 2, 8], [4, 20]]
+    runs = []
+    for data, skipped in (((x, y), False), ((replaced, y), False), ((x, y), True)):
+        fixture = new(monkeypatch, GUIDES[name][0]())
+        fixture.svi.optim = pyro.optim.SGD({"lr": 0.0})  # as if the releases were the same
+        for batch in batches:
+            take(monkeypatch, [i for i in batch if not (skipped and i == 4)])
+            fixture.svi.step(*data)
+        runs.append((fixture.sums, rows(fixture.svi)))
+    (sums, own), (other_sums, other), (fewer_sums, fewer) = runs
+    for one, two, three in zip(sums, other_sums, fewer_sums, strict=True):
+        assert torch.linalg.vector_norm(one[0] - three[0]) <= 0.5 * (1 + 1e-12)
+        assert torch.linalg.vector_norm(two[0] - three[0]) <= 0.5 * (1 + 1e-12)
+    others = [i for i in range(SIZE) if i != 4]
+    for leaf in own:
+        assert torch.equal(own[leaf][others], other[leaf][others])
+        assert torch.equal(own[leaf][others], fewer[leaf][others])
+        assert not torch.equal(own[leaf][4], other[leaf][4])
+
+
+def test_state_of_others_never_reaches_a_record(monkeypatch):
+    """Gradients of records 1 and 8 while all others hold NaN."""
+    data = regression_data()
+    gradients = []
+    for hostile in (False, True):
+        fixture = new(monkeypatch, sampling="full")
+        fixture.svi._prepare(data, {})
+        svi = fixture.svi
+        with torch.no_grad():
+            for leaf in leaves(svi).values():
+                if hostile:
+                    leaf[[i for i in range(SIZE) if i not in (1, 8)]] = math.nan
+        indices = torch.tensor([1, 8])
+        particle = svi._step.draw()[0]
+        assert math.isfinite(particle.loss.item())
+        stream = LocalStream(Randomness(0).stream("local", 0))
+        local = svi._term.local.rows(indices)
+        batch = Batch(indices, svi._records.rows(indices), stream, local_rows=local)
+        for way in (svi._term.vectorized, svi._term.looped):
+            found = way(svi._records, particle, batch)
+            gradients.append({**found.latents, **found.local, "loss": found.losses})
+    for other in gradients[1:]:
+        for name, value in gradients[0].items():
+            torch.testing.assert_close(other[name], value)
+            assert value.isfinite().all()
+
+
+def test_what_is_kept_for_the_parameters_comes_from_constants(monkeypatch):
+    """A parameter that is created later, on new arguments, does not start at private values."""
+
+    def guide(x, y, more):
+        indexed(x, y)
+        if more:
+            pyro.param("late", lambda: pyro.param("own_loc").detach().mean())
+
+    def model(x, y, more):
+        effects(x, y)
+
+    starts = []
+    for row in (0.0, 1e3):
+        svi = new(monkeypatch, guide, model, sampling="full").svi
+        svi.step(*regression_data(), False)
+        with torch.no_grad():
+            leaves(svi)["own_loc"].fill_(row)
+        svi._prepare((*regression_data(), True), {})
+        starts.append(pyro.param("late").item())
+    assert starts[0] == starts[1]
+
+
+def test_no_index_is_left_behind(monkeypatch):
+    """Plates note on parameters which rows they took; that would tell who was sampled."""
+    svi = new(monkeypatch, in_plate, batch=BATCH).svi
+    svi.step(*regression_data())
+    for leaf in leaves(svi).values():
+        assert not hasattr(leaf, "_pyro_subsample")
+        assert leaf.grad is None
+
+
+# How rows learn
+
+
+class _FixedDraws(TorchFunctionMode):
+    """One normal for each record, always the same; other draws as usual."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.normal_ and args[0].shape == (SIZE,):
+            return args[0].copy_(_NORMALS)
+        return func(*args, **(kwargs or {}))
+
+
+_NORMALS = torch.linspace(-2, 2, SIZE, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("privatize", ["latents", "parameters"])
+@pytest.mark.parametrize("name", GUIDES)
+def test_equals_svi(monkeypatch, name, privatize):
+    """sigma=0, C=inf, all records: Pyro's own path under the same seed and the same local draws."""
+    loss = Trace_ELBO if (privatize == "latents") == (len(name) % 2 == 0) else TraceMeanField_ELBO
+
+    def make():
+        return Problem(effects, GUIDES[name][0](), regression_data(), loss(), {})
+
+    monkeypatch.setattr(
+        LocalStream, "normal", lambda self, i, draw, size: _NORMALS[i, None].numpy()
+    )
+    ours = fit_dpsvi(make, steps=30, privatize=privatize)
+    with _FixedDraws():
+        theirs = fit_svi(make, steps=30)
+    assert ours.keys() == theirs.keys() and GUIDES[name][1] <= ours.keys()
+    start(make)
+    before = values()
+    for key, value in theirs.items():
+        torch.testing.assert_close(ours[key], value, rtol=1e-8, atol=1e-9)
+        assert (value != before[key]).any()
+
+
+def test_unsampled_rows_do_not_move(monkeypatch):
+    fixture = new(monkeypatch, noise_multiplier=1.0, sample_rate=0.2)
+    svi, data = fixture.svi, regression_data()
+    svi._prepare(data, {})
+    sampled = watch(monkeypatch)
+    counts = torch.zeros(SIZE, dtype=torch.long)
+    for _ in range(20):
+        before, state = rows(svi), svi._rows.state_dict()
+        svi.step(*data)
+        moved = torch.zeros(SIZE, dtype=torch.bool)
+        moved[sampled[-1]] = True
+        counts += moved
+        for name, now in rows(svi).items():
+            assert torch.equal(now != before[name], moved)
+        for name, own in svi._rows.state_dict().items():
+            assert torch.equal(own["steps"], counts)
+            for key in ("mean", "square"):
+                assert torch.equal(own[key][~moved], state[name][key][~moved])
+    assert counts.min() < counts.max()
+
+
+def test_a_row_moves_as_if_it_were_trained_alone(monkeypatch):
+    """Against torch.optim.Adam on this row, in the steps in which its record was sampled."""
+    x, y = regression_data()
+    fixture = new(monkeypatch, point, local_optim=RowAdam(lr=0.3, betas=(0.8, 0.9), eps=1e-3))
+    svi, weights, sampled = fixture.svi, [], watch(monkeypatch)
+    svi.optim = pyro.optim.SGD({"lr": 0.05})
+    svi._prepare((x, y), {})
+    begin = rows(svi)["own_at"]
+    for _ in range(25):
+        weights.append(pyro.param("w_at").detach().clone())
+        svi.step(x, y)
+    for i in (0, 7, 29):
+        alone = begin[i].clone().requires_grad_()
+        adam = torch.optim.Adam([alone], lr=0.3, betas=(0.8, 0.9), eps=1e-3)
+        for w, batch in zip(weights, sampled, strict=True):
+            if i in batch:
+                adam.zero_grad()
+                likelihood = dist.Bernoulli(logits=x[i] @ w + alone).log_prob(y[i])
+                (-likelihood - dist.Normal(0.0, 1.0).log_prob(alone)).backward()
+                adam.step()
+        torch.testing.assert_close(rows(svi)["own_at"][i], alone.detach(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("jit", ["none", "trace"])
+def test_microbatches_change_nothing(monkeypatch, jit):
+    runs, data = [], regression_data()
+    for size in (None, 1, 7):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            fixture = new(monkeypatch, sampling="full", microbatch_size=size, jit=jit)
+            for _ in range(3):
+                fixture.svi.step(*data)
+        runs.append(rows(fixture.svi) | {"w": pyro.param("loc").detach().clone()})
+    for other in runs[1:]:
+        for name, value in runs[0].items():
+            torch.testing.assert_close(other[name], value)
+
+
+def test_particles_are_averaged(monkeypatch):
+    """Without draws, K particles are one."""
+    runs, data = [], regression_data()
+    for particles in (1, 3):
+        loss = Trace_ELBO(num_particles=particles)
+        options = dict(loss=loss, sampling="full", max_grad_norm=math.inf)
+        fixture = new(monkeypatch, point, **options)
+        for _ in range(3):
+            fixture.svi.step(*data)
+        runs.append(rows(fixture.svi)["own_at"])
+    torch.testing.assert_close(*runs)
+
+
+def test_rows_of_discrete_latents(monkeypatch):
+    """Probabilities per record, enumerated in the guide: one record at a time."""
+
+    def model(x):
+        means = pyro.sample("means", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            z = pyro.sample("z", dist.Categorical(torch.ones(2)))
+            pyro.sample("x", dist.Normal(means[..., z], 0.5), obs=x[idx])
+
+    def guide(x):
+        at = pyro.param("at", torch.tensor([-1.0, 1.0]))
+        pyro.sample("means", dist.Delta(at).to_event(1))
+        probs = pyro.param("probs", torch.ones(len(x), 2) / 2, constraint=constraints.simplex)
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("z", dist.Categorical(probs[idx]), infer={"enumerate": "parallel"})
+
+    x = torch.cat([torch.full((5,), -2.0), torch.full((5,), 2.0)])
+    loss = TraceEnum_ELBO(max_plate_nesting=1)
+    fixture = new(
+        monkeypatch, guide, model, loss=loss, sampling="full", local_optim=RowAdam(lr=0.5)
+    )
+    with pytest.warns(UserWarning, match="one record at a time"):
+        for _ in range(10):
+            fixture.svi.step(x)
+    assert torch.equal(pyro.param("probs").argmax(-1), (x > 0).long())
+
+
+def test_a_row_whose_gradient_is_not_finite_stays(monkeypatch):
+    """Moved to NaN, the record would be lost for good."""
+
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)) as idx:
+            z = pyro.sample("z", dist.Normal(w / x[idx], 1.0))
+            pyro.sample("x", dist.Normal(z, 1.0), obs=x[idx])
+
+    def guide(x):
+        pyro.sample("w", dist.Normal(pyro.param("w_loc", torch.tensor(1.0)), 1.0))
+        own = pyro.param("own", torch.zeros(len(x)))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("z", dist.Normal(own[idx], 1.0))
+
+    x = torch.randn(10)
+    x[3] = 0.0
+    svi = new(monkeypatch, guide, model, sampling="full").svi
+    for _ in range(3):
+        svi.step(x)
+    assert torch.equal(rows(svi)["own"] != 0, torch.arange(10) != 3)
+    assert rows(svi)["own"].isfinite().all()
+
+
+def test_random_effects_are_learnt(monkeypatch):
+    """20 answers each of 200 persons, epsilon 1: slopes are private, intercepts each person's."""
+    torch.manual_seed(3)
+    size, visits = 200, 20
+    truth = 1.5 * torch.randn(size)
+    slope = torch.tensor([1.0, -1.0])
+    x = torch.rand(size, visits, 2) * 2 - 1
+    y = torch.bernoulli(torch.sigmoid(x @ slope + truth[:, None]))
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with pyro.plate("people", len(x), dim=-2) as idx:
+            effect = pyro.sample("effect", dist.Normal(0.0, 1.5))
+            with pyro.plate("visits", x.shape[1], dim=-1):
+                pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + effect), obs=y[idx])
+
+    pyro.set_rng_seed(0)
+    accountant = PrivacyAccountant(epsilon=1.0)
+    guide = AutoNormal(model)
+    svi = DPSVI(
+        model,
+        guide,
+        pyro.optim.Adam({"lr": 0.02}),
+        Trace_ELBO(),
+        accountant=accountant,
+        num_steps=150,
+        max_grad_norm=3.0,
+        sample_rate=0.5,
+        plate="people",
+        local_optim=RowAdam(lr=0.1),
+        generator=0,
+        jit="none",
+    )
+    svi.run(x, y, progress=False)
+    found = guide.median()
+    assert accountant.get_epsilon() <= 1.0
+    assert torch.corrcoef(torch.stack([found["effect"].flatten(), truth]))[0, 1] > 0.9
+    assert (found["w"] - slope).norm() < 0.7
+
+
+# What leaves the curator
+
+
+def test_state_without_and_with_the_rows(monkeypatch):
+    data = regression_data()
+    svi = new(monkeypatch, noise_multiplier=1.0).svi
+    for _ in range(3):
+        svi.step(*data)
+    public, private = svi.state_dict(), svi.state_dict(include_private_local_state=True)
+    names = {"own_loc", "own_scale"}
+    assert "private_local_state" not in public
+    assert public["parameters"].keys() == private["parameters"].keys() == {"loc", "scale"}
+    assert not names & (public["parameters"].keys() | public["optimizer"].keys())
+    assert not any(leaf.shape[:1] == (SIZE,) for leaf in _tensors(public))
+    assert private["private_local_state"].keys() == names
+    assert {k for k in private if k != "private_local_state"} == public.keys()
+
+
+def _tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (dict, list, tuple)):
+        values = value.values() if isinstance(value, dict) else value
+        return [tensor for each in values for tensor in _tensors(each)]
+    return []
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_state_round_trip(monkeypatch, private):
+    """A curator's state continues the rows; a public one starts them afresh."""
+    data = regression_data()
+    first = new(monkeypatch, sampling="full").svi
+    for _ in range(3):
+        first.step(*data)
+    buffer = io.BytesIO()
+    torch.save(first.state_dict(include_private_local_state=private), buffer)
+    buffer.seek(0)
+    state = torch.load(buffer, weights_only=True)
+    kept = rows(first)
+
+    resumed = new(monkeypatch, sampling="full").svi
+    resumed.load_state_dict(state)
+    if private:
+        waiting = resumed.state_dict(include_private_local_state=True)["private_local_state"]
+        assert torch.equal(waiting["own_loc"]["value"], kept["own_loc"])
+    resumed._prepare(data, {})
+    moments = resumed._rows.state_dict()
+    for name, value in rows(resumed).items():
+        assert torch.equal(value, kept[name] if private else torch.zeros(SIZE))
+        assert (moments[name]["steps"] == (3 if private else 0)).all()
+    resumed.step(*data)
+    back = first.state_dict(include_private_local_state=True)
+    resumed.load_state_dict(back | {"accountant": resumed.accountant.state_dict()})
+    assert torch.equal(rows(resumed)["own_scale"], kept["own_scale"])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        None,
+        {"own_loc": 3},
+        {"own_loc": {"value": torch.zeros(SIZE)}},
+        {"own_loc": dict.fromkeys(("value", "steps", "mean", "square"), 1.0)},
+        {"own_loc": dict.fromkeys(("value", "steps", "mean", "square"), torch.zeros(3))},
+    ],
+)
+def test_damaged_state(monkeypatch, damage):
+    svi = new(monkeypatch).svi
+    svi.step(*regression_data())
+    before = rows(svi)
+    with pytest.raises(ConfigurationError, match="private local state|own_loc"):
+        svi.load_state_dict(svi.state_dict() | {"private_local_state": damage})
+    assert all(torch.equal(value, before[name]) for name, value in rows(svi).items())
+
+
+def test_the_ledger_says_what_is_not_covered(monkeypatch):
+    fixture = new(monkeypatch)
+    fixture.svi.step(*regression_data())
+    accountant = fixture.svi.accountant
+    for text in (repr(accountant), " ".join(accountant.state_dict()["notes"])):
+        assert "'own_loc', 'own_scale'" in text and "Predictive" in text and "not covered" in text
+
+
+def test_the_curator_can_use_the_guide(monkeypatch):
+    """The parameter store holds the rows; Predictive draws for the training records."""
+    data = regression_data()
+    svi = new(monkeypatch, sampling="full").svi
+    for _ in range(5):
+        svi.step(*data)
+    assert (pyro.param("own_loc") != 0).all()
+    draws = Predictive(effects, guide=indexed, num_samples=7)(*data)
+    assert draws["effect"].shape == (7, SIZE)
+
+
+def test_fixed_batches_are_refused(monkeypatch):
+    accountant = PrivacyAccountant(neighboring="replace_one")
+    fixture = new(monkeypatch, sampling="fixed", accountant=accountant)
+    with pytest.raises(ConfigurationError, match="'fixed'.*own_loc.*'poisson' or 'full'"):
+        fixture.svi.step(*regression_data())
+    assert accountant.num_releases == 0
+
+
+@pytest.mark.parametrize("jit", ["trace", "compile"])
+def test_steps_run_pyro_code(monkeypatch, jit):
+    """One warning; none with jit="none"."""
+    with pytest.warns(UserWarning, match="a row per record") as caught:
+        fixture, data = new(monkeypatch, sampling="full", jit=jit), regression_data()
+        for _ in range(3):
+            fixture.svi.step(*data)
+    assert len(caught) == 1
+
+
+def test_a_cleared_store_starts_afresh(monkeypatch):
+    svi, data = new(monkeypatch, sampling="full").svi, regression_data()
+    svi.step(*data)
+    pyro.clear_param_store()
+    svi.step(*data)
+    assert (svi._rows.state_dict()["own_loc"]["steps"] == 1).all()
+    assert pyro.param("own_loc").unconstrained() is leaves(svi)["own_loc"]
+
+
+def test_new_arguments_keep_the_moments(monkeypatch):
+    svi, data = new(monkeypatch, sampling="full").svi, regression_data()
+    svi.step(*data)
+    svi.step(*(each.clone() for each in data))
+    assert (svi._rows.state_dict()["own_loc"]["steps"] == 2).all()
+
+
+def test_nothing_moves_if_the_budget_is_spent(monkeypatch):
+    accountant = PrivacyAccountant(epsilon=1.0)
+    fixture = new(monkeypatch, sampling="full", accountant=accountant, noise_multiplier=5.0)
+    data = regression_data()
+    with pytest.raises(pyro_dp.PrivacyBudgetExceeded):
+        while True:
+            fixture.svi.step(*data)
+            before = rows(fixture.svi)
+    assert all(torch.equal(value, before[name]) for name, value in rows(fixture.svi).items())
+
+
+# Settings
+
+
+def test_settings_of_rows_are_those_of_the_optimizer(monkeypatch):
+    cases = [
+        ({"lr": 0.3, "betas": (0.5, 0.6), "eps": 0.1}, RowAdam(0.3, (0.5, 0.6), 0.1)),
+        (lambda name: {"lr": 0.2 if "own" in name else 0.1}, RowAdam(0.2)),
+        ({}, RowAdam(0.001)),
+    ]
+    for settings, expected in cases:
+        assert RowAdam.like(pyro.optim.Adam(settings), "own_loc") == expected
+
+
+@pytest.mark.parametrize(
+    "optim",
+    [
+        pyro.optim.SGD({"lr": 0.1}),
+        pyro.optim.ClippedAdam({"lr": 0.1}),
+        pyro.optim.Adam({"lr": 0.1, "weight_decay": 0.1}),
+        pyro.optim.Adam(lambda module, name: {"lr": 0.1}),
+    ],
+)
+def test_other_optimizers_need_settings(monkeypatch, optim):
+    fixture = new(monkeypatch, local_optim=None)
+    fixture.svi.optim = optim
+    svi = DPSVI(
+        effects, indexed, optim, Trace_ELBO(), accountant=PrivacyAccountant(), noise_multiplier=1.0
+    )
+    with pytest.raises(ConfigurationError, match="local_optim.*RowAdam"):
+        svi.step(*regression_data())
+    assert svi.accountant.num_releases == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": 0.0},
+        {"lr": math.nan},
+        {"eps": -1.0},
+        {"betas": (0.9, 1.0)},
+        {"betas": (-0.1, 0.9)},
+        {"betas": 0.9},
+    ],
+)
+def test_bad_settings(settings):
+    with pytest.raises(ConfigurationError, match=f"RowAdam.{next(iter(settings))}"):
+        RowAdam(**settings)
+
+
+def test_local_optim_must_be_one(monkeypatch):
+    with pytest.raises(ConfigurationError, match="local_optim"):
+        new(monkeypatch, local_optim=pyro.optim.Adam({}))
