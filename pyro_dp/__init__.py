@@ -7,6 +7,7 @@ from pyro_dp.mechanisms import AdaptiveClip
 from pyro_dp.sep import DPSEP
 from pyro_dp.svi import DPSVI
 from pyro_dp.theory import clipped_kl, sep_kl_bound
+from pyro_dp.vips import VIPS
 
 __all__ = [
     "AdaptiveClip",
@@ -19,6 +20,7 @@ __all__ = [
     "PrivacyBudgetExceeded",
     "PrivacyError",
     "SubsampledGaussian",
+    "VIPS",
     "clipped_kl",
     "sep_kl_bound",
 ]
