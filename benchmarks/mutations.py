@@ -129,8 +129,8 @@ MUTATIONS = [
     Mutation(
         "event recorded with the wrong rate",
         "private_steps",
-        "event=SubsampledGaussian(self.noise_multiplier, rate, self.sampling)",
-        "event=SubsampledGaussian(self.noise_multiplier, rate / 2, 'poisson')",
+        "event=SubsampledGaussian(noise_multiplier, rate, self.sampling)",
+        "event=SubsampledGaussian(noise_multiplier, rate / 2, 'poisson')",
         "test_svi.py",
     ),
     Mutation(

@@ -8,6 +8,7 @@ from pyro_dp.row_adam import RowAdam
 from pyro_dp.sep import DPSEP
 from pyro_dp.svi import DPSVI
 from pyro_dp.theory import clipped_kl, sep_kl_bound
+from pyro_dp.vips import VIPS
 
 __all__ = [
     "AdaptiveClip",
@@ -21,6 +22,7 @@ __all__ = [
     "PrivacyError",
     "RowAdam",
     "SubsampledGaussian",
+    "VIPS",
     "clipped_kl",
     "sep_kl_bound",
 ]

@@ -7,7 +7,7 @@ Every release is recorded here *before* it happens. What an event costs is the b
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyro_dp import engines, ledger
@@ -247,7 +247,20 @@ class PrivacyAccountant:
         :raises ConfigurationError: without a budget, or if a setting is out of range.
         """
         num_steps = require_count("num_steps", num_steps)
-        engines.interpret(SubsampledGaussian(1.0, sample_rate, sampling), self._neighboring)
+        return self.least_noise(
+            lambda sigma: {SubsampledGaussian(sigma, sample_rate, sampling): num_steps}
+        )
+
+    def least_noise(self, releases: Callable[[float], Mapping[SubsampledGaussian, int]]) -> float:
+        """The smallest sigma with which releases of several kinds fit into what remains.
+
+        :param releases: events and their counts as a function of sigma; all noise grows with it.
+        :returns: sigma, as exact as :meth:`noise_multiplier`, which is the case of one kind.
+        :raises PrivacyBudgetExceeded: if nothing to speak of (0.5%) remains.
+        :raises ConfigurationError: without a budget, or if an event does not fit the relation.
+        """
+        for event in releases(1.0):
+            engines.interpret(event, self._neighboring)
         if self._epsilon is None:
             raise ConfigurationError(
                 "epsilon=None is no budget to calibrate from: give the accountant an epsilon, or "
@@ -262,8 +275,8 @@ class PrivacyAccountant:
             counts = dict(self._counts)
 
         def plan(sigma: float) -> dict[SubsampledGaussian, int]:
-            event = SubsampledGaussian(sigma, sample_rate, sampling)
-            return counts | {event: counts.get(event, 0) + num_steps}
+            more = releases(sigma)
+            return counts | {event: counts.get(event, 0) + n for event, n in more.items()}
 
         sigma = least_noise(lambda sigma: self._cost(plan(sigma)), self._epsilon)
         if sigma is None:

@@ -125,15 +125,22 @@ class PrivateSteps(abc.ABC):
         return self._sampler.draw(self._randomness.stream("sampling", position))
 
     def _release(self, clipped: ClippedSum, position: int) -> list[Tensor]:
-        """Account and release; sums over the batch become estimates of sums over all records."""
+        """The release of a step: estimates of the sums over all records."""
+        estimates = self._account_and_release(clipped, position, self.noise_multiplier)
+        self._steps += 1
+        return estimates
+
+    def _account_and_release(
+        self, clipped: ClippedSum, position: int, noise_multiplier: float
+    ) -> list[Tensor]:
+        """Sums over the batch become estimates of sums over all records."""
         rate = self._sampler.sample_rate
         released = release(
             clipped,
             accountant=self.accountant,
-            event=SubsampledGaussian(self.noise_multiplier, rate, self.sampling),
+            event=SubsampledGaussian(noise_multiplier, rate, self.sampling),
             noise=self._randomness.stream("noise", position),
         )
-        self._steps += 1
         return [block / rate for block in released]
 
     def _check_settings(self, secure: bool) -> None:

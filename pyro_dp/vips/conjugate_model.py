@@ -1,0 +1,187 @@
+"""What VIPS asks of a model: which statistics it takes from a record, their bounds, its M-step."""
+
+import abc
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from pyro.distributions import Distribution
+from torch import Tensor
+
+from pyro_dp.errors import ModelError
+from pyro_dp.mechanisms import Contributions
+from pyro_dp.randomness import LocalStream
+from pyro_dp.settings import require_count, require_number
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One block of sufficient statistics: a sum over records.
+
+    :param shape: of the sum.
+    :param bound: Euclidean norm that one record's part has at most, and to which it is clipped;
+        ``math.inf`` only without noise.
+    :param static: a record's part does not depend on the posterior. Such a statistic is released
+        once and reused where all records take part in every step. It is a declaration about the
+        model, and never looked for in data.
+    """
+
+    shape: tuple[int, ...]
+    bound: float
+    static: bool = False
+
+    def __post_init__(self) -> None:
+        for length in self.shape:
+            require_count("Statistic.shape", length)
+        require_number("Statistic.bound", self.bound, above=0.0, below=math.inf, closed=True)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class Draws:
+    """Random numbers for the local latents of a batch of records.
+
+    They are a function of a private key and of the record's index, so that one record more or less
+    leaves all others' as they are.
+
+    :param stream: of this step.
+    :param indices: the records, (B,).
+    """
+
+    def __init__(self, stream: LocalStream, indices: Tensor):
+        self._stream = stream
+        self._indices = indices
+
+    def uniform(self, draw: int, size: int) -> Tensor:
+        """Uniform on (0, 1), (B, size), in float64.
+
+        :param draw: number of this draw: another number, other values.
+        """
+        return self._tensor(self._stream.uniform(self._indices.cpu().numpy(), draw, size))
+
+    def normal(self, draw: int, size: int) -> Tensor:
+        """Standard normal; otherwise as :meth:`uniform`."""
+        return self._tensor(self._stream.normal(self._indices.cpu().numpy(), draw, size))
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self._indices.device)
+
+
+Parts = Mapping[str, Tensor | Contributions]
+
+
+class ConjugateModel(abc.ABC):
+    """A conjugate-exponential model of independent records, as VIPS sees it.
+
+    Variational Bayes for such a model needs the data only through sums over records of expected
+    sufficient statistics (Park, Foulds, Chaudhuri & Welling 2020, section 3). A model declares
+    these with a bound each, computes one record's part (the E-step), and turns the sums into a
+    posterior of the global latents (the M-step).
+
+    **The E-step is behind the privacy wall.** Row b of what :meth:`expected_statistics` returns may
+    depend on row b of the data and of the draws, and on the posterior, which is public; on no other
+    record. A loop over local latents must therefore run a fixed number of times: one that stops
+    when the batch has converged tells records about each other. What exceeds the bound is clipped,
+    and a record with a NaN or infinite part counts as zero.
+
+    **The M-step sees what was released only**, and may do with it whatever it likes. Sums are
+    noisy: counts may be negative, second moments not positive definite. How large the noise is, is
+    public; how large the data are, is not.
+
+    A model also has the Pyro model that it stands for, so that DPSVI, DPSEP and VIPS can be run on
+    one and the same. Its site names are those of the posterior, and its only plate with data is
+    named "data".
+    """
+
+    microbatch_size = 4096  # records whose statistics are held at a time, by default
+    step_size = (0.0, 0.7)  # (tau0, kappa) of VIPS, by default
+
+    @property
+    @abc.abstractmethod
+    def statistics(self) -> Mapping[str, Statistic]:
+        """The statistics by name, in the order of the release."""
+
+    @abc.abstractmethod
+    def check(self, *data: Tensor) -> None:
+        """Refuse data that do not fit. Spends nothing, and is for the curator.
+
+        :param data: finite tensors, all of the same length N.
+        :raises ModelError: their number, shapes or values do not fit.
+        """
+
+    def static_statistics(self, *rows: Tensor) -> Parts:
+        """Parts of B records of the statistics that are declared static, (B, *shape) each.
+
+        :param rows: of the data, (B, ...) each.
+        """
+        return {}
+
+    @abc.abstractmethod
+    def expected_statistics(self, posterior: Any, draws: Draws, *rows: Tensor) -> Parts:
+        """Parts of B records of all other statistics, (B, *shape) each: the E-step.
+
+        :param posterior: of the global latents, from :meth:`posterior`.
+        :param draws: random numbers for local latents, of these records.
+        :param rows: of the data, (B, ...) each.
+        """
+
+    def initial_statistics(self, size: int) -> Mapping[str, Tensor]:
+        """Statistics before the first step: public. Their posterior is the first E-step's.
+
+        :param size: number of records N.
+        :returns: zeros, whose posterior is the prior, unless a model knows better.
+        """
+        return {
+            name: torch.zeros(statistic.shape, dtype=torch.float64)
+            for name, statistic in self.statistics.items()
+        }
+
+    @abc.abstractmethod
+    def posterior(
+        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
+    ) -> Any:
+        """The posterior of the global latents, a function of released sums: the M-step.
+
+        :param statistics: sums over all records, float64, of the declared shapes.
+        :param noise: standard deviation of the noise in each coordinate of them; public.
+        :param size: number of records N; public.
+        """
+
+    @abc.abstractmethod
+    def marginals(self, posterior: Any) -> dict[str, Distribution]:
+        """The posterior's distribution of each global site."""
+
+    @abc.abstractmethod
+    def guide(self, posterior: Any) -> None:
+        """Sample the global sites from the posterior, jointly, with ``pyro.sample``."""
+
+    @abc.abstractmethod
+    def model(self, *data: Tensor) -> Any:
+        """The Pyro model of the same prior and likelihood."""
+
+
+def require_rows(name: str, value: Any, columns: int) -> None:
+    """:raises ModelError: not a tensor of shape (N, columns) of real numbers."""
+    if not isinstance(value, Tensor) or value.dim() != 2 or value.shape[1] != columns:
+        raise ModelError(f"{name} must be a tensor with {columns} columns, one row per record.")
+    if value.is_complex():
+        raise ModelError(f"{name} must hold real numbers.")
+
+
+def require_vector(name: str, value: Any) -> None:
+    """:raises ModelError: not a tensor of shape (N,) of real numbers."""
+    if not isinstance(value, Tensor) or value.dim() != 1:
+        raise ModelError(f"{name} must be a tensor of one dimension, with one number per record.")
+    if value.is_complex():
+        raise ModelError(f"{name} must hold real numbers.")
+
+
+def clipped_rows(rows: Tensor, bound: float) -> Tensor:
+    """Rows (..., d), scaled down to Euclidean norm ``bound`` where they are longer."""
+    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows * (bound / norms.clamp(min=bound))

@@ -1,0 +1,88 @@
+"""The E-step of a batch of records, summed: the private side of VIPS."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from pyro_dp.errors import ModelError
+from pyro_dp.guard import guarded
+from pyro_dp.mechanisms import Block, ClippedSum, Contributions
+from pyro_dp.randomness import LocalStream
+from pyro_dp.records import Records
+from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic
+from pyro_dp.vips.mixed_statistics import MixedStatistics
+
+
+class Release:
+    """Statistics of a model that are released together, in equal shares.
+
+    :param statistics: those of the release, by name.
+    :param microbatch_size: at most so many records are worked on at a time.
+    """
+
+    def __init__(
+        self,
+        model: ConjugateModel,
+        statistics: Mapping[str, Statistic],
+        microbatch_size: int | None,
+    ):
+        self.statistics = statistics
+        self._model = model
+        self._limit = microbatch_size or model.microbatch_size
+        self._any_static = any(each.static for each in statistics.values())
+
+    def static_sum(self, records: Records, indices: Tensor) -> ClippedSum:
+        """Clipped statistics that do not depend on a posterior, summed over these records."""
+
+        def parts(chosen: Tensor, *rows: Tensor) -> Parts:
+            return self._model.static_statistics(*rows)
+
+        return self._sum(parts, records, indices)
+
+    def expected_sum(
+        self, posterior: Any, local: LocalStream, records: Records, indices: Tensor
+    ) -> ClippedSum:
+        """Clipped expected statistics under the posterior, summed over these records."""
+
+        def parts(chosen: Tensor, *rows: Tensor) -> Parts:
+            draws = Draws(local, chosen)
+            found = dict(self._model.expected_statistics(posterior, draws, *rows))
+            return found | self._model.static_statistics(*rows) if self._any_static else found
+
+        return self._sum(parts, records, indices)
+
+    def estimates(self, released: Sequence[Tensor], sigma: float, rate: float) -> MixedStatistics:
+        """Released sums in their declared shapes, and how noisy they are.
+
+        :param released: of all records, the sampled ones' divided by the rate.
+        :param sigma: noise multiplier of the release.
+        """
+        values, noise = {}, {}
+        for (name, each), block in zip(self.statistics.items(), released, strict=True):
+            values[name] = block.reshape(each.shape)
+            noise[name] = 0.0
+            if sigma > 0:
+                noise[name] = sigma * math.sqrt(len(self.statistics)) * each.bound / rate
+        return MixedStatistics(values, noise)
+
+    def _sum(self, parts: Callable[..., Parts], records: Records, indices: Tensor) -> ClippedSum:
+        share = 1 / len(self.statistics)
+        blocks = [Block(each.size, each.bound, share) for each in self.statistics.values()]
+        total = ClippedSum(blocks, records.device)
+        for chosen in indices.to(records.device).split(self._limit):
+            if not len(chosen):  # an empty batch
+                break
+            with guarded("The E-step"):
+                found = parts(chosen, *records.rows(chosen))
+                total.add(*[_flat(found[name], name, x) for name, x in self.statistics.items()])
+        return total
+
+
+def _flat(part: Tensor | Contributions, name: str, statistic: Statistic) -> Tensor | Contributions:
+    if not isinstance(part, Tensor):
+        return part
+    if part.shape[1:] != statistic.shape:
+        raise ModelError(f"Statistic {name!r} has another shape than its model declares.")
+    return part.flatten(1)

@@ -1,0 +1,202 @@
+"""A mixture of Gaussians with unknown weights, means and precisions (Attias 1999; Bishop 10.2)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions import Distribution
+from torch import Tensor
+
+from pyro_dp.errors import ModelError
+from pyro_dp.outer_products import Joined, OuterProducts
+from pyro_dp.settings import require_count, require_number
+from pyro_dp.vips.conjugate_model import (
+    ConjugateModel,
+    Draws,
+    Parts,
+    Statistic,
+    clipped_rows,
+    require_rows,
+)
+
+_CANDIDATES = 200  # from which each initial mean is chosen
+
+
+@dataclass(frozen=True)
+class MixturePosterior:
+    """Dirichlet(weights), and for each coordinate of each component
+    precision ~ Gamma(shape, rate), mean | precision ~ N(mean, 1 / (count precision)).
+    """
+
+    weights: Tensor  # (K,)
+    mean: Tensor  # (K, D)
+    count: Tensor  # (K, 1)
+    shape: Tensor  # (K, 1)
+    rate: Tensor  # (K, D)
+
+
+class GaussianMixture(ConjugateModel):
+    """Rows from a mixture of Gaussians with diagonal precisions::
+
+        weights       ~ Dirichlet(concentration, ..., concentration)
+        precisions_kd ~ Gamma(shape, rate)                                 k = 1..components
+        means_kd      ~ Normal(0, (mean_precision precisions_kd)^-1/2)     d = 1..dim
+        assignment_n  ~ Categorical(weights)                               n = 1..N
+        x_nd          ~ Normal(means_kd, precisions_kd^-1/2)               k = assignment_n
+
+    **Rows of x are clipped to Euclidean norm** ``radius``, in the Pyro model as well. Choose it
+    without looking at the data.
+
+    With r the probabilities of a record's assignment, its statistics are r, of norm at most 1; r x'
+    (at most radius); and r (x^2)' (at most radius^2).
+
+    What variational Bayes finds depends on where it starts: at means that are far from each other,
+    drawn at random from the ball, whatever the data are. The order of the components means nothing.
+
+    Data: ``x`` of shape (N, dim).
+
+    :param components: K.
+    :param dim: D.
+    :param radius: > 0.
+    :param concentration: of the prior of the weights, > 0.
+    :param mean_precision: of the prior of a mean, in units of the component's precision, > 0.
+    :param shape: of the precisions' prior, > 0.
+    :param rate: of the precisions' prior, > 0; ``None`` for shape (radius / 10)^2, components a
+        tenth as wide as the ball's radius.
+    """
+
+    step_size = (0.0, 0.5)  # components first have to find their places
+
+    def __init__(
+        self,
+        components: int,
+        dim: int,
+        *,
+        radius: float,
+        concentration: float = 1.0,
+        mean_precision: float = 0.01,
+        shape: float = 1.0,
+        rate: float | None = None,
+    ):
+        self.components = require_count("components", components)
+        self.dim = require_count("dim", dim)
+        settings = dict(
+            radius=radius,
+            concentration=concentration,
+            mean_precision=mean_precision,
+            shape=shape,
+        )
+        for name, value in settings.items():
+            setattr(self, name, require_number(name, value, above=0.0, below=math.inf))
+        rate = self.shape * (self.radius / 10) ** 2 if rate is None else rate
+        self.rate = require_number("rate", rate, above=0.0, below=math.inf)
+
+    @property
+    def statistics(self) -> Mapping[str, Statistic]:
+        shape = (self.components, self.dim)
+        return {
+            "counts": Statistic((self.components,), bound=1.0),
+            "sums": Statistic(shape, bound=self.radius),
+            "squares": Statistic(shape, bound=self.radius**2),
+        }
+
+    def check(self, *data: Tensor) -> None:
+        if len(data) != 1:
+            raise ModelError("GaussianMixture takes the argument x.")
+        require_rows("x", data[0], self.dim)
+
+    def initial_statistics(self, size: int) -> dict[str, Tensor]:
+        """As if each component had its share of the records, around a mean of its own."""
+        means = self._spread_means()
+        distances = torch.cdist(means, means) + 2 * self.radius * torch.eye(self.components)
+        variance = distances.min() ** 2  # so wide that no component is cut off from any record
+        counts = torch.full((self.components,), size / self.components, dtype=torch.float64)
+        return {
+            "counts": counts,
+            "sums": counts.unsqueeze(1) * means,
+            "squares": counts.unsqueeze(1) * (means.square() + variance / self.dim),
+        }
+
+    def _spread_means(self) -> Tensor:
+        """Each the candidate that is farthest from those before, (K, D)."""
+        directions = torch.randn(_CANDIDATES, self.dim, dtype=torch.float64)
+        lengths = torch.rand(_CANDIDATES, 1, dtype=torch.float64) ** (1 / self.dim)
+        candidates = lengths * torch.nn.functional.normalize(directions) * self.radius / 2
+        chosen = candidates[:1]
+        while len(chosen) < self.components:
+            farthest = torch.cdist(candidates, chosen).amin(dim=1).argmax()
+            chosen = torch.cat([chosen, candidates[farthest : farthest + 1]])
+        return chosen
+
+    def expected_statistics(self, posterior: MixturePosterior, draws: Draws, x: Tensor) -> Parts:
+        x = clipped_rows(x.double(), self.radius)
+        precision = posterior.shape / posterior.rate
+        squared = (x.unsqueeze(1) - posterior.mean).square()  # (B, K, D)
+        log_precision = (torch.digamma(posterior.shape) - posterior.rate.log()).sum(dim=1)
+        density = log_precision - (precision * squared + 1 / posterior.count).sum(dim=2)
+        r = torch.softmax(torch.digamma(posterior.weights) + density / 2, dim=1)  # (B, K)
+        left, right = r.unsqueeze(2), x.unsqueeze(1)
+        return {
+            "counts": r,
+            "sums": Joined([OuterProducts(left, right)]),
+            "squares": Joined([OuterProducts(left, right.square())]),
+        }
+
+    def posterior(
+        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
+    ) -> MixturePosterior:
+        counts = statistics["counts"].clamp(min=0.0).unsqueeze(1)
+        sums, squares = statistics["sums"], statistics["squares"]
+        # Means of rows within the ball are within it, too; counts below their noise say nothing.
+        divisor = self.mean_precision + counts.clamp(min=noise["counts"])
+        mean = clipped_rows(sums / divisor, self.radius)
+        scatter = squares - 2 * mean * sums + (counts + self.mean_precision) * mean.square()
+        variance = noise["squares"] ** 2 + (2 * mean * noise["sums"]) ** 2
+        variance = variance + (mean.square() * noise["counts"]) ** 2
+        scatter = torch.maximum(scatter, variance.sqrt())
+        return MixturePosterior(
+            weights=self.concentration + counts.squeeze(1),
+            mean=mean,
+            count=self.mean_precision + counts,
+            shape=self.shape + counts / 2,
+            rate=self.rate + scatter / 2,
+        )
+
+    def marginals(self, posterior: MixturePosterior) -> dict[str, Distribution]:
+        shape = posterior.shape.expand_as(posterior.rate)
+        scale = (posterior.rate / (posterior.shape * posterior.count)).sqrt()
+        return {
+            "weights": dist.Dirichlet(posterior.weights),
+            "precisions": dist.Gamma(shape, posterior.rate).to_event(2),
+            "means": dist.StudentT(2 * shape, posterior.mean, scale).to_event(2),
+        }
+
+    def guide(self, posterior: MixturePosterior) -> None:
+        pyro.sample("weights", dist.Dirichlet(posterior.weights))
+        shape = posterior.shape.expand_as(posterior.rate)
+        precisions = pyro.sample("precisions", dist.Gamma(shape, posterior.rate).to_event(2))
+        sd = (posterior.count * precisions).rsqrt()
+        pyro.sample("means", dist.Normal(posterior.mean, sd).to_event(2))
+
+    def model(self, x: Tensor) -> Tensor:
+        """The Pyro model; ``assignment`` is marked for enumeration.
+
+        :returns: assignments.
+        """
+        shape = (self.components, self.dim)
+        ones = x.new_ones(self.components)
+        weights = pyro.sample("weights", dist.Dirichlet(self.concentration * ones))
+        prior = dist.Gamma(self.shape * ones[0], self.rate * ones[0])
+        precisions = pyro.sample("precisions", prior.expand(shape).to_event(2))
+        sd = (self.mean_precision * precisions).rsqrt()
+        means = pyro.sample("means", dist.Normal(0.0, sd).to_event(2))
+        with pyro.plate("data", len(x)) as idx:
+            assignment = pyro.sample(
+                "assignment", dist.Categorical(weights), infer={"enumerate": "parallel"}
+            )
+            component = dist.Normal(means[assignment], precisions[assignment].rsqrt())
+            pyro.sample("x", component.to_event(1), obs=clipped_rows(x[idx], self.radius))
+        return assignment

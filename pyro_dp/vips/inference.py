@@ -1,0 +1,312 @@
+"""VIPS: private variational Bayes from noisy expected sufficient statistics.
+
+Algorithm 2 of Park, Foulds, Chaudhuri & Welling 2020 (Variational Bayes in Private Settings, VIPS,
+JAIR 68; arXiv 1611.00340), for any :class:`ConjugateModel`.
+
+The algorithm mixes natural parameters, (1 - rho_t) old + rho_t new. Those of a conjugate posterior
+are the prior's plus the sums of the statistics, and the prior stays what it is: the state here is
+the mixture of the statistics, and the posterior is a function of it.
+"""
+
+import math
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import torch
+from pyro.distributions import Distribution
+from torch import Tensor
+
+from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
+from pyro_dp.plates import PrivatePlate
+from pyro_dp.private_steps import PrivateSteps
+from pyro_dp.randomness import LocalStream
+from pyro_dp.records import Records
+from pyro_dp.sampling import RecordSampler
+from pyro_dp.settings import require_count, require_number
+from pyro_dp.vips.conjugate_model import ConjugateModel
+from pyro_dp.vips.e_step import Release
+from pyro_dp.vips.mixed_statistics import MixedStatistics, require_step_size
+
+_STATE = ("size", "statistics", "static", "steps", "noise_multiplier", "accountant")
+
+
+class VIPS(PrivateSteps):
+    """Differentially private variational Bayes for a conjugate-exponential model.
+
+    Each step samples records and takes from each its expected sufficient statistics under the
+    current posterior. Every statistic is clipped to the bound that the model declares; all of them
+    are released together, as one Gaussian event in which they have equal shares; the sums are
+    divided by the public sample rate and mixed into those of the steps before, s <- (1 - rho_t) s +
+    rho_t s_hat. The posterior is what the model makes of s.
+
+    Statistics that the model declares static are released once, in the first step, where all
+    records take part in every step. They serve all of them, and so they get as much of the budget
+    as all steps together: noise multiplier sigma / sqrt(num_steps).
+
+    **Guarantee.** The sequence of posteriors is (epsilon, delta)-differentially private for one
+    record, with epsilon = ``accountant.get_epsilon()`` under the accountant's neighbouring
+    relation, for finite data.
+
+    **Not protected.** The number N of records, the sample rate, the model's bounds and all other
+    settings; the choice of model and settings, where it was made by looking at the data; running
+    times; errors of the checks of data, which are for the curator.
+
+    **Uncertainty.** The posterior is that of variational Bayes for the released statistics. It does
+    not include the uncertainty that noise adds, nor what clipping does.
+
+    :param model: one of :mod:`pyro_dp.vips`, or another :class:`ConjugateModel`.
+    :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
+        after the other.
+    :param num_steps: number of steps of :meth:`run`; with ``noise_multiplier=None`` also the most
+        steps there can be. 1 where all statistics are static.
+    :param noise_multiplier: standard deviation sigma of a step's noise in units of the bounds, were
+        there one statistic; with K of them each has sqrt(K) sigma. ``None``: the smallest with
+        which the steps, and the release of what is static, fit what remains of the budget. 0: plain
+        variational Bayes, not private.
+    :param sample_rate: expected fraction of the records in a step, in (0, 1].
+    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
+        only); "full".
+    :param step_size: (tau0, kappa) of rho_t = (tau0 + t)^-kappa, t = 1, 2, ...; tau0 >= 0, kappa in
+        [0, 1]. kappa = 0 forgets all earlier steps, (0, 1) averages them all; between them, noise
+        is averaged and what early, poorer posteriors said is forgotten. ``None``: the model's own.
+    :param microbatch_size: at most so many records are worked on at a time; the result is the same.
+        ``None``: as the model says.
+    :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
+        against anyone who can guess the seed, and the ledger says so. What a model starts from is
+        public, and comes from torch's global generator.
+    :param secure: ``False``; there is nothing else yet.
+    :raises ConfigurationError: a setting is out of range or does not fit the others.
+    """
+
+    def __init__(
+        self,
+        model: ConjugateModel,
+        *,
+        accountant: PrivacyAccountant,
+        num_steps: int,
+        noise_multiplier: float | None = None,
+        sample_rate: float = 1.0,
+        sampling: str = "poisson",
+        step_size: tuple[float, float] | None = None,
+        microbatch_size: int | None = None,
+        generator: torch.Generator | int | None = None,
+        secure: bool = False,
+    ):
+        if not isinstance(model, ConjugateModel):
+            raise ConfigurationError(
+                "model must be a ConjugateModel, for example "
+                "pyro_dp.vips.LogisticRegression(dim=10)."
+            )
+        require_count("num_steps", num_steps)
+        require_number("sample_rate", sample_rate, above=0.0, below=1.0, closed=True)
+        self.model = model
+        self.step_size = require_step_size(model.step_size if step_size is None else step_size)
+        self._declared = dict(model.statistics)
+        super().__init__(
+            accountant=accountant,
+            num_steps=num_steps,
+            noise_multiplier=noise_multiplier,
+            bound=max(statistic.bound for statistic in self._declared.values()),
+            sample_rate=sample_rate,
+            sampling=sampling,
+            microbatch_size=microbatch_size,
+            generator=generator,
+            secure=secure,
+        )
+        full = sampling == "full" or sample_rate == 1.0
+        once = {name: each for name, each in self._declared.items() if full and each.static}
+        each = {n: x for n, x in self._declared.items() if n not in once}
+        self._once = Release(model, once, microbatch_size) if once else None
+        self._each = Release(model, each, microbatch_size) if each else None
+        if not each and num_steps != 1:
+            raise ConfigurationError(
+                f"num_steps must be 1: all statistics of {type(model).__name__} are static, and "
+                "one release of all records is all that there is to know."
+            )
+        self._records: Records | None = None
+        self._size: int | None = None
+        self._mixed: MixedStatistics | None = None
+        self._static: MixedStatistics | None = None  # what was released once
+        self._posterior: Any = None
+
+    @torch.no_grad()
+    def step(self, *data: Tensor) -> float:
+        """One private update of the posterior, given the full data.
+
+        :param data: tensors of length N, as the model's Pyro model takes them.
+        :returns: by how much the mixed statistics changed: Euclidean norm, each in units of its
+            bound, of the change per record.
+        :raises ModelError: the data do not fit; nothing was spent.
+        :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
+        """
+        self._prepare(data)
+        if self._once and self._static is None:
+            self._release_static()
+        estimates = self._static or MixedStatistics({}, {})
+        if self._each:
+            estimates = estimates.joined(self._release_expected())
+        else:
+            self._steps += 1
+        before = self._mixed
+        tau0, kappa = self.step_size
+        once = self._once.statistics if self._once else {}
+        after = before.mixed(estimates, (tau0 + self._steps) ** -kappa, static=list(once))
+        self._posterior = self._m_step(after, self._size)
+        self._mixed = after
+        return after.change(before, self._declared) / self._size
+
+    def posterior(self) -> dict[str, Distribution]:
+        """The current posterior of each global site of the model's Pyro model.
+
+        These are marginal distributions; :meth:`guide` samples all sites jointly.
+
+        :raises ConfigurationError: no step was taken yet.
+        """
+        return self.model.marginals(self._current())
+
+    def guide(self, *args: Any, **kwargs: Any) -> None:
+        """The current posterior as a Pyro guide for the model's Pyro model.
+
+        ``Predictive(vips.model.model, guide=vips.guide, num_samples=100)``.
+
+        :raises ConfigurationError: no step was taken yet.
+        """
+        self.model.guide(self._current())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Statistics, step count and accountant.
+
+        It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
+        streams are not part of it: a resumed run draws fresh ones.
+        """
+        return {
+            "version": 1,
+            "size": self._size,
+            "statistics": self._mixed and self._mixed.state(),
+            "static": self._static and self._static.state(),
+            "steps": self._steps,
+            "noise_multiplier": self._noise_multiplier,
+            "accountant": self.accountant.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state.
+
+        :raises ConfigurationError: it is not a state of this inference; nothing was changed.
+        :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
+        """
+        if (
+            not isinstance(state, dict)
+            or state.get("version") != 1
+            or any(key not in state for key in _STATE)
+        ):
+            raise ConfigurationError("load_state_dict: this is no state_dict() of VIPS.")
+        if not self._calibrates and state["noise_multiplier"] != self._noise_multiplier:
+            raise ConfigurationError("noise_multiplier differs from that of the saved run.")
+        require_count("steps", state["steps"], least=0)
+        mixed = static = posterior = None
+        if state["size"] is not None:
+            size = require_count("size", state["size"])
+            mixed = MixedStatistics.from_state(state["statistics"], self._declared)
+            posterior = self._m_step(mixed, size)
+        if state["static"] is not None:
+            once = self._once.statistics if self._once else {}
+            static = MixedStatistics.from_state(state["static"], once)
+        self.accountant.load_state_dict(state["accountant"])
+        self._records = None  # to look at the data anew
+        self._size, self._mixed, self._static = state["size"], mixed, static
+        self._posterior = posterior
+        self._steps = state["steps"]
+        self._noise_multiplier = state["noise_multiplier"]
+
+    def __reduce__(self):
+        raise PrivacyError("A VIPS holds the data: save its state_dict() instead.")
+
+    @property
+    def _noise_once(self) -> float:
+        """Noise multiplier of the release of what is static."""
+        return self.noise_multiplier / math.sqrt(self.num_steps)
+
+    def _calibrated(self, rate: float) -> float:
+        return self.accountant.least_noise(partial(self._to_release, rate))
+
+    def _to_release(self, rate: float, sigma: float) -> Counter[SubsampledGaussian]:
+        """What is left to release."""
+        events: Counter[SubsampledGaussian] = Counter()
+        if self._once and self._static is None:
+            once = sigma / math.sqrt(self.num_steps)
+            events[SubsampledGaussian(once, rate, self.sampling)] += 1
+        if self._each:
+            events[SubsampledGaussian(sigma, rate, self.sampling)] += self.num_steps - self._steps
+        return events
+
+    def _prepare(self, data: tuple[Tensor, ...]) -> None:
+        """Before a step: refuse one too many, and check new data. Spends nothing."""
+        self._refuse_steps_beyond_calibration()
+        if not self._each and self._steps:
+            raise ConfigurationError(
+                f"All statistics of {type(self.model).__name__} are static: there is no second "
+                "step."
+            )
+        if self._records is None or not self._records.same_as(data, {}):
+            records = self._checked(data)
+            size = records.plate.size
+            self._sampler = RecordSampler(self.sampling, size, self.sample_rate)
+            if self._mixed is None:
+                initial = dict(self.model.initial_statistics(size))
+                self._mixed = MixedStatistics(initial, dict.fromkeys(self._declared, 0.0))
+            self._records, self._size = records, size
+            self._mixed = self._mixed.to(records.device)
+            self._static = self._static and self._static.to(records.device)
+            self._posterior = self._m_step(self._mixed, size)
+        if self._each and self._once and self._static is None:
+            self._require_room()
+
+    def _checked(self, data: tuple[Tensor, ...]) -> Records:
+        if not data or any(not isinstance(x, Tensor) or x.dim() == 0 or not len(x) for x in data):
+            raise ModelError("step() takes tensors with one row per record.")
+        size = len(data[0])
+        if any(len(x) != size for x in data):
+            raise ModelError("All arguments of step() must have one row per record, the same N.")
+        if self._size not in (None, size):
+            raise ModelError("The number of records is not that of the first step.")
+        plate = PrivatePlate("data", size, size)
+        records = Records(self.model.model, plate, data, {}, slice_data=True)
+        records.require_finite()
+        self.model.check(*data)
+        return records
+
+    def _require_room(self) -> None:
+        """The first step has two releases: refuse both where only one of them fits the budget."""
+        ours = self.accountant
+        trial = PrivacyAccountant(
+            ours.epsilon, ours.delta, neighboring=ours.neighboring, engine=ours.engine
+        )
+        trial.load_state_dict(ours.state_dict())
+        for sigma in (self._noise_once, self.noise_multiplier):
+            trial.record(SubsampledGaussian(sigma, self._sampler.sample_rate, self.sampling))
+
+    def _release_static(self) -> None:
+        position = self.accountant.num_releases
+        clipped = self._once.static_sum(self._records, self._sample(position))
+        released = self._account_and_release(clipped, position, self._noise_once)
+        rate = self._sampler.sample_rate
+        self._static = self._once.estimates(released, self._noise_once, rate)
+
+    def _release_expected(self) -> MixedStatistics:
+        position = self.accountant.num_releases
+        local = LocalStream(self._randomness.stream("local", position))
+        indices = self._sample(position)
+        clipped = self._each.expected_sum(self._posterior, local, self._records, indices)
+        released = self._release(clipped, position)
+        return self._each.estimates(released, self.noise_multiplier, self._sampler.sample_rate)
+
+    def _m_step(self, mixed: MixedStatistics, size: int) -> Any:
+        return self.model.posterior(mixed.values, mixed.noise, size)
+
+    def _current(self) -> Any:
+        if not self._steps:
+            raise ConfigurationError("There is no posterior before the first step.")
+        return self._posterior

@@ -1,0 +1,152 @@
+"""Linear regression with a conjugate Normal-Gamma prior: one release is all that it takes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions import Distribution
+from torch import Tensor
+
+from pyro_dp.errors import ModelError
+from pyro_dp.gaussian import floored, inverse, unstacked
+from pyro_dp.settings import require_count, require_number
+from pyro_dp.vips.conjugate_model import (
+    ConjugateModel,
+    Draws,
+    Statistic,
+    clipped_rows,
+    require_rows,
+    require_vector,
+)
+from pyro_dp.vips.second_moments import WeightedSquares, noise_radius, stacked_size
+
+
+@dataclass(frozen=True)
+class NormalGamma:
+    """precision ~ Gamma(concentration, rate); weights ~ N(mean, scale / precision)."""
+
+    mean: Tensor  # (d,)
+    scale: Tensor  # (d, d)
+    concentration: Tensor
+    rate: Tensor
+
+
+class LinearRegression(ConjugateModel):
+    """Real labels given features, with noise of unknown precision::
+
+        precision ~ Gamma(concentration, rate)
+        weights_j ~ Normal(0, (weight_precision precision)^-1/2)     j = 1..dim
+        y_n       ~ Normal(x_n . weights, precision^-1/2)            n = 1..N
+
+    **Rows of x are clipped to Euclidean norm** ``x_bound``, **labels to** [-y_bound, y_bound], in
+    the Pyro model as well. Choose the bounds without looking at the data. There is no intercept but
+    a column that you add.
+
+    A record's only statistic is z z', z = (x / x_bound, y / y_bound), of norm |z|^2 <= 2; it is
+    static, so that one step on all records gives the posterior, which is exact without noise.
+
+    Data: ``x`` of shape (N, dim) and ``y`` of shape (N,).
+
+    :param dim: number of features.
+    :param x_bound: > 0.
+    :param y_bound: > 0.
+    :param weight_precision: of the weights' prior in units of the noise's, > 0.
+    :param concentration: of the noise precision's prior, > 0.
+    :param rate: of the noise precision's prior, > 0.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        x_bound: float,
+        y_bound: float,
+        weight_precision: float = 1.0,
+        concentration: float = 1.0,
+        rate: float = 1.0,
+    ):
+        self.dim = require_count("dim", dim)
+        settings = dict(
+            x_bound=x_bound,
+            y_bound=y_bound,
+            weight_precision=weight_precision,
+            concentration=concentration,
+            rate=rate,
+        )
+        for name, value in settings.items():
+            setattr(self, name, require_number(name, value, above=0.0, below=math.inf))
+
+    @property
+    def statistics(self) -> Mapping[str, Statistic]:
+        size = stacked_size(self.dim + 1)
+        return {"second_moment": Statistic((size,), bound=2.0, static=True)}
+
+    def check(self, *data: Tensor) -> None:
+        if len(data) != 2:
+            raise ModelError("LinearRegression takes the arguments x and y.")
+        require_rows("x", data[0], self.dim)
+        require_vector("y", data[1])
+
+    def static_statistics(self, x: Tensor, y: Tensor) -> dict[str, WeightedSquares]:
+        x = clipped_rows(x.double(), self.x_bound) / self.x_bound
+        y = y.double().clamp(-self.y_bound, self.y_bound) / self.y_bound
+        joint = torch.cat([x, y.unsqueeze(1)], dim=1)
+        return {"second_moment": WeightedSquares(joint, torch.ones_like(y))}
+
+    def expected_statistics(
+        self, posterior: NormalGamma, draws: Draws, x: Tensor, y: Tensor
+    ) -> dict[str, WeightedSquares]:
+        return {}
+
+    def posterior(
+        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
+    ) -> NormalGamma:
+        sd = noise["second_moment"]
+        # The closest matrix that could be a sum of squares: then no residual is negative.
+        joint = floored(unstacked(statistics["second_moment"], self.dim + 1), 0.0)
+        features, products, labels = joint[:-1, :-1], joint[:-1, -1], joint[-1, -1]
+        prior = self.weight_precision / self.x_bound**2 * torch.eye(self.dim).to(joint)
+        # In directions where the features cannot be told from noise, the mean is kept small.
+        raised = floored(features, noise_radius(sd, self.dim))
+        mean = inverse(prior + raised) @ products
+        residual = labels - 2 * mean @ products + mean @ (prior + features) @ mean
+        # Its own noise: u' E u has standard deviation sd |u|^2, u = (mean, -1).
+        residual = residual.clamp(min=sd * (1 + mean @ mean))
+        return NormalGamma(
+            mean=mean * (self.y_bound / self.x_bound),
+            scale=inverse(prior + features) / self.x_bound**2,
+            concentration=torch.full_like(labels, self.concentration + size / 2),
+            rate=self.rate + residual * self.y_bound**2 / 2,
+        )
+
+    def marginals(self, posterior: NormalGamma) -> dict[str, Distribution]:
+        spread = posterior.scale * (posterior.rate / posterior.concentration)
+        return {
+            "precision": dist.Gamma(posterior.concentration, posterior.rate),
+            "weights": dist.MultivariateStudentT(
+                2 * posterior.concentration, posterior.mean, torch.linalg.cholesky(spread)
+            ),
+        }
+
+    def guide(self, posterior: NormalGamma) -> None:
+        precision = pyro.sample("precision", dist.Gamma(posterior.concentration, posterior.rate))
+        root = torch.linalg.cholesky(posterior.scale) * precision.rsqrt()[..., None, None]
+        pyro.sample("weights", dist.MultivariateNormal(posterior.mean, scale_tril=root))
+
+    def model(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """The Pyro model.
+
+        :param y: ``None`` to sample labels.
+        :returns: labels.
+        """
+        concentration, rate = x.new_tensor(self.concentration), x.new_tensor(self.rate)
+        precision = pyro.sample("precision", dist.Gamma(concentration, rate))
+        sd = (self.weight_precision * precision).rsqrt()
+        weights = pyro.sample("weights", dist.Normal(0.0, sd).expand([self.dim]).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            mean = clipped_rows(x[idx], self.x_bound) @ weights.to(x.dtype)
+            observed = None if y is None else y[idx].clamp(-self.y_bound, self.y_bound)
+            return pyro.sample("y", dist.Normal(mean, precision.rsqrt().to(x.dtype)), obs=observed)

@@ -1,0 +1,153 @@
+"""Logistic regression by Pólya-Gamma augmentation.
+
+Algorithm 5 of Park et al. 2020 (VIPS, arXiv 1611.00340); the augmentation is that of Polson, Scott
+& Windle 2013 (arXiv 1205.0310), with which the likelihood is conjugate to a Gaussian.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions import Distribution
+from torch import Tensor
+
+from pyro_dp.errors import ModelError
+from pyro_dp.settings import require_count, require_number
+from pyro_dp.vips.conjugate_model import (
+    ConjugateModel,
+    Draws,
+    Statistic,
+    clipped_rows,
+    require_rows,
+    require_vector,
+)
+from pyro_dp.vips.second_moments import NoisySecondMoment, WeightedSquares, stacked_size
+
+_TOLERANCE, _MOST_ITERATIONS = 1e-13, 1000
+
+
+@dataclass(frozen=True)
+class LogisticPosterior:
+    """q(weights) q(precision) = N(mean, covariance) Gamma(concentration, rate)."""
+
+    mean: Tensor  # (d,)
+    covariance: Tensor  # (d, d)
+    concentration: Tensor
+    rate: Tensor
+
+
+class LogisticRegression(ConjugateModel):
+    """Binary labels given features, with a Gaussian prior of unknown precision::
+
+        precision ~ Gamma(concentration, rate)
+        weights_j ~ Normal(0, precision^-1/2)                  j = 1..dim
+        y_n       ~ Bernoulli(logit = x_n . weights)           n = 1..N
+
+    **Rows of x are clipped to Euclidean norm 1**, in the Pyro model as well: scale the features so
+    that few rows are longer. There is no intercept but a column that you add.
+
+    A record's statistics are (y - 1/2) x, of norm at most 1/2, which is static; and E[omega] x x',
+    of norm at most 1/4, with omega the record's Pólya-Gamma variable, of mean tanh(c / 2) / (2 c),
+    c^2 = E[(x . weights)^2].
+
+    Data: ``x`` of shape (N, dim), and labels ``y`` of shape (N,), each 0 or 1.
+
+    :param dim: number of features.
+    :param concentration: of the precision's prior, > 0. Where it and ``rate`` are both large, the
+        precision is as good as known.
+    :param rate: of the precision's prior, > 0.
+    """
+
+    def __init__(self, dim: int, *, concentration: float = 1.0, rate: float = 1.0):
+        self.dim = require_count("dim", dim)
+        self.concentration, self.rate = (
+            require_number(name, value, above=0.0, below=float("inf"))
+            for name, value in (("concentration", concentration), ("rate", rate))
+        )
+
+    @property
+    def statistics(self) -> Mapping[str, Statistic]:
+        return {
+            "labels": Statistic((self.dim,), bound=0.5, static=True),
+            "curvature": Statistic((stacked_size(self.dim),), bound=0.25),
+        }
+
+    def check(self, *data: Tensor) -> None:
+        if len(data) != 2:
+            raise ModelError("LogisticRegression takes the arguments x and y.")
+        x, y = data
+        require_rows("x", x, self.dim)
+        require_vector("y", y)
+        if not ((y == 0) | (y == 1)).all():
+            raise ModelError(
+                "y must hold zeros and ones. (This message depends on the data: it is for the "
+                "curator only.)"
+            )
+
+    def static_statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"labels": (y.double() - 0.5).unsqueeze(1) * clipped_rows(x.double(), 1.0)}
+
+    def expected_statistics(
+        self, posterior: LogisticPosterior, draws: Draws, x: Tensor, y: Tensor
+    ) -> dict[str, WeightedSquares]:
+        x = clipped_rows(x.double(), 1.0)
+        second_moment = posterior.covariance + torch.outer(posterior.mean, posterior.mean)
+        squared = ((x @ second_moment) * x).sum(dim=1)
+        return {"curvature": WeightedSquares(x, _polya_gamma_mean(squared))}
+
+    def posterior(
+        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
+    ) -> LogisticPosterior:
+        curvature = NoisySecondMoment.of(statistics["curvature"], self.dim, noise["curvature"])
+        vectors = curvature.vectors
+        labels = vectors.T @ statistics["labels"]
+        concentration = self.concentration + self.dim / 2
+        precision = self.concentration / self.rate
+        # The two blocks of the posterior need each other, and no data.
+        for _ in range(_MOST_ITERATIONS):
+            mean = labels / (precision + curvature.stepping)
+            variance = 1 / (precision + curvature.known)
+            rate = self.rate + (mean.square().sum() + variance.sum()) / 2
+            before, precision = precision, concentration / rate
+            if abs(precision - before) <= _TOLERANCE * precision:
+                break
+        return LogisticPosterior(
+            mean=vectors @ mean,
+            covariance=curvature.matrix(variance),
+            concentration=torch.full_like(rate, concentration),
+            rate=rate,
+        )
+
+    def marginals(self, posterior: LogisticPosterior) -> dict[str, Distribution]:
+        return {
+            "precision": dist.Gamma(posterior.concentration, posterior.rate),
+            "weights": dist.MultivariateNormal(posterior.mean, posterior.covariance),
+        }
+
+    def guide(self, posterior: LogisticPosterior) -> None:
+        for name, marginal in self.marginals(posterior).items():
+            pyro.sample(name, marginal)
+
+    def model(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """The Pyro model.
+
+        :param y: ``None`` to sample labels.
+        :returns: labels.
+        """
+        concentration, rate = x.new_tensor(self.concentration), x.new_tensor(self.rate)
+        precision = pyro.sample("precision", dist.Gamma(concentration, rate))
+        prior = dist.Normal(0.0, precision.rsqrt()).expand([self.dim]).to_event(1)
+        weights = pyro.sample("weights", prior)
+        with pyro.plate("data", len(x)) as idx:
+            logits = clipped_rows(x[idx], 1.0) @ weights.to(x.dtype)
+            observed = None if y is None else y[idx].to(x.dtype)
+            return pyro.sample("y", dist.Bernoulli(logits=logits), obs=observed)
+
+
+def _polya_gamma_mean(squared: Tensor) -> Tensor:
+    """tanh(c / 2) / (2 c), given c^2: at most 1/4."""
+    c = squared.clamp(min=0.0).sqrt()
+    near_zero = 0.25 - squared / 48  # the next term is c^4 / 480
+    return torch.where(c < 1e-3, near_zero, torch.tanh(c / 2) / (2 * c))

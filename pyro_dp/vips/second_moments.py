@@ -1,0 +1,84 @@
+"""Sums of outer products: what records add to them, and what can be read from a noisy one."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_dp.gaussian import stacked, unstacked
+from pyro_dp.outer_products import finite
+
+
+def stacked_size(dim: int) -> int:
+    """Number of coordinates of a symmetric matrix."""
+    return dim * (dim + 1) // 2
+
+
+def noise_radius(sd: float, dim: int) -> float:
+    """Spectral radius of the matrix whose stacked coordinates are noise of this size."""
+    return sd * math.sqrt(2 * dim)
+
+
+@dataclass(frozen=True)
+class WeightedSquares:
+    """w_n x_n x_n' of B records, as :func:`~pyro_dp.gaussian.stacked` would stack it.
+
+    One of :class:`~pyro_dp.mechanisms.Contributions`; the matrices are never made.
+
+    :param rows: x, (B, d) in float64.
+    :param weights: w >= 0, (B,).
+    """
+
+    rows: Tensor
+    weights: Tensor
+
+    def norms(self) -> Tensor:
+        return (self.weights * self.rows.square().sum(dim=1)).unsqueeze(1)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        rows, own = finite(self.rows), finite(self.weights).unsqueeze(1)
+        total = (rows * own * weights).T @ rows
+        return stacked((total + total.T) / 2)
+
+
+@dataclass(frozen=True)
+class NoisySecondMoment:
+    """A sum of outer products, positive semidefinite but for noise.
+
+    Two matrices can be had from it. :attr:`known` has no negative eigenvalue: that much the records
+    say. In :attr:`stepping` eigenvalues below the spectral radius of the noise are raised to it:
+    they cannot be told from zero, and to divide by them would blow up a mean. That makes the mean
+    smaller; it is no information about the latents. Without noise both are what was released.
+
+    :param values: eigenvalues, ascending, (d,).
+    :param vectors: eigenvectors in columns, (d, d).
+    :param radius: of the noise.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    radius: float
+
+    @staticmethod
+    def of(coordinates: Tensor, dim: int, noise: float) -> "NoisySecondMoment":
+        """
+        :param coordinates: stacked, (d (d + 1) / 2,).
+        :param noise: standard deviation of the noise in each of them.
+        """
+        values, vectors = torch.linalg.eigh(unstacked(coordinates, dim))
+        return NoisySecondMoment(values, vectors, noise_radius(noise, dim))
+
+    @property
+    def known(self) -> Tensor:
+        """Eigenvalues, (d,)."""
+        return self.values.clamp(min=0.0)
+
+    @property
+    def stepping(self) -> Tensor:
+        """Eigenvalues, (d,)."""
+        return self.values.clamp(min=self.radius)
+
+    def matrix(self, values: Tensor) -> Tensor:
+        """With these eigenvalues, (d, d)."""
+        return (self.vectors * values) @ self.vectors.T

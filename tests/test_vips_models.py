@@ -1,0 +1,403 @@
+"""The models of VIPS without noise: exact posteriors, and the Pyro models that they stand for."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Predictive, Trace_ELBO, TraceEnum_ELBO
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from vips_problems import (
+    MEANS,
+    PROBLEMS,
+    SDS,
+    fitted,
+    linear_data,
+    logistic_data,
+    mixture_data,
+    regression_rows,
+)
+
+from pyro_dp import DPSEP, DPSVI, VIPS, ConfigurationError, PrivacyAccountant
+from pyro_dp.gaussian import stacked
+from pyro_dp.vips import GaussianMixture, LinearRegression, LogisticRegression
+from pyro_dp.vips.second_moments import NoisySecondMoment, WeightedSquares
+
+NOT_STEP = (0.0, 0.0)  # every step forgets what was before: plain variational Bayes
+
+
+def log_density(function, values, *data):
+    """Of a Pyro function with these values."""
+    return poutine.trace(poutine.condition(function, values)).get_trace(*data).log_prob_sum()
+
+
+def polya_gamma_vb(x, y, a0, b0, sweeps):
+    """Pólya-Gamma variational Bayes with a Gamma prior on the precision, one block at a time."""
+    dim = x.shape[1]
+    alpha = a0 / b0
+    mean, covariance = torch.zeros(dim), torch.eye(dim) / alpha
+    for _ in range(sweeps):
+        c = ((x @ covariance * x).sum(1) + (x @ mean) ** 2).sqrt()
+        omega = torch.tanh(c / 2) / (2 * c)
+        covariance = torch.linalg.inv(alpha * torch.eye(dim) + x.T @ torch.diag(omega) @ x)
+        mean = covariance @ (x.T @ (y - 0.5))
+        alpha = (a0 + dim / 2) / (b0 + (mean @ mean + covariance.trace()) / 2)
+    return mean, covariance, alpha
+
+
+@pytest.mark.parametrize(("a0", "b0"), [(1.0, 1.0), (0.1, 2.0), (1e6, 1e6)])
+def test_logistic_regression_is_polya_gamma_variational_bayes(a0, b0):
+    x, y = logistic_data(size=300, dim=4, scale=4.0)
+    model = LogisticRegression(4, concentration=a0, rate=b0)
+    posterior = fitted(model, (x, y), 150, step_size=NOT_STEP).posterior()
+    mean, covariance, alpha = polya_gamma_vb(x, y, a0, b0, sweeps=1000)
+    torch.testing.assert_close(posterior["weights"].mean, mean, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(
+        posterior["weights"].covariance_matrix, covariance, rtol=0.0, atol=1e-6
+    )
+    torch.testing.assert_close(posterior["precision"].mean, alpha, rtol=1e-6, atol=0.0)
+
+
+def test_step_sizes_change_the_way_and_not_the_end():
+    data = logistic_data(size=300)
+    plain = fitted(LogisticRegression(3), data, 150, step_size=NOT_STEP).posterior()["weights"]
+    slow = fitted(LogisticRegression(3), data, 300, step_size=(3.0, 0.5)).posterior()["weights"]
+    torch.testing.assert_close(slow.mean, plain.mean, rtol=0.0, atol=1e-6)
+
+
+def exact_logistic(x, y, a0, b0):
+    """Mean and standard deviation of the weights, precision integrated out: importance sampling.
+
+    The prior of the weights is then a multivariate t; the proposal is Laplace's.
+    """
+    dim = x.shape[1]
+
+    def log_joint(w):  # (S, d)
+        logits = w @ x.T
+        likelihood = (y * logits - torch.nn.functional.softplus(logits)).sum(1)
+        return likelihood - (a0 + dim / 2) * (b0 + w.square().sum(1) / 2).log()
+
+    mode = torch.zeros(dim)
+    for _ in range(30):
+        p, size = torch.sigmoid(x @ mode), b0 + mode @ mode / 2
+        gradient = x.T @ (y - p) - (a0 + dim / 2) * mode / size
+        prior = torch.eye(dim) / size - torch.outer(mode, mode) / size**2
+        hessian = x.T @ ((p * (1 - p)).unsqueeze(1) * x) + (a0 + dim / 2) * prior
+        mode = mode + torch.linalg.solve(hessian, gradient)
+    assert gradient.abs().max() < 1e-6
+    z = torch.randn(750, dim)
+    z = torch.cat([z, -z])
+    samples = mode + z @ torch.linalg.cholesky(torch.linalg.inv(hessian)).T
+    log_weights = log_joint(samples) + z.square().sum(1) / 2
+    weights = torch.softmax(log_weights, dim=0)
+    assert 1 / weights.square().sum() > 1000
+    mean = weights @ samples
+    return mean, (weights @ (samples - mean).square()).sqrt()
+
+
+def test_logistic_regression_is_close_to_the_exact_posterior():
+    torch.manual_seed(0)
+    x, w = regression_rows(20_000, 10), 2 * torch.randn(10)
+    y = torch.bernoulli(torch.sigmoid(x @ w))
+    posterior = fitted(LogisticRegression(10), (x, y), 40, step_size=NOT_STEP).posterior()
+    mean, sd = exact_logistic(x, y, 1.0, 1.0)
+    assert ((posterior["weights"].mean - mean) / sd).abs().max() < 0.1
+    ratio = posterior["weights"].stddev / sd
+    assert 0.6 < ratio.min() and ratio.max() < 1.1  # variational Bayes knows too much
+
+
+def test_the_logistic_pyro_model():
+    """Its density is that of the docstring, and rows beyond norm 1 are clipped in it."""
+    x, y = logistic_data(size=20)
+    model = LogisticRegression(3, concentration=2.0, rate=3.0)
+    weights, precision = torch.tensor([1.0, -2.0, 0.5]), torch.tensor(0.7)
+    prior = dist.Gamma(2.0, 3.0).log_prob(precision)
+    prior = prior + dist.Normal(0.0, precision**-0.5).log_prob(weights).sum()
+    likelihood = dist.Bernoulli(logits=x @ weights).log_prob(y).sum()
+    values = {"weights": weights, "precision": precision}
+    found = log_density(model.model, values, x, y)
+    torch.testing.assert_close(found, prior + likelihood)
+    long = x.clone()
+    long[4] *= 1e6
+    clipped = x.clone()
+    clipped[4] /= x[4].norm()
+    torch.testing.assert_close(
+        log_density(model.model, values, long, y), log_density(model.model, values, clipped, y)
+    )
+
+
+def test_linear_regression_is_the_conjugate_posterior():
+    x, y = linear_data(size=200)
+    model = LinearRegression(
+        3, x_bound=2.0, y_bound=5.0, weight_precision=0.3, concentration=2.0, rate=0.7
+    )
+    posterior = fitted(model, (x, y), 1).posterior()
+    precision = 0.3 * torch.eye(3) + x.T @ x
+    mean = torch.linalg.solve(precision, x.T @ y)
+    a, b = 2.0 + 200 / 2, 0.7 + (y @ y - mean @ precision @ mean) / 2
+    torch.testing.assert_close(posterior["weights"].mean, mean)
+    covariance = torch.linalg.inv(precision) * b / (a - 1)
+    torch.testing.assert_close(posterior["weights"].variance, covariance.diagonal())
+    torch.testing.assert_close(posterior["precision"].mean, a / b)
+    torch.testing.assert_close(posterior["precision"].variance, a / b**2)
+
+
+def test_linear_regression_fits_its_pyro_model():
+    """Joint density over posterior density is the evidence, wherever it is taken.
+
+    Rows and labels beyond the bounds are clipped in both.
+    """
+    x, y = linear_data(size=50)
+    x[3], y[5] = 1e3, -1e3
+    model = LinearRegression(3, x_bound=2.0, y_bound=5.0, weight_precision=0.3, rate=0.7)
+    vips = fitted(model, (x, y), 1)
+    evidence = []
+    for _ in range(5):
+        trace = poutine.trace(vips.guide).get_trace(x, y)
+        values = {name: trace.nodes[name]["value"] for name in ("precision", "weights")}
+        evidence.append(log_density(model.model, values, x, y) - trace.log_prob_sum())
+    torch.testing.assert_close(torch.stack(evidence), evidence[0].expand(5))
+
+
+def mixture_sweep(x, q, prior):
+    """One sweep of variational Bayes for the mixture, coordinate by coordinate."""
+    weights, mean, count, shape, rate = q
+    alpha0, kappa0, a0, b0 = prior
+    log_r = torch.empty(len(x), len(weights))
+    for k in range(len(weights)):
+        log_r[:, k] = torch.digamma(weights[k]) - torch.digamma(weights.sum())
+        for d in range(x.shape[1]):
+            expected_log = torch.digamma(shape[k]) - torch.log(rate[k, d])
+            squares = shape[k] / rate[k, d] * (x[:, d] - mean[k, d]) ** 2 + 1 / count[k]
+            log_r[:, k] += (expected_log - squares) / 2
+    r = (log_r - torch.logsumexp(log_r, dim=1, keepdim=True)).exp()
+    n = r.sum(0)
+    averages = (r.T @ x) / n[:, None]
+    scatter = torch.stack([r[:, k] @ (x - averages[k]) ** 2 for k in range(len(n))])
+    between = (kappa0 * n / (kappa0 + n))[:, None] * averages**2
+    return (
+        alpha0 + n,
+        averages * (n / (kappa0 + n))[:, None],
+        kappa0 + n,
+        a0 + n / 2,
+        b0 + (scatter + between) / 2,
+    )
+
+
+def mixture_fit():
+    data = mixture_data(size=2000)
+    torch.manual_seed(0)
+    model = GaussianMixture(
+        3, 2, radius=6.0, concentration=2.0, mean_precision=0.05, shape=1.5, rate=0.4
+    )
+    return model, data, fitted(model, data, 80, step_size=NOT_STEP)
+
+
+def test_the_mixture_is_variational_bayes():
+    """Its end is where a sweep of variational Bayes changes nothing."""
+    _, (x,), vips = mixture_fit()
+    found = vips._posterior
+    q = (found.weights, found.mean, found.count[:, 0], found.shape[:, 0], found.rate)
+    again = mixture_sweep(x, q, prior=(2.0, 0.05, 1.5, 0.4))
+    for one, other in zip(q, again, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_the_mixture_recovers_its_components(private):
+    data = mixture_data(size=20_000)
+    torch.manual_seed(0)
+    model = GaussianMixture(3, 2, radius=6.0)
+    if private:
+        vips = VIPS(
+            model, accountant=PrivacyAccountant(2.0), num_steps=40, sampling="full", generator=0
+        )
+        vips.run(*data, progress=False)
+    else:
+        vips = fitted(model, data, 40)
+    posterior = vips.posterior()
+    order = posterior["means"].mean[:, 0].argsort()
+    tolerance = 0.3 if private else 0.02
+    means, precisions = posterior["means"].mean[order], posterior["precisions"].mean[order]
+    torch.testing.assert_close(means, MEANS, rtol=0.0, atol=tolerance)
+    weights = torch.tensor([0.5, 0.3, 0.2])
+    torch.testing.assert_close(posterior["weights"].mean[order], weights, rtol=0.0, atol=0.03)
+    if not private:
+        torch.testing.assert_close(precisions.rsqrt(), SDS, rtol=0.0, atol=0.03)
+
+
+def test_the_mixture_s_pyro_model():
+    (x,) = mixture_data(size=20)
+    model = GaussianMixture(
+        2, 2, radius=6.0, concentration=2.0, mean_precision=0.05, shape=1.5, rate=0.4
+    )
+    values = {
+        "weights": torch.tensor([0.3, 0.7]),
+        "means": torch.tensor([[0.0, 1.0], [2.0, -1.0]]),
+        "precisions": torch.tensor([[0.5, 1.0], [2.0, 0.3]]),
+        "assignment": torch.arange(20) % 2,
+    }
+    sd = (0.05 * values["precisions"]).rsqrt()
+    z = values["assignment"]
+    expected = (
+        dist.Dirichlet(torch.tensor([2.0, 2.0])).log_prob(values["weights"])
+        + dist.Gamma(1.5, 0.4).log_prob(values["precisions"]).sum()
+        + dist.Normal(0.0, sd).log_prob(values["means"]).sum()
+        + values["weights"][z].log().sum()
+        + dist.Normal(values["means"][z], values["precisions"][z].rsqrt()).log_prob(x).sum()
+    )
+    torch.testing.assert_close(log_density(model.model, values, x), expected)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_posterior_and_guide_are_of_the_model_s_sites(name):
+    """Same names and shapes as in the Pyro model; the guide's marginals are the posterior's."""
+    make, data = PROBLEMS[name]
+    model, data = make(), data()
+    vips = fitted(model, data, 1)
+    sites = poutine.trace(model.model).get_trace(*data)
+    latent = {
+        key: site["value"].shape
+        for key, site in sites.nodes.items()
+        if site["type"] == "sample"
+        and not site["is_observed"]
+        and key not in ("data", "assignment")
+    }
+    posterior = vips.posterior()
+    assert {key: q.shape() for key, q in posterior.items()} == latent
+    samples = Predictive(vips.guide, num_samples=3000)(*data)
+    for key, q in posterior.items():
+        values = samples[key].reshape(3000, -1)
+        sd = q.variance.reshape(-1).sqrt()
+        error = (values.mean(0) - q.mean.reshape(-1)) / sd * math.sqrt(3000)
+        assert error.abs().max() < 6
+        if name != "mixture":  # where a coordinate's t distribution may have heavy tails
+            assert ((values.std(0) / sd - 1).abs() < 0.2).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_predictive(name, dtype):
+    """New labels for new rows, in the precision of the data."""
+    make, data = PROBLEMS[name]
+    model, data = make(), [x.to(dtype) for x in data()]
+    vips = fitted(model, data, 1)
+    new = data[0][:7]
+    samples = Predictive(model.model, guide=vips.guide, num_samples=20)(new)
+    site = "assignment" if name == "mixture" else "y"
+    assert samples[site].shape == (20, 7)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_other_precisions_of_the_data_change_little(name):
+    make, data = PROBLEMS[name]
+    torch.manual_seed(0)
+    exact = fitted(make(), data(), 1).posterior()
+    torch.manual_seed(0)
+    rounded = fitted(make(), [x.float() for x in data()], 1).posterior()
+    for key, q in exact.items():
+        assert rounded[key].mean.dtype == torch.float64
+        torch.testing.assert_close(rounded[key].mean, q.mean, rtol=1e-4, atol=1e-4)
+
+
+def test_labels_may_be_integers_or_truth_values():
+    x, y = logistic_data()
+    mean = fitted(LogisticRegression(3), (x, y), 2).posterior()["weights"].mean
+    for labels in (y.long(), y.bool()):
+        other = fitted(LogisticRegression(3), (x, labels), 2)
+        assert torch.equal(other.posterior()["weights"].mean, mean)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_dpsvi_and_dpsep_run_on_the_same_model(name):
+    make, data = PROBLEMS[name]
+    model, data = make(), data()
+    function = poutine.block(model.model, hide=["assignment"])
+    accountant = PrivacyAccountant()
+    guide = AutoNormal(function)
+    loss = TraceEnum_ELBO(max_plate_nesting=1) if name == "mixture" else Trace_ELBO()
+    svi = DPSVI(
+        model.model,
+        guide,
+        pyro.optim.Adam({"lr": 0.01}),
+        loss,
+        accountant=accountant,
+        noise_multiplier=1.0,
+        sample_rate=0.5,
+    )
+    svi.step(*data)
+    assert guide.median().keys() == fitted(model, data, 1).posterior().keys()
+    guide = AutoMultivariateNormal(function)
+    sep = DPSEP(model.model, guide, accountant=accountant, num_steps=2, noise_multiplier=1.0)
+    sep.run(*data, progress=False)
+    assert guide.median().keys() == fitted(model, data, 1).posterior().keys()
+
+
+@pytest.mark.parametrize("sigma", [1.0, 100.0, 1e6])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_nothing_explodes_under_noise(name, sigma):
+    """However small epsilon is, means stay within what the prior and the bounds allow."""
+    make, data = PROBLEMS[name]
+    model, data = make(), data()
+    for seed in range(5):
+        for rate, steps in ((1.0, 1), (0.5, 5)):
+            vips = VIPS(
+                model,
+                accountant=PrivacyAccountant(),
+                num_steps=steps,
+                noise_multiplier=sigma,
+                sample_rate=rate,
+                generator=seed,
+            )
+            vips.run(*data, progress=False)
+            for site, q in vips.posterior().items():
+                assert torch.isfinite(q.mean).all() and torch.isfinite(vips._posterior.mean).all()
+                if site != "means":
+                    assert (q.variance > 0).all()
+            assert vips._posterior.mean.norm() < 20.0
+            vips.guide(*data)
+
+
+def test_second_moments_are_never_made_row_by_row():
+    """Norms and weighted sums of outer products."""
+    rows, own = torch.randn(9, 4), torch.rand(9)
+    matrices = own[:, None, None] * rows[:, :, None] * rows[:, None, :]
+    squares = WeightedSquares(rows, own)
+    norms = torch.linalg.matrix_norm(matrices)
+    torch.testing.assert_close(squares.norms(), norms.unsqueeze(1))
+    weights = torch.rand(9, 1)
+    weights[3], rows[3] = 0.0, math.nan
+    total = stacked((weights[:, :, None].nan_to_num() * matrices).sum(0))
+    torch.testing.assert_close(squares.weighted_sum(weights), total)
+
+
+def test_eigenvalues_below_the_noise_are_not_taken_for_information():
+    matrix = torch.diag(torch.tensor([-3.0, 1.0, 50.0]))
+    moment = NoisySecondMoment.of(stacked(matrix), 3, noise=2.0)
+    torch.testing.assert_close(moment.known, torch.tensor([0.0, 1.0, 50.0]))
+    radius = 2.0 * math.sqrt(6.0)
+    torch.testing.assert_close(moment.stepping, torch.tensor([radius, radius, 50.0]))
+    exact = NoisySecondMoment.of(stacked(matrix), 3, noise=0.0)
+    assert torch.equal(exact.known, exact.stepping)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: LogisticRegression(0), "dim"),
+        (lambda: LogisticRegression(3, concentration=0.0), "concentration"),
+        (lambda: LogisticRegression(3, rate=math.inf), "rate"),
+        (lambda: LinearRegression(3, x_bound=0.0, y_bound=1.0), "x_bound"),
+        (lambda: LinearRegression(3, x_bound=1.0, y_bound=math.nan), "y_bound"),
+        (lambda: LinearRegression(3, x_bound=1.0, y_bound=1.0, weight_precision=-1), "weight"),
+        (lambda: GaussianMixture(0, 2, radius=1.0), "components"),
+        (lambda: GaussianMixture(2, 2.5, radius=1.0), "dim"),
+        (lambda: GaussianMixture(2, 2, radius=-1.0), "radius"),
+        (lambda: GaussianMixture(2, 2, radius=1.0, rate=0.0), "rate"),
+    ],
+)
+def test_bad_model_settings(make, text):
+    with pytest.raises(ConfigurationError, match=text):
+        make()
