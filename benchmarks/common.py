@@ -15,16 +15,25 @@ from pyro_dp import DPSVI, PrivacyAccountant
 
 ROOT = Path(__file__).resolve().parents[1]
 DELTA = 1e-3
-COLORS = {"latents": "#0072B2", "parameters": "#D55E00", "non-private": "#444444"}
-LABELS = {"latents": 'privatize="latents"', "parameters": 'privatize="parameters" (paper)'}
+COLORS = {
+    "latents": "#0072B2",
+    "parameters": "#D55E00",
+    "DP-SGLD": "#009E73",
+    "non-private": "#444444",
+}
+LABELS = {
+    "latents": 'privatize="latents"',
+    "parameters": 'privatize="parameters" (paper)',
+    "DP-SGLD": "DP-SGLD",
+}
 
 
 @dataclass(frozen=True)
 class Settings:
     """The public settings of one inference.
 
-    :param release: "latents", "parameters" or "non-private".
-    :param step_size: of AdaGrad.
+    :param release: "latents", "parameters", "DP-SGLD" or "non-private".
+    :param step_size: of AdaGrad, or of the Langevin chain.
     :param bound: C, the clipping norm; without effect where nothing is released.
     """
 
@@ -97,8 +106,10 @@ def markdown(table: pd.DataFrame, rows: str, columns: list[str], digits: int) ->
 
 def draw_curves(axes: plt.Axes, table: pd.DataFrame, value: str) -> None:
     """Mean and standard error against epsilon; the non-private result as a band."""
-    for release, marker in (("latents", "o"), ("parameters", "s")):
+    for release, marker in (("latents", "o"), ("parameters", "s"), ("DP-SGLD", "^")):
         line = table[table.release == release]
+        if line.empty:
+            continue
         axes.errorbar(
             line.epsilon,
             line["mean"],

@@ -15,6 +15,11 @@ privatize="parameters"; privatize="latents" is shown beside it. Step size and cl
 ours: 1 and 1 for both data sets and releases (--tune prints a grid around them). The non-private
 runs have the same step, no noise and no clipping.
 
+DP-SGLD, which the paper compares with, is private Langevin dynamics (Wang, Fienberg & Smola 2015)
+with the same release as "latents", the same batches, steps and epsilon. It predicts by the mean of
+the second half of its chain. Its step size and C are the best of --tune --seeds 1. Larger steps
+than its privacy noise allows sample at a temperature above 1; the results say at which.
+
 Public by assumption, as in the paper, and not covered by epsilon: the moments that standardise the
 columns (over all rows), the codes of the text columns (alphabetical; "?" is a category of its own),
 N, and the choice of the settings.
@@ -35,21 +40,27 @@ from pyro.infer.autoguide.initialization import init_to_mean
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dp import PrivacyAccountant
+from pyro_dp.baselines import DPSGLD
+
 ROOT = Path(__file__).resolve().parents[1]
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 PAPER = {
     "abalone": {"num_steps": 1000, "sample_rate": 0.05},
     "adult": {"num_steps": 2000, "sample_rate": 0.005},
 }
-COLUMNS = ["data", "release", "epsilon", "spent", "seed", "accuracy"]
-# Step size of AdaGrad and clipping norm.
+RELEASES = ("parameters", "latents", "DP-SGLD")
+COLUMNS = ["data", "release", "epsilon", "spent", "seed", "accuracy", "temperature"]
+# Step size and clipping norm.
 CHOSEN = {
     ("abalone", "non-private"): (1.0, 1.0),
     ("abalone", "parameters"): (1.0, 1.0),
     ("abalone", "latents"): (1.0, 1.0),
+    ("abalone", "DP-SGLD"): (1e-3, 0.1),
     ("adult", "non-private"): (1.0, 1.0),
     ("adult", "parameters"): (1.0, 1.0),
     ("adult", "latents"): (1.0, 1.0),
+    ("adult", "DP-SGLD"): (3e-4, 1.0),
 }
 
 
@@ -60,13 +71,35 @@ def model(x: Tensor, y: Tensor) -> None:
 
 
 def accuracy(x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], settings, epsilon, seed):
-    """Test accuracy of the posterior mean, and the epsilon that the run has spent."""
-    guide = AutoDiagonalNormal(model, init_loc_fn=init_to_mean, init_scale=0.1)
-    accountant = fit(model, guide, Trace_ELBO(), (x, y), settings, epsilon, seed)
-    w = guide.median()["w"]
+    """Test accuracy of the posterior mean, the epsilon that was spent, and the temperature."""
+    temperature = 1.0
+    if settings.release == "DP-SGLD":
+        w, accountant, temperature = langevin(x, y, settings, epsilon, seed)
+    else:
+        guide = AutoDiagonalNormal(model, init_loc_fn=init_to_mean, init_scale=0.1)
+        accountant = fit(model, guide, Trace_ELBO(), (x, y), settings, epsilon, seed)
+        w = guide.median()["w"]
     inputs, labels = test
     correct = ((inputs @ w > 0) == (labels == 1)).double().mean().item()
-    return correct, accountant.get_epsilon()
+    return correct, accountant.get_epsilon(), temperature
+
+
+def langevin(x: Tensor, y: Tensor, settings: Settings, epsilon: float, seed: int):
+    """Mean of the chain's second half, the ledger, and the temperature of the chain."""
+    pyro.set_rng_seed(seed)
+    accountant = PrivacyAccountant(epsilon=epsilon, delta=DELTA, neighboring="replace_one")
+    inference = DPSGLD(
+        model,
+        accountant=accountant,
+        num_steps=settings.num_steps,
+        step_size=settings.step_size,
+        max_grad_norm=settings.bound,
+        init_loc_fn=init_to_mean,
+        sample_rate=settings.sample_rate,
+        generator=seed,
+    )
+    temperatures = inference.run(x, y, progress=False)
+    return inference.get_samples()["w"].mean(dim=0), accountant, temperatures[-1]
 
 
 def load(name: str, folder: Path) -> tuple[Tensor, Tensor]:
@@ -111,15 +144,18 @@ def tune(folder: Path, seeds: int) -> pd.DataFrame:
     One pair of step size and C serves all epsilons: a strong and a weak one are averaged.
     """
     rows = []
-    grid = [(s, c) for s in (0.1, 0.3, 1.0) for c in (0.3, 1.0, 3.0)]
+    bounds = (0.3, 1.0, 3.0)
+    grid = [(s, c) for s in (0.1, 0.3, 1.0) for c in bounds]
     cases = [(n, r, g) for n in PAPER for r in ("parameters", "latents") for g in grid]
+    grid = [(s, c) for s in (1e-4, 3e-4, 1e-3, 3e-3) for c in (0.1, *bounds)]
+    cases += [(n, "DP-SGLD", g) for n in PAPER for g in grid]
     cases += [(n, "non-private", (s, 1.0)) for n in PAPER for s in (0.1, 0.3, 1.0)]
     for name, release, (step_size, bound) in tqdm(cases):
         train, validation = split(*split(*load(name, folder))[0])
         settings = Settings(release, step_size, bound, **PAPER[name])
         for epsilon in (0.2, 1.0):
             for seed in range(1000, 1000 + seeds):
-                score, _ = accuracy(*train, validation, settings, epsilon, seed)
+                score, *_ = accuracy(*train, validation, settings, epsilon, seed)
                 rows.append([name, release, step_size, bound, score])
     runs = pd.DataFrame(rows, columns=["data", "release", "step_size", "bound", "accuracy"])
     return summarise(runs, ["data", "release", "step_size", "bound"], "accuracy")
@@ -127,7 +163,7 @@ def tune(folder: Path, seeds: int) -> pd.DataFrame:
 
 def repeat(folder: Path, seeds: int, path: Path) -> pd.DataFrame:
     """All runs, one row each; those of the finished repeats are in the file at any time."""
-    cases = [(n, r, e) for n in PAPER for r in ("parameters", "latents") for e in EPSILONS]
+    cases = [(n, r, e) for n in PAPER for r in RELEASES for e in EPSILONS]
     cases = [(n, "non-private", torch.inf) for n in PAPER] + cases
     data = {name: split(*load(name, folder)) for name in PAPER}
     rows = []
@@ -137,8 +173,8 @@ def repeat(folder: Path, seeds: int, path: Path) -> pd.DataFrame:
                 bar.set_description(f"{name}, {release}, epsilon={epsilon:g}")
                 train, test = data[name]
                 settings = Settings(release, *CHOSEN[name, release], **PAPER[name])
-                score, spent = accuracy(*train, test, settings, epsilon, seed)
-                rows.append([name, release, epsilon, spent, seed, score])
+                score, spent, temperature = accuracy(*train, test, settings, epsilon, seed)
+                rows.append([name, release, epsilon, spent, seed, score, temperature])
                 bar.update()
             runs = pd.DataFrame(rows, columns=COLUMNS)
             runs.to_csv(path, index=False)
@@ -148,14 +184,14 @@ def repeat(folder: Path, seeds: int, path: Path) -> pd.DataFrame:
 def report(table: pd.DataFrame) -> None:
     for name, part in table.groupby("data", sort=False):
         print(f"\n{name}: test accuracy, mean (standard error) of {part['count'].min()} repeats")
-        for release in ("non-private", "parameters", "latents"):
+        for release in ("non-private", *RELEASES):
             step_size, bound = CHOSEN[name, release]
             clip = "no clipping" if release == "non-private" else f"C={bound:g}"
-            print(f"  {release}: AdaGrad step {step_size:g}, {clip}")
+            print(f"  {release}: step size {step_size:g}, {clip}")
         reference = part[part.release == "non-private"].iloc[0]
         print(f"  non-private: {reference['mean']:.4f} ({reference['sem']:.4f})\n")
         private = part[part.release != "non-private"]
-        print(markdown(private, "epsilon", ["parameters", "latents"], 4))
+        print(markdown(private, "epsilon", list(RELEASES), 4))
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
@@ -198,6 +234,9 @@ def main() -> None:
     table = summarise(runs, ["data", "release", "epsilon"], "accuracy")
     print(f"delta={DELTA:g}, replace one record")
     report(table)
+    print("\nTemperature of the Langevin chains")
+    chains = runs[runs.release == "DP-SGLD"]
+    print(chains.pivot_table("temperature", "epsilon", "data", sort=False).round(1).to_string())
     draw(table, options.output / "figures" / "dpvi_uci.png")
 
 
