@@ -171,6 +171,8 @@ def _run_at(
 ) -> tuple[list[poutine.Trace], poutine.Trace]:
     """Guide, and model replayed against it, at one index of the plate, with other parameters.
 
+    Draws are the same each time: the public generator is put back.
+
     :param values: in place of parameters, by ``id``.
     :returns: their traces, and one of the parameters alone, which sees them whole.
     """
@@ -183,7 +185,6 @@ def _run_at(
         poutine.trace(param_only=True) as parameters,
         OneRecord(records.plate, position),
     ):
-        torch.manual_seed(0)
         of_guide = poutine.trace(guide).get_trace(*args, **kwargs)
         of_model = poutine.trace(poutine.replay(model, trace=of_guide)).get_trace(*args, **kwargs)
         for trace in (of_guide, of_model):
