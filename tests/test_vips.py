@@ -307,6 +307,17 @@ def test_statistics_are_mixed_with_the_step_sizes(monkeypatch):
     assert size == 5
 
 
+def test_the_model_is_told_how_noisy_a_joint_release_is(monkeypatch):
+    """Each of two blocks has sqrt(2) sigma times its bound, divided by the rate."""
+    fixture = Fixture(
+        monkeypatch, Totals(), noise_multiplier=1.5, sample_rate=0.25, step_size=(0.0, 0.0)
+    )
+    fixture.vips.run(torch.ones(5, 1), progress=False)
+    _, noise, _ = fixture.vips._posterior
+    sd = 1.5 * math.sqrt(2) / 0.25
+    assert math.isclose(noise["once"], 2.0 * sd) and math.isclose(noise["each"], 0.5 * sd)
+
+
 def test_calibrates_steps_and_static_release_to_the_budget():
     accountant = PrivacyAccountant(epsilon=1.0)
     vips = VIPS(LogisticRegression(3), accountant=accountant, num_steps=16)
@@ -365,14 +376,17 @@ def test_batches_release_static_statistics_with_each_step(name):
 
 
 def test_budget_is_checked_before_the_release():
-    """The first step's two releases are refused together, later steps one by one."""
+    """The first step's two releases are refused together, later steps one by one.
+
+    One release of sigma 3.73 costs epsilon 1: the static one, of sigma 4, would fit.
+    """
     accountant = PrivacyAccountant(epsilon=1.0)
-    vips = VIPS(Totals(), accountant=accountant, num_steps=25, noise_multiplier=18.0)
+    vips = VIPS(Totals(), accountant=accountant, num_steps=4, noise_multiplier=8.0)
     with pytest.raises(PrivacyBudgetExceeded):
         vips.step(torch.ones(5, 1))
     assert accountant.num_releases == 0
     assert accountant.get_epsilon() == 0.0
-    vips = VIPS(Totals(), accountant=accountant, num_steps=25, noise_multiplier=25.0)
+    vips = VIPS(Totals(), accountant=accountant, num_steps=4, noise_multiplier=12.0)
     with pytest.raises(PrivacyBudgetExceeded):
         for _ in range(1000):
             vips.step(torch.ones(5, 1))

@@ -161,6 +161,22 @@ def test_linear_regression_fits_its_pyro_model():
     torch.testing.assert_close(torch.stack(evidence), evidence[0].expand(5))
 
 
+def test_linear_regression_makes_the_best_of_what_cannot_be_a_second_moment():
+    """The closest one that can be; directions and residuals below the noise are not believed."""
+    model = LinearRegression(1, x_bound=2.0, y_bound=5.0, weight_precision=0.4, rate=0.7)
+    impossible = stacked(torch.tensor([[1.0, 2.0], [2.0, 1.0]]))  # of eigenvalues 3 and -1
+    exact = model.posterior({"second_moment": impossible}, {"second_moment": 0.0}, 10)
+    mean = 1.5 / (0.1 + 1.5)
+    torch.testing.assert_close(exact.mean, torch.tensor([mean * 5.0 / 2.0]))
+    residual = 1.5 - 2 * mean * 1.5 + mean * 1.6 * mean
+    torch.testing.assert_close(exact.rate, torch.tensor(0.7 + 25.0 * residual / 2))
+    noisy = model.posterior({"second_moment": impossible}, {"second_moment": 3.0}, 10)
+    mean = 1.5 / (0.1 + 3.0 * math.sqrt(2.0))
+    torch.testing.assert_close(noisy.mean, torch.tensor([mean * 5.0 / 2.0]))
+    torch.testing.assert_close(noisy.scale, exact.scale)
+    torch.testing.assert_close(noisy.rate, torch.tensor(0.7 + 25.0 * 3.0 * (1 + mean**2) / 2))
+
+
 def mixture_sweep(x, q, prior):
     """One sweep of variational Bayes for the mixture, coordinate by coordinate."""
     weights, mean, count, shape, rate = q
