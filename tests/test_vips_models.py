@@ -244,6 +244,15 @@ def test_the_mixture_recovers_its_components(private):
         torch.testing.assert_close(precisions.rsqrt(), SDS, rtol=0.0, atol=0.03)
 
 
+def test_the_mixture_starts_where_it_is_told():
+    start = MEANS.flip(0) + 0.5
+    model = GaussianMixture(3, 2, radius=6.0, start=start)
+    found = model.posterior(model.initial_statistics(1000), dict.fromkeys(model.statistics, 0.0), 1)
+    torch.testing.assert_close(found.mean, start, rtol=1e-3, atol=1e-3)
+    means = fitted(model, mixture_data(size=20_000), 40).posterior()["means"].mean
+    torch.testing.assert_close(means, MEANS.flip(0), rtol=0.0, atol=0.03)
+
+
 def test_the_mixture_s_pyro_model():
     (x,) = mixture_data(size=20)
     model = GaussianMixture(
@@ -412,6 +421,8 @@ def test_eigenvalues_below_the_noise_are_not_taken_for_information():
         (lambda: GaussianMixture(2, 2.5, radius=1.0), "dim"),
         (lambda: GaussianMixture(2, 2, radius=-1.0), "radius"),
         (lambda: GaussianMixture(2, 2, radius=1.0, rate=0.0), "rate"),
+        (lambda: GaussianMixture(2, 2, radius=1.0, start=torch.zeros(2)), "start"),
+        (lambda: GaussianMixture(1, 1, radius=1.0, start=torch.tensor([[math.nan]])), "start"),
     ],
 )
 def test_bad_model_settings(make, text):

@@ -10,7 +10,7 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.errors import ModelError
+from pyro_dp.errors import ConfigurationError, ModelError
 from pyro_dp.outer_products import Joined, OuterProducts
 from pyro_dp.settings import require_count, require_number
 from pyro_dp.vips.conjugate_model import (
@@ -53,8 +53,10 @@ class GaussianMixture(ConjugateModel):
     With r the probabilities of a record's assignment, its statistics are r, of norm at most 1; r x'
     (at most radius); and r (x^2)' (at most radius^2).
 
-    What variational Bayes finds depends on where it starts: at means that are far from each other,
-    drawn at random from the ball, whatever the data are. The order of the components means nothing.
+    What variational Bayes finds depends on where it starts: at ``start``, or at means that are far
+    from each other, drawn at random from the ball, whatever the data are. From random ones some
+    components may end at the same place, which is no matter of privacy. The order of the components
+    means nothing.
 
     Data: ``x`` of shape (N, dim).
 
@@ -66,6 +68,7 @@ class GaussianMixture(ConjugateModel):
     :param shape: of the precisions' prior, > 0.
     :param rate: of the precisions' prior, > 0; ``None`` for shape (radius / 10)^2, components a
         tenth as wide as the ball's radius.
+    :param start: means at the beginning, (K, D): what is known of them without these data.
     """
 
     step_size = (0.0, 0.5)  # components first have to find their places
@@ -80,6 +83,7 @@ class GaussianMixture(ConjugateModel):
         mean_precision: float = 0.01,
         shape: float = 1.0,
         rate: float | None = None,
+        start: Tensor | None = None,
     ):
         self.components = require_count("components", components)
         self.dim = require_count("dim", dim)
@@ -93,6 +97,11 @@ class GaussianMixture(ConjugateModel):
             setattr(self, name, require_number(name, value, above=0.0, below=math.inf))
         rate = self.shape * (self.radius / 10) ** 2 if rate is None else rate
         self.rate = require_number("rate", rate, above=0.0, below=math.inf)
+        if start is not None:
+            shape = (self.components, self.dim)
+            if not isinstance(start, Tensor) or start.shape != shape or not start.isfinite().all():
+                raise ConfigurationError(f"start must be a finite tensor of shape {shape}.")
+        self.start = start
 
     @property
     def statistics(self) -> Mapping[str, Statistic]:
@@ -110,7 +119,7 @@ class GaussianMixture(ConjugateModel):
 
     def initial_statistics(self, size: int) -> dict[str, Tensor]:
         """As if each component had its share of the records, around a mean of its own."""
-        means = self._spread_means()
+        means = self._spread_means() if self.start is None else self.start.detach().double().cpu()
         distances = torch.cdist(means, means) + 2 * self.radius * torch.eye(self.components)
         variance = distances.min() ** 2  # so wide that no component is cut off from any record
         counts = torch.full((self.components,), size / self.components, dtype=torch.float64)
