@@ -3,15 +3,19 @@
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic
 from pyro_dp.vips.gaussian_mixture import GaussianMixture
 from pyro_dp.vips.inference import VIPS
+from pyro_dp.vips.latent_dirichlet_allocation import LatentDirichletAllocation
 from pyro_dp.vips.linear_regression import LinearRegression
 from pyro_dp.vips.logistic_regression import LogisticRegression
+from pyro_dp.vips.sigmoid_belief_network import SigmoidBeliefNetwork
 
 __all__ = [
     "VIPS",
     "ConjugateModel",
     "Draws",
     "GaussianMixture",
+    "LatentDirichletAllocation",
     "LinearRegression",
     "LogisticRegression",
+    "SigmoidBeliefNetwork",
     "Statistic",
 ]

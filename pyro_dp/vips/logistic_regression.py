@@ -23,6 +23,7 @@ from pyro_dp.vips.conjugate_model import (
     require_rows,
     require_vector,
 )
+from pyro_dp.vips.polya_gamma import polya_gamma_mean
 from pyro_dp.vips.second_moments import NoisySecondMoment, WeightedSquares, stacked_size
 
 _TOLERANCE, _MOST_ITERATIONS = 1e-13, 1000
@@ -95,7 +96,7 @@ class LogisticRegression(ConjugateModel):
         x = clipped_rows(x.double(), 1.0)
         second_moment = posterior.covariance + torch.outer(posterior.mean, posterior.mean)
         squared = ((x @ second_moment) * x).sum(dim=1)
-        return {"curvature": WeightedSquares(x, _polya_gamma_mean(squared))}
+        return {"curvature": WeightedSquares(x, polya_gamma_mean(squared))}
 
     def posterior(
         self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
@@ -144,10 +145,3 @@ class LogisticRegression(ConjugateModel):
             logits = clipped_rows(x[idx], 1.0) @ weights.to(x.dtype)
             observed = None if y is None else y[idx].to(x.dtype)
             return pyro.sample("y", dist.Bernoulli(logits=logits), obs=observed)
-
-
-def _polya_gamma_mean(squared: Tensor) -> Tensor:
-    """tanh(c / 2) / (2 c), given c^2: at most 1/4."""
-    c = squared.clamp(min=0.0).sqrt()
-    near_zero = 0.25 - squared / 48  # the next term is c^4 / 480
-    return torch.where(c < 1e-3, near_zero, torch.tanh(c / 2) / (2 * c))

@@ -1,0 +1,288 @@
+"""Sigmoid belief network: binary images from binary hidden units.
+
+Algorithm 6 of Park et al. 2020 (VIPS, arXiv 1611.00340); model and prior are those of Gan et al.
+2015 (AISTATS), the augmentation is that of Polson, Scott & Windle 2013 (arXiv 1205.0310).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions import Distribution
+from torch import Tensor
+
+from pyro_dp.errors import ModelError
+from pyro_dp.gaussian import floored
+from pyro_dp.outer_products import Joined, OuterProducts
+from pyro_dp.settings import require_count, require_number
+from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic, require_rows
+from pyro_dp.vips.hidden_units import hidden_units
+from pyro_dp.vips.noisy_regression import noisy_regression
+from pyro_dp.vips.polya_gamma import polya_gamma_mean
+from pyro_dp.vips.shrinkage import ShrinkagePosterior, ShrinkagePrior
+
+_ROUNDS = 60
+_MOST_SHORTENING = 0.9
+_GROUPS = 10  # of pixels, for the accuracy
+_INITIAL_WEIGHT = 0.5  # standard deviation of the weights that the first E-step is made with
+
+
+@dataclass(frozen=True)
+class NetworkPosterior:
+    """Gaussians of (weights_j, biases_j), of each pixel, and of the hidden units' biases; the
+    precisions of the weights; and each pixel's mean Pólya-Gamma variable.
+    """
+
+    mean: Tensor  # (J, K + 1)
+    covariance: Tensor  # (J, K + 1, K + 1)
+    hidden_mean: Tensor  # (K,)
+    hidden_variance: Tensor  # (K,)
+    shrinkage: ShrinkagePosterior
+    curvature: Tensor  # (J,)
+
+
+class SigmoidBeliefNetwork(ConjugateModel):
+    """Binary images given hidden units, one layer of them::
+
+        weights          ~ ShrinkagePrior(a, b), (J, K)
+        biases_j         ~ Normal(0, bias_scale)                         j = 1..pixels
+        hidden_biases_k  ~ Normal(0, bias_scale)                         k = 1..units
+        hidden_nk        ~ Bernoulli(logit = hidden_biases_k)            n = 1..N
+        images_nj        ~ Bernoulli(logit = weights_j . (hidden_n - 1/2) + biases_j)
+
+    That hidden units are centred is a choice of what the biases mean.
+
+    With y = image - 1/2 and x = E[hidden] - 1/2, a record's statistics are y, which is static; x;
+    x_k x_l for all pairs; and y x'. What else second moments need is known, since (hidden - 1/2)^2
+    is 1/4. All have the largest norms that a binary image can give them: sqrt(J) / 2, which is
+    every image's; sqrt(K) / 2; sqrt(K (K - 1) / 2) / 4; sqrt(J K) / 4.
+
+    **One Pólya-Gamma distribution for each pixel.** The paper has one for each pixel of each
+    record, and so needs a matrix of second moments for each pixel, J K (K + 3) / 2 numbers with
+    norms up to sqrt(J) (K + 1) / 4. Here the records share it, which is variational Bayes in a
+    smaller family, and K (K + 1) / 2 numbers will do.
+
+    **M-step.** Noisy second moments are projected to what has no negative eigenvalue. How noisy the
+    other statistics are, is public: it enters the posterior of weights and biases as the noise of a
+    measurement. (Half of the training images of scikit-learn's digits, without that: chance.)
+
+    Data: ``images`` of shape (N, pixels), each 0 or 1.
+
+    :param pixels: J.
+    :param units: K, number of hidden units.
+    :param a: of the prior of the weights, > 0.
+    :param b: of the prior of the weights, > 0; a = b = 1/2 is the horseshoe.
+    :param bias_scale: > 0.
+    :param sweeps: of the E-step over the hidden units of each record.
+    """
+
+    def __init__(
+        self,
+        pixels: int,
+        units: int,
+        *,
+        a: float = 0.5,
+        b: float = 0.5,
+        bias_scale: float = 5.0,
+        sweeps: int = 10,
+    ):
+        self.pixels = require_count("pixels", pixels)
+        self.units = require_count("units", units)
+        self.sweeps = require_count("sweeps", sweeps)
+        a, b, self.bias_scale = (
+            require_number(name, value, above=0.0, below=math.inf)
+            for name, value in (("a", a), ("b", b), ("bias_scale", bias_scale))
+        )
+        self.prior = ShrinkagePrior(a, b)
+
+    @property
+    def statistics(self) -> Mapping[str, Statistic]:
+        pixels, units = self.pixels, self.units
+        pairs = units * (units - 1) // 2
+        found = {
+            "images": Statistic((pixels,), math.sqrt(pixels) / 2, static=True),
+            "hidden": Statistic((units,), math.sqrt(units) / 2),
+            "products": Statistic((pixels, units), math.sqrt(pixels * units) / 4),
+        }
+        return found | ({"pairs": Statistic((pairs,), math.sqrt(pairs) / 4)} if pairs else {})
+
+    def check(self, *data: Tensor) -> None:
+        if len(data) != 1:
+            raise ModelError("SigmoidBeliefNetwork takes the argument images.")
+        require_rows("images", data[0], self.pixels)
+        if not ((data[0] == 0) | (data[0] == 1)).all():
+            raise ModelError(
+                "images must hold zeros and ones. (This message depends on the data: it is for the "
+                "curator only.)"
+            )
+
+    def initial_statistics(self, size: int) -> dict[str, Tensor]:
+        """As if the weights were small random numbers."""
+        found = dict(super().initial_statistics(size))
+        weights = _INITIAL_WEIGHT * torch.randn(self.pixels, self.units, dtype=torch.float64)
+        return found | {"products": size * weights / 16}
+
+    def static_statistics(self, images: Tensor) -> dict[str, Tensor]:
+        return {"images": images.double() - 0.5}
+
+    def expected_statistics(
+        self, posterior: NetworkPosterior, draws: Draws, images: Tensor
+    ) -> Parts:
+        y = images.double() - 0.5
+        mean = posterior.mean
+        squares = posterior.covariance + mean.unsqueeze(2) * mean.unsqueeze(1)
+        curved = torch.einsum("j,jkl->kl", posterior.curvature, squares)
+        field = y @ mean[:, :-1] + posterior.hidden_mean - curved[:-1, -1]
+        x = hidden_units(field, curved[:-1, :-1], self.sweeps)  # (B, K)
+        first, second = torch.triu_indices(self.units, self.units, offset=1)
+        return {
+            "hidden": x,
+            "products": Joined([OuterProducts(y.unsqueeze(2), x.unsqueeze(1))]),
+            "pairs": x[:, first] * x[:, second],
+        }
+
+    def posterior(
+        self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
+    ) -> NetworkPosterior:
+        statistics = _possible(statistics, size)
+        moments = self._second_moments(statistics, size)
+        sums = torch.cat([statistics["products"], statistics["images"].unsqueeze(1)], dim=1)
+        sds = moments.new_tensor([noise["products"]] * self.units + [noise["images"]])
+        squares = moments.new_ones(self.pixels, self.units)
+        bias = moments.new_full((self.pixels, 1), self.bias_scale**-2)
+        frequencies = 0.5 + statistics["images"] / size
+        predictor = torch.logit(frequencies, eps=0.5 / size)
+        curvature = polya_gamma_mean(predictor.square())
+        shrinkage, move = None, torch.zeros_like(curvature)
+        # The blocks of the posterior need each other, and no data.
+        for _ in range(_ROUNDS):
+            shrinkage = self.prior.posterior(squares, shrinkage)
+            precision = torch.cat([shrinkage.precisions.mean, bias], dim=1)
+            mean, covariance = noisy_regression(
+                curvature[:, None, None] * moments, sums, sds.square(), precision
+            )
+            outer = covariance + mean.unsqueeze(2) * mean.unsqueeze(1)
+            squares = outer.diagonal(dim1=1, dim2=2)[:, :-1]
+            before = move
+            move = (polya_gamma_mean((outer * moments).sum(dim=(1, 2)) / size) / curvature).log()
+            curvature = curvature * (move * _far_ahead(move, before)).exp()
+        hidden_mean, hidden_variance = self._hidden_biases(statistics["hidden"], noise, size)
+        return NetworkPosterior(
+            mean, covariance, hidden_mean, hidden_variance, shrinkage, curvature
+        )
+
+    def _second_moments(self, statistics: Mapping[str, Tensor], size: int) -> Tensor:
+        """Sum over records of (x, 1) (x, 1)', (K + 1, K + 1), without a negative eigenvalue."""
+        moments = torch.zeros(self.units + 1, self.units + 1).to(statistics["hidden"])
+        first, second = torch.triu_indices(self.units, self.units, offset=1)
+        if len(first):
+            moments[first, second] = statistics["pairs"]
+        moments[:-1, -1] = statistics["hidden"]
+        moments = moments + moments.T
+        moments.diagonal()[:-1] = size / 4
+        moments[-1, -1] = size
+        return floored(moments, 0.0)
+
+    def _hidden_biases(
+        self, sums: Tensor, noise: Mapping[str, float], size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Means and variances of the Gaussians of the hidden units' biases, (K,) each."""
+        precision = sums.new_full((self.units, 1), self.bias_scale**-2)
+        curvature = sums.new_full((self.units,), 0.25)
+        for _ in range(_ROUNDS):
+            mean, variance = noisy_regression(
+                size * curvature[:, None, None],
+                sums.unsqueeze(1),
+                sums.new_tensor([noise["hidden"] ** 2]),
+                precision,
+            )
+            mean, variance = mean.squeeze(1), variance[:, 0, 0]
+            curvature = polya_gamma_mean(mean.square() + variance)
+        return mean, variance
+
+    def marginals(self, posterior: NetworkPosterior) -> dict[str, Distribution]:
+        mean, covariance = posterior.mean, posterior.covariance
+        weights = dist.MultivariateNormal(mean[:, :-1], covariance[:, :-1, :-1])
+        hidden = dist.Normal(posterior.hidden_mean, posterior.hidden_variance.sqrt())
+        return posterior.shrinkage.marginals() | {
+            "weights": weights.to_event(1),
+            "biases": dist.Normal(mean[:, -1], covariance[:, -1, -1].sqrt()).to_event(1),
+            "hidden_biases": hidden.to_event(1),
+        }
+
+    def guide(self, posterior: NetworkPosterior) -> None:
+        marginals = self.marginals(posterior)
+        del marginals["biases"], marginals["weights"]
+        for name, marginal in marginals.items():
+            pyro.sample(name, marginal)
+        joint = dist.MultivariateNormal(posterior.mean, posterior.covariance).to_event(1)
+        both = pyro.sample("weights_and_biases", joint, infer={"is_auxiliary": True})
+        pyro.sample("weights", dist.Delta(both[..., :-1], event_dim=2))
+        pyro.sample("biases", dist.Delta(both[..., -1], event_dim=1))
+
+    def model(self, images: Tensor) -> Tensor:
+        """The Pyro model.
+
+        :returns: probabilities of the pixels, (N, J).
+        """
+        like = torch.zeros((), dtype=torch.float64, device=images.device)
+        weights = self.prior.sample(like, self.pixels, self.units)
+        normal = dist.Normal(like, self.bias_scale)
+        biases = pyro.sample("biases", normal.expand([self.pixels]).to_event(1))
+        hidden_biases = pyro.sample("hidden_biases", normal.expand([self.units]).to_event(1))
+        with pyro.plate("data", len(images)) as idx:
+            hidden = pyro.sample("hidden", dist.Bernoulli(logits=hidden_biases).to_event(1))
+            pixels = dist.Bernoulli(logits=(hidden - 0.5) @ weights.mT + biases)
+            pyro.sample("images", pixels.to_event(1), obs=images[idx].to(like.dtype))
+        return pixels.probs
+
+    def pixel_accuracy(
+        self, posterior: Mapping[str, Distribution], images: Tensor, *, seed: int = 0
+    ) -> float:
+        """Fraction of hidden pixels of new images that are predicted rightly.
+
+        The pixels are dealt at random into ten groups. Each group is hidden in all images and
+        predicted from the others: they tell the hidden units, and these the pixel. All of it is at
+        the posterior means. **The result is not private: use images that need no protection.**
+
+        :param posterior: of ``weights``, ``biases`` and ``hidden_biases``: ``vips.posterior()``.
+        :param images: of shape (M, pixels), not learned from.
+        :param seed: of the groups.
+        :raises ModelError: the images do not fit.
+        """
+        self.check(images)
+        names = ("weights", "biases", "hidden_biases")
+        weights, biases, hidden_biases = (posterior[name].mean.double() for name in names)
+        x = torch.tanh(hidden_biases / 2) / 2  # before any pixel is seen
+        spread = weights.square() @ (0.25 - x.square())
+        curvature = polya_gamma_mean((weights @ x + biases).square() + spread)
+        y = images.double() - 0.5
+        generator = torch.Generator().manual_seed(seed)
+        groups = torch.randperm(self.pixels, generator=generator).tensor_split(_GROUPS)
+        right = 0
+        for group in groups:
+            seen = torch.ones(self.pixels, dtype=torch.bool)
+            seen[group] = False
+            curved = weights[seen] * curvature[seen].unsqueeze(1)
+            field = y[:, seen] @ weights[seen] + hidden_biases - curved.T @ biases[seen]
+            x = hidden_units(field, curved.T @ weights[seen], self.sweeps)
+            predicted = x @ weights[group].T + biases[group] > 0
+            right += (predicted == (y[:, group] > 0)).sum().item()
+        return right / images.numel()
+
+
+def _possible(statistics: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
+    """Noise may make sums larger than records with values of -1/2 and 1/2 can. No weights would be
+    large enough to explain them.
+    """
+    largest = {"images": size / 2, "hidden": size / 2, "products": size / 4, "pairs": size / 4}
+    return {name: sums.clamp(-largest[name], largest[name]) for name, sums in statistics.items()}
+
+
+def _far_ahead(move: Tensor, before: Tensor) -> Tensor:
+    """How many moves to take at once where moves get shorter by a constant factor (Aitken)."""
+    factor = torch.where(before == 0, 0.0, move / before)
+    return 1 / (1 - factor.clamp(0.0, _MOST_SHORTENING))

@@ -1,0 +1,564 @@
+"""Sigmoid belief network: E-step, sensitivity, M-step, evidence by enumeration, bad images."""
+
+import itertools
+import math
+import re
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Predictive
+from scipy import stats
+from vips_problems import Fixture, fitted, scaled_distance
+
+import pyro_dp.sampling
+from pyro_dp import VIPS, ConfigurationError, ModelError, PrivacyAccountant
+from pyro_dp.vips import SigmoidBeliefNetwork
+from pyro_dp.vips.hidden_units import hidden_units
+from pyro_dp.vips.noisy_regression import noisy_regression
+from pyro_dp.vips.polya_gamma import polya_gamma_mean
+from pyro_dp.vips.shrinkage import ShrinkagePrior
+
+NOT_STEP = (0.0, 0.0)
+PIXELS, UNITS = 9, 3
+
+
+def images_of(size, pixels=PIXELS, units=UNITS, seed=0, scale=3.0):
+    """Images from a network, and its weights (J, K)."""
+    torch.manual_seed(seed)
+    weights = scale * torch.randn(pixels, units)
+    biases = 0.3 * torch.randn(pixels)
+    hidden = torch.bernoulli(torch.full((size, units), 0.5))
+    return torch.bernoulli(torch.sigmoid((hidden - 0.5) @ weights.T + biases)), weights
+
+
+def model_of(**options):
+    return SigmoidBeliefNetwork(**(dict(pixels=PIXELS, units=UNITS) | options))
+
+
+def some_posterior(model, seed=0):
+    """One that is not symmetric."""
+    torch.manual_seed(seed)
+    statistics = model.initial_statistics(50)
+    for name, value in statistics.items():
+        statistics[name] = 4 * value + torch.randn(value.shape)
+    return model.posterior(statistics, dict.fromkeys(statistics, 0.0), 50)
+
+
+def configurations(units):
+    """All values of the hidden units, (2^K, K) of -1/2 and 1/2."""
+    return torch.tensor(list(itertools.product((-0.5, 0.5), repeat=units)), dtype=torch.float64)
+
+
+# E-step
+
+
+def local_bound(means, field, coupling):
+    """What the E-step maximises, by enumeration of the hidden units."""
+    x = configurations(len(means))
+    on = 0.5 + means
+    q = torch.where(x > 0, on, 1 - on).prod(1)
+    energy = x @ field - 0.5 * ((x @ coupling) * x).sum(1)
+    return q @ (energy - q.clamp(min=1e-300).log())
+
+
+def test_every_sweep_raises_the_bound():
+    torch.manual_seed(0)
+    for _ in range(5):
+        field, root = 2 * torch.randn(1, 4), torch.randn(4, 4)
+        coupling = root @ root.T
+        bounds = [
+            local_bound(hidden_units(field, coupling, n)[0], field[0], coupling) for n in range(40)
+        ]
+        assert all(after >= before - 1e-12 for before, after in itertools.pairwise(bounds))
+        means = hidden_units(field, coupling, 500)[0]
+        for k in range(4):  # a coordinate's optimum
+            for change in (-1e-3, 1e-3):
+                moved = means.clone()
+                moved[k] = (moved[k] + change).clamp(-0.5, 0.5)
+                assert local_bound(moved, field[0], coupling) <= (
+                    local_bound(means, field[0], coupling) + 1e-12
+                )
+
+
+def test_hidden_units_without_coupling_are_exact():
+    field = torch.tensor([[-3.0, 0.0, 2.0]])
+    expected = torch.sigmoid(field) - 0.5
+    coupling = torch.diag(torch.tensor([5.0, 1.0, 2.0]))  # x^2 is 1/4
+    torch.testing.assert_close(hidden_units(field, coupling, 1), expected)
+
+
+def test_the_e_step_is_the_augmented_likelihood_s():
+    """Its field and coupling, against the bound of each pixel's likelihood by enumeration."""
+    model = model_of(sweeps=300)
+    posterior = some_posterior(model)
+    image = images_of(1)[0]
+    y = image[0] - 0.5
+    x = configurations(UNITS)
+    augmented = torch.cat([x, torch.ones(len(x), 1)], dim=1)
+    outer = posterior.covariance + posterior.mean.unsqueeze(2) * posterior.mean.unsqueeze(1)
+    squares = torch.einsum("sk,jkl,sl->sj", augmented, outer, augmented)
+    energy = (augmented @ posterior.mean.T * y - posterior.curvature * squares / 2).sum(1)
+    energy = energy + x @ posterior.hidden_mean
+    means = torch.zeros(UNITS)
+    for _ in range(300):
+        for k in range(UNITS):
+            on = 0.5 + means
+            q = torch.where(x > 0, on, 1 - on)
+            others = q[:, torch.arange(UNITS) != k].prod(1)
+            gain = (others * energy * torch.sign(x[:, k])).sum()
+            means[k] = torch.sigmoid(gain) - 0.5
+    found = parts(model, image, posterior)["hidden"][0]
+    torch.testing.assert_close(found, means)
+
+
+def test_a_record_does_not_depend_on_the_others():
+    model = model_of()
+    posterior = some_posterior(model)
+    images, _ = images_of(8)
+    images[3], images[5] = 1.0, 0.0
+    together = parts(model, images, posterior)
+    for n in range(8):
+        for others in (images[:0], images[:5]):
+            alone = parts(model, torch.cat([images[n : n + 1], others]), posterior)
+            for name, part in alone.items():
+                assert (part[0] - together[name][n]).abs().max() < 1e-10
+
+
+# Statistics and their bounds
+
+
+def parts(model, images, posterior):
+    """What each image adds, (N, ...)."""
+    found = model.expected_statistics(posterior, None, images) | model.static_statistics(images)
+    rows = dict(found)
+    units = torch.eye(len(images)).unsqueeze(2)
+    sums = [found["products"].weighted_sum(unit) for unit in units]
+    rows["products"] = torch.stack(sums).reshape(len(images), model.pixels, model.units)
+    return rows
+
+
+def test_statistics_are_moments_of_centred_values():
+    model = model_of()
+    images, _ = images_of(6)
+    found = parts(model, images, some_posterior(model))
+    x, y = found["hidden"], images - 0.5
+    assert torch.equal(found["images"], y)
+    torch.testing.assert_close(found["products"], y.unsqueeze(2) * x.unsqueeze(1))
+    torch.testing.assert_close(
+        found["pairs"], torch.stack([x[:, 0] * x[:, 1], x[:, 0] * x[:, 2], x[:, 1] * x[:, 2]], 1)
+    )
+
+
+def certain(model):
+    """A posterior under which the hidden units of every image are as good as known."""
+    posterior = some_posterior(model)
+    posterior.hidden_mean[:] = 1e4
+    return posterior
+
+
+@pytest.mark.parametrize("units", [1, 2, 5])
+def test_bounds_are_reached_and_never_exceeded(units):
+    model = model_of(units=units)
+    images = torch.cat([torch.ones(1, PIXELS), torch.zeros(1, PIXELS), images_of(50)[0]])
+    for posterior, reached in ((certain(model), True), (some_posterior(model), False)):
+        found = parts(model, images, posterior)
+        for name, statistic in model.statistics.items():
+            norms = found[name].flatten(1).norm(dim=1)
+            assert (norms <= statistic.bound * (1 + 1e-12)).all()
+            if reached or name == "images":
+                torch.testing.assert_close(norms, torch.full_like(norms, statistic.bound))
+
+
+def sums_of(monkeypatch, images, batch):
+    """The exact sums of a step on this batch, under weights that tell hidden units apart."""
+    fixture = Fixture(monkeypatch, model_of(), sample_rate=0.5, generator=0)
+    torch.manual_seed(0)
+    fixture.vips.step(images_of(30, seed=5)[0])
+    state = fixture.vips.state_dict()
+    state["statistics"]["values"]["products"] = 30 * 0.24 * torch.eye(UNITS).repeat(3, 1)
+    fixture.vips.load_state_dict(state)
+    with monkeypatch.context() as patch:
+        patch.setattr(pyro_dp.sampling.RecordSampler, "draw", lambda *_: torch.tensor(batch))
+        fixture.vips.step(images)
+    return fixture.sums[-1]
+
+
+RECORDS = {
+    "all ones": torch.ones(PIXELS),
+    "all zeros": torch.zeros(PIXELS),
+    "one pixel": torch.eye(PIXELS)[4],
+    "chequered": torch.arange(PIXELS) % 2,
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_sensitivity(monkeypatch, name):
+    """Zeroed out a record moves the joint sum by at most one bound, replaced by at most two."""
+    images, _ = images_of(30)
+    changed = images.clone()
+    changed[4] = RECORDS[name]
+    model = model_of()
+    with_it = sums_of(monkeypatch, changed, list(range(10)))
+    without = sums_of(monkeypatch, changed, [n for n in range(10) if n != 4])
+    replaced = sums_of(monkeypatch, images, list(range(10)))
+    assert 0.8 < scaled_distance(model, with_it, without) <= 1 + 1e-9
+    assert scaled_distance(model, with_it, replaced) <= 2 + 1e-9
+    torch.testing.assert_close(with_it[0] - without[0], changed[4] - 0.5)
+
+
+def test_opposite_images_are_twice_the_bound_apart(monkeypatch):
+    """Of the pixels, which are released as they are: replacing costs 2, and not less."""
+    one, other = torch.ones(30, PIXELS), torch.ones(30, PIXELS)
+    other[1] = 0.0
+    sums = sums_of(monkeypatch, one, [0, 1]), sums_of(monkeypatch, other, [0, 1])
+    bound = model_of().statistics["images"].bound
+    assert (sums[0][0] - sums[1][0]).norm().item() == pytest.approx(2 * bound)
+
+
+# M-step
+
+
+def test_polya_gamma_means():
+    c = torch.tensor([0.0, 1e-5, 1e-3, 0.999e-3, 0.5, 3.0, 50.0])
+    expected = [0.25, *(math.tanh(v / 2) / (2 * v) for v in c[1:].tolist())]
+    torch.testing.assert_close(
+        polya_gamma_mean(c.square()), torch.tensor(expected), rtol=1e-9, atol=0
+    )
+
+
+def test_regression_on_noisy_sums():
+    """Against the joint Gaussian of weights, sums and noisy sums, conditioned by Schur."""
+    torch.manual_seed(0)
+    root = torch.randn(2, 3, 5)
+    information, noise = root @ root.mT, torch.tensor([0.5, 2.0, 1.0])
+    precision, sums = torch.rand(2, 3) + 0.1, torch.randn(2, 3)
+    mean, covariance = noisy_regression(information, sums, noise, precision)
+    plain, spread = noisy_regression(information, sums, 0 * noise, precision)
+    for j in range(2):
+        prior = torch.diag(1 / precision[j])
+        cross = prior @ information[j]
+        total = information[j] @ cross + information[j] + torch.diag(noise)
+        torch.testing.assert_close(mean[j], cross @ torch.linalg.solve(total, sums[j]))
+        torch.testing.assert_close(
+            covariance[j], prior - cross @ torch.linalg.solve(total, cross.T)
+        )
+        expected = torch.linalg.inv(information[j] + torch.diag(precision[j]))
+        torch.testing.assert_close(spread[j], expected)
+        torch.testing.assert_close(plain[j], expected @ sums[j])
+
+
+def test_the_horseshoe_is_the_prior_s_marginal():
+    """With scales of one and a = b = 1/2, standard deviations are half-Cauchy."""
+    torch.manual_seed(0)
+    values = {"scales": torch.ones(1), "spread": torch.tensor(1.0)}
+    conditioned = poutine.condition(ShrinkagePrior(0.5, 0.5).sample, values)
+    trace = poutine.trace(conditioned).get_trace(torch.tensor(0.0), 4000, 1)
+    sds = trace.nodes["precisions"]["value"].rsqrt().flatten().numpy()
+    assert stats.kstest(sds, stats.halfcauchy.cdf).pvalue > 1e-8
+    assert stats.kstest(1.3 * sds, stats.halfcauchy.cdf).pvalue < 1e-8
+    weights = trace.nodes["weights"]["value"].flatten()
+    z = weights.numpy() / sds
+    assert stats.kstest(z, stats.norm.cdf).pvalue > 1e-8
+
+
+def test_shrinkage_is_variational_bayes():
+    """At its end each block is the exponential of the expected log joint: by the Pyro model."""
+    squares = torch.tensor([[0.01, 4.0], [0.3, 1.0], [25.0, 0.0001]])
+    prior = ShrinkagePrior(0.4, 0.7)
+    q = None
+    for _ in range(500):
+        q = prior.posterior(squares, q)
+    again = prior.posterior(squares, q)
+    for name, one in q.marginals().items():
+        torch.testing.assert_close(one.mean, again.marginals()[name].mean)
+    blocks = {
+        name: block.base_dist if block.event_dim else block for name, block in q.marginals().items()
+    }
+    means = {name: block.mean for name, block in blocks.items()}
+    logs = {
+        name: block.concentration.digamma() - block.rate.log() for name, block in blocks.items()
+    }
+    for name in means:
+
+        def log_joint(value, name=name):
+            """Linear in a block's values and logs, at the others' expectations; up to constants."""
+            m, log = means | {name: value}, logs | {name: value.log()}
+            terms = [
+                -0.5 * log["spread"] - m["spread"],
+                0.5 * log["spread"] - 0.5 * log["scales"] - m["spread"] * m["scales"],
+                0.4 * log["scales"] - 0.6 * log["rates"] - m["scales"] * m["rates"],
+                0.7 * log["rates"] - 0.3 * log["precisions"] - m["rates"] * m["precisions"],
+                0.5 * log["precisions"] - 0.5 * m["precisions"] * squares,
+            ]
+            return sum(term.sum() for term in terms)
+
+        low, high = means[name] * 0.7, means[name] * 1.6
+        difference = log_joint(high) - log_joint(low)
+        expected = (blocks[name].log_prob(high) - blocks[name].log_prob(low)).sum()
+        torch.testing.assert_close(difference, expected)
+
+
+def test_small_weights_are_shrunk_and_large_ones_are_not():
+    squares = torch.full((30, 1), 1e-4)
+    squares[0] = 9.0
+    prior, q = ShrinkagePrior(0.5, 0.5), None
+    for _ in range(200):
+        q = prior.posterior(squares, q)
+    precisions = q.precisions.mean
+    assert precisions[0] < 1.0 and precisions[1:].min() > 1e3
+
+
+def test_the_m_step_solves_its_equations():
+    """Weights, Pólya-Gamma means and precisions of the weights need each other."""
+    model = model_of(bias_scale=2.0)
+    images, _ = images_of(400)
+    statistics = {
+        name: part.sum(0) for name, part in parts(model, images, some_posterior(model)).items()
+    }
+    posterior = model.posterior(statistics, dict.fromkeys(statistics, 0.0), 400)
+    x = parts(model, images, some_posterior(model))["hidden"]
+    augmented = torch.cat([x, torch.ones(400, 1)], dim=1)
+    second = augmented.T @ augmented + torch.diag(torch.cat([(0.25 - x**2).sum(0), torch.zeros(1)]))
+    for j in range(PIXELS):
+        precision = torch.cat([posterior.shrinkage.precisions.mean[j], torch.tensor([0.25])])
+        information = posterior.curvature[j] * second + torch.diag(precision)
+        mean = torch.linalg.solve(information, augmented.T @ (images[:, j] - 0.5))
+        torch.testing.assert_close(posterior.mean[j], mean, rtol=1e-3, atol=1e-3)
+        outer = posterior.covariance[j] + torch.outer(mean, mean)
+        squared = (outer * second).sum() / 400
+        expected = torch.tanh(squared.sqrt() / 2) / (2 * squared.sqrt())
+        torch.testing.assert_close(posterior.curvature[j], expected, rtol=1e-3, atol=0.0)
+    b, c = posterior.hidden_mean, (posterior.hidden_mean**2 + posterior.hidden_variance).sqrt()
+    curvature = torch.tanh(c / 2) / (2 * c)
+    torch.testing.assert_close(posterior.hidden_variance, 1 / (0.25 + 400 * curvature))
+    torch.testing.assert_close(b, posterior.hidden_variance * x.sum(0))
+
+
+def test_noise_in_the_sums_is_taken_for_noise():
+    """The larger it is, the smaller the weights; and without it nothing is shrunk."""
+    model = model_of()
+    images, _ = images_of(400)
+    statistics = {
+        name: part.sum(0) for name, part in parts(model, images, some_posterior(model)).items()
+    }
+    sizes = []
+    for sd in (0.0, 1.0, 10.0, 100.0, 1e4):
+        posterior = model.posterior(statistics, dict.fromkeys(statistics, sd), 400)
+        sizes.append(posterior.mean.norm().item())
+    assert all(more > less for more, less in itertools.pairwise(sizes))
+    assert sizes[1] > 0.9 * sizes[0] and sizes[-1] < 0.01 * sizes[0]
+
+
+# The whole
+
+
+def log_evidence(posterior, images):
+    """Mean log probability of an image at the posterior means, by enumeration."""
+    x = configurations(len(posterior["hidden_biases"].mean))
+    weights, biases = posterior["weights"].mean, posterior["biases"].mean
+    prior = dist.Bernoulli(logits=posterior["hidden_biases"].mean).log_prob(x + 0.5).sum(1)
+    pixels = dist.Bernoulli(logits=x @ weights.T + biases)
+    joint = pixels.log_prob(images.unsqueeze(1)).sum(2) + prior
+    return joint.logsumexp(1).mean().item()
+
+
+def true_evidence(images, weights, seed):
+    """At the values that the images are from."""
+    torch.manual_seed(seed)
+    torch.randn_like(weights)
+    biases = 0.3 * torch.randn(len(weights))
+    normal = {"weights": weights, "biases": biases, "hidden_biases": torch.zeros(weights.shape[1])}
+    return log_evidence({name: dist.Delta(value) for name, value in normal.items()}, images)
+
+
+def test_variational_bayes_learns_the_network():
+    """Held-out evidence rises, and ends near that of the network the images are from."""
+    images, weights = images_of(3000, seed=2)
+    train, test = images[:2000], images[2000:]
+    pyro.set_rng_seed(0)
+    model = model_of()
+    vips = VIPS(
+        model,
+        accountant=PrivacyAccountant(),
+        num_steps=60,
+        noise_multiplier=0,
+        step_size=NOT_STEP,
+    )
+    found = []
+    for _ in range(60):
+        vips.step(train)
+        found.append(log_evidence(vips.posterior(), test))
+    frequencies = train.mean(0)
+    independent = dist.Bernoulli(frequencies).log_prob(test).sum(1).mean().item()
+    truth = true_evidence(test, weights, seed=2)
+    assert max(after < before - 0.05 for before, after in itertools.pairwise(found)) == 0
+    assert found[-1] > independent + 0.8 * (truth - independent)
+    assert found[-1] < truth + 0.1
+
+
+def test_a_private_network_learns():
+    images, _ = images_of(6000, seed=2)
+    train, test = images[:5000], images[5000:]
+    pyro.set_rng_seed(0)
+    model, accountant = model_of(), PrivacyAccountant(2.0)
+    vips = VIPS(model, accountant=accountant, num_steps=10, sampling="full", generator=0)
+    vips.run(train, progress=False)
+    assert accountant.get_epsilon() <= 2.0
+    majority = ((train.mean(0) > 0.5) == (test > 0.5)).double().mean().item()
+    assert model.pixel_accuracy(vips.posterior(), test) > majority + 0.03
+
+
+def test_pixel_accuracy_of_what_is_known():
+    """Two groups of pixels, each on or off as one: the others tell every pixel."""
+    weights = torch.zeros(20, 2)
+    weights[:10, 0], weights[10:, 1] = 8.0, -8.0
+    values = {"weights": weights, "biases": torch.zeros(20), "hidden_biases": torch.zeros(2)}
+    posterior = {name: dist.Delta(value) for name, value in values.items()}
+    hidden = configurations(2).repeat(20, 1)
+    images = (hidden @ weights.T > 0).double()
+    model = model_of(pixels=20, units=2)
+    assert model.pixel_accuracy(posterior, images) == 1.0
+    flipped = images.clone()
+    flipped[:, 3] = 1 - flipped[:, 3]
+    assert model.pixel_accuracy(posterior, flipped) == pytest.approx(0.95)
+    with pytest.raises(ModelError, match="zeros and ones"):
+        model.pixel_accuracy(posterior, images / 2)
+
+
+def test_pixel_accuracy_does_not_see_what_it_predicts():
+    """Pixels that are independent are predicted by their majority."""
+    torch.manual_seed(0)
+    images = torch.bernoulli(torch.full((2000, PIXELS), 0.5))
+    posterior = some_posterior(model_of())
+    accuracy = model_of().pixel_accuracy(model_of().marginals(posterior), images)
+    assert abs(accuracy - 0.5) < 6 * 0.5 / math.sqrt(images.numel())
+
+
+# The Pyro model
+
+
+def test_the_pyro_model():
+    images, _ = images_of(10)
+    model = model_of(a=0.4, b=0.7, bias_scale=2.0)
+    trace = poutine.trace(model.model).get_trace(images)
+    values = {name: site["value"] for name, site in trace.nodes.items() if site["type"] == "sample"}
+    half = torch.tensor(0.5)
+    logits = (values["hidden"] - 0.5) @ values["weights"].T + values["biases"]
+    expected = [
+        dist.Gamma(half, 1.0).log_prob(values["spread"]),
+        dist.Gamma(half, values["spread"]).log_prob(values["scales"]),
+        dist.Gamma(0.4, values["scales"]).log_prob(values["rates"]),
+        dist.Gamma(0.7, values["rates"]).log_prob(values["precisions"]),
+        dist.Normal(0.0, values["precisions"] ** -0.5).log_prob(values["weights"]),
+        dist.Normal(0.0, 2.0).log_prob(values["biases"]),
+        dist.Normal(0.0, 2.0).log_prob(values["hidden_biases"]),
+        dist.Bernoulli(logits=values["hidden_biases"]).log_prob(values["hidden"]),
+        dist.Bernoulli(logits=logits).log_prob(images),
+    ]
+    torch.testing.assert_close(trace.log_prob_sum(), sum(each.sum() for each in expected))
+
+
+def test_posterior_and_guide_are_of_the_model_s_sites():
+    images, _ = images_of(200)
+    model = model_of()
+    vips = fitted(model, (images,), 5)
+    trace = poutine.trace(model.model).get_trace(images)
+    posterior = vips.posterior()
+    latent = {
+        name: site["value"].shape
+        for name, site in trace.nodes.items()
+        if site["type"] == "sample" and not site["is_observed"] and name not in ("data", "hidden")
+    }
+    assert {name: q.shape() for name, q in posterior.items()} == latent
+    samples = Predictive(vips.guide, num_samples=2000)(images)
+    for name, q in posterior.items():
+        error = (samples[name].reshape(2000, *q.shape()).mean(0) - q.mean) / q.variance.sqrt()
+        assert error.abs().max() * math.sqrt(2000) < 6
+    found = torch.cat([samples["weights"], samples["biases"].unsqueeze(-1)], dim=-1)
+    covariance = vips._posterior.covariance
+    scale = covariance.diagonal(dim1=1, dim2=2).sqrt()
+    for j in range(PIXELS):
+        errors = found[:, j].T.cov() - covariance[j]
+        assert (errors.abs() < 8 / math.sqrt(2000) * torch.outer(scale[j], scale[j])).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
+def test_predictive(dtype):
+    images = images_of(20)[0].to(dtype)
+    model = model_of()
+    torch.manual_seed(0)
+    vips = fitted(model, (images,), 3)
+    torch.manual_seed(0)
+    exact = fitted(model, (images.double(),), 3)
+    assert torch.equal(vips.posterior()["weights"].mean, exact.posterior()["weights"].mean)
+    samples = Predictive(poutine.uncondition(model.model), guide=vips.guide, num_samples=5)(images)
+    assert samples["images"].shape == (5, 20, PIXELS)
+    assert ((samples["images"] == 0) | (samples["images"] == 1)).all()
+
+
+@pytest.mark.parametrize("units", [1, 3, 12])
+@pytest.mark.parametrize("sigma", [0.0, 1.0, 100.0, 1e6])
+def test_nothing_explodes(sigma, units):
+    """Under noise; and without it, with more hidden units than the images can tell."""
+    images, _ = images_of(20)
+    images[:5], images[5:8] = 1.0, 0.0
+    for rate in (1.0, 0.3):
+        vips = VIPS(
+            model_of(units=units),
+            accountant=PrivacyAccountant(),
+            num_steps=4,
+            noise_multiplier=sigma,
+            sample_rate=rate,
+            generator=0,
+        )
+        vips.run(images, progress=False)
+        for q in vips.posterior().values():
+            assert torch.isfinite(q.mean).all() and torch.isfinite(q.variance).all()
+            assert (q.variance > 0).all()
+        assert vips.posterior()["weights"].mean.abs().max() < 100.0
+        vips.guide(images)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((torch.full((5, PIXELS), 0.5),), "zeros and ones"),
+        ((torch.full((5, PIXELS), 255.0),), "zeros and ones"),
+        ((-torch.ones(5, PIXELS),), "zeros and ones"),
+        ((torch.ones(5, PIXELS + 1),), "9 columns"),
+        ((torch.ones(5, 3, 3),), "9 columns"),
+        ((torch.ones(5, PIXELS) * 1j,), "real"),
+        ((torch.full((5, PIXELS), math.nan),), "NaN"),
+        ((torch.ones(5, PIXELS), torch.ones(5)), "argument images"),
+        ((), "tensors"),
+    ],
+)
+def test_bad_images(data, message):
+    accountant = PrivacyAccountant()
+    vips = VIPS(model_of(), accountant=accountant, num_steps=2, noise_multiplier=1.0)
+    with pytest.raises(ModelError, match=message) as raised:
+        vips.step(*data)
+    assert not accountant.ledger
+    assert not re.search(r"255|0\.5", str(raised.value))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (dict(pixels=0), "pixels"),
+        (dict(units=1.5), "units"),
+        (dict(a=0.0), "a must"),
+        (dict(b=math.inf), "b must"),
+        (dict(bias_scale=-1.0), "bias_scale"),
+        (dict(sweeps=0), "sweeps"),
+    ],
+)
+def test_bad_settings(options, name):
+    with pytest.raises(ConfigurationError, match=name):
+        model_of(**options)
