@@ -19,6 +19,7 @@ WHOLE_TENSORS = (
     "In the private plate, index what is read (with pyro.plate(...) as idx: ... x[idx]), or use "
     "slice_data=True for a model that is written for whole tensors."
 )
+_DISCRETE = "Continuous inference cannot handle discrete sample site"  # Pyro's words
 _LIBRARIES = ("pyro", "pyro_dp", "torch", "contextlib", "functools")
 
 
@@ -41,6 +42,12 @@ def guarded(doing: str, *, hint: str = "") -> Iterator[None]:
     except PrivacyError:
         raise
     except Exception as error:
+        if str(error).startswith(_DISCRETE):
+            raise ModelError(
+                f"An autoguide has no place for a discrete latent{_location(error)}: mark it in "
+                "the model with infer={'enumerate': 'parallel'} and hide it from the guide, as in "
+                "AutoNormal(pyro.poutine.block(model, hide=['assignment']))."
+            ) from None
         raise ModelError(
             f"{doing} raised {type(error).__name__}{_location(error)}. The text of the error is "
             "withheld because it may quote data; call the model or guide itself to see it."

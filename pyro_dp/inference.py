@@ -7,7 +7,6 @@ from typing import Any
 
 import pyro
 import torch
-from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant
@@ -135,9 +134,3 @@ class PrivateInference(PrivateSteps):
 
     def _sample(self, position: int) -> Tensor:
         return super()._sample(position).to(self._records.device)
-
-
-def initialised(guide: Callable) -> bool:
-    """Whether an autoguide has been run before; its values survive a cleared parameter store."""
-    modules = guide.modules() if isinstance(guide, torch.nn.Module) else ()
-    return any(isinstance(m, AutoGuide) and m.prototype_trace is not None for m in modules)

@@ -23,6 +23,7 @@ def initialise(model: Callable, guide: Callable, records: Records) -> None:
     """
     # All N rows, so that a guide with latents per record shows it.
     public = records.arguments(records.placeholder(), length=records.plate.size)
+    new = [each for each in _autoguides(guide) if each.prototype_trace is None]
     initial = _initial_values(model, guide, public)
     on_data = _initial_values(model, guide, records.unprotected_arguments())
     for name in initial.keys() & on_data.keys():
@@ -34,6 +35,19 @@ def initialise(model: Callable, guide: Callable, records: Records) -> None:
     args, kwargs = public
     with guarded("Initialising the guide on placeholder data", hint=PLACEHOLDERS):
         guide(*args, **kwargs)
+    for leaf in [leaf for each in new for leaf in each.parameters()]:
+        # init_to_value hands over the user's own tensor, which the next guide may start from.
+        leaf.data = leaf.data.clone()
+
+
+def initialised(guide: Callable) -> bool:
+    """Whether an autoguide has been run before; its values survive a cleared parameter store."""
+    return any(each.prototype_trace is not None for each in _autoguides(guide))
+
+
+def _autoguides(guide: Callable) -> list[AutoGuide]:
+    modules = guide.modules() if isinstance(guide, torch.nn.Module) else ()
+    return [module for module in modules if isinstance(module, AutoGuide)]
 
 
 def _initial_values(

@@ -36,7 +36,8 @@ from pyro_dp.gaussian import (
     floored,
     inverse,
 )
-from pyro_dp.inference import PrivateInference, initialised
+from pyro_dp.inference import PrivateInference
+from pyro_dp.initial_values import initialised
 from pyro_dp.mechanisms import Block, ClippedSum
 from pyro_dp.noise_aware import mean_noise
 from pyro_dp.records import Records

@@ -19,7 +19,8 @@ from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.checks import build_record_term
 from pyro_dp.errors import ConfigurationError, PrivacyError
 from pyro_dp.gradients import RecordTerm
-from pyro_dp.inference import PrivateInference, initialised
+from pyro_dp.inference import PrivateInference
+from pyro_dp.initial_values import initialised
 from pyro_dp.local_parameters import FIXED, NOTE
 from pyro_dp.mechanisms import AdaptiveClip, Block, ClippedSum
 from pyro_dp.records import Records

@@ -27,7 +27,7 @@ from pyro.infer import (
     TraceGraph_ELBO,
     TraceMeanField_ELBO,
 )
-from pyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoNormal, init_to_value
 from torch import nn
 
 import pyro_dp.gradients
@@ -406,6 +406,23 @@ def test_autoguide_initialised_on_data():
 
     with pytest.raises(ModelError, match="initial value.*locs.w"):
         attempt(model, AutoNormal(model, init_loc_fn=peek), data=(x, y))
+
+
+def test_the_users_starting_values_are_not_moved():
+    start = torch.full((3,), 0.5)
+    for make in (AutoNormal, AutoDelta):
+        pyro.clear_param_store()
+        guide = make(logistic, init_loc_fn=init_to_value(values={"w": start}))
+        svi = new_dpsvi(logistic, guide, noise_multiplier=1.0)
+        svi.step(*regression_data())
+        assert (start == 0.5).all()
+        assert not torch.allclose(guide.median()["w"], start)
+
+
+def test_an_enumerated_site_that_the_guide_does_not_leave_out():
+    data = (torch.randn(40, 2),)
+    with pytest.raises(ModelError, match=r"discrete latent at site 'z'.*hide it from the guide"):
+        attempt(mixture, AutoNormal(mixture), data, TraceEnum_ELBO())
 
 
 def test_initial_values_come_from_placeholders():
