@@ -87,6 +87,12 @@ class PrivateSteps(abc.ABC):
                 bar.update()
         return results
 
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_steps={self.num_steps}, "
+            f"noise_multiplier={self._noise_multiplier}, steps_done={self._steps})"
+        )
+
     @property
     def noise_multiplier(self) -> float:
         """sigma: standard deviation of the noise in units of the bound of one record.

@@ -416,6 +416,12 @@ def test_evaluate_loss_is_refused(monkeypatch):
         Fixture(monkeypatch).svi.evaluate_loss(*regression_data())
 
 
+def test_prints_where_it_stands():
+    svi = new_dpsvi(logistic, AutoNormal(logistic), num_steps=5, noise_multiplier=1.5)
+    svi.step(*regression_data())
+    assert repr(svi) == "DPSVI(num_steps=5, noise_multiplier=1.5, steps_done=1)"
+
+
 def test_seeded_run_says_so_in_the_ledger():
     accountant = PrivacyAccountant()
     DPSVI(
