@@ -337,6 +337,30 @@ def test_the_m_step_solves_its_equations():
     torch.testing.assert_close(b, posterior.hidden_variance * x.sum(0))
 
 
+def test_second_moments_are_what_second_moments_can_be():
+    """Three units cannot all be opposite to each other."""
+    statistics = {"hidden": torch.zeros(UNITS), "pairs": torch.full((UNITS,), -100.0)}
+    moments = model_of()._second_moments(statistics, 400)
+    values = torch.linalg.eigvalsh(moments)
+    torch.testing.assert_close(values, torch.tensor([0.0, 200.0, 200.0, 400.0]), rtol=0, atol=1e-9)
+    possible = {
+        "hidden": torch.tensor([50.0, -20.0, 0.0]),
+        "pairs": torch.tensor([30.0, -10.0, 5.0]),
+    }
+    a, b, c = possible["pairs"]
+    torch.testing.assert_close(
+        model_of()._second_moments(possible, 400),
+        torch.tensor(
+            [
+                [100.0, a, b, 50.0],
+                [a, 100.0, c, -20.0],
+                [b, c, 100.0, 0.0],
+                [50.0, -20.0, 0.0, 400.0],
+            ]
+        ),
+    )
+
+
 def test_noise_in_the_sums_is_taken_for_noise():
     """The larger it is, the smaller the weights; and without it nothing is shrunk."""
     model = model_of()

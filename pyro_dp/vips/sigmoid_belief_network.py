@@ -26,6 +26,7 @@ from pyro_dp.vips.shrinkage import ShrinkagePosterior, ShrinkagePrior
 
 _ROUNDS = 60
 _MOST_SHORTENING = 0.9
+_LEAST_CURVATURE = 0.005  # at a logit of 100
 _GROUPS = 10  # of pixels, for the accuracy
 _INITIAL_WEIGHT = 0.5  # standard deviation of the weights that the first E-step is made with
 
@@ -61,13 +62,15 @@ class SigmoidBeliefNetwork(ConjugateModel):
     every image's; sqrt(K) / 2; sqrt(K (K - 1) / 2) / 4; sqrt(J K) / 4.
 
     **One Pólya-Gamma distribution for each pixel.** The paper has one for each pixel of each
-    record, and so needs a matrix of second moments for each pixel, J K (K + 3) / 2 numbers with
-    norms up to sqrt(J) (K + 1) / 4. Here the records share it, which is variational Bayes in a
-    smaller family, and K (K + 1) / 2 numbers will do.
+    record, and so needs a matrix of second moments for each pixel: J (K + 1) (K + 2) / 2 numbers of
+    norm up to sqrt(J) (K + 1) / 4. Here the records share it, which is variational Bayes in a
+    smaller family, and K (K + 1) / 2 numbers will do. (Pixel accuracy on those digits, K = 10, no
+    noise: 0.879, with the paper's 0.873.)
 
     **M-step.** Noisy second moments are projected to what has no negative eigenvalue. How noisy the
-    other statistics are, is public: it enters the posterior of weights and biases as the noise of a
-    measurement. (Half of the training images of scikit-learn's digits, without that: chance.)
+    other statistics are is public, and enters the posterior of weights and biases as the noise of a
+    measurement. (Taken for exact, noise asks for weights without limit: on scikit-learn's digits at
+    epsilon 4 hidden pixels were predicted by chance, 0.53, instead of 0.85.)
 
     Data: ``images`` of shape (N, pixels), each 0 or 1.
 
@@ -167,8 +170,10 @@ class SigmoidBeliefNetwork(ConjugateModel):
             outer = covariance + mean.unsqueeze(2) * mean.unsqueeze(1)
             squares = outer.diagonal(dim1=1, dim2=2)[:, :-1]
             before = move
-            move = (polya_gamma_mean((outer * moments).sum(dim=(1, 2)) / size) / curvature).log()
+            squared = (outer * moments).sum(dim=(1, 2)) / size
+            move = (polya_gamma_mean(squared) / curvature).log()
             curvature = curvature * (move * _far_ahead(move, before)).exp()
+            curvature = curvature.clamp(_LEAST_CURVATURE, 0.25)
         hidden_mean, hidden_variance = self._hidden_biases(statistics["hidden"], noise, size)
         return NetworkPosterior(
             mean, covariance, hidden_mean, hidden_variance, shrinkage, curvature
