@@ -161,15 +161,24 @@ def tune(folder: Path, seeds: int) -> pd.DataFrame:
     return summarise(runs, ["data", "release", "step_size", "bound"], "accuracy")
 
 
-def repeat(folder: Path, seeds: int, path: Path) -> pd.DataFrame:
-    """All runs, one row each; those of the finished repeats are in the file at any time."""
+def repeat(folder: Path, seeds: int, path: Path, keep: bool) -> pd.DataFrame:
+    """All runs, one row each; those of the finished repeats are in the file at any time.
+
+    :param keep: runs that the file holds already are not made again.
+    """
     cases = [(n, r, e) for n in PAPER for r in RELEASES for e in EPSILONS]
     cases = [(n, "non-private", torch.inf) for n in PAPER] + cases
     data = {name: split(*load(name, folder)) for name in PAPER}
-    rows = []
-    with tqdm(total=len(cases) * seeds) as bar:
+    rows, done = [], set()
+    if keep:
+        runs = pd.read_csv(path).reindex(columns=COLUMNS).fillna({"temperature": 1.0})
+        rows = runs.to_numpy(dtype=object).tolist()
+        done = set(runs[["data", "release", "epsilon", "seed"]].itertuples(index=False, name=None))
+    with tqdm(total=len(cases) * seeds - len(done)) as bar:
         for seed in range(seeds):
             for name, release, epsilon in cases:
+                if (name, release, epsilon, seed) in done:
+                    continue
                 bar.set_description(f"{name}, {release}, epsilon={epsilon:g}")
                 train, test = data[name]
                 settings = Settings(release, *CHOSEN[name, release], **PAPER[name])
@@ -220,6 +229,9 @@ def main() -> None:
         help="folder for results/ and figures/ (default benchmarks)",
     )
     parser.add_argument(
+        "--keep", action="store_true", help="keep the runs that results/ holds, and add the others"
+    )
+    parser.add_argument(
         "--tune", action="store_true", help="print the grid of settings instead of the benchmark"
     )
     options = parser.parse_args()
@@ -230,7 +242,8 @@ def main() -> None:
         return
     for folder in ("results", "figures"):
         (options.output / folder).mkdir(parents=True, exist_ok=True)
-    runs = repeat(options.data, options.seeds, options.output / "results" / "dpvi_uci.csv")
+    path = options.output / "results" / "dpvi_uci.csv"
+    runs = repeat(options.data, options.seeds, path, options.keep)
     table = summarise(runs, ["data", "release", "epsilon"], "accuracy")
     print(f"delta={DELTA:g}, replace one record")
     report(table)

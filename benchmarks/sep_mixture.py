@@ -186,22 +186,29 @@ def check_reference(x: Tensor, reference: Tensor, draws: int, seed: int) -> dict
     return found | {"effective draws": size, "explained error in sds": size**-0.5}
 
 
-def repeat(seeds: int, draws: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """All runs, one row each, and the check of the references."""
+def repeat(seeds: int, draws: int, known: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """All runs, one row each, and the check of the references.
+
+    :param known: runs that are not made again; nor are their references checked again.
+    """
     cases = [("SEP", "no clipping", math.inf, math.inf, {})]
     for name, (bound, options) in SETTINGS.items():
         cases.append(("clipped SEP", name, bound, math.inf, options))
         cases += [(f"epsilon={e:g}", name, bound, e, options) for e in EPSILONS]
     methods = {"clipped SEP": math.inf} | {f"epsilon={e:g}": e for e in EPSILONS}
     em_cases = [(m, name, steps, e) for name, steps in EM_STEPS.items() for m, e in methods.items()]
+    done = set(known[["seed", "method", "setting"]].itertuples(index=False, name=None))
     unknown = torch.full((K * DIM, K * DIM), math.nan, dtype=torch.float64)
-    rows, checks = [], []
-    with tqdm(total=(len(cases) + len(em_cases)) * seeds) as bar:
+    rows, checks = known.to_dict("records"), []
+    with tqdm(total=(len(cases) + len(em_cases)) * seeds - len(done)) as bar:
         for seed in range(seeds):
             x = draw_data(1000, seed)
             reference = gibbs(x, 20 * draws, seed)
-            checks.append({"seed": seed} | check_reference(x, reference, draws, seed))
+            if known.empty:
+                checks.append({"seed": seed} | check_reference(x, reference, draws, seed))
             for method, name, bound, epsilon, options in cases:
+                if (seed, method, name) in done:
+                    continue
                 mean, covariance, aware = fit(x, bound, epsilon, seed, **options)
                 row = {"seed": seed, "method": method, "setting": name}
                 row |= errors(mean, covariance, reference)
@@ -209,6 +216,8 @@ def repeat(seeds: int, draws: int) -> tuple[pd.DataFrame, pd.DataFrame]:
                 rows.append(row)
                 bar.update()
             for method, name, steps, epsilon in em_cases:
+                if (seed, method, name) in done:
+                    continue
                 row = {"seed": seed, "method": method, "setting": name}
                 row |= errors(fit_em(x, steps, epsilon, seed), unknown, reference)
                 rows.append(row)
@@ -218,8 +227,9 @@ def repeat(seeds: int, draws: int) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def report(runs: pd.DataFrame, checks: pd.DataFrame) -> None:
     print(f"delta={DELTA:g}, replace one record, {STEPS} steps, {runs.seed.nunique()} repeats")
-    print("\nNUTS against Gibbs, one row per data set")
-    print(checks.to_string(index=False, float_format="{:.2g}".format))
+    if not checks.empty:
+        print("\nNUTS against Gibbs, one row per data set")
+        print(checks.to_string(index=False, float_format="{:.2g}".format))
     order = ["setting", "method"]
     for quantity in ("mean", "covariance", "error in sds", "sd ratio", "aware sd ratio"):
         table = runs.groupby(order, sort=False)[quantity].agg(["mean", "sem"]).reset_index()
@@ -267,13 +277,19 @@ def main() -> None:
         default=ROOT / "benchmarks",
         help="folder for results/ and figures/ (default benchmarks)",
     )
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the runs that results/ holds, and add the others"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    runs, checks = repeat(options.seeds, options.draws)
+    path = options.output / "results" / "sep_mixture.csv"
+    keys = ["seed", "method", "setting"]
+    known = pd.read_csv(path) if options.keep else pd.DataFrame(columns=keys)
+    runs, checks = repeat(options.seeds, options.draws, known)
     for folder in ("results", "figures"):
         (options.output / folder).mkdir(parents=True, exist_ok=True)
-    runs.to_csv(options.output / "results" / "sep_mixture.csv", index=False)
+    runs.to_csv(path, index=False)
     report(runs, checks)
     draw(runs, options.output / "figures" / "sep_mixture.png")
 

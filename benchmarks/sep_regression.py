@@ -25,6 +25,7 @@ from pyro_dp import DPSEP, DPSVI, PrivacyAccountant
 
 DIM, STEPS = 10, 30
 BOUND = {"logistic": 3.5, "probit": 4.5, "poisson": 12.0}
+SVI_BOUND = {"logistic": 3.0, "poisson": 12.0}
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -102,7 +103,7 @@ def accountant_for(epsilon):
     return PrivacyAccountant(epsilon=None if math.isinf(epsilon) else epsilon, delta=1e-5)
 
 
-def fit(kind, x, y, epsilon, seed, guide_class=AutoMultivariateNormal):
+def fit(kind, x, y, epsilon, seed, guide_class=AutoMultivariateNormal, bound=None):
     """The inference after its last step, and its guide."""
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
@@ -115,14 +116,14 @@ def fit(kind, x, y, epsilon, seed, guide_class=AutoMultivariateNormal):
         accountant=accountant_for(epsilon),
         num_steps=STEPS,
         noise_multiplier=None if private else 0,
-        max_factor_norm=BOUND[kind] if private else math.inf,
+        max_factor_norm=(bound or BOUND[kind]) if private else math.inf,
         generator=seed,
     )
     inference.run(x, y, progress=False)
     return inference, guide
 
 
-def fit_dpsvi(kind, x, y, epsilon, seed):
+def fit_dpsvi(kind, x, y, epsilon, seed, bound=None):
     """Mean and covariance; the settings of dpsvi_logistic.py."""
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
@@ -131,6 +132,7 @@ def fit_dpsvi(kind, x, y, epsilon, seed):
         model, init_loc_fn=init_to_value(values={"w": torch.zeros(DIM)}), init_scale=0.02
     )
     adam = {"lr": 0.03, "lrd": 0.003 ** (1 / 2000), "clip_norm": math.inf, "betas": (0.9, 0.99)}
+    private = not math.isinf(epsilon)
     inference = DPSVI(
         model,
         guide,
@@ -138,8 +140,9 @@ def fit_dpsvi(kind, x, y, epsilon, seed):
         Trace_ELBO(),
         accountant=accountant_for(epsilon),
         num_steps=2000,
+        noise_multiplier=None if private else 0,
         sample_rate=0.05,
-        max_grad_norm={"logistic": 3.0, "poisson": 12.0}[kind],
+        max_grad_norm=(bound or SVI_BOUND[kind]) if private else math.inf,
         generator=seed,
     )
     inference.run(x, y, progress=False)
