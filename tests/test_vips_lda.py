@@ -351,6 +351,21 @@ def test_perplexity_of_topics_that_say_everything():
     assert found == pytest.approx(WORDS / TOPICS, rel=1e-3)
 
 
+def test_topic_weights_say_what_documents_are_about():
+    """Two topics without a common word: a document's weights are its counts of their words."""
+    topics = torch.full((2, WORDS), 1e-8)
+    topics[0, :2] = topics[1, 2:] = 1e6
+    posterior = {"topics": dist.Dirichlet(topics).to_event(1)}
+    counts = torch.zeros(3, WORDS)
+    counts[0, 0], counts[1, 2], counts[1, 1] = 30, 20, 10
+    model = LatentDirichletAllocation(2, WORDS, alpha=0.5)
+    found = model.topic_weights(posterior, counts)
+    expected = torch.tensor([[30.5, 0.5], [10.5, 20.5], [0.5, 0.5]])
+    torch.testing.assert_close(found.concentration, expected, rtol=1e-3, atol=1e-3)
+    with pytest.raises(ModelError, match="counts"):
+        model.topic_weights(posterior, -counts)
+
+
 def test_perplexity_refuses_documents_of_one_word():
     posterior = {"topics": dist.Dirichlet(torch.ones(TOPICS, WORDS)).to_event(1)}
     with pytest.raises(ModelError, match="two or more words"):

@@ -63,7 +63,8 @@ class VIPS(PrivateSteps):
         steps there can be. 1 where all statistics are static.
     :param noise_multiplier: standard deviation sigma of a step's noise in units of the bounds, were
         there one statistic; with K of them each has sqrt(K) sigma. ``None``: the smallest with
-        which the steps, and the release of what is static, fit what remains of the budget. 0: plain
+        which the steps, and the release of what is static, fit what remains of the budget; with
+        such a release it is larger than what the accountant gives for the steps alone. 0: plain
         variational Bayes, not private.
     :param sample_rate: expected fraction of the records in a step, in (0, 1].
     :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one

@@ -58,7 +58,8 @@ class LatentDirichletAllocation(ConjugateModel):
     :param words: V, size of the vocabulary, which is public.
     :param length: of a document after rescaling, > 0. ``None``: as it is, without a bound, for runs
         without noise.
-    :param clip: norm of a document's statistics in units of ``length``, in (0, 1].
+    :param clip: norm of a document's statistics in units of ``length``, in (0, 1]. With m frequent
+        words in a document, 1 / sqrt(m) cuts little, and noise is in proportion to it.
     :param alpha: concentration of the topic weights, > 0; ``None`` for 1 / topics.
     :param eta: concentration of the topics, > 0; ``None`` for 1 / topics.
     :param iterations: of the E-step for each document.
@@ -191,6 +192,25 @@ class LatentDirichletAllocation(ConjugateModel):
             iterations=_COMPLETION_ITERATIONS,
             seed=seed,
         )
+
+    def topic_weights(
+        self, posterior: Mapping[str, Distribution], documents: Tensor
+    ) -> dist.Dirichlet:
+        """What documents are about: the variational posterior of each one's topic weights.
+
+        **The result is not private**: it tells what the documents hold. It is for the curator, or
+        for documents that need no protection.
+
+        :param posterior: of ``topics``: ``vips.posterior()``.
+        :param documents: counts of shape (M, words).
+        :returns: batch shape (M,), event shape (topics,).
+        :raises ModelError: they do not fit.
+        """
+        self.check(documents)
+        log_topics = _log_topics(posterior["topics"].base_dist)
+        bag = Documents.of(documents)
+        local = local_posterior(log_topics, bag, self.alpha, _COMPLETION_ITERATIONS)
+        return dist.Dirichlet(local.weights)
 
     def _documents(self, counts: Tensor) -> Documents:
         documents = Documents.of(counts)
