@@ -30,6 +30,7 @@ _FACTORIES = {
     _OPS.scalar_tensor.default,
     _OPS.zeros.default,
 }
+_INDEXED = {_OPS.index.Tensor, _OPS.index_put.default, _OPS.index_put_.default}
 _LIKE = {_OPS.full_like.default, _OPS.ones_like.default, _OPS.zeros_like.default}
 _NEUTRAL = {
     (_OPS.mul.Tensor, 1),
@@ -44,7 +45,8 @@ def simplify(graph: GraphModule) -> None:
     """Remove what does nothing, in place. What is written to in place is left alone."""
     _unrepeat_rows(graph)
     _skip_identities(graph)
-    _fold_constants(graph)
+    constants = _fold_constants(graph)
+    _spell_out_masks(graph, constants)
     _share(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
@@ -92,7 +94,8 @@ def _counts_up(index: Any, row: Node) -> bool:
     return axis in (1, -1) and count.target is _OPS.arange.default and count.args == (length,)
 
 
-def _fold_constants(graph: GraphModule) -> None:
+def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
+    """Compute what depends on no input; the nodes of the results."""
     memory, constants = _Memory(graph), {}
     for node in _operations(graph):
         inputs = node.all_input_nodes
@@ -111,6 +114,7 @@ def _fold_constants(graph: GraphModule) -> None:
         result = node.target(*args, **kwargs)
         if isinstance(result, torch.Tensor):
             constants[node] = result
+    folded = {}
     for i, (node, value) in enumerate(constants.items()):
         name = f"_constant{i}"
         graph.register_buffer(name, value, persistent=False)
@@ -118,6 +122,27 @@ def _fold_constants(graph: GraphModule) -> None:
             constant = graph.graph.get_attr(name)
         constant.meta = dict(node.meta)
         _replace(graph, node, constant)
+        folded[constant] = value
+    return folded
+
+
+def _spell_out_masks(graph: GraphModule, constants: dict[Node, torch.Tensor]) -> None:
+    """The places where a constant mask is true; a compiler would not know how many there are."""
+    places = {}
+    for mask, value in constants.items():
+        if value.dtype != torch.bool:
+            continue
+        places[mask] = []
+        for i, place in enumerate(value.nonzero(as_tuple=True)):
+            name = f"{mask.target}_places{i}"
+            graph.register_buffer(name, place, persistent=False)
+            with graph.graph.inserting_after(mask):
+                places[mask].append(graph.graph.get_attr(name))
+            places[mask][-1].meta["val"] = place
+    for node in _operations(graph):
+        if node.target in _INDEXED:
+            given = [places.get(index, [index]) for index in node.args[1]]
+            node.update_arg(1, [index for each in given for index in each])
 
 
 def _blank(node: Node) -> torch.Tensor:

@@ -204,3 +204,24 @@ def test_rows_that_differ_are_picked():
         return [x[torch.arange(5).unsqueeze(1), indices]]
 
     simplified(function, torch.ones(5, 6, 3), torch.tensor([[0], [3], [5], [1], [1]]))
+
+
+def test_constant_masks_become_places():
+    """A compiler does not know how many entries a mask selects."""
+
+    def function(x, y):
+        mask, column = torch.ones(3, 3).triu() > 0, torch.arange(3) > 0
+        total = torch.zeros(3, 3).index_put((mask,), y, accumulate=True)
+        written = x.clone()
+        written[:, column] = 0.0
+        return [x[mask], x[:, column], total, written, x[mask.logical_not()].sum()]
+
+    graph, _, _ = simplified(function, torch.randn(3, 3), torch.randn(6))
+    for node in graph.graph.nodes:
+        if node.target in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default):
+            places = [getattr(graph, each.target) for each in node.args[1] if each is not None]
+            assert all(place.dtype == torch.int64 for place in places)
+
+
+def test_masks_that_depend_on_the_input_stay():
+    simplified(lambda x: [torch.zeros(4).index_put((x > 0,), torch.tensor(1.0))], torch.randn(4))
