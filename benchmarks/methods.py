@@ -62,7 +62,7 @@ CANDIDATES = {
     ],
 }
 CHOSEN = {
-    "VIPS": (60, 1.0, 0.7),
+    "VIPS": (30, 1.0, 0.7),
     "DPSEP": (4.0,),
     "DPSVI": (4.0,),
     "DP-SGLD": (1.5, 3.5),
@@ -190,7 +190,7 @@ def report(runs: pd.DataFrame) -> str:
         cells = []
         for epsilon in epsilons:
             value, error, _ = wide.loc[(method, epsilon)]
-            cells.append(f"{value:.3g} ({error:.2g})")
+            cells.append(f"{value:.3g} ({float(f'{error:.2g}'):g})")
         cells += [f"{mean_part[method, 1.0]:.3g}", f"{ratio[method, 1.0]:.3f}"]
         lines.append([method, *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -247,9 +247,9 @@ def report(runs: pd.DataFrame, checks: pd.DataFrame) -> None:
 
 
 def draw(runs: pd.DataFrame, path: Path) -> None:
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    figure, panels = plt.subplots(1, 2, figsize=(10.5, 3.6), layout="constrained")
     for axes, quantity in zip(panels, ("mean", "covariance"), strict=True):
-        for name in (*SETTINGS, *EM_STEPS):
+        for name in (*SETTINGS, *(EM_STEPS if quantity == "mean" else ())):
             line = runs[(runs.setting == name) & runs.method.str.startswith("epsilon")]
             values = line.groupby("method", sort=False)[quantity].median()
             (drawn,) = axes.loglog(EPSILONS, values, marker="o", markersize=4, label=name)
@@ -263,7 +263,13 @@ def draw(runs: pd.DataFrame, path: Path) -> None:
         axes.set_ylabel(f"squared error of the {quantity}")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    panels[1].legend(frameon=False, fontsize=8, title="median; dotted: clipped, no noise")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside right upper",
+        frameon=False,
+        fontsize=8,
+        title="median; dotted:\nclipped, no noise",
+    )
     figure.savefig(path, dpi=160)
 
 
