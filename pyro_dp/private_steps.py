@@ -2,6 +2,7 @@
 
 import abc
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
-from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded
+from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.mechanisms import ClippedSum, release
 from pyro_dp.randomness import Randomness
 from pyro_dp.sampling import RecordSampler
@@ -87,6 +88,10 @@ class PrivateSteps(abc.ABC):
                 bar.update()
         return results
 
+    def __reduce__(self):
+        name = type(self).__name__
+        raise PrivacyError(f"A {name} holds the data: save its state_dict() instead.")
+
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(num_steps={self.num_steps}, "
@@ -112,6 +117,39 @@ class PrivateSteps(abc.ABC):
                 raise ConfigurationError("noise_multiplier is calibrated by the first step.")
             self._noise_multiplier = self._calibrated(rate)
         return self._noise_multiplier
+
+    def _state(self) -> dict[str, Any]:
+        """What every state has."""
+        return {
+            "version": 1,
+            "steps": self._steps,
+            "noise_multiplier": self._noise_multiplier,
+            "accountant": self.accountant.state_dict(),
+        }
+
+    def _require_state(self, state: Any, names: Sequence[str]) -> None:
+        """
+        :param names: what a state has beside :meth:`_state`.
+        :raises ConfigurationError: it is not a state of this inference.
+        """
+        known = ("steps", "noise_multiplier", "accountant", *names)
+        if (
+            not isinstance(state, dict)
+            or state.get("version") != 1
+            or any(name not in state for name in known)
+        ):
+            raise ConfigurationError(
+                f"load_state_dict: this is no state_dict() of {type(self).__name__}."
+            )
+        if not self._calibrates and state["noise_multiplier"] != self._noise_multiplier:
+            raise ConfigurationError("noise_multiplier differs from that of the saved run.")
+        require_count("steps", state["steps"], least=0)
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        """The ledger first: it refuses what would lower it."""
+        self.accountant.load_state_dict(state["accountant"])
+        self._steps = state["steps"]
+        self._noise_multiplier = state["noise_multiplier"]
 
     def _calibrated(self, rate: float) -> float:
         """The smallest noise with which what is left of the steps fits what is left to spend."""

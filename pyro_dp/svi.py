@@ -26,12 +26,12 @@ from pyro_dp.mechanisms import AdaptiveClip, Block, ClippedSum
 from pyro_dp.records import Records
 from pyro_dp.row_adam import RowAdam, RowOptimizer
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_choice, require_count, require_number
+from pyro_dp.settings import require_choice, require_number
 from pyro_dp.steps import COORDINATES, EagerStep
 from pyro_dp.traced_step import TracedStep
 
 _LOSSES = (Trace_ELBO, TraceMeanField_ELBO, TraceEnum_ELBO)
-_STATE = ("parameters", "optimizer", "steps", "noise_multiplier", "bound", "accountant")
+_STATE = ("parameters", "optimizer", "bound")
 
 
 class DPSVI(PrivateInference):
@@ -234,14 +234,10 @@ class DPSVI(PrivateInference):
         """
         parameters = self._parameters | self._loaded
         local = self._term.local.leaves if self._term else {}
-        state = {
-            "version": 1,
+        state = self._state() | {
             "parameters": {name: leaf.detach().clone() for name, leaf in parameters.items()},
             "optimizer": {n: s for n, s in self.optim.get_state().items() if n not in local},
-            "steps": self._steps,
-            "noise_multiplier": self._noise_multiplier,
             "bound": self._bound,
-            "accountant": self.accountant.state_dict(),
         }
         if include_private_local_state:
             state["private_local_state"] = self._rows.state_dict()
@@ -255,15 +251,7 @@ class DPSVI(PrivateInference):
         :raises ConfigurationError: it is not a state of this inference; nothing was changed.
         :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
         """
-        if (
-            not isinstance(state, dict)
-            or state.get("version") != 1
-            or any(key not in state for key in _STATE)
-        ):
-            raise ConfigurationError("load_state_dict: this is no state_dict() of DPSVI.")
-        if not self._calibrates and state["noise_multiplier"] != self._noise_multiplier:
-            raise ConfigurationError("noise_multiplier differs from that of the saved run.")
-        require_count("steps", state["steps"], least=0)
+        self._require_state(state, _STATE)
         require_number("bound", state["bound"], above=0.0, below=math.inf, closed=True)
         store = pyro.get_param_store()
         for name, value in state["parameters"].items():
@@ -271,18 +259,13 @@ class DPSVI(PrivateInference):
                 raise ConfigurationError(f"Parameter {name!r} has another shape than when saved.")
         local = state.get("private_local_state", {})
         RowOptimizer.check(local)
-        self.accountant.load_state_dict(state["accountant"])
+        self._load_state(state)
         self._rows.load_state_dict(local)
         self._loaded = dict(state["parameters"])
         self._set_loaded()
         self.optim.optim_objs.clear()  # made anew in the next step, from the saved state
         self.optim.set_state(state["optimizer"])
-        self._steps = state["steps"]
-        self._noise_multiplier = state["noise_multiplier"]
         self._bound = state["bound"]
-
-    def __reduce__(self):
-        raise PrivacyError("A DPSVI holds the data: save its state_dict() instead.")
 
     def _set_loaded(self) -> None:
         store = pyro.get_param_store()

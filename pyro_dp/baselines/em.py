@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
 from pyro_dp.accounting import PrivacyAccountant
-from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
+from pyro_dp.errors import ConfigurationError, ModelError
 from pyro_dp.gaussian import stacked, unstacked
 from pyro_dp.mechanisms import Block, ClippedSum
 from pyro_dp.private_steps import PrivateSteps
@@ -20,7 +20,7 @@ from pyro_dp.sampling import RecordSampler
 from pyro_dp.settings import require_count, require_number
 
 _SHARES = (0.2, 0.3, 0.5)  # of sigma^-2: counts, sums, second moments
-_STATE = ("weights", "locs", "covariances", "steps", "noise_multiplier", "radius", "accountant")
+_STATE = ("weights", "locs", "covariances", "radius")
 
 
 class DPEM(PrivateSteps):
@@ -146,15 +146,11 @@ class DPEM(PrivateSteps):
 
     def state_dict(self) -> dict[str, Any]:
         """Estimate, step count and accountant: public or released; loads with weights only."""
-        return {
-            "version": 1,
+        return self._state() | {
             "weights": self.weights.clone(),
             "locs": self.locs.clone(),
             "covariances": self.covariances.clone(),
-            "steps": self._steps,
-            "noise_multiplier": self._noise_multiplier,
             "radius": self.radius,
-            "accountant": self.accountant.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -163,27 +159,14 @@ class DPEM(PrivateSteps):
         :raises ConfigurationError: it is not a state of this inference; nothing was changed.
         :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
         """
-        if (
-            not isinstance(state, dict)
-            or state.get("version") != 1
-            or any(key not in state for key in _STATE)
-        ):
-            raise ConfigurationError("load_state_dict: this is no state_dict() of DPEM.")
-        if not self._calibrates and state["noise_multiplier"] != self._noise_multiplier:
-            raise ConfigurationError("noise_multiplier differs from that of the saved run.")
+        self._require_state(state, _STATE)
         if state["radius"] != self.radius:
             raise ConfigurationError("radius differs from that of the saved run.")
         if state["locs"].shape != self.locs.shape:
             raise ConfigurationError("start has another shape than in the saved run.")
-        require_count("steps", state["steps"], least=0)
-        self.accountant.load_state_dict(state["accountant"])
+        self._load_state(state)
         for name in ("weights", "locs", "covariances"):
             setattr(self, name, state[name].clone())
-        self._steps = state["steps"]
-        self._noise_multiplier = state["noise_multiplier"]
-
-    def __reduce__(self):
-        raise PrivacyError("A DPEM holds the data: save its state_dict() instead.")
 
     def _check(self, x: Tensor) -> None:
         if self._checked is not None and self._checked[0] is x and self._checked[1] == x._version:

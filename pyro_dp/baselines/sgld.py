@@ -17,7 +17,7 @@ from torch import Tensor
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.baselines.target import global_latents, point_guide, suitable_loss
 from pyro_dp.checks import build_record_term
-from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
+from pyro_dp.errors import ConfigurationError, ModelError
 from pyro_dp.inference import PrivateInference
 from pyro_dp.latents import Latent
 from pyro_dp.mechanisms import Block, ClippedSum
@@ -27,7 +27,7 @@ from pyro_dp.settings import require_count, require_number
 from pyro_dp.steps import EagerStep
 from pyro_dp.traced_step import TracedStep
 
-_STATE = ("position", "samples", "steps", "noise_multiplier", "bound", "accountant")
+_STATE = ("position", "samples", "bound")
 _OTHER_LATENTS = "The saved state is of a model with other latents."
 
 
@@ -184,14 +184,10 @@ class DPSGLD(PrivateInference):
         """
         if self._position is None:
             raise ConfigurationError("There is no state before the first step.")
-        return {
-            "version": 1,
+        return self._state() | {
             "position": self._position.clone(),
             "samples": {name: torch.stack(values) for name, values in self._samples.items()},
-            "steps": self._steps,
-            "noise_multiplier": self._noise_multiplier,
             "bound": self._bound,
-            "accountant": self.accountant.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -200,29 +196,16 @@ class DPSGLD(PrivateInference):
         :raises ConfigurationError: it is not a state of this inference; nothing was changed.
         :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
         """
-        if (
-            not isinstance(state, dict)
-            or state.get("version") != 1
-            or any(key not in state for key in _STATE)
-        ):
-            raise ConfigurationError("load_state_dict: this is no state_dict() of DPSGLD.")
-        if not self._calibrates and state["noise_multiplier"] != self._noise_multiplier:
-            raise ConfigurationError("noise_multiplier differs from that of the saved run.")
+        self._require_state(state, _STATE)
         if state["bound"] != self._bound:
             raise ConfigurationError("max_grad_norm differs from that of the saved run.")
-        require_count("steps", state["steps"], least=0)
         if self._latents and state["position"].shape != self._leaf.shape:
             raise ConfigurationError(_OTHER_LATENTS)
-        self.accountant.load_state_dict(state["accountant"])
+        self._load_state(state)
         self._position = state["position"].clone()
         if self._latents:
             self._leaf.data = self._position.clone()
         self._samples = {name: list(values) for name, values in state["samples"].items()}
-        self._steps = state["steps"]
-        self._noise_multiplier = state["noise_multiplier"]
-
-    def __reduce__(self):
-        raise PrivacyError("A DPSGLD holds the data: save its state_dict() instead.")
 
     def _build(self, records: Records, sampler: RecordSampler) -> None:
         loss = suitable_loss(self.model, records)

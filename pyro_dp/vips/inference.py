@@ -18,7 +18,7 @@ from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
-from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
+from pyro_dp.errors import ConfigurationError, ModelError
 from pyro_dp.plates import PrivatePlate
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.randomness import LocalStream
@@ -29,7 +29,7 @@ from pyro_dp.vips.conjugate_model import ConjugateModel
 from pyro_dp.vips.e_step import Release
 from pyro_dp.vips.mixed_statistics import MixedStatistics, require_step_size
 
-_STATE = ("size", "statistics", "static", "steps", "noise_multiplier", "accountant")
+_STATE = ("size", "statistics", "static")
 
 
 class VIPS(PrivateSteps):
@@ -182,14 +182,10 @@ class VIPS(PrivateSteps):
         It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
         streams are not part of it: a resumed run draws fresh ones.
         """
-        return {
-            "version": 1,
+        return self._state() | {
             "size": self._size,
             "statistics": self._mixed and self._mixed.state(),
             "static": self._static and self._static.state(),
-            "steps": self._steps,
-            "noise_multiplier": self._noise_multiplier,
-            "accountant": self.accountant.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -198,15 +194,7 @@ class VIPS(PrivateSteps):
         :raises ConfigurationError: it is not a state of this inference; nothing was changed.
         :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
         """
-        if (
-            not isinstance(state, dict)
-            or state.get("version") != 1
-            or any(key not in state for key in _STATE)
-        ):
-            raise ConfigurationError("load_state_dict: this is no state_dict() of VIPS.")
-        if not self._calibrates and state["noise_multiplier"] != self._noise_multiplier:
-            raise ConfigurationError("noise_multiplier differs from that of the saved run.")
-        require_count("steps", state["steps"], least=0)
+        self._require_state(state, _STATE)
         mixed = static = posterior = None
         if state["size"] is not None:
             size = require_count("size", state["size"])
@@ -215,15 +203,10 @@ class VIPS(PrivateSteps):
         if state["static"] is not None:
             once = self._once.statistics if self._once else {}
             static = MixedStatistics.from_state(state["static"], once)
-        self.accountant.load_state_dict(state["accountant"])
+        self._load_state(state)
         self._records = None  # to look at the data anew
         self._size, self._mixed, self._static = state["size"], mixed, static
         self._posterior = posterior
-        self._steps = state["steps"]
-        self._noise_multiplier = state["noise_multiplier"]
-
-    def __reduce__(self):
-        raise PrivacyError("A VIPS holds the data: save its state_dict() instead.")
 
     @property
     def _noise_once(self) -> float:
