@@ -105,11 +105,11 @@ MUTATIONS = [
         "dividing by the realised batch",
         "svi",
         "self._step.add(clipped, draws, self._sample(position), stream)\n"
-        "        gradient, *others = self._release(clipped, position)",
+        "        gradient, *others = self._release(clipped)",
         "indices = self._sample(position); self._step.add(clipped, draws, indices, stream)\n"
         "        rate, size = self._sampler.sample_rate, self._records.plate.size\n"
         "        gradient, *others = "
-        "[b * rate * size / max(len(indices), 1) for b in self._release(clipped, position)]",
+        "[b * rate * size / max(len(indices), 1) for b in self._release(clipped)]",
         "test_svi.py",
     ),
     Mutation(
@@ -129,7 +129,7 @@ MUTATIONS = [
     Mutation(
         "event recorded with the wrong rate",
         "private_steps",
-        "event=SubsampledGaussian(noise_multiplier, rate, self.sampling)",
+        "event=SubsampledGaussian(noise_multiplier, rate, self._sampler.sampling)",
         "event=SubsampledGaussian(noise_multiplier, rate / 2, 'poisson')",
         "test_svi.py",
     ),
@@ -304,8 +304,8 @@ MUTATIONS = [
     Mutation(
         "initial values from private rows",
         "checks",
-        "        with known.shown(known.constants()):\n",
-        "        with LocalParameters().shown({}):\n",
+        "        with marked.shown(marked.constants()):\n",
+        "        with forked_rng():\n",
         "test_local_parameters.py",
     ),
     Mutation(
@@ -546,9 +546,8 @@ MUTATIONS = [
     Mutation(
         "sites divided by the realised batch",
         "sep",
-        "(released,) = self._release(clipped, position)",
-        "(released,) = self._release(clipped, position); "
-        "released = released * (1 + torch.rand(()).item())",
+        "(released,) = self._release(clipped)",
+        "(released,) = self._release(clipped); released = released * (1 + torch.rand(()).item())",
         "test_sep.py",
     ),
     Mutation(
@@ -666,8 +665,8 @@ MUTATIONS = [
     Mutation(
         "VIPS: the static release of a step's noise, in the ledger half of it",
         "vips/inference",
-        "released = self._account_and_release(clipped, position, self._noise_once)",
-        "released = self._account_and_release(clipped, position, self._noise_once / 2)",
+        "released = self._account_and_release(clipped, self._noise_once)",
+        "released = self._account_and_release(clipped, self._noise_once / 2)",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(

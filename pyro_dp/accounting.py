@@ -4,10 +4,11 @@ Every release is recorded here *before* it happens. What an event costs is the b
 :mod:`pyro_dp.engines`; this module merges events, holds the budget and keeps the state.
 """
 
+import contextlib
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pyro_dp import engines, ledger
@@ -100,6 +101,12 @@ class PrivacyAccountant:
         """How many events were recorded; the position from which random streams are derived."""
         with self._lock:
             return sum(self._counts.values())
+
+    @contextlib.contextmanager
+    def next_position(self) -> Iterator[int]:
+        """The number of the release that is made within; no other thread records meanwhile."""
+        with self._lock:
+            yield self.num_releases
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from pyro_dp.errors import ModelError, PrivacyError
 from pyro_dp.gradients import Batch, RecordGradients, RecordTerm
 from pyro_dp.guard import unchanged_buffers
 from pyro_dp.initial_values import agree, initialise
-from pyro_dp.local_parameters import LocalParameters, find_local_parameters
+from pyro_dp.local_parameters import find_local_parameters, marked_parameters
 from pyro_dp.outside import Particle, draw_particle
 from pyro_dp.plates import Inside, Outside
 from pyro_dp.randomness import LocalStream, Randomness, forked_rng
@@ -41,21 +41,19 @@ def build_record_term(
     *,
     privatize: str,
     microbatch_size: int | None = None,
-    known: LocalParameters | None = None,
 ) -> tuple[RecordTerm, dict[str, Tensor]]:
     """Initialise the parameters, run every check, and build the term whose gradients are released.
 
-    :param known: local parameters that were found before: nothing public may come from them.
     :returns: the term, and all unconstrained parameters of model and guide by name, but for those
         with a row per record, which the term holds.
     :raises ModelError: names the site, parameter or argument that does not fit, and what to do.
     """
     records.require_finite()
     with forked_rng():
-        known = (known or LocalParameters()).current()
-        with known.shown(known.constants()):
+        marked = marked_parameters(records.plate.size)
+        with marked.shown(marked.constants()):
             initialise(model, guide, records)
-        local = find_local_parameters(model, guide, records)
+        local = find_local_parameters(model, guide, records, marked)
         outside = Runs(model, guide, records, Outside, local)
         check_outside(outside, records)
         particle = draw_particle(loss, model, guide, records, local=local)

@@ -33,7 +33,7 @@ bound of one record's C no longer covers the difference. It is refused.
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pyro
 import torch
@@ -86,11 +86,13 @@ class LocalParameters:
         """The names, for messages."""
         return ", ".join(map(repr, self.leaves))
 
-    def current(self) -> "LocalParameters":
-        """Those that are still in Pyro's parameter store."""
-        store = pyro.get_param_store()
-        kept = {n: leaf for n, leaf in self.leaves.items() if store.param_name(leaf) == n}
-        return replace(self, leaves=kept)
+    def add(self, name: str, leaf: Tensor, dim: int) -> None:
+        """Once a parameter holds private rows, it does for good: it is marked."""
+        self.leaves[name], self.dims[name] = leaf, dim
+        leaf._pyro_dp_rows = dim
+        constraint = pyro.get_param_store().get_state()["constraints"].get(name, real)
+        if constraint is not real:
+            self.constraints[name] = constraint
 
     def rows(self, indices: Tensor) -> dict[str, Tensor]:
         """Private rows of these records, (B, ...) each."""
@@ -126,8 +128,34 @@ class LocalParameters:
         )
 
 
-def find_local_parameters(model: Callable, guide: Callable, records: Records) -> LocalParameters:
-    """Parameters of which a record uses one row, that of its index.
+def marked_parameters(size: int) -> LocalParameters:
+    """Parameters in Pyro's store that some inference has learnt as private rows.
+
+    Nothing public may come from them, whatever a model uses them for now.
+
+    :param size: number of records N.
+    :raises ModelError: the rows are of other records.
+    """
+    store, found = pyro.get_param_store(), LocalParameters(size)
+    for name in store.keys():
+        leaf = store[name].unconstrained()
+        dim = getattr(leaf, "_pyro_dp_rows", None)
+        if dim is None:
+            continue
+        if leaf.shape[dim] != size:
+            raise ModelError(
+                f"Parameter {name!r} in Pyro's store holds a private row for each of "
+                f"{leaf.shape[dim]} records, but there are {size} now: save what you need, and "
+                "call pyro.clear_param_store()."
+            )
+        found.add(name, leaf, dim)
+    return found
+
+
+def find_local_parameters(
+    model: Callable, guide: Callable, records: Records, marked: LocalParameters
+) -> LocalParameters:
+    """Parameters of which a record uses one row, that of its index, and those that are marked.
 
     They are found on placeholders and constants, so that what is found is public. A parameter with
     N rows that all records use alike is a global one.
@@ -135,19 +163,22 @@ def find_local_parameters(model: Callable, guide: Callable, records: Records) ->
     :raises ModelError: records use rows of their own, but not only those at their index.
     """
     plate, found = records.plate, LocalParameters(records.plate.size)
+    for name, leaf in marked.leaves.items():
+        found.add(name, leaf, marked.dims[name])
     if plate.size == 1:
         return found
-    _, parameters = _run_at(model, guide, records, 0, {})
+    with marked.shown(marked.constants()):
+        _, parameters = _run_at(model, guide, records, 0, {})
     candidates = {
         name: leaf
         for name, leaf in _leaves(parameters).items()
-        if plate.size in leaf.shape and leaf.requires_grad
+        if plate.size in leaf.shape and leaf.requires_grad and name not in marked.leaves
     }
     if not candidates:
         return found
     examples = records.examples()
-    gradients = [_gradients_at(model, guide, records, i, candidates) for i in examples]
-    declared = pyro.get_param_store().get_state()["constraints"]
+    with marked.shown(marked.constants()):
+        gradients = [_gradients_at(model, guide, records, i, candidates) for i in examples]
     for name, leaf in candidates.items():
         own = [gradient[name] for gradient in gradients]
         if all(agree(own[0], other) for other in own[1:]):
@@ -159,10 +190,8 @@ def find_local_parameters(model: Callable, guide: Callable, records: Records) ->
                 "record, or a site outside the plate, reads others than the record's own: index "
                 "it with the plate's indices (loc[idx]), inside the plate only."
             )
-        found.leaves[name], found.dims[name] = leaf, dim
+        found.add(name, leaf, dim)
         vars(leaf).pop("_pyro_subsample", None)  # where plates note which rows they took
-        if declared.get(name, real) is not real:
-            found.constraints[name] = declared[name]
     return found
 
 

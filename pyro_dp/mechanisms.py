@@ -19,6 +19,8 @@ from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
 from pyro_dp.errors import ConfigurationError
 from pyro_dp.settings import require_number
 
+LEAST_BOUND = 1e-6
+
 
 @dataclass(frozen=True)
 class Block:
@@ -29,13 +31,21 @@ class Block:
     cost has sigma_k = sigma / sqrt(s_k).
 
     :param size: number of coordinates.
-    :param bound: Euclidean norm to which the block of one record is clipped.
+    :param bound: Euclidean norm to which the block of one record is clipped; at least 1e-6, far
+        above where squares underflow.
     :param share: the part of sigma^-2 that this block takes; the shares of a release sum to 1.
     """
 
     size: int
     bound: float
     share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.bound >= LEAST_BOUND:
+            raise ConfigurationError(
+                f"The bound of a record's part is {self.bound:g}, and norms as small as that are "
+                f"not computed safely: use bounds of at least {LEAST_BOUND:g}, in larger units."
+            )
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,8 @@ class AdaptiveClip:
     def updated(self, bound: float, within: float) -> float:
         """The next bound, given the released fraction of records ``within`` the present one."""
         # Clamping is post-processing: one unlucky draw cannot throw the bound away.
-        return bound * math.exp(-self.learning_rate * (min(max(within, 0.0), 1.0) - self.quantile))
+        change = -self.learning_rate * (min(max(within, 0.0), 1.0) - self.quantile)
+        return max(LEAST_BOUND, bound * math.exp(change))
 
 
 class Contributions(Protocol):

@@ -168,23 +168,23 @@ class PrivateSteps(abc.ABC):
         """The records of this step: indices, ascending."""
         return self._sampler.draw(self._randomness.stream("sampling", position))
 
-    def _release(self, clipped: ClippedSum, position: int) -> list[Tensor]:
+    def _release(self, clipped: ClippedSum) -> list[Tensor]:
         """The release of a step: estimates of the sums over all records."""
-        estimates = self._account_and_release(clipped, position, self.noise_multiplier)
+        estimates = self._account_and_release(clipped, self.noise_multiplier)
         self._steps += 1
         return estimates
 
-    def _account_and_release(
-        self, clipped: ClippedSum, position: int, noise_multiplier: float
-    ) -> list[Tensor]:
+    def _account_and_release(self, clipped: ClippedSum, noise_multiplier: float) -> list[Tensor]:
         """Sums over the batch become estimates of sums over all records."""
         rate = self._sampler.sample_rate
-        released = release(
-            clipped,
-            accountant=self.accountant,
-            event=SubsampledGaussian(noise_multiplier, rate, self.sampling),
-            noise=self._randomness.stream("noise", position),
-        )
+        # Two threads with equal seeds must not find the same position, and draw the same noise.
+        with self.accountant.next_position() as position:
+            released = release(
+                clipped,
+                accountant=self.accountant,
+                event=SubsampledGaussian(noise_multiplier, rate, self._sampler.sampling),
+                noise=self._randomness.stream("noise", position),
+            )
         return [block / rate for block in released]
 
     def _check_settings(self, secure: bool) -> None:

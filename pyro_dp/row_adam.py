@@ -25,7 +25,7 @@ class RowAdam:
 
     :param lr: step size, > 0, in unconstrained coordinates.
     :param betas: decay of the first and second moment, in [0, 1).
-    :param eps: added to the root of the second moment, >= 0.
+    :param eps: added to the root of the second moment, > 0.
     :raises ConfigurationError: a setting is out of range.
     """
 
@@ -35,7 +35,7 @@ class RowAdam:
 
     def __post_init__(self) -> None:
         require_number("RowAdam.lr", self.lr, above=0.0, below=math.inf)
-        require_number("RowAdam.eps", self.eps, above=0.0, below=math.inf, or_equal=True)
+        require_number("RowAdam.eps", self.eps, above=0.0, below=math.inf)
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
             raise ConfigurationError("RowAdam.betas must be two numbers.")
         for beta in self.betas:
@@ -123,7 +123,8 @@ class RowOptimizer:
             finite &= gradient.reshape(len(indices), -1).isfinite().all(dim=1)
         moved = indices[finite]
         for name, gradient in gradients.items():
-            self._move(name, moved, gradient[finite])
+            if self._local.leaves[name].requires_grad:
+                self._move(name, moved, gradient[finite])
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Rows, step counts and moments by parameter: private."""

@@ -192,7 +192,7 @@ class DPSEP(PrivateInference):
         position = self.accountant.num_releases
         cavity = self._posterior / self._factor ** (1 / self._records.plate.size)
         clipped = self._clipped_sum(cavity, self._sample(position), position)
-        (released,) = self._release(clipped, position)
+        (released,) = self._release(clipped)
         with self._all_or_nothing():
             change = self._update(self._estimate(released, cavity), cavity, damping)
             self._advance()

@@ -201,7 +201,7 @@ class DPSVI(PrivateInference):
         clipped = ClippedSum(self._blocks(self._step.size(draws)), self._records.device)
         stream = partial(self._randomness.stream, "local", position)
         moves = self._step.add(clipped, draws, self._sample(position), stream)
-        gradient, *others = self._release(clipped, position)
+        gradient, *others = self._release(clipped)
         gradients, outside = self._step.gradients(draws, gradient)
         for name, leaf in self._parameters.items():
             # What a leaf held before came from elsewhere, and may come from the data.
@@ -284,7 +284,6 @@ class DPSVI(PrivateInference):
             records,
             privatize=self.privatize,
             microbatch_size=self.microbatch_size,
-            known=self._term.local if self._term else None,
         )
         if term.local and self.sampling == "fixed":
             raise ConfigurationError(FIXED.format(names=term.local.listed))

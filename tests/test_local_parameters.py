@@ -15,6 +15,7 @@ from problems import (
     fit_dpsvi,
     fit_svi,
     handwritten_guide,
+    new_dpsvi,
     regression_data,
     start,
     values,
@@ -788,6 +789,94 @@ def test_nothing_moves_if_the_budget_is_spent(monkeypatch):
     assert all(torch.equal(value, before[name]) for name, value in rows(fixture.svi).items())
 
 
+# Once private, always private
+
+
+def _flagged(x, with_rows=True):
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with pyro.plate("people", 12) as idx:
+        z = pyro.sample("z", dist.Normal(mu, 1.0)) if with_rows else mu
+        pyro.sample("x", dist.Normal(z, 1.0), obs=x[idx])
+
+
+class _Flagged:
+    """A guide with rows, whose mean it may read outside the plate."""
+
+    outside = False
+
+    def __call__(self, x, with_rows=True):
+        a = pyro.param("a", torch.tensor(0.0))
+        loc = pyro.param("loc", torch.zeros(12))
+        if self.outside:
+            a = a + pyro.get_param_store()["loc"].detach().mean()
+        pyro.sample("mu", dist.Normal(a, 1.0))
+        with pyro.plate("people", 12) as idx:
+            if with_rows:
+                pyro.sample("z", dist.Normal(loc[idx], 1.0))
+
+
+def _trained(accountant=None):
+    """After some steps in which rows were learnt."""
+    svi = DPSVI(
+        _flagged,
+        _Flagged(),
+        pyro.optim.Adam({"lr": 0.5}),
+        Trace_ELBO(),
+        accountant=accountant or PrivacyAccountant(),
+        noise_multiplier=1.0,
+        sampling="full",
+        jit="none",
+    )
+    x = torch.randn(12)
+    for _ in range(3):
+        svi.step(x)
+    assert svi.state_dict()["parameters"].keys() == {"a"}
+    return svi, x
+
+
+def test_rows_that_are_not_used_any_more_stay_private():
+    svi, x = _trained()
+    svi.step(x, False)
+    assert svi.state_dict()["parameters"].keys() == {"a"}
+    assert svi.state_dict()["optimizer"].keys() == {"a"}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_rows_that_are_used_elsewhere_later_are_refused(frozen):
+    svi, x = _trained()
+    svi.guide.outside = True
+    pyro.get_param_store()["loc"].unconstrained().requires_grad_(not frozen)
+    with pytest.raises(ModelError, match="'mu'.*private row per record"):
+        svi.step(x.clone())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_rows_of_another_inference_are_private_too(frozen):
+    _, x = _trained()
+    leaf = pyro.get_param_store()["loc"].unconstrained().requires_grad_(not frozen)
+    before = leaf.detach().clone()
+
+    def guide(x, with_rows):
+        start = pyro.get_param_store()["loc"].mean()
+        pyro.sample("mu", dist.Normal(start + pyro.param("b", torch.tensor(0.0)), 1.0))
+
+    second = new_dpsvi(_flagged, guide, sampling="full", jit="none", local_optim=RowAdam())
+    with pytest.raises(ModelError, match="'mu'.*private row per record"):
+        second.step(x, False)
+    assert second.accountant.num_releases == 0
+    assert torch.equal(leaf, before)
+    with pytest.raises(ModelError, match="'loc'.*12 records, but there are 7"):
+        new_dpsvi(effects, point).step(*regression_data(size=7))
+
+
+def test_frozen_rows_do_not_move():
+    svi, x = _trained()
+    leaf = pyro.get_param_store()["loc"].unconstrained().requires_grad_(False)
+    before = leaf.clone()
+    svi.step(x)
+    assert torch.equal(leaf, before)
+
+
 # Settings
 
 
@@ -826,7 +915,7 @@ def test_other_optimizers_need_settings(monkeypatch, optim):
     [
         {"lr": 0.0},
         {"lr": math.nan},
-        {"eps": -1.0},
+        {"eps": 0.0},
         {"betas": (0.9, 1.0)},
         {"betas": (-0.1, 0.9)},
         {"betas": 0.9},

@@ -3,6 +3,7 @@
 import io
 import math
 import pickle
+import threading
 
 import numpy as np
 import pyro
@@ -37,7 +38,9 @@ from pyro_dp import (
     PrivacyError,
     SubsampledGaussian,
 )
+from pyro_dp.mechanisms import Block, ClippedSum
 from pyro_dp.randomness import Randomness
+from pyro_dp.sampling import RecordSampler
 
 _ALARM = 1e-8
 # Local draws come from the private stream by design; a declared subsample makes SVI use a part.
@@ -420,6 +423,26 @@ def test_prints_where_it_stands():
     svi = new_dpsvi(logistic, AutoNormal(logistic), num_steps=5, noise_multiplier=1.5)
     svi.step(*regression_data())
     assert repr(svi) == "DPSVI(num_steps=5, noise_multiplier=1.5, steps_done=1)"
+
+
+def test_threads_with_equal_seeds_draw_different_noise():
+    """They find the same position before, and not at the release."""
+    accountant, gate, released = PrivacyAccountant(), threading.Barrier(2), []
+
+    def work():
+        svi = new_dpsvi(logistic, AutoNormal(logistic), accountant=accountant, generator=7)
+        svi._sampler = RecordSampler("full", 10, 1.0)
+        clipped = ClippedSum([Block(3, 1.0)])
+        gate.wait()
+        released.extend(svi._release(clipped))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(released) == 2 and accountant.num_releases == 2
+    assert not (released[0] == released[1]).any()
 
 
 def test_seeded_run_says_so_in_the_ledger():

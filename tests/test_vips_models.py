@@ -396,6 +396,9 @@ def test_second_moments_are_never_made_row_by_row():
     weights[3], rows[3] = 0.0, math.nan
     total = stacked((weights[:, :, None].nan_to_num() * matrices).sum(0))
     torch.testing.assert_close(squares.weighted_sum(weights), total)
+    assert (WeightedSquares(torch.ones(2, 3), -torch.ones(2)).norms() == 3.0).all()
+    huge = WeightedSquares(torch.full((2, 3), 1e200), torch.tensor([1e200, 1.0]))
+    assert (huge.weighted_sum(torch.zeros(2, 1)) == 0.0).all()
 
 
 def test_eigenvalues_below_the_noise_are_not_taken_for_information():

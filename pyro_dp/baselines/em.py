@@ -134,7 +134,7 @@ class DPEM(PrivateSteps):
         for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
             clipped.add(*self._moments(x.index_select(0, chosen)))
         before = self.locs
-        self._maximise(*self._release(clipped, position))
+        self._maximise(*self._release(clipped))
         return (self.locs - before).square().mean().sqrt().item()
 
     @property

@@ -160,7 +160,7 @@ class DPSGLD(PrivateInference):
             clipped = ClippedSum([Block(size, self._bound)], self._records.device)
             stream = partial(self._randomness.stream, "local", position)
             self._step.add(clipped, draws, self._sample(position), stream)
-            (released,) = self._release(clipped, position)
+            (released,) = self._release(clipped)
             gradients, _ = self._step.gradients(draws, released)
         (gradient,) = gradients.values()
         return self._move(gradient, step_size)

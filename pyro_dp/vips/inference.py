@@ -139,7 +139,8 @@ class VIPS(PrivateSteps):
         :param data: tensors of length N, as the model's Pyro model takes them.
         :returns: by how much the mixed statistics changed: Euclidean norm, each in units of its
             bound, of the change per record.
-        :raises ModelError: the data do not fit; nothing was spent.
+        :raises ModelError: the data do not fit; nothing was spent. (An E-step of your own that
+            fails does so after the release of what is static, which the next step reuses.)
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         """
         self._prepare(data)
@@ -275,7 +276,7 @@ class VIPS(PrivateSteps):
     def _release_static(self) -> None:
         position = self.accountant.num_releases
         clipped = self._once.static_sum(self._records, self._sample(position))
-        released = self._account_and_release(clipped, position, self._noise_once)
+        released = self._account_and_release(clipped, self._noise_once)
         rate = self._sampler.sample_rate
         self._static = self._once.estimates(released, self._noise_once, rate)
 
@@ -284,7 +285,7 @@ class VIPS(PrivateSteps):
         local = LocalStream(self._randomness.stream("local", position))
         indices = self._sample(position)
         clipped = self._each.expected_sum(self._posterior, local, self._records, indices)
-        released = self._release(clipped, position)
+        released = self._release(clipped)
         return self._each.estimates(released, self.noise_multiplier, self._sampler.sample_rate)
 
     def _m_step(self, mixed: MixedStatistics, size: int) -> Any:

@@ -27,18 +27,20 @@ class WeightedSquares:
     One of :class:`~pyro_dp.mechanisms.Contributions`; the matrices are never made.
 
     :param rows: x, (B, d) in float64.
-    :param weights: w >= 0, (B,).
+    :param weights: w, (B,).
     """
 
     rows: Tensor
     weights: Tensor
 
     def norms(self) -> Tensor:
-        return (self.weights * self.rows.square().sum(dim=1)).unsqueeze(1)
+        return (self.weights.abs() * self.rows.square().sum(dim=1)).unsqueeze(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        rows, own = finite(self.rows), finite(self.weights).unsqueeze(1)
-        total = (rows * own * weights).T @ rows
+        rows, own = finite(self.rows), finite(self.weights).unsqueeze(1) * weights
+        # What does not count is zero before anything can overflow.
+        rows = torch.where(weights > 0, rows, 0.0)
+        total = (rows * own).T @ rows
         return stacked((total + total.T) / 2)
 
 
