@@ -23,6 +23,10 @@ _NO_DRAWS = (
     "The model draws at random inside the private plate (dropout, or a latent that is not "
     "enumerated): expectation propagation needs a likelihood without draws; use DPSVI."
 )
+_NO_ROWS = (
+    "Parameters {names} have a row per record, for which expectation propagation has no place: use "
+    "DPSVI. (If they are another inference's, call pyro.clear_param_store().)"
+)
 _MOMENTS = ("auto", "linear", "stein")
 
 
@@ -63,7 +67,9 @@ class EPProblem:
             privatize="latents",
             microbatch_size=microbatch_size,
         )
-        if term.draws or term.local:
+        if term.local:
+            raise ModelError(_NO_ROWS.format(names=term.local.listed))
+        if term.draws:
             raise ModelError(_NO_DRAWS)
         with forked_rng():
             gaussian = GaussianGuide(model, guide, records)
