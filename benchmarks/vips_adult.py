@@ -39,6 +39,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from tqdm.auto import tqdm
 
+import pyro_dp.private_steps
 from pyro_dp import DPSVI, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.vips import VIPS, LogisticRegression
 
@@ -204,6 +205,28 @@ def repeat(folder: Path, seeds: int, path: Path) -> pd.DataFrame:
     return runs
 
 
+def ablate(folder: Path, seeds: int) -> None:
+    """Print VIPS's AUC where only one of its two statistics is noisy: no private runs."""
+    x, y, order = rows(folder)
+    method, noisy = METHODS[0], pyro_dp.private_steps.release
+    for sigma, exact in itertools.product((1.0, 6.0), ((), ("curvature",), ("labels",))):
+        names = list(LogisticRegression(x.shape[1]).statistics)
+
+        def release(clipped, exact=exact, names=names, **options):
+            pairs = zip(names, noisy(clipped, **options), clipped.totals, strict=True)
+            return [total.clone() if name in exact else r for name, r, total in pairs]
+
+        pyro_dp.private_steps.release = release
+        aucs = []
+        for seed in range(seeds):
+            train, test = split(order, seed)
+            q = fit(method, CHOSEN[method], x[train], y[train], sigma, seed, RATE)
+            aucs.append(scores(q, x[test], y[test])[1])
+        found = pd.Series(aucs)
+        print(sigma, "exact:", exact, f"{found.mean():.4f} ({found.sem():.4f})", flush=True)
+    pyro_dp.private_steps.release = noisy
+
+
 def report(runs: pd.DataFrame) -> str:
     """A Markdown table of the AUC, mean (standard error)."""
     wide = summarise(runs, ["method", "noise"], "auc").set_index(["method", "noise"])
@@ -256,11 +279,15 @@ def main() -> None:
         help="folder with adult.csv.gz; without it OpenML is asked (default ../shared/data)",
     )
     parser.add_argument("--tune", action="store_true", help="print the candidates' AUC instead")
+    parser.add_argument("--ablate", action="store_true", help="print VIPS's with half of its noise")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     if options.tune:
         tune(options.data)
+        return
+    if options.ablate:
+        ablate(options.data, options.seeds)
         return
     folder = ROOT / "benchmarks"
     runs = repeat(options.data, options.seeds, folder / "results" / "vips_adult.csv")
