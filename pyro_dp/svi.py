@@ -226,7 +226,9 @@ class DPSVI(PrivateInference):
         """Unconstrained parameters, optimizer, step count and accountant.
 
         It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
-        streams are not part of it: a resumed run draws fresh ones.
+        streams are not part of it: a resumed run draws fresh ones, or with a seed those of its
+        position in the ledger: one that goes on from an older state with other settings would use
+        streams again that were used already.
 
         :param include_private_local_state: add the rows of parameters per record, with their
             moments. They are as sensitive as the data, and no guarantee covers them: such a state

@@ -75,8 +75,9 @@ class VIPS(PrivateSteps):
     :param microbatch_size: at most so many records are worked on at a time; the result is the same.
         ``None``: as the model says.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
-        against anyone who can guess the seed, and the ledger says so. What a model starts from is
-        public, and comes from torch's global generator.
+        against anyone who can guess the seed, and runs with equal seeds and separate accountants
+        share their noise; the ledger says so. What a model starts from is public, and comes from
+        torch's global generator.
     :param secure: ``False``; there is nothing else yet.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
@@ -181,7 +182,9 @@ class VIPS(PrivateSteps):
         """Statistics, step count and accountant.
 
         It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
-        streams are not part of it: a resumed run draws fresh ones.
+        streams are not part of it: a resumed run draws fresh ones, or with a seed those of its
+        position in the ledger: one that goes on from an older state with other settings would use
+        streams again that were used already.
         """
         return self._state() | {
             "size": self._size,
