@@ -56,10 +56,12 @@ class OuterProducts:
             left, right = self.left.double(), self.right.double()
             ours, theirs = left.mT @ left, right @ right.mT  # (B, k, k)
             squares = (ours * theirs).sum(dim=(1, 2)).clamp(min=0.0)
-            # That sum has terms of both signs: what rounding may take away is put back.
-            size = ours.square().sum(dim=(1, 2)) * theirs.square().sum(dim=(1, 2))
+            # That sum has terms of both signs: what rounding may take away is put back. An entry
+            # of a Gram matrix is rounded in proportion to the norms of the two vectors.
+            own, other = (each.diagonal(dim1=1, dim2=2) for each in (ours, theirs))
+            size = (own * other).sqrt().sum(dim=1).square()
             terms = left.shape[1] + right.shape[2] + left.shape[2] ** 2 + 8
-            squares = squares + terms * torch.finfo(torch.float64).eps * size.sqrt()
+            squares = squares + terms * torch.finfo(torch.float64).eps * size
         return squares.unsqueeze(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:

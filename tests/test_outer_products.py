@@ -11,7 +11,7 @@ from pyro_dp.graphs import trace
 from pyro_dp.mechanisms import Rows, clipped_sums
 from pyro_dp.outer_products import Joined, Matrices, OuterProducts, factorised
 
-SHAPES = [(4, 1, 3), (3, 1, 7), (8, 2, 9), (9, 2, 8), (20, 5, 30)]  # p, k, q
+SHAPES = [(4, 1, 3), (3, 1, 7), (8, 2, 9), (9, 2, 8), (20, 5, 30), (6, 20, 7)]  # p, k, q
 
 
 def factors(shape, dtype=torch.float64, batch=6):
