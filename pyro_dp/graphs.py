@@ -17,6 +17,9 @@ from pyro_dp.errors import PrivacyError
 from pyro_dp.simplification import simplify
 
 
+_MOST_OPERATIONS = 5000  # that a compiler takes up to a minute or two for
+
+
 class NotTraceable(PrivacyError):
     """The function is more than a fixed sequence of tensor operations; the text says where."""
 
@@ -54,7 +57,7 @@ def trace(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> Gr
 class Compiler:
     """Makes graphs callable: as machine code, if enabled, else as they are.
 
-    Where there is no compiler it warns once, and is disabled.
+    Where there is no compiler, or too much to compile, it warns once, and is disabled.
     """
 
     def __init__(self, enabled: bool):
@@ -63,6 +66,14 @@ class Compiler:
     def __call__(
         self, graph: GraphModule, inputs: Sequence[Tensor]
     ) -> Callable[..., Sequence[Tensor]]:
+        operations = sum(node.op == "call_function" for node in graph.graph.nodes)
+        if self.enabled and operations > _MOST_OPERATIONS:
+            self.enabled = False
+            warnings.warn(
+                f"jit='compile' does not apply, and steps run as with jit='trace': a graph of "
+                f"{operations} operations would take many minutes to compile.",
+                stacklevel=2,
+            )
         if not self.enabled:
             return graph.forward
         try:

@@ -137,3 +137,13 @@ def test_without_a_compiler(monkeypatch, missing):
     assert len(caught) == 1 and "/usr/bin" not in str(caught[0].message)
     x, y = torch.randn(4, 3), torch.randn(3)
     torch.testing.assert_close(list(slow(x, y)), objective(x, y))
+
+
+def test_too_much_to_compile(monkeypatch):
+    monkeypatch.setattr("pyro_dp.graphs._MOST_OPERATIONS", 2)
+    inputs = [torch.ones(4, 3), torch.zeros(3)]
+    graph, compiler = trace(objective, inputs), Compiler(enabled=True)
+    with pytest.warns(UserWarning, match="as with jit='trace'.*operations"):
+        slow = compiler(graph, inputs)
+    assert not compiler.enabled
+    torch.testing.assert_close(list(slow(*inputs)), objective(*inputs))
