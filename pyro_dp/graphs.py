@@ -16,7 +16,6 @@ from torch.fx.experimental.proxy_tensor import (
 from pyro_dp.errors import PrivacyError
 from pyro_dp.simplification import simplify
 
-
 _MOST_OPERATIONS = 5000  # that a compiler takes up to a minute or two for
 
 
