@@ -65,6 +65,15 @@ def test_no_record_reaches_beyond_the_bound(size, bound):
             assert squared_norm(sums) > 0.999 * _UNITS**2
 
 
+@pytest.mark.parametrize("size", [2, 100, 10_000])
+def test_norms_that_are_rounded_to_the_bound(size):
+    """Coordinates on the grid, whose norm exceeds the bound by less than a float64 can tell."""
+    row = torch.full((1, size), 1 / _UNITS)
+    row[0, 0] = 1.0
+    assert torch.linalg.vector_norm(row) - 1.0 < 1e-13
+    assert squared_norm(units(1.0, row)[0]) <= _UNITS**2
+
+
 def test_the_order_of_records_is_no_part_of_the_sum():
     """In floating point it is: rounding differs, and may tell who is there."""
     values = torch.randn(1000, 5)
