@@ -128,7 +128,7 @@ class DPEM(PrivateSteps):
         """
         self._refuse_steps_beyond_calibration()
         self._check(x)
-        position = self.accountant.num_releases
+        position = self.accountant.position
         clipped = self._sum_type(self._blocks(), x.device)
         indices = self._sample(position).to(x.device)
         for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
@@ -157,7 +157,8 @@ class DPEM(PrivateSteps):
         """Continue from a saved state.
 
         :raises ConfigurationError: it is not a state of this inference; nothing was changed.
-        :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
+        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
+            journal; nothing was changed.
         """
         self._require_state(state, _STATE)
         if state["radius"] != self.radius:

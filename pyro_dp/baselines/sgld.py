@@ -154,7 +154,7 @@ class DPSGLD(PrivateInference):
         with pyro.get_param_store().scope():
             self._prepare(args, kwargs)
             step_size = self._current_step_size()
-            position = self.accountant.num_releases
+            position = self.accountant.position
             draws = self._step.draw()
             size = self._step.size(draws)
             clipped = self._sum_type([Block(size, self._bound)], self._records.device)
@@ -194,7 +194,8 @@ class DPSGLD(PrivateInference):
         """Continue from a saved state.
 
         :raises ConfigurationError: it is not a state of this inference; nothing was changed.
-        :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
+        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
+            journal; nothing was changed.
         """
         self._require_state(state, _STATE)
         if state["bound"] != self._bound:

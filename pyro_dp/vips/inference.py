@@ -184,9 +184,8 @@ class VIPS(PrivateSteps):
         """Statistics, step count and accountant.
 
         It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
-        streams are not part of it: a resumed run draws fresh ones, or with a seed those of its
-        position in the ledger: one that goes on from an older state with other settings would use
-        streams again that were used already.
+        streams are not part of it: a resumed run draws fresh ones, also with a seed, for the state
+        may be older than what was released with it.
         """
         return self._state() | {
             "size": self._size,
@@ -198,7 +197,8 @@ class VIPS(PrivateSteps):
         """Continue from a saved state.
 
         :raises ConfigurationError: it is not a state of this inference; nothing was changed.
-        :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
+        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
+            journal; nothing was changed.
         """
         self._require_state(state, _STATE)
         mixed = static = posterior = None
@@ -279,14 +279,14 @@ class VIPS(PrivateSteps):
             trial.record(SubsampledGaussian(sigma, self._sampler.sample_rate, self.sampling))
 
     def _release_static(self) -> None:
-        position = self.accountant.num_releases
+        position = self.accountant.position
         clipped = self._once.static_sum(self._records, self._sample(position))
         released = self._account_and_release(clipped, self._noise_once)
         rate = self._sampler.sample_rate
         self._static = self._once.estimates(released, self._noise_once, rate)
 
     def _release_expected(self) -> MixedStatistics:
-        position = self.accountant.num_releases
+        position = self.accountant.position
         local = LocalStream(self._randomness.stream("local", position))
         indices = self._sample(position)
         clipped = self._each.expected_sum(self._posterior, local, self._records, indices)
