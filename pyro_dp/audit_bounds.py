@@ -14,7 +14,7 @@ from scipy.special import betaincinv, expit, logit
 from scipy.stats import binom
 
 _RATE_SHARE = 0.05  # of the error probability: spent on how often a guess is made
-_STEPS = 200  # of the search for the largest rejected epsilon
+_STEPS = 60  # of the search for the largest rejected epsilon
 
 
 def rate_interval(hits: np.ndarray, trials: np.ndarray, error: float) -> np.ndarray:
