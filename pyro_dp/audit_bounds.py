@@ -150,7 +150,7 @@ def canaries_bound(
 
     high = float(logit(accuracy))  # where the binomial term alone is the whole error
     grid = np.linspace(0.0, high, _STEPS)
-    low = max((epsilon for epsilon in grid if rejected(epsilon)), default=0.0)
+    low = max((float(epsilon) for epsilon in grid if rejected(epsilon)), default=0.0)
     high = min(high, low + high / (_STEPS - 1))
     for _ in range(20):
         middle = (low + high) / 2.0
