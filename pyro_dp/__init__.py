@@ -6,6 +6,8 @@ from pyro_dp.accounting import (
     PrivacyAccountant,
     SubsampledGaussian,
 )
+from pyro_dp.audit_result import AuditResult
+from pyro_dp.auditing import audit, audit_one_run
 from pyro_dp.ep import EP
 from pyro_dp.errors import ConfigurationError, ModelError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.mechanisms import AdaptiveClip
@@ -18,6 +20,7 @@ from pyro_dp.vips import VIPS
 __all__ = [
     "AdaptiveClip",
     "ApproximateDP",
+    "AuditResult",
     "ConfigurationError",
     "DPSEP",
     "DPSVI",
@@ -30,6 +33,8 @@ __all__ = [
     "RowAdam",
     "SubsampledGaussian",
     "VIPS",
+    "audit",
+    "audit_one_run",
     "clipped_kl",
     "sep_kl_bound",
 ]
