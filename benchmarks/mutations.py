@@ -956,6 +956,48 @@ MUTATIONS = [
         "precisions = Gamma((self.b + 0.5) * one, rates.mean + squares)",
         "test_vips_sbn.py",
     ),
+    Mutation(
+        "scaler: squares with half of their bound",
+        "scaler",
+        "Block(dim, math.sqrt(dim) / 2, 0.5)]",
+        "Block(dim, math.sqrt(dim) / 4, 0.5)]",
+        "test_scaler.py",
+    ),
+    Mutation(
+        "scaler: shares that give the means less noise",
+        "scaler",
+        "Block(dim, math.sqrt(dim), 0.5), Block(dim, math.sqrt(dim) / 2, 0.5)",
+        "Block(dim, math.sqrt(dim), 0.9), Block(dim, math.sqrt(dim) / 2, 0.1)",
+        "test_scaler.py",
+    ),
+    Mutation(
+        "scaler: features are not clipped to their bounds",
+        "scaler",
+        ".to(rows.device)).clamp(-1.0, 1.0)",
+        ".to(rows.device))",
+        "test_scaler.py",
+    ),
+    Mutation(
+        "scaler: variances without a floor",
+        "scaler",
+        "min=min(1.0, max(noise, _LEAST_VARIANCE))",
+        "min=-1.0",
+        "test_scaler.py",
+    ),
+    Mutation(
+        "scaler: a clone has an accountant of its own",
+        "scaler",
+        "return type(self)(**self.get_params())",
+        "return type(self)(**self.get_params() | {'accountant': PrivacyAccountant()})",
+        "test_scaler.py",
+    ),
+    Mutation(
+        "scaler: means of the data, not of the release",
+        "scaler",
+        "mean = (sums / size)",
+        "mean = (clipped.totals[0] / size)",
+        "test_scaler.py",
+    ),
 ]
 
 

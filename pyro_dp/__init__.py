@@ -5,6 +5,7 @@ from pyro_dp.ep import EP
 from pyro_dp.errors import ConfigurationError, ModelError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.mechanisms import AdaptiveClip
 from pyro_dp.row_adam import RowAdam
+from pyro_dp.scaler import DPStandardScaler
 from pyro_dp.sep import DPSEP
 from pyro_dp.svi import DPSVI
 from pyro_dp.theory import clipped_kl, sep_kl_bound
@@ -15,6 +16,7 @@ __all__ = [
     "ConfigurationError",
     "DPSEP",
     "DPSVI",
+    "DPStandardScaler",
     "EP",
     "ModelError",
     "PrivacyAccountant",
