@@ -1,6 +1,11 @@
 """Private Bayesian inference for Pyro models."""
 
-from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.accounting import (
+    ApproximateDP,
+    NonPrivateLook,
+    PrivacyAccountant,
+    SubsampledGaussian,
+)
 from pyro_dp.ep import EP
 from pyro_dp.errors import ConfigurationError, ModelError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.mechanisms import AdaptiveClip
@@ -13,12 +18,14 @@ from pyro_dp.vips import VIPS
 
 __all__ = [
     "AdaptiveClip",
+    "ApproximateDP",
     "ConfigurationError",
     "DPSEP",
     "DPSVI",
     "DPStandardScaler",
     "EP",
     "ModelError",
+    "NonPrivateLook",
     "PrivacyAccountant",
     "PrivacyBudgetExceeded",
     "PrivacyError",

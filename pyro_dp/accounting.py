@@ -9,16 +9,24 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 from pyro_dp import engines, ledger
 from pyro_dp.calibration import least_noise
 from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
-from pyro_dp.events import SubsampledGaussian
+from pyro_dp.events import EVENTS, ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
 from pyro_dp.ledger import LedgerEntry
+from pyro_dp.plan import Plan
 from pyro_dp.settings import require_choice, require_count, require_number
 
-__all__ = ["LedgerEntry", "PrivacyAccountant", "SubsampledGaussian"]
+__all__ = [
+    "ApproximateDP",
+    "LedgerEntry",
+    "NonPrivateLook",
+    "PrivacyAccountant",
+    "SubsampledGaussian",
+]
 
 
 _LEFT_OVER = 0.005  # of the budget: what a calibrated run leaves over is not worth another
@@ -65,10 +73,10 @@ class PrivacyAccountant:
         self._epsilon = epsilon
         self._delta = require_number("delta", delta, above=0.0, below=1.0)
         self._neighboring, self._engine = neighboring, engine
-        self._counts: dict[SubsampledGaussian, int] = {}
+        self._counts: dict[Event, int] = {}
         self._notes: dict[str, None] = {}
         self._lock = threading.RLock()
-        self._forget_plan()
+        self._plan = Plan(epsilon, self._delta, neighboring, engine)
 
     @property
     def epsilon(self) -> float | None:
@@ -134,8 +142,8 @@ class PrivacyAccountant:
             delta = self._delta
         delta = require_number("delta", delta, above=0.0, below=1.0)
         with self._lock:
-            counts, planned = dict(self._counts), self._plan_cost
-            planned = planned if delta == self._delta and self._is_planned(counts) else math.inf
+            counts = dict(self._counts)
+            planned = self._plan.bound(counts) if delta == self._delta else math.inf
         # The plan contains the ledger: its cost is a bound as well, and never above the budget.
         return min(planned, engines.epsilon(counts, delta, self._neighboring, self._engine))
 
@@ -157,85 +165,39 @@ class PrivacyAccountant:
         """Budget minus what was spent, in nats, never negative; inf without a budget."""
         return math.inf if self._epsilon is None else max(0.0, self._epsilon - self.get_epsilon())
 
-    def record(self, event: SubsampledGaussian, count: int = 1) -> None:
+    def record(self, event: Event, count: int = 1) -> None:
         """Enter a release, before it happens.
 
-        :param event: what will be released.
+        :param event: what will be released. A :class:`NonPrivateLook` is never refused: with a
+            budget, it is everything else that is refused afterwards.
         :param count: how many times, >= 0.
         :raises PrivacyBudgetExceeded: if the budget does not cover it; nothing has changed then.
         :raises ConfigurationError: if the event is unknown or does not fit the relation.
         """
         count = require_count("count", count, least=0)
         with self._lock:
-            known = self._counts.get(event, 0) if type(event) is SubsampledGaussian else 0
+            known = self._counts.get(event, 0) if type(event) in EVENTS else 0
             if not known:
-                engines.interpret(event, self._neighboring)
-            if count:
-                if self._epsilon is not None and known + count > self._plan.get(event, 0):
-                    self._extend_plan(event, count)
-                self._counts[event] = known + count
-
-    # The budget is checked against a plan: counts that are known to fit. Epsilon grows with every
-    # count, so a ledger within the plan fits, and an engine runs only when the plan has run out.
-
-    def _forget_plan(self) -> None:
-        self._plan: dict[SubsampledGaussian, int] = {}
-        self._plan_cost = math.inf
-        self._mark = dict(self._counts)
-
-    def _is_planned(self, counts: Mapping[SubsampledGaussian, int]) -> bool:
-        return bool(counts) and all(self._plan.get(e, 0) >= n for e, n in counts.items())
-
-    def _adopt(self, plan: dict[SubsampledGaussian, int], cost: float) -> bool:
-        if cost > self._epsilon:
-            return False
-        self._plan, self._plan_cost = plan, cost
-        return True
-
-    def _cost(self, counts: Mapping[SubsampledGaussian, int]) -> float:
-        return engines.epsilon(counts, self._delta, self._neighboring, self._engine)
-
-    def _extend_plan(self, event: SubsampledGaussian, count: int) -> None:
-        """Plan for the ledger, this event, and as much more of the recent mix as fits."""
-        needed = dict(self._counts)
-        needed[event] = needed.get(event, 0) + count
-        recent = {
-            e: n - self._mark.get(e, 0) for e, n in needed.items() if n > self._mark.get(e, 0)
-        }
-        share = sum(needed.values()) / sum(recent.values())
-
-        def ahead(factor: float, base: Mapping[SubsampledGaussian, int] = needed) -> dict:
-            more = {e: int(factor * share * n) for e, n in recent.items()}
-            return {e: n + more.get(e, 0) for e, n in base.items()}
-
-        union = self._plan | needed
-        everything = {e: max(self._plan.get(e, 0), needed.get(e, 0)) for e in union}
-        mark = dict(self._counts)
-        for plan in (ahead(1.0, everything), everything, ahead(1.0)):
-            cost = engines.epsilon_bound(plan, self._delta, self._neighboring, self._engine)
-            if self._adopt(plan, cost):
-                self._mark = mark
+                engines.require_known(event, self._neighboring)
+            if not count:
                 return
-        cost = self._cost(needed)
-        if cost > self._epsilon:
-            raise PrivacyBudgetExceeded(
-                f"recording {count} more of {_brief(event)} would bring epsilon to {cost:.6g}, "
-                f"above the budget of {self._epsilon:.6g} at delta={self._delta:.6g}; nothing was "
-                "released. Stop here, or plan fewer steps or more noise from the start."
-            )
-        self._mark = mark
-        # Epsilon grows about like the root of the counts: guess, then correct by interpolation.
-        budget, paid = self._epsilon**2, cost**2
-        factor = min(1.0, max(0.0, budget / paid - 1.0)) if paid else 1.0
-        for _ in range(2):
-            if factor * sum(needed.values()) < 1.0:
-                break
-            plan = ahead(factor)
-            planned = self._cost(plan)
-            if self._adopt(plan, planned):
-                return
-            factor *= 0.995 * (budget - paid) / (planned**2 - paid)
-        self._adopt(needed, cost)
+            if type(event) is not NonPrivateLook:
+                self._plan.require_room(self._counts, event, count)
+            self._counts[event] = known + count
+            if type(event) is NonPrivateLook:
+                self._plan.forget(self._counts)
+
+    def record_nonprivate(self, what: str) -> None:
+        """Enter a look at the data without noise, and its time, before it happens.
+
+        Epsilon is inf from then on, and with a budget every further release is refused. The look
+        itself is not: it is about to happen, and must be in the ledger.
+
+        :param what: will be looked at: a line of text, which is public.
+        :raises ConfigurationError: if it is none.
+        """
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.record(NonPrivateLook(what, now))
 
     def noise_multiplier(
         self, *, num_steps: int, sample_rate: float = 1.0, sampling: str = "poisson"
@@ -258,7 +220,7 @@ class PrivacyAccountant:
             lambda sigma: {SubsampledGaussian(sigma, sample_rate, sampling): num_steps}
         )
 
-    def least_noise(self, releases: Callable[[float], Mapping[SubsampledGaussian, int]]) -> float:
+    def least_noise(self, releases: Callable[[float], Mapping[Event, int]]) -> float:
         """The smallest sigma with which releases of several kinds fit into what remains.
 
         :param releases: events and their counts as a function of sigma; all noise grows with it.
@@ -267,7 +229,7 @@ class PrivacyAccountant:
         :raises ConfigurationError: without a budget, or if an event does not fit the relation.
         """
         for event in releases(1.0):
-            engines.interpret(event, self._neighboring)
+            engines.require_known(event, self._neighboring)
         if self._epsilon is None:
             raise ConfigurationError(
                 "epsilon=None is no budget to calibrate from: give the accountant an epsilon, or "
@@ -281,11 +243,11 @@ class PrivacyAccountant:
         with self._lock:
             counts = dict(self._counts)
 
-        def plan(sigma: float) -> dict[SubsampledGaussian, int]:
+        def plan(sigma: float) -> dict[Event, int]:
             more = releases(sigma)
             return counts | {event: counts.get(event, 0) + n for event, n in more.items()}
 
-        sigma = least_noise(lambda sigma: self._cost(plan(sigma)), self._epsilon)
+        sigma = least_noise(lambda sigma: self._plan.cost(plan(sigma)), self._epsilon)
         if sigma is None:
             raise PrivacyBudgetExceeded(
                 f"nothing remains of the budget of epsilon={self._epsilon:.6g}: no noise is large "
@@ -294,7 +256,7 @@ class PrivacyAccountant:
         planned = plan(sigma)
         with self._lock:
             if all(planned.get(event, 0) >= count for event, count in self._counts.items()):
-                self._adopt(planned, self._cost(planned))
+                self._plan.adopt(planned, self._plan.cost(planned))
         return sigma
 
     def state_dict(self) -> dict[str, Any]:
@@ -326,7 +288,7 @@ class PrivacyAccountant:
                     )
             self._counts = counts
             self._notes |= dict.fromkeys(notes)
-            self._forget_plan()
+            self._plan.forget(counts)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the state as JSON; the file is the old one or the new one, never half of it.
@@ -361,10 +323,3 @@ class PrivacyAccountant:
     def _repr_html_(self) -> str:
         with self._lock:
             return ledger.as_html(self.ledger, self._facts())
-
-
-def _brief(event: SubsampledGaussian) -> str:
-    return (
-        f"(noise_multiplier={event.noise_multiplier:.6g}, sample_rate={event.sample_rate:.6g}, "
-        f"sampling={event.sampling!r})"
-    )

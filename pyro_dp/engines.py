@@ -8,6 +8,9 @@ Four engines, each a valid upper bound on the cost of ``{event: count}``:
 * ``rdp``: Rényi divergences from ``autodp``, converted as in Canonne, Kamath & Steinke 2020.
 * ``advanced``, ``basic``: composition theorems (Kairouz, Oh & Viswanath 2015, Theorem 3.5; Dwork
   et al. 2006) applied to the exact (epsilon, delta) of single steps. For teaching.
+
+What is (epsilon, delta)-DP by itself adds its epsilon and its delta in all of them (basic
+composition). A non-private look leaves no guarantee: epsilon is inf, delta is 1.
 """
 
 import functools
@@ -18,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pyro_dp.errors import ConfigurationError
-from pyro_dp.events import SubsampledGaussian
+from pyro_dp.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.privacy_loss import RATES, Curve, Side, Step, compose, log_moments
 from pyro_dp.profiles import step_delta, step_epsilon
 from pyro_dp.renyi import autodp_moments, renyi_delta, renyi_epsilon
@@ -28,6 +31,14 @@ NEIGHBORING = ("add_or_remove_one", "replace_one")
 
 _TOLERANCE = 1e-3  # relative move of the answer that ends the refinement of grids
 _LEAST = 1e-30  # delta below which only Rényi bounds are used: masses come close to underflow
+
+
+def require_known(event: Any, neighboring: str) -> None:
+    """
+    :raises ConfigurationError: if the event is unknown or does not fit the relation.
+    """
+    if type(event) not in (ApproximateDP, NonPrivateLook):
+        interpret(event, neighboring)
 
 
 def interpret(event: Any, neighboring: str) -> Step:
@@ -40,7 +51,8 @@ def interpret(event: Any, neighboring: str) -> Step:
     """
     if type(event) is not SubsampledGaussian:
         raise ConfigurationError(
-            f"an event of type {type(event).__name__} is unknown: record a SubsampledGaussian."
+            f"an event of type {type(event).__name__} is unknown: record a SubsampledGaussian or "
+            "an ApproximateDP."
         )
     sigma, rate = event.noise_multiplier, event.sample_rate
     # Rates this close to 1 are rounded up and noise beyond a million is rounded down, which costs
@@ -68,10 +80,12 @@ def epsilon(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: s
     :returns: an epsilon (nats) such that the ledger is (epsilon, delta)-DP; inf without noise.
     :raises ConfigurationError: if an event is unknown or does not fit the relation.
     """
-    steps = _steps(ledger, neighboring)
-    if steps is None or not steps:
-        return 0.0 if steps == () else math.inf
-    return _EPSILON[engine](steps, delta)
+    steps, added, lost = _parts(ledger, neighboring)
+    if steps is None or lost > delta:
+        return math.inf
+    if not steps:
+        return added
+    return added + _EPSILON[engine](steps, delta - lost) if lost < delta else math.inf
 
 
 def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: str) -> float:
@@ -83,16 +97,12 @@ def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: s
     :returns: a delta such that the ledger is (epsilon, delta)-DP.
     :raises ConfigurationError: if an event is unknown or does not fit the relation.
     """
-    steps = _steps(ledger, neighboring)
-    if epsilon == math.inf or steps == ():
-        return 0.0
-    if steps is None:
+    steps, added, lost = _parts(ledger, neighboring)
+    if steps is None or epsilon < added:
         return 1.0
-    if engine == "pld":
-        return _pld_delta(steps, epsilon)
-    if engine == "rdp":
-        return renyi_delta(*autodp_moments(steps), epsilon)
-    return _invert(lambda d: _EPSILON[engine](steps, d), epsilon)
+    if epsilon == math.inf or not steps:
+        return min(1.0, lost)
+    return min(1.0, lost + _steps_delta(steps, epsilon - added, engine))
 
 
 def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: str) -> float:
@@ -100,12 +110,36 @@ def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, eng
 
     Arguments as for :func:`epsilon`, whose result it bounds from above.
     """
-    steps = _steps(ledger, neighboring)
-    if steps == ():
-        return 0.0
-    if steps is None or engine != "pld":
+    steps, added, lost = _parts(ledger, neighboring)
+    if steps == () and lost <= delta:
+        return added
+    if steps is None or lost >= delta or engine != "pld":
         return math.inf
-    return max(_moments_epsilon(side, delta) for side in _sides(steps))
+    return added + max(_moments_epsilon(side, delta - lost) for side in _sides(steps))
+
+
+def _parts(ledger: Mapping[Any, int], neighboring: str) -> tuple[Side | None, float, float]:
+    """What composes as pairs (None: no privacy), and the epsilons and deltas that are added."""
+    sums: dict[Any, int] = {}
+    own: list[tuple[ApproximateDP, int]] = []
+    for event, count in ledger.items():
+        if count and type(event) is NonPrivateLook:
+            return None, 0.0, 0.0
+        if type(event) is ApproximateDP:
+            own.append((event, count))
+        elif type(event) is not NonPrivateLook:
+            sums[event] = count
+    added = math.fsum(count * event.epsilon for event, count in own)
+    lost = math.fsum(count * event.delta for event, count in own)
+    return _steps(sums, neighboring), added, lost
+
+
+def _steps_delta(steps: Side, eps: float, engine: str) -> float:
+    if engine == "pld":
+        return _pld_delta(steps, eps)
+    if engine == "rdp":
+        return renyi_delta(*autodp_moments(steps), eps)
+    return _invert(lambda d: _EPSILON[engine](steps, d), eps)
 
 
 def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:

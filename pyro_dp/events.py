@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from pyro_dp.errors import ConfigurationError
 from pyro_dp.settings import require_choice, require_number
 
 SAMPLING = ("poisson", "fixed", "full")
+LONGEST_TEXT = 200
 
 
 @dataclass(frozen=True)
@@ -38,3 +40,57 @@ class SubsampledGaussian:
             )
         object.__setattr__(self, "noise_multiplier", sigma)
         object.__setattr__(self, "sample_rate", rate)
+
+
+@dataclass(frozen=True)
+class ApproximateDP:
+    """A release that is (epsilon, delta)-DP by itself, such as a private selection.
+
+    The statement must hold under the accountant's own relation.
+
+    :param epsilon: in nats, >= 0.
+    :param delta: in [0, 1).
+    :param name: what was released: a short text, which is public.
+    :raises ConfigurationError: if a setting is out of range.
+    """
+
+    epsilon: float
+    delta: float
+    name: str
+
+    def __post_init__(self) -> None:
+        eps = require_number("epsilon", self.epsilon, above=0.0, below=math.inf, or_equal=True)
+        delta = require_number("delta", self.delta, above=0.0, below=1.0, or_equal=True)
+        _require_short_text("name", self.name)
+        object.__setattr__(self, "epsilon", eps)
+        object.__setattr__(self, "delta", delta)
+
+
+@dataclass(frozen=True)
+class NonPrivateLook:
+    """A number of the data was looked at without noise: no guarantee is left.
+
+    :param what: was looked at: a short text, which is public.
+    :param time: when (UTC, ISO 8601), or an empty text.
+    :raises ConfigurationError: if a text is not a short line.
+    """
+
+    what: str
+    time: str = ""
+
+    def __post_init__(self) -> None:
+        _require_short_text("what", self.what)
+        if self.time != "":
+            _require_short_text("time", self.time)
+
+
+Event = SubsampledGaussian | ApproximateDP | NonPrivateLook
+EVENTS = (SubsampledGaussian, ApproximateDP, NonPrivateLook)
+
+
+def _require_short_text(name: str, value: Any) -> None:
+    good = isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_TEXT
+    if not good:
+        raise ConfigurationError(
+            f"{name} must be one line of text of 1 to {LONGEST_TEXT} characters."
+        )

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyro_dp.engines import interpret
+from pyro_dp.engines import require_known
 from pyro_dp.errors import ConfigurationError
-from pyro_dp.events import SubsampledGaussian
+from pyro_dp.events import ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
 from pyro_dp.settings import require_count
 
 VERSION = 1
@@ -20,33 +20,49 @@ _DAMAGED = "the accountant's state is damaged or not one: "
 class LedgerEntry(NamedTuple):
     """An event and how often it was recorded."""
 
-    event: SubsampledGaussian
+    event: Event
     count: int
 
 
+_MECHANISMS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "subsampled_gaussian": (SubsampledGaussian, ("noise_multiplier", "sample_rate", "sampling")),
+    "approximate_dp": (ApproximateDP, ("epsilon", "delta", "name")),
+    "nonprivate_look": (NonPrivateLook, ("what", "time")),
+}
+_NAMES = {kind: name for name, (kind, _) in _MECHANISMS.items()}
+
+
 def to_state(
-    settings: Mapping[str, Any], counts: Mapping[SubsampledGaussian, int], notes: Iterable[str]
+    settings: Mapping[str, Any], counts: Mapping[Event, int], notes: Iterable[str]
 ) -> dict[str, Any]:
     """
     :param settings: of the accountant, by name.
     :returns: everything as plain numbers, strings and lists.
     """
-    lines = [
-        {
-            "mechanism": "subsampled_gaussian",
-            "noise_multiplier": event.noise_multiplier,
-            "sample_rate": event.sample_rate,
-            "sampling": event.sampling,
-            "count": count,
-        }
-        for event, count in counts.items()
-    ]
+    lines = [to_line(event, count) for event, count in counts.items()]
     return {"version": VERSION, **settings, "ledger": lines, "notes": list(notes)}
 
 
-def from_state(
-    state: Any, settings: Mapping[str, Any]
-) -> tuple[dict[SubsampledGaussian, int], list[str]]:
+def to_line(event: Event, count: int) -> dict[str, Any]:
+    """One event of the ledger as plain numbers and strings."""
+    name = _NAMES[type(event)]
+    fields = {field: getattr(event, field) for field in _MECHANISMS[name][1]}
+    return {"mechanism": name, **fields, "count": count}
+
+
+def from_line(line: Mapping[str, Any]) -> tuple[Event, int]:
+    """
+    :raises KeyError: something is missing.
+    :raises ConfigurationError: something is unknown or out of range.
+    """
+    mechanism = line["mechanism"]
+    if not isinstance(mechanism, str) or mechanism not in _MECHANISMS:
+        raise ConfigurationError(f"mechanism={mechanism!r} is unknown.")
+    kind, fields = _MECHANISMS[mechanism]
+    return kind(*(line[field] for field in fields)), require_count("count", line["count"])
+
+
+def from_state(state: Any, settings: Mapping[str, Any]) -> tuple[dict[Event, int], list[str]]:
     """
     :param state: from :func:`to_state`.
     :param settings: those that it must have.
@@ -74,24 +90,17 @@ def from_state(
         raise ConfigurationError(_DAMAGED + "notes must be a list of strings.")
     if not isinstance(lines, list) or not all(isinstance(line, Mapping) for line in lines):
         raise ConfigurationError(_DAMAGED + "ledger must be a list of dictionaries.")
-    counts: dict[SubsampledGaussian, int] = {}
+    counts: dict[Event, int] = {}
     for line in lines:
         try:
-            event, count = _from_line(line)
-            interpret(event, settings["neighboring"])
+            event, count = from_line(line)
+            require_known(event, settings["neighboring"])
         except KeyError as error:
             raise ConfigurationError(_DAMAGED + f"a line has no {error}.") from None
         except ConfigurationError as error:
             raise ConfigurationError(_DAMAGED + str(error)) from None
         counts[event] = counts.get(event, 0) + count
     return counts, notes
-
-
-def _from_line(line: Mapping[str, Any]) -> tuple[SubsampledGaussian, int]:
-    if line["mechanism"] != "subsampled_gaussian":
-        raise ConfigurationError(f"mechanism={line['mechanism']!r} is unknown.")
-    event = SubsampledGaussian(line["noise_multiplier"], line["sample_rate"], line["sampling"])
-    return event, require_count("count", line["count"])
 
 
 def write_file(path: str | os.PathLike, state: Mapping[str, Any]) -> None:
@@ -128,19 +137,30 @@ def read_file(path: str | os.PathLike) -> Any:
 
 Facts = list[tuple[str, str]]
 
-_HEAD = ("sampling", "sample rate", "noise multiplier", "count")
+_HEAD = ("release", "sample rate", "noise multiplier", "count")
+
+
+def brief(event: Event) -> str:
+    """An event in a line of text."""
+    if isinstance(event, ApproximateDP):
+        return f"{event.name} (epsilon={event.epsilon:.6g}, delta={event.delta:.6g})"
+    if isinstance(event, NonPrivateLook):
+        return f"non-private look: {event.what}" + (f" ({event.time})" if event.time else "")
+    return (
+        f"(noise_multiplier={event.noise_multiplier:.6g}, sample_rate={event.sample_rate:.6g}, "
+        f"sampling={event.sampling!r})"
+    )
 
 
 def _rows(entries: Iterable[LedgerEntry]) -> list[tuple[str, ...]]:
-    return [
-        (
-            f"Gaussian, {event.sampling}",
-            f"{event.sample_rate:.6g}",
-            f"{event.noise_multiplier:.6g}",
-            str(count),
-        )
-        for event, count in entries
-    ]
+    return [(*_cells(event), str(count)) for event, count in entries]
+
+
+def _cells(event: Event) -> tuple[str, str, str]:
+    if not isinstance(event, SubsampledGaussian):
+        return brief(event), "", ""
+    name = f"Gaussian, {event.sampling}"
+    return name, f"{event.sample_rate:.6g}", f"{event.noise_multiplier:.6g}"
 
 
 def as_text(entries: Iterable[LedgerEntry], facts: Facts) -> str:

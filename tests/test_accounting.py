@@ -3,13 +3,19 @@
 import json
 import math
 import threading
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
 import torch
 
 from pyro_dp import engines
-from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.accounting import (
+    ApproximateDP,
+    NonPrivateLook,
+    PrivacyAccountant,
+    SubsampledGaussian,
+)
 from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -270,6 +276,8 @@ def test_damaged_state(tmp_path):
         line(count=-1),
         line(sampling="fixed"),
         line(mechanism="laplace"),
+        line(mechanism=["subsampled_gaussian"]),
+        line(mechanism="approximate_dp"),
         line(sample_rate="all"),
     ]
     for state in damaged:
@@ -281,6 +289,93 @@ def test_damaged_state(tmp_path):
         with pytest.raises(ConfigurationError):
             accountant.load(tmp_path / "bad.json")
     assert accountant.state_dict() == good
+
+
+EVERY_KIND = (
+    SubsampledGaussian(4.0, 0.01),
+    ApproximateDP(0.5, 1e-6, "selection of a prior"),
+    NonPrivateLook("loss", "2026-01-02T03:04:05+00:00"),
+)
+
+
+def test_events_of_all_kinds_are_kept_and_shown(tmp_path):
+    accountant = spend([(event, 2) for event in EVERY_KIND])
+    accountant.save(tmp_path / "state.json")
+    loaded = PrivacyAccountant()
+    loaded.load(tmp_path / "state.json")
+    assert loaded.ledger == tuple((event, 2) for event in EVERY_KIND)
+    assert loaded.num_releases == 6
+    for text in (str(loaded), loaded._repr_html_()):
+        for part in ("selection of a prior", "0.5", "1e-06", "loss", "2026-01-02T03:04:05", "inf"):
+            assert part in text
+
+
+def test_bad_events_of_other_kinds():
+    for bad in (-0.1, math.nan, math.inf, True, "1", None):
+        with pytest.raises(ConfigurationError, match="epsilon"):
+            ApproximateDP(bad, 0.0, "x")
+    for bad in (-0.1, 1.0, math.nan, True, "1", None):
+        with pytest.raises(ConfigurationError, match="delta"):
+            ApproximateDP(1.0, bad, "x")
+    for bad in ("", None, 3, "two\nlines", "x" * 201):
+        with pytest.raises(ConfigurationError, match="name"):
+            ApproximateDP(1.0, 0.0, bad)
+        with pytest.raises(ConfigurationError, match="what"):
+            PrivacyAccountant().record_nonprivate(bad)
+    with pytest.raises(ConfigurationError, match="time"):
+        NonPrivateLook("loss", None)
+
+
+def test_a_look_is_never_refused_and_ends_the_budget():
+    event = SubsampledGaussian(10.0, 0.01)
+    accountant = PrivacyAccountant(1.0)
+    sigma = accountant.noise_multiplier(num_steps=100)
+    accountant.record(event)
+    accountant.record_nonprivate("loss of the training data")
+    look = accountant.ledger[-1].event
+    assert look.what == "loss of the training data"
+    assert datetime.fromisoformat(look.time).utcoffset() == timedelta(0)
+    assert accountant.get_epsilon() == math.inf and accountant.get_delta(math.inf) == 1.0
+    before = accountant.ledger
+    for refused in (event, SubsampledGaussian(sigma), ApproximateDP(0.0, 0.0, "nothing")):
+        with pytest.raises(PrivacyBudgetExceeded, match="non-private look"):
+            accountant.record(refused)
+    with pytest.raises(PrivacyBudgetExceeded):
+        accountant.noise_multiplier(num_steps=1)
+    assert accountant.ledger == before
+    accountant.record_nonprivate("gradient norms")
+    assert accountant.num_releases == 3
+    loaded = PrivacyAccountant(1.0)
+    loaded.load_state_dict(accountant.state_dict())
+    with pytest.raises(PrivacyBudgetExceeded, match="non-private look"):
+        loaded.record(event)
+
+
+def test_calibration_beside_a_selection():
+    accountant = PrivacyAccountant(1.0)
+    accountant.record(ApproximateDP(0.4, 4e-6, "selection"))
+    sigma = accountant.noise_multiplier(num_steps=100, sample_rate=0.05)
+    rest = PrivacyAccountant(0.6, 6e-6)
+    assert sigma == pytest.approx(rest.noise_multiplier(num_steps=100, sample_rate=0.05), rel=1e-3)
+    accountant.record(SubsampledGaussian(sigma, 0.05), 100)
+    assert 0.998 < accountant.get_epsilon() <= 1.0
+    before = accountant.ledger
+    for event in (ApproximateDP(0.01, 0.0, "a"), ApproximateDP(0.0, 1e-6, "b")):
+        with pytest.raises(PrivacyBudgetExceeded):
+            accountant.record(event)
+    assert accountant.ledger == before
+
+
+@pytest.mark.parametrize("eps, delta", [(1e-3, 0.0), (1e-3, 1e-8), (1e-6, 1e-8)])
+def test_many_selections_need_few_evaluations(evaluations, eps, delta):
+    accountant = PrivacyAccountant(2.0)
+    accountant.record(SubsampledGaussian(2.0, 0.01), 100)
+    with pytest.raises(PrivacyBudgetExceeded):
+        for _ in range(5000):
+            accountant.record(ApproximateDP(eps, delta, "selection"))
+    assert len(evaluations) < 60
+    assert 900 <= accountant.num_releases - 100 <= 2000
+    assert engines.epsilon(dict(accountant.ledger), DELTA, ADD, "pld") <= 2.0
 
 
 def test_display_has_the_numbers():

@@ -9,7 +9,12 @@ import pytest
 from scipy.stats import norm
 
 from pyro_dp import engines, profiles, renyi
-from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.accounting import (
+    ApproximateDP,
+    NonPrivateLook,
+    PrivacyAccountant,
+    SubsampledGaussian,
+)
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -210,3 +215,50 @@ def test_delta_at_epsilon_zero():
 def test_hardly_any_noise():
     tiny = spend([(SubsampledGaussian(1e-3, 0.01), 1000)])
     assert tiny.get_delta(1.0) > 0.999  # ten hits in the clear
+
+
+GAUSSIANS = {SubsampledGaussian(1.2, 0.02): 200, SubsampledGaussian(20.0): 3}
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+def test_what_is_private_by_itself_is_added(engine, relation):
+    own = {ApproximateDP(0.25, 1e-6, "a"): 2, ApproximateDP(0.1, 0.0, "b"): 1}
+    both = own | GAUSSIANS
+    rest = engines.epsilon(GAUSSIANS, DELTA - 2e-6, relation, engine)
+    assert engines.epsilon(both, DELTA, relation, engine) == pytest.approx(0.6 + rest, rel=1e-9)
+    eps = 0.6 + rest
+    rest = engines.delta(GAUSSIANS, eps - 0.6, relation, engine)
+    assert engines.delta(both, eps, relation, engine) == pytest.approx(2e-6 + rest, rel=1e-9)
+    assert engines.delta(both, 0.59, relation, engine) == 1.0
+    bound = engines.epsilon_bound(both, DELTA, relation, engine)
+    assert bound >= engines.epsilon(both, DELTA, relation, engine)
+    assert (bound == math.inf) == (engine != "pld")
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize("cost", [engines.epsilon, engines.epsilon_bound])
+def test_deltas_must_leave_room(engine, cost):
+    def of(events, delta=DELTA):
+        return cost(events, delta, ADD, engine)
+
+    unit = 2.0**-20
+    assert of({ApproximateDP(0.5, unit, "a"): 10}, 10 * unit) == 5.0
+    assert of({ApproximateDP(0.5, unit, "a"): 11}, 10 * unit) == math.inf
+    assert of({ApproximateDP(0.5, unit, "a"): 10} | GAUSSIANS, 10 * unit) == math.inf
+    assert of({ApproximateDP(0.5, 0.0, "pure"): 3}, 1e-300) == 1.5
+    assert of({ApproximateDP(0.5, 0.5, "a"): 0}) == 0.0
+    for rest in ({}, GAUSSIANS, {ApproximateDP(0.5, 0.0, "pure"): 1}):
+        assert of({NonPrivateLook("loss"): 1} | rest) == math.inf
+        assert engines.delta({NonPrivateLook("loss"): 1} | rest, math.inf, ADD, engine) == 1.0
+        assert of({NonPrivateLook("loss"): 0} | rest) == of(rest)
+
+
+def test_deltas_of_what_is_private_by_itself():
+    def delta(events, eps):
+        return engines.delta(events, eps, ADD, "pld")
+
+    assert delta({ApproximateDP(0.5, 1e-6, "a"): 3}, 1.5) == pytest.approx(3e-6)
+    assert delta({ApproximateDP(0.5, 1e-6, "a"): 3}, math.inf) == pytest.approx(3e-6)
+    assert delta({ApproximateDP(0.5, 0.3, "a"): 4}, 9.0) == 1.0
+    assert delta({ApproximateDP(0.5, 0.0, "a"): 3}, 1.4) == 1.0

@@ -1,0 +1,115 @@
+"""The plan: counts that are known to fit the budget, so that most releases need no engine.
+
+Epsilon grows with every count, so a ledger within the plan fits. Only when the plan has run out an
+engine is asked, for as much more of the recent mix of events as may fit.
+"""
+
+import math
+from collections.abc import Mapping
+
+from pyro_dp import engines
+from pyro_dp.errors import PrivacyBudgetExceeded
+from pyro_dp.events import ApproximateDP, Event, NonPrivateLook
+from pyro_dp.ledger import brief
+
+Counts = Mapping[Event, int]
+
+
+class Plan:
+    """Says whether an event still fits.
+
+    :param budget: in nats; ``None`` for no limit.
+    :param delta: at which the budget is stated.
+    :param neighboring: the relation.
+    :param engine: of the costs.
+    """
+
+    def __init__(self, budget: float | None, delta: float, neighboring: str, engine: str):
+        self._budget, self._delta = budget, delta
+        self._how = (delta, neighboring, engine)
+        self.forget({})
+
+    def forget(self, counts: Counts) -> None:
+        """Start again from this ledger."""
+        self._counts: dict[Event, int] = {}
+        self._cost = math.inf
+        self._mark = dict(counts)
+
+    def cost(self, counts: Counts) -> float:
+        """Epsilon of a ledger."""
+        return engines.epsilon(counts, *self._how)
+
+    def bound(self, counts: Counts) -> float:
+        """The plan's cost if it contains the ledger, else inf: a bound at no cost."""
+        contained = bool(counts) and all(self._counts.get(e, 0) >= n for e, n in counts.items())
+        return self._cost if contained else math.inf
+
+    def adopt(self, counts: dict[Event, int], cost: float) -> bool:
+        """Make this the plan, if it fits."""
+        if cost > self._budget:
+            return False
+        self._counts, self._cost = counts, cost
+        return True
+
+    def require_room(self, ledger: Counts, event: Event, count: int) -> None:
+        """
+        :raises PrivacyBudgetExceeded: the ledger and so much more of the event do not fit.
+        """
+        if self._budget is None or ledger.get(event, 0) + count <= self._counts.get(event, 0):
+            return
+        looks = [each for each in ledger if type(each) is NonPrivateLook]
+        if looks:
+            raise PrivacyBudgetExceeded(
+                f"the ledger has a {brief(looks[0])}: no budget holds after it, and nothing was "
+                "released. Start anew on other data, or without a budget."
+            )
+        self._extend(ledger, event, count)
+
+    def _extend(self, ledger: Counts, event: Event, count: int) -> None:
+        """Plan for the ledger, this event, and as much more of the recent mix as fits."""
+        needed = dict(ledger)
+        needed[event] = needed.get(event, 0) + count
+        recent = {
+            e: n - self._mark.get(e, 0) for e, n in needed.items() if n > self._mark.get(e, 0)
+        }
+        share = sum(needed.values()) / sum(recent.values())
+
+        def ahead(factor: float, base: Counts = needed) -> dict[Event, int]:
+            more = {e: int(factor * share * n) for e, n in recent.items()}
+            return {e: n + more.get(e, 0) for e, n in base.items()}
+
+        union = self._counts | needed
+        everything = {e: max(self._counts.get(e, 0), needed.get(e, 0)) for e in union}
+        mark = dict(ledger)
+        for plan in (ahead(1.0, everything), everything, ahead(1.0)):
+            if self.adopt(plan, engines.epsilon_bound(plan, *self._how)):
+                self._mark = mark
+                return
+        cost = self.cost(needed)
+        if cost > self._budget:
+            raise PrivacyBudgetExceeded(
+                f"recording {count} more of {brief(event)} would bring epsilon to {cost:.6g}, "
+                f"above the budget of {self._budget:.6g} at delta={self._delta:.6g}; nothing was "
+                "released. Stop here, or plan fewer steps or more noise from the start."
+            )
+        self._mark = mark
+        # Epsilon grows about like the root of the counts: guess, then correct by interpolation.
+        budget, paid = self._budget**2, cost**2
+        factor = min(1.0, max(0.0, budget / paid - 1.0)) if paid else 1.0
+        # The deltas of events are added, and epsilon is inf where they take all of it.
+        lost = _lost(needed)
+        more = _lost(ahead(1.0)) - lost
+        factor = min(factor, 0.5 * (self._delta - lost) / more) if more > 0.0 else factor
+        for _ in range(2):
+            if factor * sum(needed.values()) < 1.0:
+                break
+            plan = ahead(factor)
+            planned = self.cost(plan)
+            if self.adopt(plan, planned):
+                return
+            factor *= 0.995 * (budget - paid) / (planned**2 - paid)
+        self.adopt(needed, cost)
+
+
+def _lost(counts: Counts) -> float:
+    return math.fsum(n * e.delta for e, n in counts.items() if type(e) is ApproximateDP)
