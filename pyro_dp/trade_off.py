@@ -1,0 +1,51 @@
+"""The trade-off curve of a ledger: how often any attacker at all must err."""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.errors import ConfigurationError
+
+_SUPPORTS = 33
+_LEAST_DELTA = 1e-6  # of the last epsilon: no smaller false-positive rate can be told from zero
+
+
+def trade_off(accountant: PrivacyAccountant, alpha: ArrayLike) -> np.ndarray:
+    """The least false-negative rate that an attacker can have who wrongly accuses at a rate alpha.
+
+    The attacker sees everything that the ledger lists, knows all records but one, and tests
+    "without this record" against "with it". A false positive takes an absent record for present, a
+    false negative the reverse. For every epsilon with its delta (Dong, Roth & Su 2022,
+    "Gaussian differential privacy", Proposition 3)::
+
+        f(alpha) >= max(0, 1 - delta - e^epsilon alpha, e^-epsilon (1 - delta - alpha))
+
+    and this is the largest of these over 33 values of epsilon from 0 to that at delta = 1e-6: a
+    valid lower bound, for both directions of the relation. Of a Gaussian's curve it misses at most
+    0.002 where that last epsilon is 5, and 0.006 where it is 20.
+
+    :param accountant: its ledger is read; nothing is spent.
+    :param alpha: false-positive rates in [0, 1], of any shape.
+    :returns: false-negative rates of the shape of ``alpha``: 1 - alpha if nothing was released, 0
+        after a noiseless release.
+    :raises ConfigurationError: an argument is not as stated.
+    """
+    if not isinstance(accountant, PrivacyAccountant):
+        raise ConfigurationError("accountant must be a PrivacyAccountant.")
+    try:
+        alpha = np.asarray(alpha, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ConfigurationError("alpha must be numbers in [0, 1].") from None
+    if not np.all((alpha >= 0.0) & (alpha <= 1.0)):
+        raise ConfigurationError("alpha must be numbers in [0, 1].")
+    last = accountant.get_epsilon(_LEAST_DELTA)
+    if last == math.inf:
+        return np.zeros_like(alpha)
+    curve = np.zeros_like(alpha)
+    for epsilon in np.linspace(0.0, last, _SUPPORTS):
+        kept = 1.0 - accountant.get_delta(epsilon)
+        curve = np.maximum(curve, kept - np.exp(epsilon) * alpha)
+        curve = np.maximum(curve, np.exp(-epsilon) * (kept - alpha))
+    return curve
