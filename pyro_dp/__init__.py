@@ -11,9 +11,11 @@ from pyro_dp.errors import ConfigurationError, ModelError, PrivacyBudgetExceeded
 from pyro_dp.mechanisms import AdaptiveClip
 from pyro_dp.row_adam import RowAdam
 from pyro_dp.scaler import DPStandardScaler
+from pyro_dp.selection import Selection, private_selection, selection_epsilon
 from pyro_dp.sep import DPSEP
 from pyro_dp.svi import DPSVI
 from pyro_dp.theory import clipped_kl, sep_kl_bound
+from pyro_dp.trials import PoissonTrials, TruncatedNegativeBinomial
 from pyro_dp.vips import VIPS
 
 __all__ = [
@@ -26,12 +28,17 @@ __all__ = [
     "EP",
     "ModelError",
     "NonPrivateLook",
+    "PoissonTrials",
     "PrivacyAccountant",
     "PrivacyBudgetExceeded",
     "PrivacyError",
     "RowAdam",
+    "Selection",
     "SubsampledGaussian",
+    "TruncatedNegativeBinomial",
     "VIPS",
     "clipped_kl",
+    "private_selection",
+    "selection_epsilon",
     "sep_kl_bound",
 ]

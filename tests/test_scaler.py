@@ -40,13 +40,13 @@ def fitted(x, bounds=BOUNDS, accountant=None, noise_multiplier=1.0, **settings):
 def sums(monkeypatch):
     """The clipped sums of every fit, before the noise."""
     kept = []
+    release = scaler._MomentRelease._release
 
-    class Kept(scaler.ClippedSum):
-        def __init__(self, *args):
-            super().__init__(*args)
-            kept.append(self)
+    def watched(self, clipped):
+        kept.append(clipped)
+        return release(self, clipped)
 
-    monkeypatch.setattr(scaler, "ClippedSum", Kept)
+    monkeypatch.setattr(scaler._MomentRelease, "_release", watched)
     return kept
 
 
