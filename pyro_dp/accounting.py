@@ -7,8 +7,9 @@ Every release is recorded here *before* it happens. What an event costs is the b
 import contextlib
 import math
 import os
+import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -16,6 +17,7 @@ from pyro_dp import engines, ledger
 from pyro_dp.calibration import least_noise
 from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.events import EVENTS, ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
+from pyro_dp.journal import Journal
 from pyro_dp.ledger import LedgerEntry
 from pyro_dp.plan import Plan
 from pyro_dp.settings import require_choice, require_count, require_number
@@ -29,6 +31,14 @@ __all__ = [
 ]
 
 
+_STAYS = (
+    "what was released stays released. Load it into a new accountant, or a later state into this "
+    "one. (An accountant with a journal keeps its ledger, and takes older states.)"
+)
+_OLDER_JOURNAL = (
+    "the journal must count every release, so it is an older copy, or that of another ledger. Put "
+    "back the one that was written."
+)
 _LEFT_OVER = 0.005  # of the budget: what a calibrated run leaves over is not worth another
 
 
@@ -76,6 +86,8 @@ class PrivacyAccountant:
         self._counts: dict[Event, int] = {}
         self._notes: dict[str, None] = {}
         self._lock = threading.RLock()
+        self._journal: Journal | None = None
+        self._start = 0
         self._plan = Plan(epsilon, self._delta, neighboring, engine)
 
     @property
@@ -106,15 +118,25 @@ class PrivacyAccountant:
 
     @property
     def num_releases(self) -> int:
-        """How many events were recorded; the position from which random streams are derived."""
+        """How many events were recorded."""
         with self._lock:
             return sum(self._counts.values())
+
+    @property
+    def position(self) -> int:
+        """The number of the next release, from which its random streams are derived.
+
+        It starts at 0, and at a random number of 128 bits when a ledger was loaded or resumed: who
+        knows what was released after the ledger was written, with which noise?
+        """
+        with self._lock:
+            return self._start + self.num_releases
 
     @contextlib.contextmanager
     def next_position(self) -> Iterator[int]:
         """The number of the release that is made within; no other thread records meanwhile."""
         with self._lock:
-            yield self.num_releases
+            yield self.position
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -131,6 +153,8 @@ class PrivacyAccountant:
             raise ConfigurationError("text must be a string: a remark about the guarantee.")
         with self._lock:
             self._notes.setdefault(text)
+            if self._journal is not None:
+                self._journal.note(text)
 
     def get_epsilon(self, delta: float | None = None) -> float:
         """
@@ -166,13 +190,16 @@ class PrivacyAccountant:
         return math.inf if self._epsilon is None else max(0.0, self._epsilon - self.get_epsilon())
 
     def record(self, event: Event, count: int = 1) -> None:
-        """Enter a release, before it happens.
+        """Enter a release, before it happens; with a :meth:`journal` also on the disk.
 
         :param event: what will be released. A :class:`NonPrivateLook` is never refused: with a
             budget, it is everything else that is refused afterwards.
         :param count: how many times, >= 0.
         :raises PrivacyBudgetExceeded: if the budget does not cover it; nothing has changed then.
         :raises ConfigurationError: if the event is unknown or does not fit the relation.
+        :raises PrivacyError: if the journal cannot be used; nothing has changed then.
+        :raises OSError: if the journal could not be written. Nothing may be released, but the
+            ledger counts it: the line may be on the disk.
         """
         count = require_count("count", count, least=0)
         with self._lock:
@@ -183,9 +210,13 @@ class PrivacyAccountant:
                 return
             if type(event) is not NonPrivateLook:
                 self._plan.require_room(self._counts, event, count)
+            if self._journal is not None:
+                self._journal.require_usable()
             self._counts[event] = known + count
             if type(event) is NonPrivateLook:
                 self._plan.forget(self._counts)
+            if self._journal is not None:
+                self._journal.record(event, count)
 
     def record_nonprivate(self, what: str) -> None:
         """Enter a look at the data without noise, and its time, before it happens.
@@ -272,23 +303,60 @@ class PrivacyAccountant:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a ledger that contains this one. Nothing changes if anything is wrong.
 
+        With a :meth:`journal` it is the other way round: the journal counts every release, so its
+        ledger stays, and must contain the state's.
+
         :param state: from :meth:`state_dict`.
         :raises PrivacyError: if it lacks something that this ledger has: releases that happened
-            cannot be forgotten.
+            cannot be forgotten. With a journal: if it has something that the journal lacks.
         :raises ConfigurationError: if it is damaged or its settings differ from these.
         """
         counts, notes = ledger.from_state(state, self._settings())
         with self._lock:
-            for event, count in self._counts.items():
-                if counts.get(event, 0) < count:
-                    raise PrivacyError(
-                        f"the state has {counts.get(event, 0)} of the {count} releases of {event} "
-                        "in this ledger: what was released stays released. Load it into a new "
-                        "accountant, or a later state into this one."
-                    )
-            self._counts = counts
-            self._notes |= dict.fromkeys(notes)
-            self._plan.forget(counts)
+            small, large, why = self._counts, counts, _STAYS
+            if self._journal is not None:
+                small, large, why = counts, self._counts, _OLDER_JOURNAL
+            event = ledger.first_missing(small, large)
+            if event is not None:
+                raise PrivacyError(
+                    f"the state counts {counts.get(event, 0)} releases of {ledger.brief(event)}, "
+                    f"this accountant {self._counts.get(event, 0)}: {why}"
+                )
+            self._adopt(large, notes)
+
+    def _adopt(self, counts: Mapping[Event, int], notes: Iterable[str]) -> None:
+        """Go on from a ledger that was saved: nobody knows what was released after that."""
+        self._counts = dict(counts)
+        for text in notes:
+            self.note(text)
+        self._start = secrets.randbits(128)
+        self._plan.forget(self._counts)
+
+    def journal(self, path: str | os.PathLike) -> Journal:
+        """Write every release and note to a file, from now on and before it happens.
+
+        If there is no such file, it is made; call this before the first release then. If there is
+        one, this accountant goes on with its ledger: a process that was killed at any moment goes
+        on with a ledger that counts whatever it released. A state that was saved before the last
+        release can then be loaded into an inference, which goes on from there; what was released
+        after it is lost, but counted. See :mod:`pyro_dp.journal`.
+
+        :param path: of the file, on a local file system.
+        :returns: the open journal. Keep the file, and do not copy it back and forth.
+        :raises ConfigurationError: the file is damaged, in use, or of other settings; there is a
+            journal already; or the system has no file locks. Nothing was changed.
+        :raises PrivacyError: the file counts less than this ledger. Nothing was changed.
+        """
+        with self._lock:
+            if self._journal is not None:
+                raise ConfigurationError(
+                    f"journal: {self._journal.path} is this accountant's already; there is one."
+                )
+            journal = Journal(path, self._settings(), self._counts, self._notes)
+            if journal.resumed:
+                self._adopt(journal.counts, journal.notes)
+            self._journal = journal
+            return journal
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the state as JSON; the file is the old one or the new one, never half of it.

@@ -79,12 +79,7 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> tuple[dict[Event, int
             f"version={state['version']!r} of the accountant's state is unknown: this release "
             f"reads version {VERSION}."
         )
-    for name, value in settings.items():
-        if state[name] != value:
-            raise ConfigurationError(
-                f"{name}={state[name]!r} in the state differs from this accountant's {value!r}: "
-                "make an accountant with the same settings."
-            )
+    require_settings(state, settings, "the state")
     notes, lines = state["notes"], state["ledger"]
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
         raise ConfigurationError(_DAMAGED + "notes must be a list of strings.")
@@ -103,8 +98,28 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> tuple[dict[Event, int
     return counts, notes
 
 
+def require_settings(found: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> None:
+    """
+    :param found: in a state or a file.
+    :param settings: of the accountant.
+    :param where: they were found.
+    :raises ConfigurationError: they differ.
+    """
+    for name, value in settings.items():
+        if found[name] != value:
+            raise ConfigurationError(
+                f"{name}={found[name]!r} in {where} differs from this accountant's {value!r}: "
+                "make an accountant with the same settings."
+            )
+
+
+def first_missing(counts: Mapping[Event, int], of: Mapping[Event, int]) -> Event | None:
+    """An event of which ``of`` counts less; None if it contains these counts."""
+    return next((event for event, n in counts.items() if of.get(event, 0) < n), None)
+
+
 def write_file(path: str | os.PathLike, state: Mapping[str, Any]) -> None:
-    """Write JSON; the file is the old one or the new one, never half of it.
+    """Write JSON; the file is the old one or the new one, never half of it, and on the disk.
 
     :param path: of the file.
     """
@@ -120,6 +135,20 @@ def write_file(path: str | os.PathLike, state: Mapping[str, Any]) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    sync_folder(path)
+
+
+def sync_folder(path: Path) -> None:
+    """Make a file's new name last, where the system lets folders be synchronised.
+
+    :param path: of the file.
+    """
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def read_file(path: str | os.PathLike) -> Any:

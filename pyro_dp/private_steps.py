@@ -57,6 +57,7 @@ class PrivateSteps(abc.ABC):
         if self._randomness.seeded:
             accountant.note(_SEEDED)
         self._steps = 0
+        self._lost = 0  # releases that the journal counts and a loaded state does not
         self._sampler: RecordSampler | None = None
 
     @abc.abstractmethod
@@ -115,7 +116,10 @@ class PrivateSteps(abc.ABC):
                 rate = self.sample_rate
             else:
                 raise ConfigurationError("noise_multiplier is calibrated by the first step.")
-            self._noise_multiplier = self._calibrated(rate)
+            try:
+                self._noise_multiplier = self._calibrated(rate)
+            except PrivacyBudgetExceeded as error:
+                raise PrivacyBudgetExceeded(f"{error}{self._hint}") from None
         return self._noise_multiplier
 
     def _state(self) -> dict[str, Any]:
@@ -146,15 +150,31 @@ class PrivateSteps(abc.ABC):
         require_count("steps", state["steps"], least=0)
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        """The ledger first: it refuses what would lower it."""
+        """The ledger first: it refuses what would lower it.
+
+        What a journal counts beyond the state is paid for and lost: the noise of a calibrated run
+        is calibrated again, for its steps and the budget that are left.
+        """
         self.accountant.load_state_dict(state["accountant"])
+        counted = sum(line["count"] for line in state["accountant"]["ledger"])
+        self._lost = self.accountant.num_releases - counted
         self._steps = state["steps"]
-        self._noise_multiplier = state["noise_multiplier"]
+        again = self._calibrates and self._lost
+        self._noise_multiplier = None if again else state["noise_multiplier"]
 
     def _calibrated(self, rate: float) -> float:
         """The smallest noise with which what is left of the steps fits what is left to spend."""
         return self.accountant.noise_multiplier(
             num_steps=self.num_steps - self._steps, sample_rate=rate, sampling=self.sampling
+        )
+
+    @property
+    def _hint(self) -> str:
+        if not self._lost:
+            return ""
+        return (
+            f" {self._lost} releases in the journal came after the state that was loaded: they "
+            "are paid for, and their results are lost. The loaded result can be used as it is."
         )
 
     def _refuse_steps_beyond_calibration(self) -> None:

@@ -189,7 +189,7 @@ class DPSEP(PrivateInference):
         """
         self._prepare(args, kwargs)
         damping = self._fixed_damping()
-        position = self.accountant.num_releases
+        position = self.accountant.position
         cavity = self._posterior / self._factor ** (1 / self._records.plate.size)
         clipped = self._clipped_sum(cavity, self._sample(position), position)
         (released,) = self._release(clipped)

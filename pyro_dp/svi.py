@@ -196,7 +196,7 @@ class DPSVI(PrivateInference):
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         """
         self._prepare(args, kwargs)
-        position = self.accountant.num_releases
+        position = self.accountant.position
         draws = self._step.draw()
         clipped = ClippedSum(self._blocks(self._step.size(draws)), self._records.device)
         stream = partial(self._randomness.stream, "local", position)

@@ -128,7 +128,7 @@ class DPEM(PrivateSteps):
         """
         self._refuse_steps_beyond_calibration()
         self._check(x)
-        position = self.accountant.num_releases
+        position = self.accountant.position
         clipped = ClippedSum(self._blocks(), x.device)
         indices = self._sample(position).to(x.device)
         for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):

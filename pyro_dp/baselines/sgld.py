@@ -154,7 +154,7 @@ class DPSGLD(PrivateInference):
         with pyro.get_param_store().scope():
             self._prepare(args, kwargs)
             step_size = self._current_step_size()
-            position = self.accountant.num_releases
+            position = self.accountant.position
             draws = self._step.draw()
             size = self._step.size(draws)
             clipped = ClippedSum([Block(size, self._bound)], self._records.device)

@@ -277,14 +277,14 @@ class VIPS(PrivateSteps):
             trial.record(SubsampledGaussian(sigma, self._sampler.sample_rate, self.sampling))
 
     def _release_static(self) -> None:
-        position = self.accountant.num_releases
+        position = self.accountant.position
         clipped = self._once.static_sum(self._records, self._sample(position))
         released = self._account_and_release(clipped, self._noise_once)
         rate = self._sampler.sample_rate
         self._static = self._once.estimates(released, self._noise_once, rate)
 
     def _release_expected(self) -> MixedStatistics:
-        position = self.accountant.num_releases
+        position = self.accountant.position
         local = LocalStream(self._randomness.stream("local", position))
         indices = self._sample(position)
         clipped = self._each.expected_sum(self._posterior, local, self._records, indices)

@@ -1,0 +1,292 @@
+"""The ledger on disk, ahead of every release.
+
+A journal is a text file that is only ever appended to. Its first line holds the accountant's
+settings; each line after it is what one call added: a release, or a note. A line is a digest and a
+JSON value; the digest covers the line and, through the digest before it, all lines above.
+
+**Why a killed process never counts less than it released.** ``record`` returns, and a value can be
+released, only after the whole line, its newline last, was written and ``fsync`` has returned. So
+the lines of all releases that happened are complete. A process that dies in between leaves at most
+one line that is not: the last one, without its newline. Its ``record`` had not returned and nothing
+was released, so that line may be dropped when the journal is opened next (if only the newline is
+missing, it is kept: counting too much is safe). A complete line counts whether or not its release
+still happened. Anything else that is wrong is damage and refused, also in the last line: a complete
+line that does not match its digest may have been released.
+
+**What the file cannot know** is that later lines were cut off cleanly: an older copy of a journal
+is a journal. It is noticed where something else counts more: a state that is loaded, or the process
+that has the file open.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyro_dp import ledger
+from pyro_dp.engines import require_known
+from pyro_dp.errors import ConfigurationError, PrivacyError
+from pyro_dp.events import Event
+from pyro_dp.settings import require_count
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+VERSION = 1
+
+
+class Journal:
+    """An open journal, of one accountant in one process; ``accountant.journal(path)`` opens it.
+
+    The file stays locked until :meth:`close`, the end of a ``with`` block or of the process. After
+    that the accountant records nothing more.
+
+    :param path: of the file, on a local file system; it is made if there is none.
+    :param settings: of the accountant, by name.
+    :param counts: the accountant's ledger, which the file's must contain.
+    :param notes: of the accountant; those that the file lacks are added to it.
+    :raises ConfigurationError: the file is damaged, has other settings or is in use, or the system
+        has no file locks. Nothing was changed.
+    :raises PrivacyError: the file counts less than the ledger. Nothing was changed.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        settings: Mapping[str, Any],
+        counts: Mapping[Event, int],
+        notes: Iterable[str],
+    ):
+        if fcntl is None:
+            raise ConfigurationError(
+                "journal: this system has no POSIX file locks, which keep a second process out. "
+                "Use save() after every step instead."
+            )
+        self.path = Path(os.path.abspath(path))
+        self.counts: dict[Event, int] = {}
+        self.notes: dict[str, None] = {}
+        self._neighboring = settings["neighboring"]
+        self._events: list[Event] = []  # in the order of their first line
+        self._indices: dict[Event, int] = {}
+        self._digest = ""  # of the last line
+        self._size = 0
+        self._problem: str | None = None  # why nothing can be recorded any more
+        self.resumed = True
+        if not self.path.exists():
+            self._require_contained(counts)
+            self.resumed = not _create(self.path, {"journal": VERSION, **settings})
+        self._file = _locked(self.path)
+        # Also where the journal is forgotten without close(): an open file would stay locked.
+        self._finalizer = weakref.finalize(self, os.close, self._file)
+        try:
+            self._identity = os.fstat(self._file).st_ino
+            torn = self._read(settings)
+            self._require_contained(counts)
+            self._mend(torn)
+            for text in notes:
+                self.note(text)
+        except BaseException:
+            self.close()
+            raise
+        _OPEN.add(self)
+
+    def record(self, event: Event, count: int) -> None:
+        """Write a release. When this returns, it is on the disk.
+
+        :raises PrivacyError: see :meth:`require_usable`.
+        :raises OSError: it could not be written, or perhaps it was; nothing more can be recorded.
+        """
+        index = self._indices.get(event)
+        self._append(ledger.to_line(event, count) if index is None else [index, count])
+        self._count(event, count)
+
+    def note(self, text: str) -> None:
+        """Write a note, once; otherwise as :meth:`record`."""
+        if text not in self.notes:
+            self._append(text)
+            self.notes[text] = None
+
+    def require_usable(self) -> None:
+        """
+        :raises PrivacyError: the journal is closed or belongs to the process that forked this one,
+            a line could not be written, or the file was changed or replaced by something else.
+        """
+        if self._problem is None:
+            try:
+                status = os.stat(self.path)
+                same = (status.st_ino, status.st_size) == (self._identity, self._size)
+            except OSError:
+                same = False
+            if not same:
+                self._problem = "was changed, moved or replaced by something else"
+        if self._problem is not None:
+            raise PrivacyError(
+                f"The journal {self.path} {self._problem}: nothing more is recorded or released. "
+                "Open it again in one process, with a new accountant."
+            )
+
+    def close(self) -> None:
+        """Unlock the file."""
+        self._problem = self._problem or "is closed"
+        self._finalizer()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def _append(self, value: Any) -> None:
+        self.require_usable()
+        line, digest = _line(value, self._digest)
+        # Whatever ends this early: nothing may be appended to a line that was only begun.
+        self._problem = "could not be written"
+        _write(self._file, line)
+        self._problem = None
+        self._digest, self._size = digest, self._size + len(line)
+
+    def _count(self, event: Event, count: int) -> None:
+        if event not in self._indices:
+            self._indices[event] = len(self._events)
+            self._events.append(event)
+        self.counts[event] = self.counts.get(event, 0) + count
+
+    def _read(self, settings: Mapping[str, Any]) -> bytes:
+        """Take all complete lines; returns what follows the last one."""
+        with open(self._file, "rb", closefd=False) as file:
+            *lines, torn = file.read().split(b"\n")
+        if not lines:
+            raise self._damaged(1, "it is not complete")
+        for number, line in enumerate(lines, start=1):
+            try:
+                value, self._digest = _value(line, self._digest)
+                if number > 1:
+                    self._take(value)
+                elif value.pop("journal") != VERSION or set(value) != set(settings):
+                    raise ConfigurationError("it is of another version")
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise self._damaged(number, str(error)) from None
+            if number == 1:
+                ledger.require_settings(value, settings, str(self.path))
+            self._size += len(line) + 1
+        return torn
+
+    def _take(self, value: Any) -> None:
+        if isinstance(value, str):
+            self.notes[value] = None
+            return
+        if isinstance(value, list):
+            index, count = value
+            event = self._events[index]
+        else:
+            event, count = ledger.from_line(value)
+            require_known(event, self._neighboring)
+        self._count(event, require_count("count", count))
+
+    def _mend(self, torn: bytes) -> None:
+        """Cut off a line that was only begun; finish one that lacks no more than its newline."""
+        if not torn:
+            return
+        os.ftruncate(self._file, self._size)
+        os.fsync(self._file)
+        for line in (torn, torn[:-1]):
+            try:
+                value, _ = _value(line, self._digest)
+            except ValueError:
+                continue
+            self._append(value)
+            self._take(value)
+            return
+
+    def _require_contained(self, counts: Mapping[Event, int]) -> None:
+        event = ledger.first_missing(counts, self.counts)
+        if event is not None:
+            raise PrivacyError(
+                f"The journal {self.path} counts {self.counts.get(event, 0)} of the "
+                f"{counts[event]} releases of {ledger.brief(event)} in this ledger, so it is not "
+                "this ledger's, or an older copy of it. Open a journal before the first release, "
+                "and always the same one."
+            )
+
+    def _damaged(self, number: int, why: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self.path} is damaged, or no journal: line {number}: {why}. Nothing was changed. It "
+            "is the record of what was released: put back an undamaged copy that counts every "
+            "release, or treat the budget of these data as spent. Do not start a new journal."
+        )
+
+
+def _create(path: Path, header: dict[str, Any]) -> bool:
+    """A file with its header from the moment it can be seen; False if there is one meanwhile."""
+    line, _ = _line(header, "")
+    file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        _write(file, line)
+        os.link(name, path)  # never replaces another file
+    except FileExistsError:
+        return False
+    finally:
+        os.close(file)
+        os.unlink(name)
+    ledger.sync_folder(path)
+    return True
+
+
+def _locked(path: Path) -> int:
+    file = os.open(path, os.O_RDWR | os.O_APPEND)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException as error:
+        os.close(file)
+        if isinstance(error, BlockingIOError):
+            raise ConfigurationError(
+                f"The journal {path} is in use by another accountant or process: one at a time. "
+                "Close that one first."
+            ) from None
+        raise
+    return file
+
+
+def _write(file: int, line: bytes) -> None:
+    while line:
+        line = line[os.write(file, line) :]
+    os.fsync(file)
+
+
+def _line(value: Any, before: str) -> tuple[bytes, str]:
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    digest = _digest(text, before)
+    return f"{digest} ".encode() + text + b"\n", digest
+
+
+def _value(line: bytes, before: str) -> tuple[Any, str]:
+    """:raises ValueError: the line does not match its digest."""
+    digest, _, text = line.partition(b" ")
+    expected = _digest(text, before)
+    if digest != expected.encode():
+        raise ValueError("it does not match its digest")
+    return json.loads(text), expected
+
+
+def _digest(text: bytes, before: str) -> str:
+    return hashlib.blake2b(before.encode() + b" " + text, digest_size=8).hexdigest()
+
+
+_OPEN: "weakref.WeakSet[Journal]" = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a forked process: one journal, one process. What the child holds would stay locked."""
+    for journal in list(_OPEN):
+        journal._problem = "belongs to the process that forked this one"
+        journal.close()
+
+
+if fcntl is not None:
+    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,0 +1,390 @@
+"""The journal: ahead of every release, whole or refused, and never shared."""
+
+import errno
+import gc
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pyro_dp import journal as journals
+from pyro_dp.accounting import (
+    ApproximateDP,
+    NonPrivateLook,
+    PrivacyAccountant,
+    SubsampledGaussian,
+)
+from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.mechanisms import Block, ClippedSum, release
+
+EVENT = SubsampledGaussian(4.0, 0.01)
+OTHER = ApproximateDP(0.5, 1e-6, "selection of a prior")
+
+
+def resumed(path, **settings):
+    """Ledger and notes of the file."""
+    accountant = PrivacyAccountant(**settings)
+    with accountant.journal(path):
+        return dict(accountant.ledger), accountant.notes
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A journal of five lines after its header."""
+    path = tmp_path / "journal"
+    accountant = PrivacyAccountant()
+    accountant.note("seeded, «ß»\n")
+    with accountant.journal(path):
+        accountant.record(EVENT)
+        accountant.record(OTHER, 3)
+        accountant.record(EVENT, 2)
+        accountant.record(OTHER)
+    return path
+
+
+def test_a_journal_goes_on(written):
+    assert resumed(written) == ({EVENT: 3, OTHER: 4}, ("seeded, «ß»\n",))
+    accountant = PrivacyAccountant()
+    accountant.record(EVENT)
+    accountant.note("mine")
+    with accountant.journal(written) as journal:
+        assert accountant.ledger == ((EVENT, 3), (OTHER, 4))
+        assert accountant.notes == ("mine", "seeded, «ß»\n")
+        accountant.record_nonprivate("loss")
+        accountant.note("mine"), accountant.note("late")
+        assert journal.path == written
+    counts, notes = resumed(written)
+    assert list(counts.values()) == [3, 4, 1] and notes == ("seeded, «ß»\n", "mine", "late")
+    assert type(list(counts)[-1]) is NonPrivateLook
+
+
+def test_batches_and_repeats_take_little_room(tmp_path):
+    accountant = PrivacyAccountant()
+    with accountant.journal(tmp_path / "journal"):
+        accountant.record(EVENT, 10**6)
+        size = (tmp_path / "journal").stat().st_size
+        for _ in range(100):
+            accountant.record(EVENT)
+    assert size < 500 and (tmp_path / "journal").stat().st_size < size + 100 * 30
+    assert resumed(tmp_path / "journal")[0] == {EVENT: 10**6 + 100}
+
+
+def test_the_line_is_on_the_disk_before_the_noise_is_drawn(tmp_path, monkeypatch):
+    path, log = tmp_path / "journal", []
+    accountant = PrivacyAccountant()
+    accountant.journal(path)
+    write, fsync = os.write, os.fsync
+    monkeypatch.setattr(os, "write", lambda *a: log.append("write") or write(*a))
+    monkeypatch.setattr(os, "fsync", lambda *a: log.append("fsync") or fsync(*a))
+
+    class Noise:
+        def standard_normal(self, size):
+            log.append(path.read_bytes().count(b"\n"))
+            return np.zeros(size)
+
+    clipped = ClippedSum([Block(2, 1.0)])
+    clipped.add(torch.ones(3, 2))
+    release(clipped, accountant=accountant, event=EVENT, noise=Noise())
+    assert log == ["write", "fsync", 2]
+
+
+def test_a_torn_last_line_is_dropped(written, tmp_path):
+    """Cut anywhere: all whole lines count, and the journal goes on."""
+    content, path = written.read_bytes(), tmp_path / "cut"
+    ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
+    ledgers = {}
+    for end in ends:
+        path.write_bytes(content[:end])
+        ledgers[end] = resumed(path)
+    assert [sum(ledgers[end][0].values()) for end in ends] == [0, 0, 1, 4, 6, 7]
+    for cut in range(ends[0], len(content)):
+        path.write_bytes(content[:cut])
+        whole = max(end for end in ends if end <= cut + 1)  # nothing but a newline is missing
+        accountant = PrivacyAccountant()
+        with accountant.journal(path):
+            assert (dict(accountant.ledger), accountant.notes) == ledgers[whole]
+            accountant.record(EVENT)
+        assert sum(resumed(path)[0].values()) == sum(ledgers[whole][0].values()) + 1
+    for zeros in (1, 1000):  # blocks of the last line that never reached the disk
+        path.write_bytes(content + b"\0" * zeros)
+        assert resumed(path) == ledgers[ends[-1]]
+
+
+def refused(path, error=ConfigurationError, match="damaged"):
+    """The error names the file and changes nothing."""
+    before = path.read_bytes()
+    accountant = PrivacyAccountant()
+    with pytest.raises(error, match=match) as caught:
+        accountant.journal(path)
+    assert str(path) in str(caught.value)
+    assert path.read_bytes() == before and accountant.ledger == ()
+    accountant.record(EVENT)  # without the journal: nothing was opened by halves
+
+
+def test_damage_is_refused(written, tmp_path):
+    content, path = written.read_bytes(), tmp_path / "damaged"
+    lines = content.splitlines(keepends=True)
+    damaged = [lines[:2] + lines[3:], lines[1:], [*lines[:2], lines[3], lines[2], *lines[4:]]]
+    damaged += [[*lines, lines[-1]], [*lines, b"\n"], [*lines[:3], b"{}\n", *lines[3:]]]
+    damaged += [[lines[0][:cut]] for cut in range(len(lines[0]))]
+    for parts in [*damaged, [b'{"version": 1}'], [b"\0" * 100]]:
+        path.write_bytes(b"".join(parts))
+        refused(path)
+
+
+def test_a_flipped_bit_is_never_a_release_less(written, tmp_path):
+    content, path = written.read_bytes(), tmp_path / "flipped"
+    ledger = resumed(written)
+    kept = 0
+    for place in range(len(content)):
+        for bit in (0, 5):
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << bit
+            path.write_bytes(flipped)
+            try:
+                assert resumed(path) == ledger
+                kept += 1
+            except ConfigurationError as error:
+                assert str(path) in str(error) and path.read_bytes() == flipped
+    assert kept == 2  # the newline at the end
+
+
+def test_lines_that_no_journal_has(written, tmp_path):
+    """Well-formed but unknown: of a later release, or made up."""
+    path = tmp_path / "unknown"
+    first = written.read_bytes().splitlines()[0]
+    _, digest = journals._value(first, "")
+    unknown = [[9, 1], [0, 1], ["0", 1], [0], 3, None, {"mechanism": "laplace", "count": 1}, {}]
+    unknown += [{"mechanism": "approximate_dp", "epsilon": 1, "delta": 2, "name": "", "count": 1}]
+    for value in unknown:
+        path.write_bytes(first + b"\n" + journals._line(value, digest)[0])
+        refused(path)
+    for header in ({"journal": 2}, {"journal": 1}, [], "text", {}):
+        path.write_bytes(journals._line(header, "")[0])
+        refused(path)
+
+
+def test_settings_must_match(written):
+    before = written.read_bytes()
+    for settings in (
+        {"epsilon": 1.0},
+        {"delta": 1e-6},
+        {"neighboring": "replace_one"},
+        {"engine": "rdp"},
+    ):
+        with pytest.raises(ConfigurationError, match=f"{next(iter(settings))}=.*differs"):
+            resumed(written, **settings)
+    assert written.read_bytes() == before
+
+
+def test_a_journal_that_counts_less_is_refused(written, tmp_path):
+    accountant = PrivacyAccountant()
+    accountant.record(OTHER, 5)
+    before = written.read_bytes()
+    with pytest.raises(PrivacyError, match="older copy"):
+        accountant.journal(written)
+    with pytest.raises(PrivacyError, match="before the first release"):
+        accountant.journal(tmp_path / "new")
+    assert written.read_bytes() == before and not (tmp_path / "new").exists()
+
+
+def test_one_journal_one_accountant(written):
+    accountant = PrivacyAccountant()
+    journal = accountant.journal(written)
+    refused(written, match="in use")
+    with pytest.raises(ConfigurationError, match="already"):
+        accountant.journal(written)
+    journal.close()
+    ledger = accountant.ledger
+    with pytest.raises(PrivacyError, match="closed"):
+        accountant.record(EVENT)
+    with pytest.raises(PrivacyError, match="closed"):
+        accountant.note("late")
+    assert accountant.ledger == ledger
+    second = PrivacyAccountant()
+    second.journal(written)
+    del second
+    gc.collect()
+    resumed(written)
+
+
+@pytest.mark.parametrize("change", ["cut", "append", "replace", "move", "remove"])
+def test_a_change_by_something_else_is_noticed(written, tmp_path, change):
+    accountant = PrivacyAccountant()
+    accountant.journal(written)
+    content = written.read_bytes()
+    (tmp_path / "copy").write_bytes(content)
+    {
+        "cut": lambda: os.truncate(written, len(content) - 30),
+        "append": lambda: written.write_bytes(content + b"x"),
+        "replace": lambda: os.replace(tmp_path / "copy", written),
+        "move": lambda: written.rename(tmp_path / "moved"),
+        "remove": written.unlink,
+    }[change]()
+    for _ in range(2):
+        with pytest.raises(PrivacyError, match="changed, moved or replaced"):
+            accountant.record(EVENT)
+    assert accountant.num_releases == 7
+
+
+def test_what_the_budget_refuses_is_not_written(tmp_path):
+    path = tmp_path / "journal"
+    accountant = PrivacyAccountant(1.0)
+    accountant.journal(path)
+    accountant.record(SubsampledGaussian(10.0), 3)
+    before = path.read_bytes()
+    for bad in (SubsampledGaussian(0.1), SubsampledGaussian(1.0, 0.5, "fixed"), "event"):
+        with pytest.raises((PrivacyBudgetExceeded, ConfigurationError)):
+            accountant.record(bad)
+    accountant.record(EVENT, 0)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("fails", ["write", "part of a write", "fsync"])
+def test_a_disk_that_fails(tmp_path, monkeypatch, fails):
+    path = tmp_path / "journal"
+    accountant = PrivacyAccountant()
+    accountant.journal(path)
+    accountant.record(EVENT)
+    write = os.write
+    room = {"write": 0, "part of a write": 7}.get(fails, 10**6)
+
+    def full(file, data):
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "no space left")
+        room, data = room - len(data[:room]), data[:room]
+        return write(file, data)
+
+    def broken(file):
+        raise OSError(errno.EIO, "input/output error")
+
+    clipped = ClippedSum([Block(2, 1.0)])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        if fails == "fsync":
+            patch.setattr(os, "fsync", broken)
+        with pytest.raises(OSError, match="space|input"):
+            release(clipped, accountant=accountant, event=EVENT, noise=None)  # would draw from it
+    assert dict(accountant.ledger) == {EVENT: 2}
+    with pytest.raises(PrivacyError, match="could not be written"):
+        accountant.record(EVENT)
+    del accountant
+    gc.collect()
+    accountant = PrivacyAccountant()
+    accountant.journal(path)
+    assert 1 <= accountant.num_releases <= 2
+    accountant.record(EVENT)
+
+
+def test_a_system_without_locks(tmp_path, monkeypatch):
+    monkeypatch.setattr(journals, "fcntl", None)
+    with pytest.raises(ConfigurationError, match="save"):
+        PrivacyAccountant().journal(tmp_path / "journal")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_new_journal_never_replaces_one_that_appears_meanwhile(written, monkeypatch):
+    before = written.read_bytes()
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    assert resumed(written)[0] == {EVENT: 3, OTHER: 4}
+    assert written.read_bytes() == before
+    assert [p.name for p in written.parent.iterdir()] == ["journal"]
+
+
+def test_names_in_folders_are_synchronised(tmp_path, monkeypatch):
+    folders, fsync = [], os.fsync
+
+    def spy(file):
+        folders.append(stat.S_ISDIR(os.fstat(file).st_mode))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    PrivacyAccountant().journal(tmp_path / "journal")
+    assert folders == [False, True]
+    folders.clear()
+    PrivacyAccountant().save(tmp_path / "state.json")
+    assert folders == [False, True]
+
+
+def test_threads_share_a_journal(tmp_path):
+    accountant = PrivacyAccountant()
+    events = [SubsampledGaussian(1.0 + i) for i in range(4)]
+    with accountant.journal(tmp_path / "journal"):
+
+        def work(event):
+            for _ in range(50):
+                accountant.record(event)
+
+        threads = [threading.Thread(target=work, args=(event,)) for event in events]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert resumed(tmp_path / "journal")[0] == dict.fromkeys(events, 50)
+
+
+def test_states_and_journals(written, tmp_path):
+    """An older state is taken and lowers nothing; one that counts more shows an older copy."""
+    older = PrivacyAccountant()
+    older.record(EVENT)
+    older.note("older")
+    newer = PrivacyAccountant()
+    newer.record(OTHER, 5)
+    accountant = PrivacyAccountant()
+    with accountant.journal(written):
+        accountant.load_state_dict(older.state_dict())
+        with pytest.raises(PrivacyError, match="older copy"):
+            accountant.load_state_dict(newer.state_dict())
+        newer.save(tmp_path / "newer.json")
+        with pytest.raises(PrivacyError, match="older copy"):
+            accountant.load(tmp_path / "newer.json")
+        assert dict(accountant.ledger) == {EVENT: 3, OTHER: 4}
+        accountant.load_state_dict(accountant.state_dict())
+    counts, notes = resumed(written)
+    assert counts == {EVENT: 3, OTHER: 4} and notes == ("seeded, «ß»\n", "older")
+
+
+def test_a_resumed_ledger_never_leads_to_the_same_streams(written, tmp_path):
+    new = PrivacyAccountant()
+    with new.journal(tmp_path / "new"):
+        assert new.position == 0
+        new.record(EVENT)
+        assert new.position == 1
+    positions = set()
+    for copy in range(3):
+        shutil.copy(written, tmp_path / f"copy{copy}")
+        accountant = PrivacyAccountant()
+        accountant.journal(tmp_path / f"copy{copy}")
+        positions.add(accountant.position)
+    for _ in range(3):
+        accountant = PrivacyAccountant()
+        accountant.load_state_dict(new.state_dict())
+        first = accountant.position
+        accountant.record(EVENT)
+        assert accountant.position == first + 1
+        positions.add(first)
+    assert len(positions) == 6 and min(positions) > 2**64  # but for one time in 2^60
+
+
+def test_killed_runs_and_other_processes(tmp_path):
+    """Fifty runs killed at random moments count every release and go on; see killed_runs.py."""
+    script = Path(__file__).parent / "killed_runs.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "50"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    trials = found["trials"]
+    assert len(trials) == 50 and found["finished"] == 5
+    assert all(released <= counted <= released + kills for counted, released, kills in trials)
+    assert sum(released for _, released, kills in trials if kills == 10) > 50
+    assert found["child"] and found["second"] and found["after"] and found["orphan"]
