@@ -6,6 +6,8 @@ from pyro_dp.accounting import (
     PrivacyAccountant,
     SubsampledGaussian,
 )
+from pyro_dp.audit_result import AuditResult
+from pyro_dp.auditing import audit, audit_one_run
 from pyro_dp.ep import EP
 from pyro_dp.errors import ConfigurationError, ModelError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.mechanisms import AdaptiveClip
@@ -21,6 +23,7 @@ from pyro_dp.vips import VIPS
 __all__ = [
     "AdaptiveClip",
     "ApproximateDP",
+    "AuditResult",
     "ConfigurationError",
     "DPSEP",
     "DPSVI",
@@ -37,6 +40,8 @@ __all__ = [
     "SubsampledGaussian",
     "TruncatedNegativeBinomial",
     "VIPS",
+    "audit",
+    "audit_one_run",
     "clipped_kl",
     "private_selection",
     "selection_epsilon",

@@ -193,13 +193,9 @@ class _TrialAccountant(PrivacyAccountant):
     def __init__(self, declared: Releases, ours: PrivacyAccountant, place: tuple[int, int]):
         super().__init__(delta=ours.delta, neighboring=ours.neighboring, engine=ours.engine)
         self._left = dict(declared)
-        self._first = (place[0] + 1 << 128) + (place[1] << 64)
+        self._start = (place[0] + 1 << 128) + (place[1] << 64)
         self.refused = False
         self.note(_TRIAL)
-
-    @property
-    def num_releases(self) -> int:
-        return self._first + super().num_releases
 
     def record(self, event: Event, count: int = 1) -> None:
         """:raises PrivacyBudgetExceeded: it was not declared, or the trial is over."""

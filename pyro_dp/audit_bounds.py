@@ -1,0 +1,158 @@
+"""Lower confidence bounds on epsilon from guesses: which runs, or which canaries, were included.
+
+Canaries are included by fair coins. From what was released an attacker guesses some of the coins
+and abstains from the others. Under (epsilon, delta)-differential privacy few guesses can be better
+than those of randomised response, which is right with probability
+
+    q = e^epsilon / (1 + e^epsilon).
+
+Both bounds turn that around. They hold for any attack; a weak one makes them small.
+"""
+
+import numpy as np
+from scipy.special import betaincinv, expit, logit
+from scipy.stats import binom
+
+_RATE_SHARE = 0.05  # of the error probability: spent on how often a guess is made
+_STEPS = 200  # of the search for the largest rejected epsilon
+
+
+def rate_interval(hits: np.ndarray, trials: np.ndarray, error: float) -> np.ndarray:
+    """Clopper & Pearson's limits on a probability, each exceeded with probability at most error.
+
+    :param hits: numbers of successes, (K,).
+    :param trials: numbers of independent trials, > 0, of any shape that fits ``hits``.
+    :returns: (2, K): lower and upper limits.
+    """
+    hits, trials = np.broadcast_arrays(np.asarray(hits, float), np.asarray(trials, float))
+    low, high = np.zeros(hits.shape), np.ones(hits.shape)
+    some, missed = hits > 0, hits < trials
+    low[some] = betaincinv(hits[some], trials[some] - hits[some] + 1, error)
+    high[missed] = betaincinv(hits[missed] + 1, trials[missed] - hits[missed], 1 - error)
+    return np.stack([low, high])
+
+
+def runs_bound(
+    trials: int | np.ndarray,
+    guesses: int | np.ndarray,
+    correct: int | np.ndarray,
+    delta: float,
+    confidence: float,
+) -> np.ndarray:
+    """From independent runs, each with one coin, and a rule for guesses that was fixed before.
+
+    *Why it holds.* The rule says "with" on a set A of outcomes and "without" on a set B. With P
+    and Q the distributions with and without the canary, privacy means P(A) <= e^epsilon Q(A) +
+    delta and Q(B) <= e^epsilon P(B) + delta. So the probabilities c = (P(A) + Q(B)) / 2 of a
+    correct and w = (Q(A) + P(B)) / 2 of a wrong guess have c <= e^epsilon w + delta, or, with
+    g = c + w, ::
+
+        c / g <= (e^epsilon + delta / g) / (1 + e^epsilon)
+
+    Given the number of guesses, that of correct ones is binomial with probability c / g. With
+    Clopper-Pearson lower limits on g (a twentieth of the error) and on c / g (the rest), both right
+    with the stated confidence by the union bound, the inequality is solved for epsilon. Each of
+    the two directions alone is the case of an empty A or B.
+
+    :param trials: coins.
+    :param guesses: runs in which a guess was made; it and ``correct`` may be arrays.
+    :param correct: guesses that were right.
+    :param delta: in [0, 1).
+    :param confidence: in (0, 1).
+    :returns: bounds on epsilon in nats, >= 0.
+    """
+    odds = odds_limit(trials, guesses, correct, delta, confidence)
+    return np.log(np.maximum(odds, 1.0))
+
+
+def odds_limit(
+    trials: int | np.ndarray,
+    guesses: int | np.ndarray,
+    correct: int | np.ndarray,
+    delta: float,
+    confidence: float,
+) -> np.ndarray:
+    """The exponential of :func:`runs_bound`, also where it is below 1, or even negative."""
+    trials, guesses, correct = np.broadcast_arrays(trials, guesses, correct)
+    error = 1.0 - confidence
+    rate = rate_interval(guesses, trials, _RATE_SHARE * error)[0]
+    accuracy = rate_interval(correct, np.maximum(guesses, 1), (1.0 - _RATE_SHARE) * error)[0]
+    return (accuracy - delta / np.maximum(rate, 1e-100)) / (1.0 - accuracy)
+
+
+def canaries_error(
+    canaries: int, guesses: int, correct: int, epsilon: float, delta: float
+) -> float:
+    """How probable so many correct guesses are, at most, in one run with many canaries.
+
+    Let the coins S of m canaries be fair and independent, the run (epsilon, delta)-private with
+    respect to each, and T a function of what it released that guesses r of them, r fixed. Then the
+    number W of correct guesses has ::
+
+        P(W >= v) <= P(Bin(r, q) >= v) + m delta / (1 + e^epsilon) * mean over j < r of top_j
+
+    where top_j is the largest probability of Bin(j, q). Without delta this is Theorem 5.2 of
+    Steinke, Nasr & Jagielski 2023 ("Privacy auditing with one (1) training run", arXiv 2305.08846).
+    The second term is a derivation of its own, mostly smaller than theirs (2 m delta max_i P(v - i
+    <= Bin(r, q) < v) / i).
+
+    *Proof.* Reveal the coins one after the other, in a uniformly random order. A guess about coin i
+    is right, given T and the coins revealed before, with a probability of at most q + F_i, where
+    F_i >= 0 is the excess. Let h_j(n) = P(n + Bin(j, q) >= v), so that h_{j+1}(n) = h_j(n) + q
+    (h_j(n+1) - h_j(n)), and h_j(n+1) - h_j(n) = P(Bin(j, q) = v - 1 - n) <= top_j. If j guesses are
+    still to be revealed after it, coin i thus moves the expectation of h at the present count by at
+    most F_i top_j, and P(W >= v) = E h_0(W) <= h_r(0) + sum_i E[F_i top_{j(i)}]. By Jensen's
+    inequality F_i may be replaced by the excess F_i* given T and *all* other coins; given T and S
+    the order is still uniform, hence E[F_i top_{j(i)}] <= E[F_i*] mean_j top_j. Finally, given the
+    other coins let a and b be the densities of T with and without canary i. A guess "with" at t has
+    the excess (a - e^epsilon b)+ / ((1 + e^epsilon)(a + b)), which T = t gets with density (a + b)
+    / 2; so these guesses add at most delta / (2 (1 + e^epsilon)) to E[F_i*], and guesses "without"
+    as much again.
+
+    :param canaries: m.
+    :param guesses: r, in [1, m].
+    :param correct: v, in [0, r].
+    :param epsilon: >= 0, in nats.
+    :param delta: in [0, 1).
+    :returns: the right-hand side, which may exceed 1.
+    """
+    q = expit(epsilon)
+    left = np.arange(guesses)
+    top = binom.pmf(np.minimum(np.floor((left + 1) * q), left), left, q)
+    excess = canaries * delta * (1.0 - q) * float(top.mean())
+    return float(binom.sf(correct - 1, guesses, q)) + excess
+
+
+def canaries_bound(
+    canaries: int, guesses: int, correct: int, delta: float, confidence: float
+) -> float:
+    """The largest epsilon for which :func:`canaries_error` is at most 1 - confidence; 0 if none is.
+
+    *Why it holds.* For each epsilon the error is at most 1 - confidence from some number v of
+    correct guesses on. If the run is (epsilon*, delta)-private it is so for every larger epsilon,
+    too. The bound exceeds epsilon* only if the count reaches the smallest v among those, which is
+    the v of one of them.
+
+    :param canaries: how many there were, each included with probability one half.
+    :param guesses: how many were made; a number fixed before the run.
+    :param correct: how many were right.
+    :param delta: in [0, 1).
+    :param confidence: in (0, 1).
+    :returns: nats, >= 0.
+    """
+    error = 1.0 - confidence
+    accuracy = float(rate_interval(correct, guesses, error)[0])
+    if accuracy <= 0.5:
+        return 0.0
+
+    def rejected(epsilon: float) -> bool:
+        return canaries_error(canaries, guesses, correct, epsilon, delta) <= error
+
+    high = float(logit(accuracy))  # where the binomial term alone is the whole error
+    grid = np.linspace(0.0, high, _STEPS)
+    low = max((epsilon for epsilon in grid if rejected(epsilon)), default=0.0)
+    high = min(high, low + high / (_STEPS - 1))
+    for _ in range(20):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if rejected(middle) else (low, middle)
+    return low if rejected(low) else 0.0

@@ -1,0 +1,123 @@
+"""What an audit found: the bound, the counts behind it, and the curve to draw."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class ErrorRates:
+    """Error rates of "score above a threshold means with the canary", one entry per threshold.
+
+    :param thresholds: (K,), ascending.
+    :param false_positive: (K,): how often a run without the canary was taken for one with it.
+    :param false_negative: (K,): the reverse.
+    :param false_positive_limits: (2, K): Clopper-Pearson limits; None where the trials are not
+        independent (one run).
+    :param false_negative_limits: (2, K), likewise. All 4 K limits hold together with the audit's
+        confidence.
+    """
+
+    thresholds: np.ndarray
+    false_positive: np.ndarray
+    false_negative: np.ndarray
+    false_positive_limits: np.ndarray | None = None
+    false_negative_limits: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """
+    :param bound: epsilon in nats is above this, with the stated confidence, at this delta. It says
+        what an attack could show, not what is true: zero means that this attack found nothing.
+    :param delta: at which the bound is stated.
+    :param confidence: the probability with which such an audit gives a true bound, at least.
+    :param method: "repeated runs" or "one run".
+    :param coins: fair coins that the guesses were about: held-out runs, or canaries.
+    :param guesses: how many of them were guessed.
+    :param correct: how many guesses were right.
+    :param rates: error rates at other thresholds, to be drawn.
+    :param claimed_epsilon: what the accountant claims at this delta; None without one.
+    :param claimed_curve: (2, P): false-positive rates and the least false-negative rates that the
+        accountant's ledger allows; None without one.
+    """
+
+    bound: float
+    delta: float
+    confidence: float
+    method: str
+    coins: int
+    guesses: int
+    correct: int
+    rates: ErrorRates
+    claimed_epsilon: float | None = None
+    claimed_curve: np.ndarray | None = None
+
+    @property
+    def contradicts_claim(self) -> bool:
+        """Whether the bound is above the claimed epsilon; False without a claim."""
+        return self.claimed_epsilon is not None and self.bound > self.claimed_epsilon
+
+    @property
+    def how(self) -> str:
+        """How the bound was computed, in a sentence."""
+        counts = f"{self.correct} of {self.guesses} guesses were right about {self.coins} coins"
+        if self.method == "one run":
+            return (
+                f"One run, each canary included with probability 1/2: {counts}; no (epsilon, "
+                f"{self.delta:g})-private run with epsilon up to {self.bound:.4g} gives so many "
+                f"with a probability above {1 - self.confidence:.2g} (Steinke, Nasr & Jagielski "
+                "2023, Theorem 5.2, with a delta term of its own)."
+            )
+        return (
+            "Independent runs, with or without the canary by a fair coin, thresholds from runs of "
+            f"their own: {counts}; Clopper-Pearson limits on the rate and the accuracy of guesses, "
+            f"at {self.confidence:.4%} together, rule out every epsilon below {self.bound:.4g} at "
+            f"delta={self.delta:g}."
+        )
+
+    def __str__(self) -> str:
+        claim = "" if self.claimed_epsilon is None else f", claimed {self.claimed_epsilon:.4g}"
+        return f"epsilon >= {self.bound:.4g} ({self.confidence:.4%} confidence){claim}. {self.how}"
+
+    def plot(self, axes: "Axes | None" = None) -> "Axes":
+        """False-negative against false-positive rates, with the claimed curve. Needs matplotlib.
+
+        :param axes: to draw in; new ones if None.
+        :returns: the axes.
+        """
+        import matplotlib.pyplot as plt
+
+        if axes is None:
+            _, axes = plt.subplots()
+        alpha = np.linspace(0.0, 1.0, 201)
+        axes.plot(alpha, 1.0 - alpha, color="0.6", linestyle=":", label="guessing")
+        growth, kept = np.exp(self.bound), 1.0 - self.delta
+        excluded = np.maximum(0.0, np.maximum(kept - growth * alpha, (kept - alpha) / growth))
+        axes.plot(alpha, excluded, color="#D55E00", label=f"epsilon = {self.bound:.2f} (bound)")
+        if self.claimed_curve is not None:
+            axes.plot(*self.claimed_curve, color="#0072B2", label="least errors claimed")
+        rates, limits = self.rates, {}
+        for name, estimate, interval in (
+            ("xerr", rates.false_positive, rates.false_positive_limits),
+            ("yerr", rates.false_negative, rates.false_negative_limits),
+        ):
+            if interval is not None:
+                limits[name] = np.abs(interval - estimate)
+        axes.errorbar(
+            rates.false_positive,
+            rates.false_negative,
+            **limits,
+            fmt="o",
+            markersize=3,
+            linewidth=0.8,
+            color="0.2",
+            label="attack",
+        )
+        axes.set(xlabel="false-positive rate", ylabel="false-negative rate")
+        axes.legend()
+        return axes

@@ -1,0 +1,304 @@
+"""Audits: how much of a canary a real run gives away, as a lower bound on its epsilon.
+
+An audit is the counterpart of a proof. The accountant bounds epsilon from above, from what the code
+is meant to do; an audit bounds it from below, from what the code did. A bound above the claim shows
+a fault. A bound below it shows only that this attack, with so many runs, found none.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from tqdm.auto import tqdm
+
+from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.audit_bounds import canaries_bound, odds_limit, rate_interval, runs_bound
+from pyro_dp.audit_result import AuditResult, ErrorRates
+from pyro_dp.canaries import Column, canary_rows, with_canaries
+from pyro_dp.errors import ConfigurationError
+from pyro_dp.settings import require_count, require_number
+from pyro_dp.trade_off import trade_off
+
+_LENGTHS = "score=None needs equally many numbers from every run: pass a score."
+_PART = 0.2  # of the runs: they choose thresholds, and as many the direction of a score
+_TAILS = np.geomspace(1e-4, 0.5, 40)  # of the scores, where thresholds are tried
+_DRAWN = np.concatenate([np.geomspace(0.002, 0.5, 13), 1 - np.geomspace(0.002, 0.45, 12)])
+_ALPHA = np.concatenate([[0.0], np.geomspace(1e-5, 0.01, 31), np.linspace(0.02, 1.0, 99)])
+
+
+def audit(
+    make_run: Callable[..., Any],
+    data: Sequence[Column],
+    canary: Sequence[Any],
+    *,
+    num_trials: int,
+    score: Callable[[Any], float] | None = None,
+    delta: float = 1e-5,
+    confidence: float = 0.999,
+    claim: PrivacyAccountant | None = None,
+    seed: int | None = None,
+    progress: bool = True,
+) -> AuditResult:
+    """A lower confidence bound on epsilon from repeated runs, with and without a canary.
+
+    In each trial the canary takes the place of the first record, or does not. A fifth of the runs
+    chooses two thresholds: above the upper one the attacker says "with", up to the lower one
+    "without", and between them nothing. In the other runs a fair coin decides, and it is counted
+    how often the attacker is right (:func:`pyro_dp.audit_bounds.runs_bound`, with the proof).
+
+    **Guarantee.** If the runs are independent and alike, and each is (epsilon, delta)-
+    differentially private for the first record, then the bound is at most epsilon with the stated
+    confidence, whatever the canary and the score.
+
+    **Not protected.** Nothing is: the result is not private, and ``make_run`` gets the data as they
+    are. Use made-up data, or be their curator. And an audit proves no privacy: a low bound may come
+    from a weak canary, a weak score or too few runs.
+
+    :param make_run: called as ``make_run(*records)``; runs the inference from its start, with fresh
+        noise, and returns what it released. What it keeps from one run for the next would make the
+        runs dependent.
+    :param data: tensors or arrays with one row per record. Under ``add_or_remove_one`` the first
+        record must be an empty one, that adds nothing, such as zero features in a regression;
+        under ``replace_one`` it may be any.
+    :param canary: its row for each of ``data``. The most telling one has the largest gradient in a
+        direction that no other record has.
+    :param num_trials: runs altogether, at least 100. No attack on n runs can show an epsilon above
+        about log(n / 9).
+    :param score: a number from what was released, larger with the canary. None: the release is a
+        number, tensor or array, and another fifth of the runs finds the direction in which its
+        means differ most, relative to the variances.
+    :param delta: at which epsilon is bounded, in [0, 1).
+    :param confidence: in (0, 1).
+    :param claim: the accountant of one run, whose epsilon and trade-off curve are to be compared.
+    :param seed: of the coins, for an audit that can be repeated.
+    :param progress: whether to show a progress bar.
+    :raises ConfigurationError: an argument is not as stated, or a score is not a finite number.
+    """
+    _check(make_run, score, delta, confidence, claim)
+    num_trials = require_count("num_trials", num_trials, least=100)
+    canaries = canary_rows(data, canary, single=True)
+    worlds = tuple(data), with_canaries(data, canaries, np.array([True]))
+
+    part = int(_PART * num_trials)
+    chosen = np.arange(part) % 2 == 1
+    learning = part if score is None else 0
+    coins = _generator(seed).integers(2, size=num_trials - part - learning) == 1
+    with tqdm(total=num_trials, desc="audit", disable=not progress) as bar:
+
+        def run(included: np.ndarray, read: Callable[[Any], Any]) -> np.ndarray:
+            values = []
+            for each in included:
+                values.append(read(make_run(*worlds[int(each)])))
+                bar.update()
+            if len({value.shape for value in values}) > 1:
+                raise ConfigurationError(_LENGTHS)
+            return np.stack(values)
+
+        if score is None:
+            score = _projection(run(chosen, _vector), chosen)
+        held_out, tested = (
+            run(each, lambda value: _number(score(value))) for each in (chosen, coins)
+        )
+
+    low, high = _thresholds(held_out, chosen, delta, confidence)
+    guesses, correct = _counts(tested, coins, low, high)
+    bound = runs_bound(len(coins), guesses, correct, delta, confidence)
+    rates = _error_rates(held_out, tested, coins, (1.0 - confidence))
+    return AuditResult(
+        float(bound),
+        delta,
+        confidence,
+        "repeated runs",
+        len(coins),
+        int(guesses),
+        int(correct),
+        rates,
+        *_claims(claim, delta),
+    )
+
+
+def audit_one_run(
+    make_run: Callable[..., Any],
+    data: Sequence[Column],
+    canaries: Sequence[Any],
+    score: Callable[[Any], Any],
+    *,
+    positive: int | None = None,
+    negative: int | None = None,
+    delta: float = 1e-5,
+    confidence: float = 0.999,
+    claim: PrivacyAccountant | None = None,
+    seed: int | None = None,
+) -> AuditResult:
+    """A lower confidence bound on epsilon from one run, with many canaries.
+
+    Each of m canaries takes the place of one of the first m records with probability 1/2. The
+    attacker says "with" of those with the highest scores and "without" of those with the lowest
+    (Steinke, Nasr & Jagielski 2023, arXiv 2305.08846; :func:`pyro_dp.audit_bounds.canaries_error`).
+
+    **Guarantee.** If the run is (epsilon, delta)-differentially private for each of the first m
+    records, then the bound is at most epsilon with the stated confidence, whatever canaries and
+    scores, and also if canaries disturb each other.
+
+    **Not protected.** As for :func:`audit`. One run shows less than many: canaries share the room
+    that the noise leaves, and every further one makes delta count more.
+
+    :param make_run: as for :func:`audit`; called once.
+    :param data: as for :func:`audit`. The first m records are those that canaries replace.
+    :param canaries: m rows for each of ``data``, best in directions of their own.
+    :param score: m numbers from what was released, larger for canaries that seem included.
+    :param positive: how many are guessed to be included; m / 8 if None.
+    :param negative: how many are guessed not to be; m / 8 if None.
+    :param delta: in [0, 1); far below 1 / m, or nothing can be shown.
+    :param confidence: in (0, 1).
+    :param claim: the accountant of the run. It may be the one that the run itself records in.
+    :param seed: of the coins, for an audit that can be repeated.
+    :raises ConfigurationError: an argument is not as stated, or a score is not a finite number.
+    """
+    _check(make_run, score, delta, confidence, claim)
+    canaries = canary_rows(data, canaries, single=False)
+    m = len(canaries[0])
+    positive = max(1, m // 8) if positive is None else require_count("positive", positive, least=0)
+    negative = max(1, m // 8) if negative is None else require_count("negative", negative, least=0)
+    guesses = positive + negative
+    if not 1 <= guesses <= m:
+        raise ConfigurationError(
+            f"positive + negative must lie in [1, {m}], the number of canaries; it is {guesses}."
+        )
+    coins = _generator(seed).integers(2, size=m) == 1
+    scores = _vector(score(make_run(*with_canaries(data, canaries, coins))))
+    if scores.shape != (m,):
+        raise ConfigurationError(f"score must return one number for each of the {m} canaries.")
+    order = np.argsort(scores, kind="stable")
+    correct = int((~coins[order[:negative]]).sum() + coins[order[m - positive :]].sum())
+    bound = canaries_bound(m, guesses, correct, delta, confidence)
+    return AuditResult(
+        bound,
+        delta,
+        confidence,
+        "one run",
+        m,
+        guesses,
+        correct,
+        _error_rates(scores, scores, coins, None),
+        *_claims(claim, delta),
+    )
+
+
+def _check(
+    make_run: Any, score: Any, delta: Any, confidence: Any, claim: PrivacyAccountant | None
+) -> None:
+    for name, value in (("make_run", make_run), ("score", score)):
+        if not callable(value) and not (name == "score" and value is None):
+            raise ConfigurationError(f"{name} must be callable.")
+    require_number("delta", delta, above=0.0, below=1.0, or_equal=True)
+    require_number("confidence", confidence, above=0.0, below=1.0)
+    if not isinstance(claim, PrivacyAccountant | None):
+        raise ConfigurationError("claim must be a PrivacyAccountant, or None.")
+
+
+def _generator(seed: int | None) -> np.random.Generator:
+    if seed is not None:
+        require_count("seed", seed, least=0)
+    return np.random.default_rng(seed)
+
+
+def _vector(value: Any) -> np.ndarray:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    try:
+        vector = np.asarray(value, dtype=np.float64).ravel()
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            "score=None needs runs that return a number, a tensor or an array: pass a score."
+        ) from None
+    if not np.isfinite(vector).all():
+        raise ConfigurationError("What make_run returns, or its score, must be finite.")
+    return vector
+
+
+def _projection(vectors: np.ndarray, included: np.ndarray) -> Callable[[Any], np.ndarray]:
+    """A score: weights are the difference of the means over the variance, for each coordinate."""
+    difference = vectors[included].mean(axis=0) - vectors[~included].mean(axis=0)
+    variance = (vectors[included].var(axis=0) + vectors[~included].var(axis=0)) / 2.0
+    least = 1e-12 * np.max(difference**2, initial=0.0)  # without noise any weight will do
+    weights = difference / np.where(variance > least, variance, least or 1.0)
+
+    def score(value: Any) -> np.ndarray:
+        vector = _vector(value)
+        if vector.shape != weights.shape:
+            raise ConfigurationError(_LENGTHS)
+        return vector @ weights
+
+    return score
+
+
+def _number(value: Any) -> np.ndarray:
+    vector = _vector(value)
+    if vector.size != 1:
+        raise ConfigurationError("score must return one number.")
+    return vector[0]
+
+
+def _thresholds(
+    scores: np.ndarray, included: np.ndarray, delta: float, confidence: float
+) -> tuple[float, float]:
+    """Those (low, high) that would give the best bound on these scores."""
+    levels = np.concatenate([_TAILS, 1.0 - _TAILS])
+    tried = np.unique(np.concatenate([[-math.inf, math.inf], np.quantile(scores, levels)]))
+    low, high = (each.ravel() for each in np.meshgrid(tried, tried))
+    low, high = low[low <= high], high[low <= high]
+    guesses, correct = _counts(scores, included, low, high)
+    odds = odds_limit(len(scores), guesses, correct, delta, confidence)
+    best = int(np.argmax(odds))
+    return float(low[best]), float(high[best])
+
+
+def _counts(
+    scores: np.ndarray, included: np.ndarray, low: ArrayLike, high: ArrayLike
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many scores are at most ``low`` or above ``high``, and how many of them rightly so."""
+    with_, without = np.sort(scores[included]), np.sort(scores[~included])
+
+    def up_to(sample: np.ndarray, threshold: ArrayLike) -> np.ndarray:
+        return np.searchsorted(sample, threshold, side="right")
+
+    correct = up_to(without, low) + len(with_) - up_to(with_, high)
+    wrong = up_to(with_, low) + len(without) - up_to(without, high)
+    return correct + wrong, correct
+
+
+def _error_rates(
+    chosen_from: np.ndarray, scores: np.ndarray, included: np.ndarray, error: float | None
+) -> ErrorRates:
+    """
+    :param chosen_from: scores whose quantiles are the thresholds.
+    :param error: of all limits together; None for no limits.
+    """
+    thresholds = np.unique(np.quantile(chosen_from, _DRAWN))
+    above, below = (
+        np.searchsorted(np.sort(sample), thresholds, side="right")
+        for sample in (scores[~included], scores[included])
+    )
+    absent, present = int((~included).sum()), int(included.sum())
+    false_positives, false_negatives = absent - above, below
+    limits = ()
+    if error is not None:
+        each = error / (4 * len(thresholds))
+        limits = (
+            rate_interval(false_positives, absent, each),
+            rate_interval(false_negatives, present, each),
+        )
+    return ErrorRates(
+        thresholds, false_positives / max(1, absent), false_negatives / max(1, present), *limits
+    )
+
+
+def _claims(claim: PrivacyAccountant | None, delta: float) -> tuple[float, np.ndarray] | tuple:
+    if claim is None:
+        return ()
+    epsilon = claim.get_epsilon(delta) if delta else math.inf
+    return epsilon, np.stack([_ALPHA, trade_off(claim, _ALPHA)])
