@@ -12,9 +12,12 @@ from pyro_dp.ep import EP
 from pyro_dp.errors import ConfigurationError, ModelError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.mechanisms import AdaptiveClip
 from pyro_dp.row_adam import RowAdam
+from pyro_dp.scaler import DPStandardScaler
+from pyro_dp.selection import Selection, private_selection, selection_epsilon
 from pyro_dp.sep import DPSEP
 from pyro_dp.svi import DPSVI
 from pyro_dp.theory import clipped_kl, sep_kl_bound
+from pyro_dp.trials import PoissonTrials, TruncatedNegativeBinomial
 from pyro_dp.vips import VIPS
 
 __all__ = [
@@ -24,17 +27,23 @@ __all__ = [
     "ConfigurationError",
     "DPSEP",
     "DPSVI",
+    "DPStandardScaler",
     "EP",
     "ModelError",
     "NonPrivateLook",
+    "PoissonTrials",
     "PrivacyAccountant",
     "PrivacyBudgetExceeded",
     "PrivacyError",
     "RowAdam",
+    "Selection",
     "SubsampledGaussian",
+    "TruncatedNegativeBinomial",
     "VIPS",
     "audit",
     "audit_one_run",
     "clipped_kl",
+    "private_selection",
+    "selection_epsilon",
     "sep_kl_bound",
 ]

@@ -372,6 +372,26 @@ class PrivacyAccountant:
         """
         self.load_state_dict(ledger.read_file(path))
 
+    def report(self, format: str = "markdown") -> str:
+        """The guarantee in words, every release, and what is not covered.
+
+        :param format: "markdown" or "html", a page of its own.
+        :returns: text to be saved and shown; nothing is spent.
+        :raises ConfigurationError: the format is another one.
+        """
+        from pyro_dp.report import report
+
+        return report(self, format)
+
+    def plot(self) -> Any:
+        """Epsilon against releases, and the trade-off curve: a ``matplotlib.figure.Figure``.
+
+        :raises ConfigurationError: matplotlib is not installed.
+        """
+        from pyro_dp.plotting import plot
+
+        return plot(self)
+
     def _facts(self) -> list[tuple[str, str]]:
         spent, budget = self.get_epsilon(), self._epsilon
         left = "no budget" if budget is None else f"{max(0.0, budget - spent):.6g} of {budget:.6g}"

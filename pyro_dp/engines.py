@@ -118,6 +118,24 @@ def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, eng
     return added + max(_moments_epsilon(side, delta - lost) for side in _sides(steps))
 
 
+def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[np.ndarray, float]:
+    """Rényi divergences of a ledger of sums, as log moments of the privacy loss.
+
+    :param ledger: counts of :class:`SubsampledGaussian`.
+    :param neighboring: the relation, see :data:`NEIGHBORING`.
+    :returns: bounds of log E exp(rate * loss) at :data:`~pyro_dp.privacy_loss.RATES`, for both
+        directions of the relation (inf without noise), and the mass of outcomes left out of them.
+    :raises ConfigurationError: if an event is no sum, or does not fit the relation.
+    """
+    steps = _steps(ledger, neighboring)
+    if steps is None:
+        return np.full_like(RATES, math.inf), 0.0
+    if not steps:
+        return np.zeros_like(RATES), 0.0
+    sides = [log_moments(side) for side in _sides(steps)]
+    return np.max([each for each, _ in sides], axis=0), max(lost for _, lost in sides)
+
+
 def _parts(ledger: Mapping[Any, int], neighboring: str) -> tuple[Side | None, float, float]:
     """What composes as pairs (None: no privacy), and the epsilons and deltas that are added."""
     sums: dict[Any, int] = {}

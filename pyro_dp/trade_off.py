@@ -40,8 +40,10 @@ def trade_off(accountant: PrivacyAccountant, alpha: ArrayLike) -> np.ndarray:
         raise ConfigurationError("alpha must be numbers in [0, 1].") from None
     if not np.all((alpha >= 0.0) & (alpha <= 1.0)):
         raise ConfigurationError("alpha must be numbers in [0, 1].")
-    last = accountant.get_epsilon(_LEAST_DELTA)
-    if last == math.inf:
+    # A release that has a delta of its own leaves no epsilon at a smaller one.
+    deltas = (_LEAST_DELTA, accountant.delta, 1e-3, 0.1)
+    last = next((e for e in map(accountant.get_epsilon, deltas) if e < math.inf), None)
+    if last is None:
         return np.zeros_like(alpha)
     curve = np.zeros_like(alpha)
     for epsilon in np.linspace(0.0, last, _SUPPORTS):

@@ -1,0 +1,109 @@
+"""Pictures of a ledger: how epsilon grew, and what an attacker can make of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pyro_dp.accounting import NonPrivateLook, PrivacyAccountant
+from pyro_dp.errors import ConfigurationError
+from pyro_dp.ledger import LedgerEntry
+from pyro_dp.report import FALSE_POSITIVES, best_power
+from pyro_dp.trade_off import trade_off
+
+_MOST_POINTS = 30
+
+
+def plot(accountant: PrivacyAccountant) -> Any:
+    """Two panels: epsilon against the number of releases, and the trade-off curve.
+
+    Epsilon is that of the first n releases in the order of the ledger, where equal ones are listed
+    together. The trade-off curve is :func:`~pyro_dp.trade_off.trade_off`: whatever an attacker who
+    tests "without this record" against "with it" does, both of his error rates together lie on it
+    or above. Where a look without noise, or a release without it, leaves no guarantee, the curves
+    end there and the title says so.
+
+    :param accountant: its ledger is read; nothing is spent. It takes seconds for long ledgers.
+    :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
+    :raises ConfigurationError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigurationError(
+            "accountant.plot() needs matplotlib, which is not installed: pip install matplotlib."
+        ) from None
+    figure = Figure(figsize=(10.0, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _plot_epsilon(left, accountant)
+    _plot_trade_off(right, accountant)
+    return figure
+
+
+def growth(accountant: PrivacyAccountant) -> tuple[np.ndarray, np.ndarray]:
+    """Epsilon of the first n releases in the order of the ledger, at about 30 values of n.
+
+    :returns: n, from 0, and epsilon in nats; inf once there is no guarantee.
+    """
+    entries = accountant.ledger
+    total = sum(count for _, count in entries)
+    ends = np.cumsum([0, *(count for _, count in entries)])
+    numbers = np.linspace(0, total, min(_MOST_POINTS, total + 1)).round().astype(int)
+    if len(ends) <= _MOST_POINTS:
+        numbers = np.union1d(numbers, ends)
+    return numbers, np.array([_epsilon_of_first(accountant, entries, int(n)) for n in numbers])
+
+
+def _epsilon_of_first(
+    accountant: PrivacyAccountant, entries: Sequence[LedgerEntry], number: int
+) -> float:
+    first = PrivacyAccountant(
+        delta=accountant.delta, neighboring=accountant.neighboring, engine=accountant.engine
+    )
+    for event, count in entries:
+        first.record(event, min(count, number))
+        number -= min(count, number)
+    return first.get_epsilon()
+
+
+def _plot_epsilon(axes: Any, accountant: PrivacyAccountant) -> None:
+    numbers, epsilons = growth(accountant)
+    finite = np.isfinite(epsilons)
+    axes.plot(numbers[finite], epsilons[finite], color="C0", marker=".", label="spent")
+    if accountant.epsilon is not None:
+        axes.axhline(accountant.epsilon, color="C3", linestyle="--", label="budget")
+    spent = f"epsilon = {epsilons[-1]:.3g}" if finite[-1] else "no guarantee"
+    if not finite.all():
+        first = numbers[np.argmin(finite)]
+        axes.axvline(first, color="black", linestyle=":", label=_end(accountant.ledger))
+    axes.set_title(f"Privacy loss: {spent}")
+    axes.set_xlabel("number of releases")
+    axes.set_ylabel(f"epsilon (nats) at delta = {accountant.delta:.3g}")
+    axes.set_xlim(-0.03 * max(numbers[-1], 1), 1.03 * max(numbers[-1], 1))
+    highest = max(np.max(epsilons[finite]), accountant.epsilon or 0.0)
+    axes.set_ylim(0.0, 1.1 * highest if highest > 0.0 else 1.0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(loc="best")
+
+
+def _end(entries: Sequence[LedgerEntry]) -> str:
+    looked = any(isinstance(entry.event, NonPrivateLook) for entry in entries)
+    return "a look without noise" if looked else "no guarantee from here on"
+
+
+def _plot_trade_off(axes: Any, accountant: PrivacyAccountant) -> None:
+    alpha = np.unique(np.concatenate([np.geomspace(1e-5, 1.0, 150), np.linspace(0.0, 1.0, 150)]))
+    curve = trade_off(accountant, alpha)
+    axes.plot([0.0, 1.0], [1.0, 0.0], color="0.5", linestyle="--", label="perfect privacy")
+    axes.fill_between(alpha, curve, color="C3", alpha=0.12, linewidth=0, label="impossible")
+    axes.plot(alpha, curve, color="C0", label="least errors of an attacker")
+    missed = float(trade_off(accountant, FALSE_POSITIVES))
+    at = f"{FALSE_POSITIVES:.0%} false positives"
+    axes.plot([FALSE_POSITIVES], [missed], color="C0", marker="o", linestyle="none", label=at)
+    axes.set_title(f"Best attacker: power at most {best_power(accountant)}\nat {at}")
+    axes.set_xlabel("false-positive rate (type I error)")
+    axes.set_ylabel("false-negative rate (type II error)")
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_ylim(-0.02, 1.05)
+    axes.set_aspect("equal")
+    axes.legend(loc="upper right", fontsize="small")

@@ -1,0 +1,269 @@
+"""DPStandardScaler: features centred and scaled by private means and variances."""
+
+import inspect
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.errors import ConfigurationError, ModelError
+from pyro_dp.mechanisms import Block, ClippedSum
+from pyro_dp.private_steps import PrivateSteps
+from pyro_dp.sampling import RecordSampler
+
+_LEAST_VARIANCE = 1e-8  # in units where the bounds are -1 and 1
+_CURATOR = "(This message depends on the data: it is for the curator only.)"
+
+
+class DPStandardScaler:
+    """Subtract means and divide by standard deviations that were released with noise.
+
+    The interface is that of scikit-learn's ``StandardScaler``, for NumPy arrays, data frames and
+    torch tensors, also as a step of a ``Pipeline``. :meth:`fit` clips every feature to its public
+    bounds, maps it to u in [-1, 1], and releases the sums of u and of u^2 - 1/2 over all records as
+    *one* Gaussian event of two blocks with equal shares. One record's part of them has norms of at
+    most sqrt(d) and sqrt(d) / 2; N is public.
+
+    **Guarantee.** ``mean_``, ``var_`` and ``scale_`` are covered by the accountant's
+    (epsilon, delta) for one row of the data, under both neighbouring relations, for finite data.
+    Every call of :meth:`fit` is a release of its own, and pays; so does every one that
+    cross-validation makes on a clone, which keeps the same accountant.
+
+    **Not protected.** The number of rows and features, their names and the bounds: bounds must not
+    be looked up in the data. What :meth:`transform` returns is as private as what it is given.
+    Errors about the data are for the curator.
+
+    :param bounds: (lower, upper), public: numbers, or arrays with one number per feature. Values
+        beyond them are clipped for the means and variances, and only there. Noise grows with their
+        distance.
+    :param accountant: keeps the ledger and the budget, together with whatever is fitted next.
+    :param noise_multiplier: sigma of the event. The noise of a mean has standard deviation sigma
+        sqrt(2 d) h / N, h half of the distance between the bounds. For a release that costs epsilon
+        by itself: ``PrivacyAccountant(epsilon, delta).noise_multiplier(num_steps=1,
+        sampling="full")``. 0: not private.
+    :param generator: a ``torch.Generator`` or a seed, for a result that can be repeated. No
+        guarantee against anyone who can guess the seed, and the ledger says so.
+    :param secure: as for :class:`DPSVI`.
+
+    :ivar mean_: (d,) in float64, within the bounds, as are
+    :ivar var_: (d,), at least the noise's own standard deviation and 1e-8 h^2, at most h^2, and
+    :ivar scale_: (d,), its square root.
+    :ivar n_features_in_: d.
+    """
+
+    def __init__(
+        self,
+        bounds: tuple[ArrayLike, ArrayLike],
+        *,
+        accountant: PrivacyAccountant,
+        noise_multiplier: float,
+        generator: torch.Generator | int | None = None,
+        secure: bool = False,
+    ):
+        # As scikit-learn asks: kept as they are, and looked at by fit().
+        self.bounds = bounds
+        self.accountant = accountant
+        self.noise_multiplier = noise_multiplier
+        self.generator = generator
+        self.secure = secure
+
+    def fit(self, X: Any, y: Any = None) -> "DPStandardScaler":
+        """Release means and variances of the rows.
+
+        :param X: (N, d).
+        :param y: not used.
+        :raises ModelError: the data do not fit; nothing was spent.
+        :raises ConfigurationError: a setting is out of range; nothing was spent.
+        :raises PrivacyBudgetExceeded: the release does not fit the budget; nothing was spent.
+        """
+        rows = _rows(X)
+        middle, half = self._bounds(rows.shape[1])
+        scaled = ((rows - middle.to(rows.device)) / half.to(rows.device)).clamp(-1.0, 1.0)
+        release = _MomentRelease(
+            self.accountant, self.noise_multiplier, self.generator, self.secure
+        )
+        mean, variance = (moment.cpu() for moment in release.moments(scaled))
+        self.mean_ = (middle + half * mean).numpy()
+        self.var_ = (half.square() * variance).numpy()
+        self.scale_ = (half * variance.sqrt()).numpy()
+        self.n_features_in_ = rows.shape[1]
+        vars(self).pop("feature_names_in_", None)
+        names = np.asarray(getattr(X, "columns", ()), dtype=object)
+        if len(names) and all(isinstance(name, str) for name in names):
+            self.feature_names_in_ = names
+        return self
+
+    def transform(self, X: Any) -> Any:
+        """(X - mean_) / scale_, of the kind that X is: costs nothing, and hides nothing.
+
+        :param X: (n, d), a tensor, or anything that NumPy makes an array of.
+        :raises ConfigurationError: there is no fit yet.
+        """
+        return self._moved(X, lambda rows, mean, scale: (rows - mean) / scale)
+
+    def inverse_transform(self, X: Any) -> Any:
+        """X scale_ + mean_; otherwise as :meth:`transform`."""
+        return self._moved(X, lambda rows, mean, scale: rows * scale + mean)
+
+    def fit_transform(self, X: Any, y: Any = None) -> Any:
+        """:meth:`fit`, then :meth:`transform` of the same rows."""
+        return self.fit(X, y).transform(X)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """
+        :param input_features: names; by default those of the data frame, else x0, x1, ...
+        :raises ConfigurationError: there is no fit yet, or the names do not fit it.
+        """
+        self._require_fit()
+        own = getattr(self, "feature_names_in_", None)
+        if input_features is None:
+            numbered = np.array([f"x{i}" for i in range(self.n_features_in_)], dtype=object)
+            return numbered if own is None else own
+        names = np.asarray(input_features, dtype=object)
+        if names.shape != (self.n_features_in_,):
+            raise ConfigurationError("input_features must have one name per feature.")
+        if own is not None and list(own) != list(names):
+            raise ConfigurationError("input_features differ from the names of the fitted data.")
+        return names
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The settings by name."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def set_params(self, **params: Any) -> "DPStandardScaler":
+        """:raises ConfigurationError: there is no setting of that name."""
+        unknown = sorted(params.keys() - self.get_params().keys())
+        if unknown:
+            raise ConfigurationError(f"DPStandardScaler has no settings {', '.join(unknown)}.")
+        for name, value in params.items():
+            setattr(self, name, value)
+        return self
+
+    def __sklearn_clone__(self) -> "DPStandardScaler":
+        # With the same accountant: a copy of it would forget what the clones spend.
+        return type(self)(**self.get_params())
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "scale_")
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import InputTags, Tags, TargetTags, TransformerTags
+
+        return Tags(
+            estimator_type=None,
+            target_tags=TargetTags(required=False),
+            transformer_tags=TransformerTags(),
+            input_tags=InputTags(),
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"DPStandardScaler(bounds={self.bounds!r}, noise_multiplier={self.noise_multiplier!r})"
+        )
+
+    def _bounds(self, features: int) -> tuple[Tensor, Tensor]:
+        """Middle and half of the distance of the bounds, (d,) each."""
+        try:
+            lower, upper = (
+                torch.from_numpy(np.broadcast_to(np.asarray(x, float), features).copy())
+                for x in self.bounds
+            )
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                "bounds must be (lower, upper): numbers, or one number per feature of X."
+            ) from None
+        middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
+        if not bool((half.isfinite() & (half > 0) & half.square().isfinite()).all()):
+            raise ConfigurationError("bounds must be finite, each lower one below the upper one.")
+        return middle, half
+
+    def _require_fit(self) -> None:
+        if not self.__sklearn_is_fitted__():
+            raise ConfigurationError("This DPStandardScaler is not fitted yet: call fit() first.")
+
+    def _moved(self, X: Any, move: Any) -> Any:
+        self._require_fit()
+        shape = X.shape if isinstance(X, Tensor) else np.shape(X)
+        if len(shape) != 2 or shape[1] != self.n_features_in_:
+            raise ModelError(f"X must be of shape (n, {self.n_features_in_}), as in fit().")
+        if isinstance(X, Tensor):
+            X = X if X.is_floating_point() else X.to(torch.get_default_dtype())
+            return move(X, torch.from_numpy(self.mean_).to(X), torch.from_numpy(self.scale_).to(X))
+        values = np.asarray(X)
+        try:
+            values = values if values.dtype.kind == "f" else values.astype(float)
+        except (TypeError, ValueError):  # whose text would show a value
+            raise ModelError("X must hold real numbers.") from None
+        mean, scale = (x.astype(values.dtype) for x in (self.mean_, self.scale_))
+        return move(values, mean, scale)
+
+
+class _MomentRelease(PrivateSteps):
+    """The one release of a fit."""
+
+    def __init__(
+        self,
+        accountant: PrivacyAccountant,
+        noise_multiplier: float,
+        generator: torch.Generator | int | None,
+        secure: bool,
+    ):
+        if noise_multiplier is None:
+            raise ConfigurationError(
+                "noise_multiplier must be a number: scaling should not take all that remains."
+            )
+        super().__init__(
+            accountant=accountant,
+            num_steps=1,
+            noise_multiplier=noise_multiplier,
+            bound=1.0,
+            sample_rate=1.0,
+            sampling="full",
+            microbatch_size=None,
+            generator=generator,
+            secure=secure,
+        )
+
+    def moments(self, scaled: Tensor) -> tuple[Tensor, Tensor]:
+        """Private means and variances of rows (N, d) in [-1, 1]: (d,) each."""
+        size, dim = scaled.shape
+        self._sampler = RecordSampler(self.sampling, size, self.sample_rate)
+        # N is public: with 1/2 taken off the squares, their bound and their noise are halved.
+        blocks = [Block(dim, math.sqrt(dim), 0.5), Block(dim, math.sqrt(dim) / 2, 0.5)]
+        clipped = ClippedSum(blocks, scaled.device)
+        clipped.add(scaled, scaled.square() - 0.5)
+        sums, squares = self._release(clipped)
+        mean = (sums / size).clamp(-1.0, 1.0)
+        variance = squares / size + 0.5 - mean.square()
+        noise = self.noise_multiplier * math.sqrt(2 * dim) / 2 / size
+        return mean, variance.clamp(min=min(1.0, max(noise, _LEAST_VARIANCE)), max=1.0)
+
+    def step(self, scaled: Tensor) -> float:
+        self.moments(scaled)
+        return math.nan
+
+
+def _rows(X: Any) -> Tensor:
+    """(N, d) in float64.
+
+    :raises ModelError: X is not a table of finite numbers.
+    """
+    try:
+        rows = X.detach() if isinstance(X, Tensor) else torch.from_numpy(np.array(X))
+        real = not rows.is_complex()
+    except (TypeError, ValueError):
+        real = False
+    if not real:
+        raise ModelError("X must hold real numbers: an array, a data frame or a tensor.")
+    if rows.dim() != 2 or 0 in rows.shape:
+        raise ModelError("X must be of shape (N, d), one row per record, and not empty.")
+    rows = rows.to(torch.float64)
+    if not rows.isfinite().all():
+        raise ModelError(
+            f"X holds NaN or infinite values: impute them, or drop the rows. {_CURATOR}"
+        )
+    return rows

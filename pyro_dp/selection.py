@@ -1,0 +1,292 @@
+"""private_selection: choose among settings at a bounded privacy cost.
+
+Papernot & Steinke 2022, "Hyperparameter tuning with Rényi differential privacy" (arXiv 2110.03620);
+what it costs is the business of :mod:`pyro_dp.trials`.
+"""
+
+import contextlib
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyro
+import torch
+
+from pyro_dp import engines
+from pyro_dp.accounting import ApproximateDP, PrivacyAccountant, SubsampledGaussian
+from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.events import Event
+from pyro_dp.privacy_loss import RATES
+from pyro_dp.private_steps import _SEEDED
+from pyro_dp.randomness import Randomness, private_rng
+from pyro_dp.renyi import renyi_epsilon
+from pyro_dp.settings import require_count, require_number
+from pyro_dp.trials import Trials, TruncatedNegativeBinomial
+
+Releases = Mapping[SubsampledGaussian, int]
+
+_TRIAL = "This is the ledger of one trial of a private_selection: it lacks what the selection cost."
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The winner of a private selection: nothing else is kept.
+
+    :param setting: one of the candidates.
+    :param result: what ``run`` returned for it.
+    :param score: its score.
+    """
+
+    setting: Any
+    result: Any
+    score: float
+
+
+def private_selection(
+    run: Callable[[Any, PrivacyAccountant], tuple[Any, Any]],
+    candidates: Sequence[Any],
+    *,
+    releases: Releases | Callable[[Any], Releases],
+    accountant: PrivacyAccountant,
+    trials: Trials | None = None,
+    delta: float | None = None,
+    generator: torch.Generator | int | None = None,
+) -> Selection:
+    """The best of a random number of private runs with random settings.
+
+    The number K of trials is drawn from ``trials``. Each of them draws a setting uniformly from the
+    candidates and calls ``run`` with it and a fresh accountant, which admits the declared releases
+    and no other. The trial with the highest score wins (the first of equals), and is all that is
+    returned. The ledger gets *one* event, (epsilon, delta)-DP with the epsilon of
+    :func:`selection_epsilon`, before the first trial runs. It covers settings, result and score of
+    the winner, and it is the same whatever K turns out to be.
+
+    A typical ``run``::
+
+        def run(setting, accountant):
+            guide = AutoNormal(model)
+            svi = DPSVI(model, guide, pyro.optim.Adam({"lr": setting}), Trace_ELBO(),
+                        accountant=accountant, num_steps=200, noise_multiplier=20.0, loss_clip=5.0)
+            losses = svi.run(x, y)
+            return guide, -sum(losses[-20:])
+
+        best = private_selection(run, [0.01, 0.03, 0.1], accountant=accountant,
+                                 releases={SubsampledGaussian(20.0, sample_rate=0.05): 200})
+
+    **Guarantee.** Settings, result and score of the winner are covered by the accountant's
+    (epsilon, delta), if all that ``run`` returns comes from the releases of its accountant and from
+    public data, and it keeps nothing of a trial anywhere else.
+
+    **Hidden.** Losing trials and K itself: runs have a parameter store of their own; they use
+    torch's, NumPy's and Python's global generators, seeded privately, and leave them as they were;
+    what they print or warn of is not shown; and there is no progress bar, because it would count
+    the trials. A trial that raises an exception, or whose score is NaN, is one with the lowest
+    score, and the exception's text is not shown: try ``run`` by itself on data that need no
+    protection.
+
+    **Not protected.** The running time, which tells K. A score on the private data themselves that
+    is not a release of the trial's accountant. Whether a trial fails, if that depends on the data
+    other than through releases. Files, logs and variables that ``run`` writes to.
+
+    :param run: takes a setting and an accountant; returns result and score, a number: private, for
+        example from ``DPSVI``'s ``loss_clip``, or on public data. The larger, the better. The
+        result must hold what is wanted of it (an autoguide does; parameters in Pyro's store are
+        gone afterwards).
+    :param candidates: public settings.
+    :param releases: what one trial releases at most, with counts; or, as a function of the setting,
+        what a trial with it does. The most expensive one is charged.
+    :param accountant: keeps the ledger and the budget.
+    :param trials: distribution of K. ``None``: ``TruncatedNegativeBinomial(mean=10)``.
+    :param delta: of the event, in (0, 1); it is part of the delta of the accountant's guarantee.
+        ``None``: half of the accountant's.
+    :param generator: a ``torch.Generator`` or a seed, for K and settings that can be repeated. No
+        guarantee against anyone who can guess the seed, and the ledger says so.
+    :raises ConfigurationError: a setting is out of range; nothing was spent.
+    :raises PrivacyBudgetExceeded: the selection does not fit the budget; nothing was spent.
+    :raises PrivacyError: the winning trial failed: all of them did. Or there was none, which
+        happens with probability e^-mean under ``PoissonTrials``. The cost was spent.
+    """
+    trials = TruncatedNegativeBinomial(mean=10.0) if trials is None else trials
+    declared = _declared(run, candidates, releases, accountant)
+    delta = accountant.delta / 2 if delta is None else delta
+    epsilon = selection_epsilon(
+        declared, trials=trials, delta=delta, neighboring=accountant.neighboring
+    )
+    if epsilon == math.inf:
+        raise ConfigurationError("releases must have noise: a selection has a finite cost only so.")
+    name = f"private_selection among {len(candidates)} settings, {trials!r}"
+    randomness = Randomness(generator)
+    if randomness.seeded:
+        accountant.note(_SEEDED)
+    with accountant.next_position() as position:
+        accountant.record(ApproximateDP(epsilon, delta, name))
+    draws = randomness.stream("sampling", position)
+    private = randomness.stream("local", position)
+    best = _Trial(None, error="no trial was drawn")
+    for number in range(trials.draw(draws.random())):
+        index = int(draws.random() * len(candidates))
+        own = _TrialAccountant(declared[index], accountant, (position, number))
+        trial = _tried(run, candidates[index], own, private)
+        if number == 0 or trial.score > best.score:
+            best = trial
+    if best.error is not None:
+        raise PrivacyError(
+            f"private_selection has no result: {best.error}. Its cost was spent. To see an error, "
+            "call run(setting, accountant) yourself, on data that need no protection."
+        )
+    for note in best.notes:
+        if note != _TRIAL:
+            accountant.note(note)
+    return Selection(best.setting, best.result, best.score)
+
+
+def selection_epsilon(
+    releases: Releases | Sequence[Releases],
+    *,
+    trials: Trials | None = None,
+    delta: float = 5e-6,
+    neighboring: str = "add_or_remove_one",
+) -> float:
+    """What a private selection costs, to plan with.
+
+    From the Rényi divergences of one trial, those of the best of K (:mod:`pyro_dp.trials`), and the
+    conversion of Canonne, Kamath & Steinke 2020, Proposition 12.
+
+    :param releases: of one trial, with counts; or several such: the most expensive one counts.
+    :param trials: distribution of K. ``None``: ``TruncatedNegativeBinomial(mean=10)``.
+    :param delta: in (0, 1).
+    :param neighboring: the relation, as for :class:`PrivacyAccountant`.
+    :returns: epsilon in nats; inf if a release has no noise.
+    :raises ConfigurationError: a setting is out of range.
+    """
+    trials = TruncatedNegativeBinomial(mean=10.0) if trials is None else trials
+    if not isinstance(trials, Trials):
+        raise ConfigurationError("trials must be a TruncatedNegativeBinomial or PoissonTrials.")
+    delta = require_number("delta", delta, above=0.0, below=1.0)
+    each = [releases] if isinstance(releases, Mapping) else list(releases)
+    parts = [engines.moments(_checked(one), neighboring) for one in each]
+    # A random setting that is public once drawn costs at most what the worst one does.
+    base = np.max([moments for moments, _ in parts], axis=0)
+    if not np.isfinite(base).any():
+        return math.inf
+    # Outcomes of mass ``lost`` were left out of the moments: without them the rest has 1 - lost of
+    # the mass, and selections of the two differ by at most E[K] lost in total variation.
+    lost = 2.0 * max(lost for _, lost in parts)
+    base = base - (1.0 + RATES) * math.log1p(-lost)
+    epsilon = renyi_epsilon(RATES, trials.moments(base), delta * (1.0 - 1e-6))
+    slack = math.log1p(math.exp(-epsilon)) + math.log(max(lost * trials.mean, 1e-300)) + epsilon
+    return epsilon if slack <= math.log(1e-6 * delta) else math.inf
+
+
+class _TrialAccountant(PrivacyAccountant):
+    """Admits the declared releases, and no other.
+
+    :param declared: with counts.
+    :param ours: whose data set this is about.
+    :param place: of the trial, so that no two of them derive a stream from the same position.
+    """
+
+    def __init__(self, declared: Releases, ours: PrivacyAccountant, place: tuple[int, int]):
+        super().__init__(delta=ours.delta, neighboring=ours.neighboring, engine=ours.engine)
+        self._left = dict(declared)
+        self._start = (place[0] + 1 << 128) + (place[1] << 64)
+        self.refused = False
+        self.note(_TRIAL)
+
+    def record(self, event: Event, count: int = 1) -> None:
+        """:raises PrivacyBudgetExceeded: it was not declared, or the trial is over."""
+        count = require_count("count", count, least=0)
+        with self._lock:
+            left = self._left.get(event, 0) if type(event) is SubsampledGaussian else 0
+            if count > left:
+                self.refused = True
+                raise PrivacyBudgetExceeded(
+                    "a trial of private_selection may release what was declared in releases, and "
+                    "no more, and only while it runs."
+                )
+            super().record(event, count)
+            self._left[event] = left - count
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """:raises PrivacyError: always."""
+        raise PrivacyError("A trial of private_selection starts afresh: it cannot load a state.")
+
+    def close(self) -> None:
+        """Nothing can be released any more: the winner is known."""
+        with self._lock:
+            self._left = {}
+
+
+@dataclass(frozen=True)
+class _Trial:
+    setting: Any
+    result: Any = None
+    score: float = -math.inf
+    notes: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def _tried(
+    run: Callable, setting: Any, accountant: _TrialAccountant, private: np.random.Generator
+) -> _Trial:
+    """One trial, of which nothing is seen outside."""
+    try:
+        with _unseen(private):
+            result, score = run(setting, accountant)
+            score = float(score)
+    except Exception as error:
+        reason = type(error).__name__
+        if accountant.refused:
+            reason += ", at a release that was not declared"
+        return _Trial(setting, error=f"every trial failed, one with {reason}")
+    finally:
+        accountant.close()
+    if math.isnan(score):
+        return _Trial(setting, error="every score was NaN")
+    return _Trial(setting, result, score, accountant.notes)
+
+
+@contextlib.contextmanager
+def _unseen(private: np.random.Generator) -> Iterator[None]:
+    """Global state and standard output as they were, whatever happens within."""
+    with (
+        private_rng(private),
+        pyro.get_param_store().scope(),
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _declared(
+    run: Callable, candidates: Sequence[Any], releases: Any, accountant: PrivacyAccountant
+) -> list[Releases]:
+    """What a trial with each of the candidates may release."""
+    if not isinstance(accountant, PrivacyAccountant):
+        raise ConfigurationError("accountant must be a PrivacyAccountant.")
+    if not callable(run):
+        raise ConfigurationError("run must be a function of a setting and an accountant.")
+    if not isinstance(candidates, Sequence) or isinstance(candidates, str) or not candidates:
+        raise ConfigurationError("candidates must be a list of settings, and not empty.")
+    each = [releases(one) if callable(releases) else releases for one in candidates]
+    return [_checked(one) for one in each]
+
+
+def _checked(releases: Any) -> dict[SubsampledGaussian, int]:
+    if not isinstance(releases, Mapping) or not releases:
+        raise ConfigurationError(
+            "releases must say what a trial releases, for example "
+            "{SubsampledGaussian(20.0, sample_rate=0.05): 200}."
+        )
+    for event, count in releases.items():
+        if type(event) is not SubsampledGaussian:
+            raise ConfigurationError("releases of a trial must be SubsampledGaussian events.")
+        require_count("releases: a count", count)
+    return dict(releases)

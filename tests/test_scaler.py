@@ -1,0 +1,278 @@
+"""Private means and variances behind scikit-learn's interface."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from pyro_dp import (
+    ConfigurationError,
+    DPStandardScaler,
+    ModelError,
+    PrivacyAccountant,
+    PrivacyBudgetExceeded,
+    SubsampledGaussian,
+    scaler,
+)
+
+_ALARM = 1e-8  # false-alarm rate of each Kolmogorov-Smirnov test
+BOUNDS = ([-1.0, 0.0, 100.0], [3.0, 10.0, 300.0])
+
+
+def data(size=400):
+    x = np.random.default_rng(0).uniform(size=(size, 3))
+    return np.array(BOUNDS[0]) + x * (np.array(BOUNDS[1]) - np.array(BOUNDS[0]))
+
+
+def fitted(x, bounds=BOUNDS, accountant=None, noise_multiplier=1.0, **settings):
+    accountant = accountant or PrivacyAccountant()
+    settings = dict(accountant=accountant, noise_multiplier=noise_multiplier, **settings)
+    return DPStandardScaler(bounds, **settings).fit(x)
+
+
+@pytest.fixture
+def sums(monkeypatch):
+    """The clipped sums of every fit, before the noise."""
+    kept = []
+    release = scaler._MomentRelease._release
+
+    def watched(self, clipped):
+        kept.append(clipped)
+        return release(self, clipped)
+
+    monkeypatch.setattr(scaler._MomentRelease, "_release", watched)
+    return kept
+
+
+def test_without_noise_it_is_the_standard_scaler():
+    x = data()
+    plain, ours = StandardScaler().fit(x), fitted(x, noise_multiplier=0)
+    np.testing.assert_allclose(ours.mean_, plain.mean_)
+    np.testing.assert_allclose(ours.var_, plain.var_)
+    np.testing.assert_allclose(ours.scale_, plain.scale_)
+    np.testing.assert_allclose(ours.transform(x), plain.transform(x))
+    np.testing.assert_allclose(ours.inverse_transform(ours.transform(x)), x)
+
+
+def test_values_beyond_the_bounds_count_as_the_bounds():
+    x = data()
+    x[0] = 1e308, -1e308, 1e9
+    clipped = np.clip(x, *BOUNDS)
+    ours, plain = fitted(x, noise_multiplier=0), StandardScaler().fit(clipped)
+    np.testing.assert_allclose(ours.mean_, plain.mean_)
+    np.testing.assert_allclose(ours.scale_, plain.scale_)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 20])
+def test_one_record_moves_each_block_by_its_bound_and_no_more(dim, sums):
+    """The worst records reach the declared bounds, whatever their values."""
+    x = np.random.default_rng(1).uniform(-1.0, 1.0, size=(50, dim))
+    moved = [0.0, 0.0]
+    for outlier in (1.0, 1e300, 0.0, 0.3):
+        for other in (-1.0, -1e300, 0.0):
+            one, two = x.copy(), x.copy()
+            one[7], two[7] = outlier, other
+            for each in (one, two):
+                fitted(each, (-1.0, 1.0), noise_multiplier=0.0)
+            without = x[np.arange(len(x)) != 7]
+            fitted(without, (-1.0, 1.0), noise_multiplier=0.0)
+            with_one, with_two, zeroed = sums[-3:]
+            for k, block in enumerate(with_one.blocks):
+                one_out = torch.linalg.vector_norm(with_one.totals[k] - zeroed.totals[k]).item()
+                replaced = torch.linalg.vector_norm(with_one.totals[k] - with_two.totals[k]).item()
+                assert one_out <= block.bound * (1 + 1e-12)
+                assert replaced <= 2 * block.bound * (1 + 1e-12)
+                moved[k] = max(moved[k], one_out)
+    assert [block.share for block in sums[0].blocks] == [0.5, 0.5]
+    bounds = [math.sqrt(dim), math.sqrt(dim) / 2]
+    assert [block.bound for block in sums[0].blocks] == pytest.approx(bounds)
+    assert moved == pytest.approx(bounds, rel=1e-9)
+
+
+def test_noise_has_the_declared_scale():
+    """Two blocks of one event of multiplier 2, each with sqrt(2) times its noise."""
+    dim, size, sigma, half = 50, 20_000, 2.0, 4.0
+    x = np.full((size, dim), 3.0)  # u = 3/4
+    accountant = PrivacyAccountant()
+    fits = [fitted(x, (-half, half), accountant, sigma) for _ in range(40)]
+    draws = np.concatenate([each.mean_ - 3.0 for each in fits])
+    draws /= sigma * math.sqrt(2 * dim) / size * half
+    assert stats.kstest(draws, "norm").pvalue > _ALARM
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.kstest(draws * wrong, "norm").pvalue < _ALARM
+    assert accountant.ledger == ((SubsampledGaussian(sigma, 1.0, "full"), 40),)
+
+
+def test_noise_of_the_variance_has_the_declared_scale():
+    dim, size, sigma = 50, 20_000, 2.0
+    x = np.tile([[1.0], [-1.0], [0.0], [0.0]], (size // 4, dim))  # mean 0, variance 1/2
+    accountant = PrivacyAccountant(neighboring="replace_one")
+    fits = [fitted(x, (-1.0, 1.0), accountant, sigma) for _ in range(40)]
+    draws = np.concatenate([each.var_ + each.mean_**2 - 0.5 for each in fits])
+    draws /= sigma * math.sqrt(2 * dim) / 2 / size
+    assert stats.kstest(draws, "norm").pvalue > _ALARM
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.kstest(draws * wrong, "norm").pvalue < _ALARM
+
+
+def test_a_variance_is_at_least_its_noise():
+    ours = fitted(np.zeros((20_000, 50)), (-4.0, 4.0), noise_multiplier=2.0)
+    noise = 16.0 * 2.0 * math.sqrt(2 * 50) / 2 / 20_000
+    assert ours.var_.min() == pytest.approx(noise)
+
+
+def test_scales_are_never_tiny_nor_nan():
+    """Noise that drowns everything, constant features, and the least and largest bounds."""
+    constant = np.zeros((5, 4))
+    for sigma in (0.0, 1.0, 1e6, 1e300):
+        for half in (1e-150, 1.0, 1e150):
+            ours = fitted(constant, (-half, half), noise_multiplier=sigma)
+            assert (ours.scale_ >= 0.99e-4 * half).all()
+            assert (ours.scale_ <= 1.01 * half).all()
+            assert (np.abs(ours.mean_) <= half).all()
+            assert np.isfinite(ours.transform(constant)).all()
+
+
+def test_every_fit_pays_once_and_the_budget_holds():
+    accountant = PrivacyAccountant(epsilon=1.0)
+    sigma = accountant.noise_multiplier(num_steps=2, sampling="full")
+    ours = fitted(data(), accountant=accountant, noise_multiplier=sigma)
+    ours.fit(data())
+    assert accountant.ledger == ((SubsampledGaussian(sigma, 1.0, "full"), 2),)
+    before = ours.mean_
+    with pytest.raises(PrivacyBudgetExceeded):
+        ours.fit(data())
+    assert accountant.num_releases == 2
+    assert ours.mean_ is before
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.zeros(3),
+        np.zeros((0, 3)),
+        np.zeros((4, 0)),
+        np.zeros((2, 3), complex),
+        np.array([["secret-7", "b", "c"]]),
+        [[1.0, 2.0], [3.0]],
+        np.array([[1.0, math.nan, 3.0]]),
+        torch.tensor([[1.0, math.inf, 3.0]]),
+    ],
+    ids=["vector", "no rows", "no columns", "complex", "text", "ragged", "nan", "inf"],
+)
+def test_data_that_do_not_fit_cost_nothing(x):
+    accountant = PrivacyAccountant()
+    with pytest.raises(ModelError) as error:
+        fitted(x, accountant=accountant)
+    assert "secret" not in str(error.value)
+    assert accountant.num_releases == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(bounds=3.0),
+        dict(bounds=(0.0, 0.0)),
+        dict(bounds=(1.0, -1.0)),
+        dict(bounds=(0.0, math.inf)),
+        dict(bounds=(0.0, math.nan)),
+        dict(bounds=([0.0, 0.0], [1.0, 1.0])),
+        dict(bounds=("a", "b")),
+        dict(noise_multiplier=None),
+        dict(noise_multiplier=-1.0),
+        dict(noise_multiplier=math.nan),
+        dict(accountant="none"),
+        dict(generator="seed"),
+    ],
+)
+def test_settings_out_of_range(settings):
+    settings = dict(bounds=(0.0, 1.0), noise_multiplier=1.0) | settings
+    settings.setdefault("accountant", PrivacyAccountant(epsilon=1.0))
+    with pytest.raises(ConfigurationError):
+        DPStandardScaler(settings.pop("bounds"), **settings).fit(data())
+    if isinstance(settings["accountant"], PrivacyAccountant):
+        assert settings["accountant"].num_releases == 0
+
+
+def test_tensors_stay_tensors_of_their_dtype():
+    x = torch.from_numpy(data()).float().requires_grad_()
+    ours = fitted(x, generator=1)
+    z = ours.transform(x)
+    assert z.dtype == torch.float32
+    torch.testing.assert_close(ours.inverse_transform(z), x)
+    again = fitted(x.detach().numpy(), generator=1)
+    np.testing.assert_array_equal(again.mean_, ours.mean_)
+    assert again.transform(x.detach().numpy()).dtype == np.float32
+    assert ours.transform(torch.zeros(1, 3, dtype=torch.long)).is_floating_point()
+    assert ours.transform([[0, 0, 0]]).dtype == float
+
+
+def test_a_seed_is_noted_and_positions_differ():
+    accountant = PrivacyAccountant()
+    ours = fitted(data(), accountant=accountant, generator=3)
+    assert "seed" in accountant.notes[0]
+    assert (ours.mean_ != fitted(data(), accountant=accountant, generator=3).mean_).all()
+    torch.testing.assert_close(ours.mean_, fitted(data(), generator=3).mean_)
+    assert (fitted(data()).mean_ != fitted(data()).mean_).all()
+
+
+def test_names_of_features():
+    class Frame(np.ndarray):
+        columns = ("age", "height", "weight")
+
+    assert list(fitted(data()).get_feature_names_out()) == ["x0", "x1", "x2"]
+    assert list(fitted(data()).get_feature_names_out(["a", "b", "c"])) == ["a", "b", "c"]
+    ours = fitted(data().view(Frame))
+    assert list(ours.get_feature_names_out()) == list(Frame.columns)
+    assert list(ours.get_feature_names_out(Frame.columns)) == list(Frame.columns)
+    for wrong in (["a"], ["a", "b", "c"]):
+        with pytest.raises(ConfigurationError):
+            ours.get_feature_names_out(wrong)
+    assert not hasattr(ours.fit(data()), "feature_names_in_")
+
+
+def test_before_fit_and_with_other_columns():
+    unfitted = DPStandardScaler((0, 1), accountant=PrivacyAccountant(), noise_multiplier=1.0)
+    for use in (unfitted.transform, unfitted.inverse_transform, unfitted.get_feature_names_out):
+        with pytest.raises(ConfigurationError, match="fit"):
+            use(data())
+    for wrong in (data()[:, :2], np.zeros(3), [["secret", "b", "c"]]):
+        with pytest.raises(ModelError) as error:
+            fitted(data()).transform(wrong)
+        assert "secret" not in str(error.value)
+
+
+def test_clones_share_the_accountant():
+    accountant = PrivacyAccountant()
+    ours = fitted(data(), accountant=accountant)
+    other = clone(ours)
+    assert other.accountant is accountant
+    assert other.get_params() == ours.get_params()
+    assert not hasattr(other, "mean_")
+    other.set_params(noise_multiplier=7.0).fit(data())
+    assert ours.noise_multiplier == 1.0
+    assert accountant.num_releases == 2
+    assert "7.0" in repr(other)
+    with pytest.raises(ConfigurationError, match="least"):
+        other.set_params(least=1)
+
+
+def test_in_a_pipeline():
+    x, accountant = data(), PrivacyAccountant()
+    y = x[:, 0] > 1.0
+    scaler = DPStandardScaler(BOUNDS, accountant=accountant, noise_multiplier=1.0, generator=0)
+    pipeline = make_pipeline(scaler, LogisticRegression())
+    assert clone(pipeline).fit(x, y).score(x, y) > 0.9
+    assert pipeline.fit(x, y).predict(x).shape == (400,)
+    assert list(pipeline[:-1].get_feature_names_out()) == ["x0", "x1", "x2"]
+    pipeline.set_params(dpstandardscaler__noise_multiplier=2.0).fit(x, y)
+    assert accountant.ledger == (
+        (SubsampledGaussian(1.0, 1.0, "full"), 2),
+        (SubsampledGaussian(2.0, 1.0, "full"), 1),
+    )
