@@ -1053,6 +1053,8 @@ MUTATIONS = [
         "np.count_nonzero(words < first) + np.count_nonzero(ties < rest)",
         "np.count_nonzero(words < first)",
         "test_system_stream.py",
+    ),
+    Mutation(
         "scaler: squares with half of their bound",
         "scaler",
         "Block(dim, math.sqrt(dim) / 2, 0.5)]",
