@@ -496,9 +496,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a budget that is never checked",
-        "accounting",
-        "cost = self._cost(needed)\n        if cost > self._epsilon:",
-        "cost = self._cost(needed)\n        if False:",
+        "plan",
+        "cost = self.cost(needed)\n        if cost > self._budget:",
+        "cost = self.cost(needed)\n        if False:",
         "test_accounting.py test_svi.py",
     ),
     Mutation(
