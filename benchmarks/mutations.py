@@ -1159,6 +1159,27 @@ MUTATIONS = [
         "count)\n        number",
         "test_plotting.py",
     ),
+    Mutation(
+        "nonprivate: a look that is not in the ledger",
+        "nonprivate",
+        "inference.accountant.record_nonprivate(name)",
+        "pass",
+        "test_nonprivate.py",
+    ),
+    Mutation(
+        "nonprivate: a look that moves the public generators",
+        "nonprivate",
+        "        with forked_rng():\n",
+        "        if True:\n",
+        "test_nonprivate.py",
+    ),
+    Mutation(
+        "nonprivate: the loss without what is outside the plate",
+        "nonprivate",
+        "return records + outside",
+        "return records",
+        "test_nonprivate.py",
+    ),
 ]
 
 
