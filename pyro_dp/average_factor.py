@@ -1,10 +1,22 @@
 """The average factor f of stochastic EP, raised to the number of records: all that records say."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from pyro_dp.factors import Structure
 from pyro_dp.gaussian import Gaussian, floored
+
+_CHANGING = (
+    "noise_variance",
+    "sampling_variance",
+    "_centre",
+    "_stepping",
+    "_radius",
+    "_replaced",
+)
 
 
 class AverageFactor:
@@ -33,6 +45,18 @@ class AverageFactor:
         self._stepping = initial.precision
         self._radius: Tensor | float = 0.0  # of the noise in it
         self._replaced = 0
+
+    def state(self) -> dict[str, Any]:
+        """Everything that updates change, as tensors and numbers."""
+        others = {name: value for name, value in vars(self).items() if name in _CHANGING}
+        return others | {"_average": (self._average.eta, self._average.precision)}
+
+    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on from what :meth:`state` gave."""
+        for name in _CHANGING:
+            value = state[name]
+            setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
+        self._average = Gaussian(*state["_average"]).to(device)
 
     @property
     def known(self) -> Gaussian:

@@ -25,7 +25,7 @@ from torch.distributions import MultivariateNormal
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.average_factor import AverageFactor
 from pyro_dp.ep_problem import EPProblem, require_moments
-from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
+from pyro_dp.errors import ConfigurationError, ModelError
 from pyro_dp.factors import STRUCTURES
 from pyro_dp.gaussian import (
     Gaussian,
@@ -47,6 +47,8 @@ from pyro_dp.site_sums import SiteSums
 from pyro_dp.step_control import StepControl
 
 _LARGEST_FULL = 1200  # latents
+_STATE = ("settings", "average", "control", "mean_noise", "gaussians")
+_GAUSSIANS = ("_posterior", "_prior", "_factor")
 
 
 class DPSEP(PrivateInference):
@@ -177,6 +179,7 @@ class DPSEP(PrivateInference):
         self._weight = precision_weight or default_weight
         self._problem: EPProblem | None = None
         self._average: AverageFactor | None = None
+        self._loaded: dict[str, Any] | None = None  # until the first step
 
     @torch.no_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -216,8 +219,65 @@ class DPSEP(PrivateInference):
         mean, covariance = self._reported(noise_aware)
         return MultivariateNormal(mean, scale_tril=cholesky(dense(covariance)))
 
-    def __reduce__(self):
-        raise PrivacyError("A DPSEP holds the data: save the guide's parameters instead.")
+    def state_dict(self) -> dict[str, Any]:
+        """Factors, step control, step count and accountant, to go on from.
+
+        It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
+        streams are not part of it. The result itself is in the guide's parameters.
+
+        :raises ConfigurationError: no step was taken yet.
+        """
+        if self._average is None:
+            raise ConfigurationError("There is no state before the first step.")
+        gaussians = {name: getattr(self, name) for name in _GAUSSIANS}
+        return self._state() | {
+            "settings": self._shaping_settings(),
+            "average": self._average.state(),
+            "control": self._control.state(),
+            "mean_noise": self._mean_noise,
+            "gaussians": {name: (each.eta, each.precision) for name, each in gaussians.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state; before the first step it is taken up there.
+
+        :raises ConfigurationError: it is not a state of this inference; nothing was changed.
+        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
+            journal; nothing was changed.
+        """
+        self._require_state(state, _STATE)
+        for name, value in self._shaping_settings().items():
+            if state["settings"].get(name) != value:
+                raise ConfigurationError(f"{name} differs from that of the saved run.")
+        if self._average is not None:
+            self._require_same_latents(state)
+        self._load_state(state)
+        self._loaded = state
+        if self._average is not None:
+            self._resume(self._posterior.eta.device)
+            self._problem.guide.write(*self._reported(self.noise_aware))
+
+    def _shaping_settings(self) -> dict[str, Any]:
+        """Without the same ones, a state means something else."""
+        return {
+            "max_factor_norm": self._bound,
+            "precision": self.precision,
+            "precision_weight": self._weight,
+            "centred": self.centred,
+        }
+
+    def _require_same_latents(self, state: dict[str, Any]) -> None:
+        _, precision = state["gaussians"]["_posterior"]
+        if precision.shape != self._posterior.precision.shape:
+            raise ModelError("The latents are not those of the saved run.")
+
+    def _resume(self, device: torch.device) -> None:
+        state, self._loaded = self._loaded, None
+        self._average.load(state["average"], device)
+        self._control.load(state["control"], device)
+        self._mean_noise = state["mean_noise"].to(device)
+        for name in _GAUSSIANS:
+            setattr(self, name, Gaussian(*state["gaussians"][name]).to(device))
 
     def __repr__(self) -> str:
         moments = self.moments if self._problem is None else self._problem.moments.name
@@ -236,6 +296,9 @@ class DPSEP(PrivateInference):
         self._problem = problem
         if self._average is None:
             self._start()
+        if self._loaded is not None:
+            self._require_same_latents(self._loaded)
+            self._resume(records.device)
         self._sites = self._site_sums(records, sampler)
 
     def _site_sums(self, records: Records, sampler: RecordSampler) -> SiteSums:

@@ -1,7 +1,10 @@
 """How far a step may go and when averaging begins, judged by what was released: post-processing."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from pyro_dp.gaussian import apply, dense, inverse
@@ -10,6 +13,7 @@ _SIGNIFICANT = 3.0  # standard deviations of the noise
 _RELEVANT = 0.01  # nats
 _LONGEST_WAY = 0.5  # of the steps
 _CURVED_WAY = 0.8
+_CHANGING = ("floor", "_way", "_averaged", "_anchor")
 
 
 class StepControl:
@@ -36,6 +40,18 @@ class StepControl:
         self._way = math.ceil((_CURVED_WAY if curved else _LONGEST_WAY) * num_steps)
         self._averaged = 0
         self._anchor: tuple[Tensor, Tensor, float] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Everything that judgements change, as tensors and numbers."""
+        return {name: getattr(self, name) for name in _CHANGING}
+
+    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on from what :meth:`state` gave."""
+        for name in _CHANGING:
+            setattr(self, name, state[name])
+        if self._anchor is not None:
+            mean, gradient, size = self._anchor
+            self._anchor = mean.to(device), gradient.to(device), size
 
     @property
     def damping(self) -> float:

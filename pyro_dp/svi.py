@@ -227,9 +227,8 @@ class DPSVI(PrivateInference):
         """Unconstrained parameters, optimizer, step count and accountant.
 
         It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
-        streams are not part of it: a resumed run draws fresh ones, or with a seed those of its
-        position in the ledger: one that goes on from an older state with other settings would use
-        streams again that were used already.
+        streams are not part of it: a resumed run draws fresh ones, also with a seed, for the state
+        may be older than what was released with it.
 
         :param include_private_local_state: add the rows of parameters per record, with their
             moments. They are as sensitive as the data, and no guarantee covers them: such a state
@@ -249,10 +248,16 @@ class DPSVI(PrivateInference):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state. Parameters that do not exist yet are set in the first step.
 
+        After a crash: open the accountant's journal, then load the last state. The ledger stays
+        that of the journal; what was released after the state is paid for and lost, and a
+        calibrated run calibrates its noise again, for the steps and the budget that are left.
+        Without a journal, load into a new accountant a state that was saved after the last release.
+
         Rows of parameters per record are taken up if the state has them, and else left as they are.
 
         :raises ConfigurationError: it is not a state of this inference; nothing was changed.
-        :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
+        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
+            journal; nothing was changed.
         """
         self._require_state(state, _STATE)
         require_number("bound", state["bound"], above=0.0, below=math.inf, closed=True)

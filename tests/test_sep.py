@@ -1,5 +1,6 @@
 """DPSEP: equality with EP where it is exact and with plain SEP, sensitivity, noise, uncertainty."""
 
+import io
 import math
 import pickle
 
@@ -790,8 +791,91 @@ def test_there_is_no_posterior_before_the_first_step():
 def test_it_does_not_pickle():
     sep = new_sep()
     sep.step(*regression_data())
-    with pytest.raises(PrivacyError, match="data"):
+    with pytest.raises(PrivacyError, match="state_dict"):
         pickle.dumps(sep)
+
+
+def through_a_file(state):
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("guide", "options"),
+    [
+        (AutoMultivariateNormal, {}),
+        (AutoNormal, {"centred": False, "damping": 0.5}),
+        (AutoDiagonalNormal, {"moments": "stein", "precision": "shared"}),
+        (AutoMultivariateNormal, {"precision": "diagonal"}),
+    ],
+)
+def test_a_saved_run_goes_on_as_if_it_had_not_stopped(guide, options):
+    data = regression_data(size=300)
+    options = options | {"generator": 3, "num_steps": 6}
+    whole = new_sep(guide=guide(logistic), **options)
+    for _ in range(3):
+        whole.step(*data)
+    state = through_a_file(whole.state_dict())
+    before = whole.guide.median()["w"].clone()
+    whole.run(*data, progress=False)
+    mean, covariance = whole.posterior().mean, whole.posterior().covariance_matrix
+
+    second = new_sep(guide=guide(logistic), **options)
+    second.load_state_dict(state)
+    second.run(*data, progress=False)
+    torch.testing.assert_close(second.posterior().mean, mean, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(second.posterior().covariance_matrix, covariance)
+    assert second.accountant.ledger == whole.accountant.ledger
+
+    second.load_state_dict(state | {"accountant": second.accountant.state_dict()})
+    torch.testing.assert_close(second.guide.median()["w"], before)
+    second.run(*data, progress=False)
+    torch.testing.assert_close(second.posterior().mean, mean, rtol=1e-9, atol=1e-12)
+
+
+def test_the_noise_of_a_saved_run_is_remembered():
+    data = regression_data()
+    sep = new_sep(noise_multiplier=3.0, max_factor_norm=1.0)
+    for _ in range(3):
+        sep.step(*data)
+    state = through_a_file(sep.state_dict())
+    second = new_sep(noise_multiplier=3.0, max_factor_norm=1.0)
+    second.load_state_dict(state)
+    second._prepare(data, {})
+    for aware in (True, False):
+        torch.testing.assert_close(
+            second.posterior(aware).covariance_matrix, sep.posterior(aware).covariance_matrix
+        )
+
+
+def test_bad_states():
+    data = regression_data()
+    sep = new_sep()
+    with pytest.raises(ConfigurationError, match="first step"):
+        sep.state_dict()
+    sep.step(*data)
+    state = sep.state_dict()
+    for change, words in (
+        ({"version": 2}, "state_dict"),
+        ({"noise_multiplier": 3.0}, "noise_multiplier"),
+        ({"steps": -1}, "steps"),
+        *(({"settings": state["settings"] | {name: 7}}, name) for name in state["settings"]),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            new_sep().load_state_dict(state | change)
+    other = new_sep()
+    x, y = data
+    other.load_state_dict(state)
+    for _ in range(2):
+        with pytest.raises(ModelError, match="latents"):
+            other.step(x[:, :2], y)
+    assert other.accountant.num_releases == 1
+    other = new_sep()
+    other.step(x[:, :2], y)
+    with pytest.raises(ModelError, match="latents"):
+        other.load_state_dict(state)
 
 
 def test_single_precision():

@@ -182,9 +182,8 @@ class VIPS(PrivateSteps):
         """Statistics, step count and accountant.
 
         It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
-        streams are not part of it: a resumed run draws fresh ones, or with a seed those of its
-        position in the ledger: one that goes on from an older state with other settings would use
-        streams again that were used already.
+        streams are not part of it: a resumed run draws fresh ones, also with a seed, for the state
+        may be older than what was released with it.
         """
         return self._state() | {
             "size": self._size,
@@ -196,7 +195,8 @@ class VIPS(PrivateSteps):
         """Continue from a saved state.
 
         :raises ConfigurationError: it is not a state of this inference; nothing was changed.
-        :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
+        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
+            journal; nothing was changed.
         """
         self._require_state(state, _STATE)
         mixed = static = posterior = None
