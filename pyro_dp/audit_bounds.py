@@ -14,7 +14,7 @@ from scipy.special import betaincinv, expit, logit
 from scipy.stats import binom
 
 _RATE_SHARE = 0.05  # of the error probability: spent on how often a guess is made
-_STEPS = 200  # of the search for the largest rejected epsilon
+_STEPS = 60  # of the search for the largest rejected epsilon
 
 
 def rate_interval(hits: np.ndarray, trials: np.ndarray, error: float) -> np.ndarray:
@@ -150,7 +150,7 @@ def canaries_bound(
 
     high = float(logit(accuracy))  # where the binomial term alone is the whole error
     grid = np.linspace(0.0, high, _STEPS)
-    low = max((epsilon for epsilon in grid if rejected(epsilon)), default=0.0)
+    low = max((float(epsilon) for epsilon in grid if rejected(epsilon)), default=0.0)
     high = min(high, low + high / (_STEPS - 1))
     for _ in range(20):
         middle = (low + high) / 2.0
