@@ -154,6 +154,10 @@ class _FullRows:
         precision = self._factors.weighted_precision(weights)
         return torch.cat([eta, self._weight * stacked(precision)])
 
+    def dense(self) -> Tensor:
+        precision = torch.vmap(stacked)(self._factors.matrices())
+        return torch.cat([self._eta, self._weight * precision], dim=1).double()
+
 
 class Diagonal:
     """Diagonals of precision matrices. The arguments are those of :class:`Full`."""

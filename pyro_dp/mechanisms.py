@@ -18,6 +18,7 @@ from torch import Tensor
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
 from pyro_dp.errors import ConfigurationError
 from pyro_dp.settings import require_number
+from pyro_dp.system_stream import SystemStream
 
 LEAST_BOUND = 1e-6
 
@@ -100,6 +101,9 @@ class Contributions(Protocol):
         :param weights: (B, 1); where a weight is zero, the row must not matter, NaN or not.
         """
 
+    def dense(self) -> Tensor:
+        """The tensor itself, in float64, for sums that must see every coordinate."""
+
 
 class Rows:
     """A block that is held as it is.
@@ -118,6 +122,9 @@ class Rows:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return torch.where(weights > 0, self._values * weights, 0.0).sum(dim=0)
+
+    def dense(self) -> Tensor:
+        return self._values
 
 
 def clipped_sums(
@@ -149,7 +156,18 @@ class ClippedSum:
     """Sum over records of their clipped blocks; microbatches are added one after the other.
 
     Sums are kept in float64, so that rounding in a long sum stays far below one record's bound.
+    (:class:`~pyro_dp.grid_sums.GridSum` keeps them in integers, against attacks on rounding.)
     """
+
+    sums = staticmethod(clipped_sums)
+
+    @staticmethod
+    def most_records(size: int, limit: int | None) -> int | None:
+        """How many records to work on at a time, of so many coordinates each.
+
+        :param limit: at most so many, or None.
+        """
+        return limit
 
     def __init__(self, blocks: Sequence[Block], device: torch.device | str = "cpu"):
         self.blocks = tuple(blocks)
@@ -162,10 +180,10 @@ class ClippedSum:
         :param values: one tensor of shape (B, size), or its equivalent, per block; private.
         """
         rows = [Rows(value) if isinstance(value, Tensor) else value for value in values]
-        self.add_sums(clipped_sums(rows, [block.bound for block in self.blocks]))
+        self.add_sums(self.sums(rows, [block.bound for block in self.blocks]))
 
     def add_sums(self, sums: Sequence[Tensor]) -> None:
-        """Add what :func:`clipped_sums` gave for these bounds."""
+        """Add what :attr:`sums` gave for these bounds."""
         if self._totals:
             sums = [total + new for total, new in zip(self._totals, sums, strict=True)]
         self._totals = tuple(sums)
@@ -177,13 +195,35 @@ class ClippedSum:
             torch.zeros(b.size, dtype=torch.float64, device=self._device) for b in self.blocks
         )
 
+    def rounding(self, count: int) -> float:
+        """By how much sums of so many equal records may differ, in units of the bound."""
+        return 0.0
+
+    def require_noise(self, sigmas: Sequence[float]) -> None:
+        """:raises ConfigurationError: noise of such a size, one per block, cannot be added."""
+
+    def noisy(self, sigmas: Sequence[float], noise: np.random.Generator) -> list[Tensor]:
+        """For :func:`release` only: the sums with noise.
+
+        :param sigmas: standard deviation of each block's noise in units of the block's bound.
+        """
+        released = []
+        for block, total, sigma in zip(self.blocks, self.totals, sigmas, strict=True):
+            if sigma > 0:
+                draw = noise.standard_normal(block.size)
+                draw *= sigma * block.bound
+                released.append(torch.from_numpy(draw).to(total.device).add_(total))
+            else:
+                released.append(total.clone())
+        return released
+
 
 def release(
     clipped: ClippedSum,
     *,
     accountant: PrivacyAccountant,
     event: SubsampledGaussian,
-    noise: np.random.Generator,
+    noise: np.random.Generator | SystemStream,
 ) -> list[Tensor]:
     """Record the event, then make the noisy sums public.
 
@@ -194,20 +234,15 @@ def release(
 
     :param clipped: sums over the sampled records; an empty batch is a sum of zeros.
     :param event: noise multiplier sigma, and how the records were sampled.
-    :param noise: the private stream of this release.
+    :param noise: the private stream of this release; for a sum on a grid a
+        :class:`~pyro_dp.system_stream.SystemStream`.
     :returns: one float64 tensor of shape (size,) per block, with memory of its own. Divide it by
         the public sample rate, never by a batch size.
     :raises PrivacyBudgetExceeded: before anything is released; the ledger is unchanged.
     """
     if not math.isclose(sum(b.share for b in clipped.blocks), 1.0, rel_tol=1e-9):
         raise ConfigurationError("The shares of the blocks of one release must sum to 1.")
+    sigmas = [event.noise_multiplier / math.sqrt(block.share) for block in clipped.blocks]
+    clipped.require_noise(sigmas)
     accountant.record(event)
-    released = []
-    for block, total in zip(clipped.blocks, clipped.totals, strict=True):
-        if event.noise_multiplier > 0:
-            draw = noise.standard_normal(block.size)
-            draw *= event.noise_multiplier / math.sqrt(block.share) * block.bound
-            released.append(torch.from_numpy(draw).to(total.device).add_(total))
-        else:
-            released.append(total.clone())
-    return released
+    return clipped.noisy(sigmas, noise)

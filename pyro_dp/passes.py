@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_dp.errors import ModelError
 from pyro_dp.graphs import Compiler, trace
-from pyro_dp.mechanisms import Block, Contributions, clipped_sums
+from pyro_dp.mechanisms import Block, ClippedSum, Contributions
 from pyro_dp.randomness import LocalStream
 from pyro_dp.record_mode import Draw
 from pyro_dp.records import Records
@@ -35,6 +35,7 @@ class Passes:
     :param blocks: number of blocks.
     :param size: number of records in a pass.
     :param draws: local draws of one record, for each particle.
+    :param sum_type: to which the sums are added.
     :raises NotTraceable: they come from more than a fixed sequence of tensor operations.
     """
 
@@ -48,6 +49,7 @@ class Passes:
         size: int,
         draws: Sequence[Draw] = (),
         local: Sequence[LocalStream | None] = (),
+        sum_type: type[ClippedSum],
         compiler: Compiler,
     ):
         self.size = size
@@ -60,7 +62,7 @@ class Passes:
         def sums(*inputs: Tensor) -> list[Tensor]:
             counts = [blocks, 1, len(public), 1, len(records.placeholder())]
             bounds, (weights,), own, (indices,), rows, tables = parted(inputs, counts)
-            return clipped_sums(contribute(bounds, own, indices, rows, tables), bounds, weights)
+            return sum_type.sums(contribute(bounds, own, indices, rows, tables), bounds, weights)
 
         inputs = [
             *self._bounds_of([Block(1, 1.0)] * blocks),
@@ -121,14 +123,17 @@ def pass_size(batch: int, limit: int | None) -> int:
     return math.ceil(batch / math.ceil(batch / limit))
 
 
-def require_same(found: Tensor, expected: Tensor, *, exact: bool, scale: float = 0.0) -> None:
+def require_same(
+    found: Tensor, expected: Tensor, *, exact: bool, scale: float = 0.0, rounding: float = 0.0
+) -> None:
     """:raises ModelError: a graph's numbers are not those of the model.
 
     :param exact: whether the model computes in float64.
     :param scale: of numbers that are large for these.
+    :param rounding: by how much they may differ in any case, in units of the scale.
     """
     size = max(scale, expected.abs().nan_to_num(0.0, 0.0, 0.0).max().item())
-    tolerance = (1e-8 if exact else 1e-3) * size
+    tolerance = (1e-8 if exact else 1e-3) * size + rounding * scale
     if not torch.allclose(found, expected, rtol=0.0, atol=tolerance, equal_nan=True):
         raise ModelError(MISMATCH)
 

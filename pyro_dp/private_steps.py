@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
 from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.grid_sums import GridSum
 from pyro_dp.mechanisms import ClippedSum, release
 from pyro_dp.randomness import Randomness
 from pyro_dp.sampling import RecordSampler
@@ -19,6 +20,10 @@ from pyro_dp.settings import require_choice, require_count, require_number
 _SEEDED = (
     "A seeded generator was used: the run can be repeated, and is not private against anyone who "
     "can guess the seed."
+)
+_SECURE = (
+    "secure=True was used: noise and sampling from the operating system's cryptographic generator, "
+    "sums and noise in integers. A ledger that is shared may have other runs, too."
 )
 
 
@@ -52,10 +57,14 @@ class PrivateSteps(abc.ABC):
         self._noise_multiplier = noise_multiplier
         self._calibrates = noise_multiplier is None
         self._bound = bound
-        self._check_settings(secure)
-        self._randomness = Randomness(generator)
+        self._secure = secure
+        self._check_settings()
+        self._randomness = Randomness(generator, secure)
+        self._sum_type = GridSum if secure else ClippedSum
         if self._randomness.seeded:
             accountant.note(_SEEDED)
+        if secure:
+            accountant.note(_SECURE)
         self._steps = 0
         self._lost = 0  # releases that the journal counts and a loaded state does not
         self._sampler: RecordSampler | None = None
@@ -207,15 +216,15 @@ class PrivateSteps(abc.ABC):
             )
         return [block / rate for block in released]
 
-    def _check_settings(self, secure: bool) -> None:
+    def _check_settings(self) -> None:
         if not isinstance(self.accountant, PrivacyAccountant):
             raise ConfigurationError("accountant must be a PrivacyAccountant.")
         if self.num_steps is not None:
             require_count("num_steps", self.num_steps)
         if self.microbatch_size is not None:
             require_count("microbatch_size", self.microbatch_size)
-        if secure:
-            raise ConfigurationError("secure=True is not available yet.")
+        if not isinstance(self._secure, bool):
+            raise ConfigurationError("secure must be True or False.")
         self._check_sampling()
         self._check_noise()
 
@@ -245,6 +254,8 @@ class PrivateSteps(abc.ABC):
                 )
         elif isinstance(sigma, bool) or sigma != 0:
             require_number("noise_multiplier", sigma, above=0.0, below=math.inf)
+        if self._secure and sigma == 0:
+            raise ConfigurationError("secure=True needs noise: noise_multiplier=0 adds none.")
         if self._bound == math.inf and sigma != 0:
             raise ConfigurationError(
                 "An infinite bound needs noise_multiplier=0: no noise hides an unbounded record."

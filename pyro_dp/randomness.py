@@ -28,6 +28,7 @@ from numpy.random.bit_generator import ISeedSequence
 from scipy.special import ndtri
 
 from pyro_dp.errors import ConfigurationError
+from pyro_dp.system_stream import SystemStream
 
 _PURPOSES = ("noise", "sampling", "local")
 _MT19937_WORDS = 624
@@ -39,23 +40,34 @@ class Randomness:
     :param generator: ``None`` for operating-system entropy; a ``torch.Generator`` or an ``int`` for
         a repeatable run. A ``torch.Generator`` is advanced, so two inferences that are handed the
         same object get different streams.
+    :param secure: noise and sampling come from the operating system's generator, not from one that
+        it seeds.
     """
 
-    def __init__(self, generator: torch.Generator | int | None = None):
+    def __init__(self, generator: torch.Generator | int | None = None, secure: bool = False):
+        if secure and generator is not None:
+            raise ConfigurationError(
+                "secure=True cannot repeat itself: leave generator=None, or choose secure=False."
+            )
         self._key = None if generator is None else _key(generator)
+        self._secure = secure
 
     @property
     def seeded(self) -> bool:
         return self._key is not None
 
-    def stream(self, purpose: str, position: int) -> np.random.Generator:
+    def stream(self, purpose: str, position: int) -> np.random.Generator | SystemStream:
         """A fresh stream for one purpose of one release.
+
+        Local draws need not stand up to guessing (see above): theirs is always a numpy generator.
 
         :param purpose: "noise", "sampling" or "local".
         :param position: number of releases in the ledger before this one. A repeatable run derives
             its streams from (seed, position), so that inferences that share an accountant never
             share a stream.
         """
+        if self._secure and purpose != "local":
+            return SystemStream()
         if self._key is None:
             seed = _SystemEntropy()
         else:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.errors import ConfigurationError, ModelError
-from pyro_dp.mechanisms import Block, ClippedSum
+from pyro_dp.mechanisms import Block
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.sampling import RecordSampler
 
@@ -234,7 +234,7 @@ class _MomentRelease(PrivateSteps):
         self._sampler = RecordSampler(self.sampling, size, self.sample_rate)
         # N is public: with 1/2 taken off the squares, their bound and their noise are halved.
         blocks = [Block(dim, math.sqrt(dim), 0.5), Block(dim, math.sqrt(dim) / 2, 0.5)]
-        clipped = ClippedSum(blocks, scaled.device)
+        clipped = self._sum_type(blocks, scaled.device)
         clipped.add(scaled, scaled.square() - 0.5)
         sums, squares = self._release(clipped)
         mean = (sums / size).clamp(-1.0, 1.0)

@@ -116,7 +116,7 @@ class DPSEP(PrivateInference):
         batches gain little: tracing takes a second or two, compiling up to a minute.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
         against anyone who can guess the seed, and the ledger says so.
-    :param secure: False; there is nothing else yet.
+    :param secure: as for :class:`DPSVI`.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 
@@ -311,7 +311,7 @@ class DPSEP(PrivateInference):
             microbatch_size=self.microbatch_size,
         )
         if self._problem.likelihood.term.vectorizes:
-            self._traced(partial(sums.trace, self._posterior, sampler.usual_size))
+            self._traced(partial(sums.trace, self._posterior, self._sum_type, sampler.usual_size))
         return sums
 
     def _is_current(self) -> bool:
@@ -365,7 +365,7 @@ class DPSEP(PrivateInference):
     def _clipped_sum(self, cavity: Gaussian, indices: Tensor, position: int) -> ClippedSum:
         """Per-record sites, clipped and summed, one microbatch after the other."""
         size = len(self._problem.places) + self._average.structure.size
-        clipped = ClippedSum([Block(size, self._bound)], self._records.device)
+        clipped = self._sum_type([Block(size, self._bound)], self._records.device)
         self._sites.add(clipped, cavity, indices, self._randomness.stream("local", position))
         return clipped
 

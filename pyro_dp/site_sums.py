@@ -41,13 +41,21 @@ class SiteSums:
         self._structure = structure
         self._centred = centred
         self._weight = weight
+        self._size = len(problem.places) + structure.size
         self._limit = microbatch_size or problem.moments.microbatch_size
         self._passes: Passes | None = None
         self._unchecked = 0
 
-    def trace(self, cavity: Gaussian, usual_size: int, compiler: Compiler) -> None:
+    def trace(
+        self,
+        cavity: Gaussian,
+        sum_type: type[ClippedSum],
+        usual_size: int,
+        compiler: Compiler,
+    ) -> None:
         """Use a graph from now on, and compare it with Pyro's code in the first steps.
 
+        :param sum_type: what the sites will be added to.
         :param usual_size: number of records that few batches exceed.
         :raises NotTraceable: the sites come from more than a fixed sequence of tensor operations.
         """
@@ -63,7 +71,8 @@ class SiteSums:
                 self._records,
                 self._public(cavity),
                 blocks=1,
-                size=pass_size(usual_size, self._limit),
+                size=pass_size(usual_size, sum_type.most_records(self._size, self._limit)),
+                sum_type=sum_type,
                 compiler=compiler,
             )
         self._unchecked = CHECKED_STEPS
@@ -77,7 +86,8 @@ class SiteSums:
         """
         public = self._public(cavity)
         with private_rng(stream):
-            for chosen in indices.split(self._passes.size if self._passes else self._limit):
+            limit = clipped.most_records(self._size, self._limit)
+            for chosen in indices.split(self._passes.size if self._passes else limit):
                 if len(chosen):  # an empty batch is split into one empty part
                     self._add_microbatch(clipped, public, chosen)
         if len(indices):
@@ -104,12 +114,15 @@ class SiteSums:
     def _check(
         self, sums: list[Tensor], clipped: ClippedSum, public: list[Tensor], chosen: Tensor
     ) -> None:
-        expected = ClippedSum(clipped.blocks, self._records.device)
+        found, expected = (type(clipped)(clipped.blocks, self._records.device) for _ in range(2))
+        found.add_sums(sums)
         expected.add(self._contributions(*public, chosen, self._records.rows(chosen)))
         bound = clipped.blocks[0].bound
         scale = bound if bound < math.inf else 0.0
         exact = self._likelihood.dtype == torch.float64
-        require_same(sums[0], expected.totals[0], exact=exact, scale=scale)
+        rounding = clipped.rounding(len(chosen))
+        (found,), (expected,) = found.totals, expected.totals
+        require_same(found, expected, exact=exact, scale=scale, rounding=rounding)
 
     def _public(self, cavity: Gaussian) -> list[Tensor]:
         covariance = restricted(cavity.covariance, self._places)

@@ -22,7 +22,7 @@ from pyro_dp.gradients import RecordTerm
 from pyro_dp.inference import PrivateInference
 from pyro_dp.initial_values import initialised
 from pyro_dp.local_parameters import FIXED, NOTE
-from pyro_dp.mechanisms import AdaptiveClip, Block, ClippedSum
+from pyro_dp.mechanisms import AdaptiveClip, Block
 from pyro_dp.records import Records
 from pyro_dp.row_adam import RowAdam, RowOptimizer
 from pyro_dp.sampling import RecordSampler
@@ -108,7 +108,9 @@ class DPSVI(PrivateInference):
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
         against anyone who can guess the seed, and runs with equal seeds and separate accountants
         share their noise; the ledger says so.
-    :param secure: ``False``; there is nothing else yet.
+    :param secure: noise and sampling from the operating system's cryptographic generator, sums and
+        noise in integers: against attacks on floating-point numbers and on generators, listed in
+        :mod:`pyro_dp.grid_sums`. Refused with ``generator``.
     :raises ConfigurationError: a setting is out of range or does not fit the others; at the first
         step, parameters per record with ``sampling="fixed"``, or without ``local_optim`` if
         ``optim`` is no plain Adam.
@@ -198,7 +200,7 @@ class DPSVI(PrivateInference):
         self._prepare(args, kwargs)
         position = self.accountant.position
         draws = self._step.draw()
-        clipped = ClippedSum(self._blocks(self._step.size(draws)), self._records.device)
+        clipped = self._sum_type(self._blocks(self._step.size(draws)), self._records.device)
         stream = partial(self._randomness.stream, "local", position)
         moves = self._step.add(clipped, draws, self._sample(position), stream)
         gradient, *others = self._release(clipped)
@@ -319,7 +321,8 @@ class DPSVI(PrivateInference):
         )
         if not self._term.vectorizes:
             return eager
-        return self._traced(partial(TracedStep, eager, sampler.usual_size)) or eager
+        make = partial(TracedStep, eager, self._sum_type, sampler.usual_size)
+        return self._traced(make) or eager
 
     def _is_current(self) -> bool:
         store = pyro.get_param_store()

@@ -41,12 +41,15 @@ class TracedStep:
     """The same numbers as an :class:`EagerStep`'s, faster.
 
     :param eager: what is traced, and what the first steps are compared with.
+    :param sum_type: what the records' contributions will be added to.
     :param usual_size: number of records that few batches exceed.
     :param compiler: of the graphs.
     :raises NotTraceable: model or guide does more than a fixed sequence of tensor operations.
     """
 
-    def __init__(self, eager: EagerStep, usual_size: int, compiler: Compiler):
+    def __init__(
+        self, eager: EagerStep, sum_type: type[ClippedSum], usual_size: int, compiler: Compiler
+    ):
         if not eager.term.vectorizes:
             raise NotTraceable("records are taken one at a time")
         if eager.term.local:
@@ -57,8 +60,10 @@ class TracedStep:
         self._unchecked = CHECKED_STEPS
         with forked_rng():
             self._draws = self._find_draws()
-            size = pass_size(usual_size, eager.microbatch_size)
-            self._passes = self._trace_records(size, compiler)
+            self._size = eager.size(eager.draw())
+            limit = sum_type.most_records(self._size, eager.microbatch_size)
+            size = pass_size(usual_size, limit)
+            self._passes = self._trace_records(size, sum_type, compiler)
             self._pull_back = self._trace_public(compiler)
 
     @property
@@ -144,7 +149,7 @@ class TracedStep:
             )
         return dict(zip(self._eager.parameters, values, strict=True)), particles
 
-    def _trace_records(self, size: int, compiler: Compiler) -> Passes:
+    def _trace_records(self, size: int, sum_type: type[ClippedSum], compiler: Compiler) -> Passes:
         """First per record, to find out what need not be stored; then clipped and summed."""
         eager, records = self._eager, self._eager.records
         local = self._local_streams(partial(np.random.default_rng, 0))
@@ -168,7 +173,6 @@ class TracedStep:
 
         inputs = [*public, *placeholder_batch(records, size, eager.term.draws, local)]
         graph = trace(per_record, inputs)
-        self._size = sum(output[0].numel() for output in graph(*inputs)[:-1])
         graph, products = factorised(graph, fused=compiler.enabled)
         return Passes(
             contribute,
@@ -178,6 +182,7 @@ class TracedStep:
             size=size,
             draws=eager.term.draws,
             local=local,
+            sum_type=sum_type,
             compiler=compiler,
         )
 
@@ -211,11 +216,20 @@ class TracedStep:
         # Pyro's code holds the gradients of all records, of which a large model affords only a few.
         chosen = chosen[: max(1, _MOST_CHECKED // self._size)]
         sums = self._passes(clipped.blocks, self._public_inputs(public), chosen, local)
-        expected = ClippedSum(clipped.blocks, self._eager.records.device)
+        found, expected = (
+            type(clipped)(clipped.blocks, self._eager.records.device) for _ in range(2)
+        )
+        found.add_sums(sums)
         self._eager.add_microbatch(expected, self._particles(public), chosen, local)
         bound = clipped.blocks[0].bound
         scale = bound if bound < math.inf else 0.0
-        require_same(sums[0], expected.totals[0], exact=self._exact, scale=scale)
+        require_same(
+            found.totals[0],
+            expected.totals[0],
+            exact=self._exact,
+            scale=scale,
+            rounding=clipped.rounding(len(chosen)),
+        )
 
     def _check_gradients(self, public: PublicTables) -> None:
         """With a constant in place of a release: before anything is spent."""

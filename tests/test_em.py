@@ -369,7 +369,7 @@ def test_pickling_would_carry_the_data():
         ({"noise_multiplier": None}, "noise_multiplier"),
         ({"noise_multiplier": math.inf}, "noise_multiplier"),
         ({"microbatch_size": 0}, "microbatch_size"),
-        ({"secure": True}, "secure"),
+        ({"secure": 1}, "secure"),
         ({"accountant": None}, "accountant"),
     ],
 )

@@ -1,6 +1,7 @@
 """Which records take part: sizes, inclusions and pairs, against the law and against wrong ones."""
 
 import math
+import os
 
 import numpy as np
 import pytest
@@ -57,8 +58,8 @@ def _counts(counts, rate, draws=_DRAWS):
     return list(2 * stats.norm.sf(np.abs(z)))
 
 
-def drawn(sampling, size=_SIZE, rate=_RATE):
-    sampler, source = RecordSampler(sampling, size, rate), Randomness(0)
+def drawn(sampling, size=_SIZE, rate=_RATE, source=None):
+    sampler, source = RecordSampler(sampling, size, rate), source or Randomness(0)
     return inclusions(lambda t: sampler.draw(source.stream("sampling", t)))
 
 
@@ -89,6 +90,15 @@ def test_fixed_test_has_power():
     rng = np.random.default_rng(0)
     order = np.concatenate([rng.permutation(_SIZE) for _ in range(_DRAWS)])
     assert fixed_pvalue(inclusions(lambda t: order[3 * t : 3 * t + 3])) < _ALARM
+
+
+def test_secure(monkeypatch):
+    """The operating system's generator in place of a seeded one, by other algorithms."""
+    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
+    source = Randomness(secure=True)
+    assert poisson_pvalue(drawn("poisson", source=source)) > _ALARM
+    assert fixed_pvalue(drawn("fixed", source=source)) > _ALARM
+    assert poisson_pvalue(drawn("poisson", rate=0.35, source=source)) < _ALARM
 
 
 def test_full():

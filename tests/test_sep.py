@@ -713,7 +713,7 @@ def test_a_step_that_fails_half_way_leaves_the_last_posterior(monkeypatch, faili
         ({"sampling": "fixed"}, "replace_one"),
         ({"sample_rate": 0.0}, "sample_rate"),
         ({"noise_multiplier": None}, "noise_multiplier"),
-        ({"secure": True}, "secure"),
+        ({"secure": 1}, "secure"),
         ({"accountant": None}, "accountant"),
     ],
 )

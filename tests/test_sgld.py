@@ -440,7 +440,7 @@ def test_a_chain_that_diverges_says_so():
         ({"init_loc_fn": 0.0}, "init_loc_fn"),
         ({"sampling": "shuffle"}, "sampling"),
         ({"sample_rate": 1.5}, "sample_rate"),
-        ({"secure": True}, "secure"),
+        ({"secure": 1}, "secure"),
         ({"jit": "fast"}, "jit"),
         ({"accountant": None}, "accountant"),
     ],

@@ -544,7 +544,7 @@ def test_pickling_would_carry_the_data():
         ({"step_size": (1.0, math.nan)}, "kappa"),
         ({"microbatch_size": 0}, "microbatch_size"),
         ({"generator": "seed"}, "generator"),
-        ({"secure": True}, "secure"),
+        ({"secure": 1}, "secure"),
         ({"model": Totals(bounds=(math.inf, 1.0))}, "infinite bound"),
     ],
 )

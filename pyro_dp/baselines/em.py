@@ -14,7 +14,7 @@ from torch.distributions import Categorical, MixtureSameFamily, MultivariateNorm
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.errors import ConfigurationError, ModelError
 from pyro_dp.gaussian import stacked, unstacked
-from pyro_dp.mechanisms import Block, ClippedSum
+from pyro_dp.mechanisms import Block
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.sampling import RecordSampler
 from pyro_dp.settings import require_count, require_number
@@ -129,7 +129,7 @@ class DPEM(PrivateSteps):
         self._refuse_steps_beyond_calibration()
         self._check(x)
         position = self.accountant.position
-        clipped = ClippedSum(self._blocks(), x.device)
+        clipped = self._sum_type(self._blocks(), x.device)
         indices = self._sample(position).to(x.device)
         for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
             clipped.add(*self._moments(x.index_select(0, chosen)))

@@ -20,7 +20,7 @@ from pyro_dp.checks import build_record_term
 from pyro_dp.errors import ConfigurationError, ModelError
 from pyro_dp.inference import PrivateInference
 from pyro_dp.latents import Latent
-from pyro_dp.mechanisms import Block, ClippedSum
+from pyro_dp.mechanisms import Block
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
 from pyro_dp.settings import require_count, require_number
@@ -157,7 +157,7 @@ class DPSGLD(PrivateInference):
             position = self.accountant.position
             draws = self._step.draw()
             size = self._step.size(draws)
-            clipped = ClippedSum([Block(size, self._bound)], self._records.device)
+            clipped = self._sum_type([Block(size, self._bound)], self._records.device)
             stream = partial(self._randomness.stream, "local", position)
             self._step.add(clipped, draws, self._sample(position), stream)
             (released,) = self._release(clipped)
@@ -243,7 +243,8 @@ class DPSGLD(PrivateInference):
         )
         if term.vectorizes:
             eager = self._step
-            self._step = self._traced(partial(TracedStep, eager, sampler.usual_size)) or eager
+            make = partial(TracedStep, eager, self._sum_type, sampler.usual_size)
+            self._step = self._traced(make) or eager
 
     def _current_step_size(self) -> float:
         if not callable(self.step_size):

@@ -78,6 +78,12 @@ class WordCounts:
         weighted = torch.where(weight > 0, self.values * weight, 0.0)
         return self.documents.per_word(weighted).T.flatten()
 
+    def dense(self) -> Tensor:
+        documents, words = self.documents.shape
+        dense = self.values.new_zeros(documents, words, self.values.shape[1])
+        dense[self.documents.document, self.documents.word] = self.values
+        return dense.transpose(1, 2).flatten(1)
+
 
 @dataclass(frozen=True)
 class LocalPosterior:

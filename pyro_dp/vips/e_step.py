@@ -20,6 +20,7 @@ class Release:
 
     :param statistics: those of the release, by name.
     :param microbatch_size: at most so many records are worked on at a time.
+    :param sum_type: in what their contributions are added.
     """
 
     def __init__(
@@ -27,9 +28,11 @@ class Release:
         model: ConjugateModel,
         statistics: Mapping[str, Statistic],
         microbatch_size: int | None,
+        sum_type: type[ClippedSum],
     ):
         self.statistics = statistics
         self._model = model
+        self._sum_type = sum_type
         self._limit = microbatch_size or model.microbatch_size
         self._any_static = any(each.static for each in statistics.values())
 
@@ -70,8 +73,9 @@ class Release:
     def _sum(self, parts: Callable[..., Parts], records: Records, indices: Tensor) -> ClippedSum:
         share = 1 / len(self.statistics)
         blocks = [Block(each.size, each.bound, share) for each in self.statistics.values()]
-        total = ClippedSum(blocks, records.device)
-        for chosen in indices.to(records.device).split(self._limit):
+        total = self._sum_type(blocks, records.device)
+        limit = total.most_records(sum(block.size for block in blocks), self._limit)
+        for chosen in indices.to(records.device).split(limit):
             if not len(chosen):  # an empty batch
                 break
             with guarded("The E-step"):

@@ -78,7 +78,9 @@ class VIPS(PrivateSteps):
         against anyone who can guess the seed, and runs with equal seeds and separate accountants
         share their noise; the ledger says so. What a model starts from is public, and comes from
         torch's global generator.
-    :param secure: ``False``; there is nothing else yet.
+    :param secure: noise and sampling from the operating system's cryptographic generator, sums and
+        noise in integers: against attacks on floating-point numbers and on generators, listed in
+        :mod:`pyro_dp.grid_sums`. Refused with ``generator``.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 
@@ -120,8 +122,8 @@ class VIPS(PrivateSteps):
         full = sampling == "full" or sample_rate == 1.0
         once = {name: each for name, each in self._declared.items() if full and each.static}
         each = {n: x for n, x in self._declared.items() if n not in once}
-        self._once = Release(model, once, microbatch_size) if once else None
-        self._each = Release(model, each, microbatch_size) if each else None
+        self._once = Release(model, once, microbatch_size, self._sum_type) if once else None
+        self._each = Release(model, each, microbatch_size, self._sum_type) if each else None
         if not each and num_steps != 1:
             raise ConfigurationError(
                 f"num_steps must be 1: all statistics of {type(model).__name__} are static, and "

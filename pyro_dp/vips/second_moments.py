@@ -43,6 +43,10 @@ class WeightedSquares:
         total = (rows * own).T @ rows
         return stacked((total + total.T) / 2)
 
+    def dense(self) -> Tensor:
+        products = self.rows.unsqueeze(2) * self.rows.unsqueeze(1)
+        return self.weights.unsqueeze(1) * torch.vmap(stacked)(products)
+
 
 @dataclass(frozen=True)
 class NoisySecondMoment:

@@ -1,0 +1,123 @@
+"""Secure mode: sums of integers with integer noise, from the operating system's generator.
+
+A real number has no exact place in a computer, and what rounding does to a sum or to noise can tell
+what the noise should hide. ``secure=True`` answers these attacks:
+
+* *Which numbers are possible* (Mironov 2012; Haney et al. 2022, Precision-based attacks, arXiv
+  2207.13793). Noise in floating point reaches other numbers from a sum of 0 than from a sum of 1:
+  with one release of a coordinate, an attacker is sometimes certain. Here sum and noise are
+  integers, multiples of a public grid, and from any sum every integer is possible.
+* *Sums whose rounding depends on their order and on other records* (Casacuberta et al. 2022,
+  Widespread underestimation of sensitivity, arXiv 2207.10635). A record can then change a sum by
+  more than its bound. Here each record's coordinates are rounded towards zero, one record at a
+  time, so that its norm stays within the bound; integers are added exactly, in any order; and
+  should they ever overflow, they do so modulo 2^64, as the noise does: nothing is learnt from it.
+* *Noise with other probabilities than it should have.* The discrete Gaussian is drawn exactly
+  (:mod:`pyro_dp.discrete_gaussian`), and so is who takes part in a step.
+* *Prediction of the generator* from its state, its seed, earlier output, a fork, a copied or
+  restored process (Garfinkel & Leclerc 2020, arXiv 2009.03777). Every bit of noise and of sampling
+  comes from the operating system's cryptographic generator when it is needed, and nothing is kept
+  (:mod:`pyro_dp.system_stream`). A ``generator=`` is refused.
+
+Not answered: running time and memory (a step takes longer for a larger batch, and rejection takes a
+random time, which does not depend on the sum); who reads the process's memory or the disk; faults
+of the hardware; an operating system whose generator is broken.
+
+**Accounting.** The discrete Gaussian of scale s (Canonne, Kamath & Steinke 2020, arXiv 2004.00010)
+costs what the continuous one of variance s^2 - 16 costs: continuous noise N(x, s^2 - 16), followed
+by a discrete Gaussian of variance 16 around the real number that came out, gives an integer n with
+probability proportional to exp(-(n - x)^2 / (2 s^2)), but for the normalising sum of the second
+draw, which depends on its place by a factor of at most 1 +- 4 exp(-32 pi^2) (Poisson's summation).
+That is below 1 +- 1e-136 per coordinate and step. What comes of continuous noise costs no more than
+it (post-processing), subsampled and composed too, and so the ledger's event, whose noise is at most
+the square root of s^2 - 16 grid units, states an upper bound: but for
+a factor of 1 +- 1e-120 in probabilities, and 1e-40 in delta for the precision of the sampler, over
+1e12 coordinates and steps.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyro_dp.discrete_gaussian import MOST, discrete_gaussian
+from pyro_dp.errors import ConfigurationError
+from pyro_dp.mechanisms import ClippedSum, Contributions
+from pyro_dp.system_stream import SystemStream
+
+_UNITS = 2**30  # of the grid in a block's bound: 2^32 records fit into 63 bits
+_MOST_NUMBERS = 2**24  # that are held at a time: sums by matrix products are not to be had
+
+
+def rounded_sums(
+    values: Sequence[Contributions],
+    bounds: Sequence[Tensor | float],
+    weights: Tensor | None = None,
+) -> list[Tensor]:
+    """As :func:`~pyro_dp.mechanisms.clipped_sums`, in units of the grid: (size,) in int64.
+
+    No coordinate of a record is rounded up, so that the norm of each stays within the bound.
+    """
+    rows = [each.dense() for each in values]
+    norms = [torch.linalg.vector_norm(row, dim=1, keepdim=True) for row in rows]  # (B, 1)
+    counted = torch.stack(norms).isfinite().all(dim=0)
+    if weights is not None:
+        counted = counted & (weights > 0)
+    sums = []
+    for row, bound, norm in zip(rows, bounds, norms, strict=True):
+        # A norm of n terms is computed to (n + 2) / 2 units of 2^-52, whatever their order.
+        room = 1 - (row.shape[1] + 16) * 2.0**-52
+        scale = _UNITS * torch.where(norm > room * bound, room / norm, 1 / bound)
+        units = torch.nan_to_num(row * torch.where(counted, scale, 0.0))  # inf * 0 is NaN
+        sums.append(units.to(torch.int64).sum(dim=0))  # towards zero
+    return sums
+
+
+class GridSum(ClippedSum):
+    """Sum over records of their clipped blocks in whole units, 2^-30 of each block's bound."""
+
+    sums = staticmethod(rounded_sums)
+
+    @staticmethod
+    def most_records(size: int, limit: int | None) -> int:
+        return min(limit or _MOST_NUMBERS, max(1, _MOST_NUMBERS // size))
+
+    @property
+    def totals(self) -> tuple[Tensor, ...]:
+        return tuple(
+            self._in_bounds(units, block.bound)
+            for units, block in zip(self._units, self.blocks, strict=True)
+        )
+
+    def rounding(self, count: int) -> float:
+        return count / _UNITS
+
+    def require_noise(self, sigmas: Sequence[float]) -> None:
+        least, most = 2.0**-16, MOST / 2**31
+        if not all(least <= sigma <= most for sigma in sigmas):
+            raise ConfigurationError(
+                f"secure=True adds noise of {least:g} to {most:g} times a bound, not of "
+                f"{min(sigmas):g} to {max(sigmas):g}: choose another noise_multiplier."
+            )
+        if not all(block.bound < math.inf for block in self.blocks):
+            raise ConfigurationError("secure=True needs a finite bound: no grid fits an infinite.")
+
+    def noisy(self, sigmas: Sequence[float], noise: SystemStream) -> list[Tensor]:
+        released = []
+        for block, units, sigma in zip(self.blocks, self._units, sigmas, strict=True):
+            # (a + 1)^2 >= a^2 + 16 from a = 8 on.
+            scale = math.ceil(sigma * _UNITS) + 1
+            draw = torch.from_numpy(discrete_gaussian(scale, block.size, noise))
+            released.append(self._in_bounds(draw.to(units.device).add_(units), block.bound))
+        return released
+
+    @property
+    def _units(self) -> tuple[Tensor, ...]:
+        return self._totals or tuple(
+            torch.zeros(b.size, dtype=torch.int64, device=self._device) for b in self.blocks
+        )
+
+    @staticmethod
+    def _in_bounds(units: Tensor, bound: float) -> Tensor:
+        return units.double() * (bound / _UNITS)

@@ -1,0 +1,253 @@
+"""Sums in integers: what a record can change, exactly, and the noise."""
+
+import math
+import os
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from pyro_dp import ConfigurationError, PrivacyAccountant, SubsampledGaussian
+from pyro_dp.factors import STRUCTURES, LowRank
+from pyro_dp.grid_sums import GridSum
+from pyro_dp.mechanisms import Block, ClippedSum, Rows, release
+from pyro_dp.outer_products import Joined, Matrices, OuterProducts
+from pyro_dp.system_stream import SystemStream
+from pyro_dp.vips.documents import Documents, WordCounts
+from pyro_dp.vips.second_moments import WeightedSquares
+
+_ALARM = 1e-8
+_UNITS = 2**30
+
+
+@pytest.fixture
+def stream(monkeypatch):
+    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
+    return SystemStream()
+
+
+def units(bound, *values):
+    """What a sum holds before it is released."""
+    total = GridSum([Block(v.shape[1], bound, 1 / len(values)) for v in values])
+    total.add(*values)
+    return total._units
+
+
+def squared_norm(vector):
+    """Exactly, in Python's integers."""
+    return sum(int(v) ** 2 for v in vector)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e4, 1e6, 1e30, 1e38])
+def test_one_record_moves_the_sum_by_at_most_the_bound_exactly(scale, dtype):
+    values = torch.randn(50, 7).to(dtype)
+    values[20] = (values[20].double() * scale).clamp(*(torch.finfo(dtype).max * s for s in (-1, 1)))
+    (with_it,) = units(1.5, values)
+    (without,) = units(1.5, torch.cat([values[:20], values[21:]]))
+    replaced = values.clone()
+    replaced[20] = -values[20]
+    assert squared_norm(with_it - without) <= _UNITS**2
+    assert squared_norm(with_it - units(1.5, replaced)[0]) <= 4 * _UNITS**2
+
+
+@pytest.mark.parametrize("bound", [1e-6, 0.1, 1 / 3, 1.0, 7.7, 1e6])
+@pytest.mark.parametrize("size", [1, 3, 1000, 10_000])
+def test_no_record_reaches_beyond_the_bound(size, bound):
+    """Equal coordinates at the bound, and a hair around it, are where rounding could exceed it."""
+    edge = bound / math.sqrt(size)
+    for value in (edge, math.nextafter(edge, 1e9), edge * (1 + 1e-13), edge * (1 + 1e-9)):
+        for sign in (1, -1):
+            (sums,) = units(bound, torch.full((1, size), sign * value))
+            assert squared_norm(sums) <= _UNITS**2
+            assert squared_norm(sums) > 0.999 * _UNITS**2
+
+
+@pytest.mark.parametrize("size", [2, 100, 10_000])
+def test_norms_that_are_rounded_to_the_bound(size):
+    """Coordinates on the grid, whose norm exceeds the bound by less than a float64 can tell."""
+    row = torch.full((1, size), 1 / _UNITS)
+    row[0, 0] = 1.0
+    assert torch.linalg.vector_norm(row) - 1.0 < 1e-13
+    assert squared_norm(units(1.0, row)[0]) <= _UNITS**2
+
+
+def test_the_order_of_records_is_no_part_of_the_sum():
+    """In floating point it is: rounding differs, and may tell who is there."""
+    values = torch.randn(1000, 5)
+    whole, parts = units(1.0, values)[0], GridSum([Block(5, 1.0)])
+    for part in values.flip(0).split(7):
+        parts.add(part)
+    assert torch.equal(parts._units[0], whole)
+    plain = [ClippedSum([Block(5, 1.0)]) for _ in range(2)]
+    plain[0].add(values)
+    plain[1].add(values.flip(0))
+    assert not torch.equal(plain[0].totals[0], plain[1].totals[0])
+
+
+def test_values_are_those_of_the_plain_sum():
+    values, losses = 2 * torch.randn(100, 5), torch.randn(100, 1)
+    blocks = [Block(5, 1.5, 0.5), Block(1, 0.3, 0.5)]
+    plain, grid = ClippedSum(blocks), GridSum(blocks)
+    plain.add(values, losses)
+    grid.add(values, losses)
+    for one, other, block in zip(plain.totals, grid.totals, blocks, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=block.bound * grid.rounding(100))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_broken_record_is_zero_in_every_block(bad):
+    gradients, losses = torch.randn(5, 3), torch.randn(5, 1)
+    expected = units(1.0, gradients[1:], losses[1:])
+    gradients[0, 1] = bad
+    assert all(map(torch.equal, units(1.0, gradients, losses), expected))
+    gradients[0, 1], losses[0] = 0.0, bad
+    assert all(map(torch.equal, units(1.0, gradients, losses), expected))
+
+
+@pytest.mark.parametrize("bad", [0.0, 5.0, math.nan, math.inf])
+def test_padding_is_zero(bad):
+    values, weights = torch.randn(5, 3), torch.tensor([[1.0], [1.0], [1.0], [0.0], [0.0]])
+    values[3:] = bad
+    (sums,) = GridSum.sums([Rows(values)], [1.0], weights.double())
+    assert torch.equal(sums, units(1.0, values[:3])[0])
+
+
+def _kinds():
+    """Blocks that are not held as they are, and how many coordinates each has."""
+    torch.manual_seed(0)
+    outer = OuterProducts(torch.randn(6, 4, 1), torch.randn(6, 1, 5))
+    product = OuterProducts(torch.randn(6, 4, 2), torch.randn(6, 2, 5), transposed=True)
+    counts = torch.tensor([[1, 0, 2, 3], [0, 0, 0, 0], [5, 1, 0, 0]] * 2)
+    documents = Documents.of(counts)
+    jacobian, inner = torch.randn(6, 2, 4), torch.randn(6, 2, 2)
+    sites = LowRank(jacobian, inner + inner.mT, torch.randn(6, 2))
+    full = STRUCTURES["full"]([4]).rows(sites.residual, sites, 0.7)
+    return {
+        "outer product": Joined([outer]),
+        "joined": Joined([product, Matrices(torch.randn(6, 3)), outer]),
+        "word counts": WordCounts(documents, torch.rand(len(documents.word), 3)),
+        "squares": WeightedSquares(torch.randn(6, 4), torch.randn(6)),
+        "sites": full,
+    }
+
+
+@pytest.mark.parametrize("name", _kinds())
+def test_whatever_holds_a_block_can_write_it_out(name):
+    """Norms and weighted sums are those of the rows."""
+    block, weights = _kinds()[name], torch.rand(6, 1, dtype=torch.float64)
+    rows = block.dense()
+    assert rows.dtype == torch.float64
+    torch.testing.assert_close(block.weighted_sum(weights), (rows * weights).sum(dim=0))
+    torch.testing.assert_close(block.norms(), rows.norm(dim=1, keepdim=True))
+
+
+def released(stream, sigma=2.0, bound=3.0, size=20_000, value=None):
+    total = GridSum([Block(size, bound)])
+    if value is not None:
+        total.add(torch.full((1, size), value))
+    event = SubsampledGaussian(sigma)
+    return release(total, accountant=PrivacyAccountant(), event=event, noise=stream)[0]
+
+
+def test_noise_has_the_right_scale(stream):
+    noise = (released(stream) / (2.0 * 3.0)).numpy()
+    assert stats.kstest(noise, "norm").pvalue > _ALARM
+    assert stats.kstest(noise * 2 / 3, "norm").pvalue < _ALARM
+    assert stats.kstest(noise * 3 / 2, "norm").pvalue < _ALARM
+    for lag in (1, 2, 5):
+        assert abs(np.corrcoef(noise[lag:], noise[:-lag])[0, 1]) < 6 / math.sqrt(len(noise))
+
+
+def test_blocks_have_noise_of_their_shares(stream):
+    blocks = [Block(5000, 1.0, 0.75), Block(5000, 5.0, 0.25)]
+    event = SubsampledGaussian(1.3, 0.01)
+    both = release(GridSum(blocks), accountant=PrivacyAccountant(), event=event, noise=stream)
+    for block, noise in zip(blocks, both, strict=True):
+        unit = (noise * math.sqrt(block.share) / (1.3 * block.bound)).numpy()
+        assert stats.kstest(unit, "norm").pvalue > _ALARM
+    assert abs(np.corrcoef(*both)[0, 1]) < 6 / math.sqrt(5000)
+
+
+def test_what_is_released_is_on_the_grid(stream):
+    for value in (None, 0.1, 1.0):
+        whole = released(stream, bound=0.1, size=100, value=value) / (0.1 / _UNITS)
+        assert ((whole - whole.round()).abs() < 1e-5).all()
+
+
+def impossible_at_one(outputs):
+    """Outputs that 1.0 plus a float64 cannot have: sums above 2^-2 end at the bit 2^-54."""
+    return [not (float(v) * 2.0**54).is_integer() for v in outputs if abs(v) < 0.25]
+
+
+def test_precision_tells_nothing(stream):
+    """The attack of Haney et al. 2022: which outputs can a sum of 0 have, and one of 1 not?
+
+    With noise of floating-point numbers many; with integers on a grid none.
+    """
+    size = 20_000
+    float_noise = np.random.default_rng(0).standard_normal(size)
+    at_zero, at_one = impossible_at_one(0.0 + float_noise), impossible_at_one(1.0 + float_noise)
+    assert not any(at_one)
+    assert np.mean(at_zero) > 0.1
+
+    def plain(value):
+        total = ClippedSum([Block(1, 1.0) for _ in range(1)])
+        total.add(torch.tensor([[value]]))
+        event, noise = SubsampledGaussian(1.0), np.random.default_rng()
+        return release(total, accountant=PrivacyAccountant(), event=event, noise=noise)[0].item()
+
+    assert any(impossible_at_one([plain(0.0) for _ in range(200)]))
+
+    def secure(value):
+        total = GridSum([Block(size, math.sqrt(size))])  # whose coordinates can all be 1
+        total.add(torch.full((1, size), value))
+        event = SubsampledGaussian(1 / math.sqrt(size))  # noise of 1
+        return release(total, accountant=PrivacyAccountant(), event=event, noise=stream)[0]
+
+    grid = math.sqrt(size) / _UNITS
+    for value in (0.0, 1.0):
+        whole = secure(value).numpy() / grid
+        assert (np.abs(whole - np.round(whole)) < 1e-5).all()
+        # Small outputs, even and odd multiples, come up from both.
+        near = np.round(whole[np.abs(whole * grid) < 0.25])
+        assert 0.4 < np.mean(near % 2) < 0.6
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1e-9, 1e9])
+def test_noise_that_does_not_fit_is_refused_before_it_is_recorded(stream, sigma):
+    accountant = PrivacyAccountant()
+    event = SubsampledGaussian(sigma)
+    with pytest.raises(ConfigurationError, match="noise_multiplier"):
+        release(GridSum([Block(1, 1.0)]), accountant=accountant, event=event, noise=stream)
+    assert accountant.ledger == ()
+
+
+def test_an_infinite_bound_is_refused(stream):
+    total = GridSum([Block(1, math.inf)])
+    event, accountant = SubsampledGaussian(1.0), PrivacyAccountant()
+    with pytest.raises(ConfigurationError, match="bound"):
+        release(total, accountant=accountant, event=event, noise=stream)
+    assert accountant.ledger == ()
+
+
+def test_the_most_noise_stays_in_the_integers(stream):
+    noise = released(stream, sigma=2.0**26, bound=1.0) / 2.0**26
+    assert stats.kstest(noise.numpy(), "norm").pvalue > _ALARM
+
+
+def test_discrete_noise_costs_what_continuous_noise_costs():
+    """The argument of the module: a discrete draw's normalising sum hardly depends on its place."""
+    with mpmath.workdps(300):
+
+        def total(place):
+            return mpmath.fsum(mpmath.exp(-((k - place) ** 2) / 32) for k in range(-200, 201))
+
+        sums = [total(mpmath.mpf(i) / 16) for i in range(17)]
+        assert max(sums) / min(sums) - 1 < mpmath.mpf(10) ** -136
+    # And there is room for that draw: s^2 - 16 >= (sigma 2^30)^2, in integers.
+    for sigma in (2.0**-16, 0.3, 1.0, 123.456, 2.0**26):
+        scale = math.ceil(sigma * _UNITS) + 1
+        assert scale**2 - 16 >= int(sigma * _UNITS) ** 2

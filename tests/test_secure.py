@@ -1,0 +1,264 @@
+"""secure=True in every method: what is released, from which generator, and by which paths."""
+
+import math
+import os
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from problems import (
+    PROBLEMS,
+    Fixture,
+    logistic,
+    logistic_subsampled,
+    regression_data,
+    with_outlier,
+)
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from scipy import stats
+from vips_problems import logistic_data
+
+import pyro_dp.private_steps
+import pyro_dp.sampling
+from pyro_dp import DPSEP, DPSVI, AdaptiveClip, ConfigurationError, PrivacyAccountant
+from pyro_dp.baselines import DPEM, DPSGLD
+from pyro_dp.grid_sums import GridSum
+from pyro_dp.mechanisms import release
+from pyro_dp.vips import VIPS, LatentDirichletAllocation, LinearRegression, LogisticRegression
+
+_ALARM = 1e-8
+_UNITS = 2**30
+
+
+@pytest.fixture
+def entropy(monkeypatch):
+    """A seeded generator in place of the operating system's."""
+    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
+
+
+def dpsvi(accountant, **options):
+    optim, guide = pyro.optim.Adam({"lr": 0.01}), AutoNormal(logistic)
+    return DPSVI(logistic, guide, optim, Trace_ELBO(), accountant=accountant, **options)
+
+
+def dpsep(accountant, **options):
+    guide = AutoMultivariateNormal(logistic)
+    return DPSEP(logistic, guide, accountant=accountant, max_factor_norm=3.0, **options)
+
+
+def dpsgld(accountant, **options):
+    return DPSGLD(logistic, accountant=accountant, step_size=1e-3, max_grad_norm=1.0, **options)
+
+
+def dpem(accountant, **options):
+    start = torch.tensor([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    return DPEM(start, radius=5.0, accountant=accountant, **options)
+
+
+def vips(model):
+    return lambda accountant, **options: VIPS(model, accountant=accountant, **options)
+
+
+def logistic_rows():
+    return logistic_data()
+
+
+METHODS = {
+    "DPSVI": (dpsvi, regression_data),
+    "DPSEP": (dpsep, regression_data),
+    "DPSGLD": (dpsgld, regression_data),
+    "DPEM": (dpem, lambda: (torch.randn(40, 3),)),
+    "VIPS": (vips(LogisticRegression(dim=3)), logistic_rows),
+    "VIPS, static": (vips(LinearRegression(dim=3, x_bound=1.0, y_bound=5.0)), logistic_rows),
+    "VIPS, documents": (
+        vips(LatentDirichletAllocation(2, 6, length=10, clip=0.5)),
+        lambda: (torch.randint(0, 3, (40, 6)),),
+    ),
+}
+
+
+def watched(monkeypatch):
+    """What is handed to the release, and what comes of it."""
+    seen = []
+
+    def spy(clipped, **named):
+        values = release(clipped, **named)
+        seen.append((clipped, named["event"], values))
+        return values
+
+    monkeypatch.setattr(pyro_dp.private_steps, "release", spy)
+    return seen
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("sampling", ["poisson", "full"])
+def test_every_method_releases_integers_on_a_grid(monkeypatch, name, sampling):
+    make, data = METHODS[name]
+    seen, accountant = watched(monkeypatch), PrivacyAccountant()
+    options = {"sample_rate": 0.5} if sampling == "poisson" else {}
+    steps = 1 if name == "VIPS, static" and sampling == "full" else 2
+    method = make(
+        accountant, num_steps=steps, noise_multiplier=2.0, sampling=sampling, secure=True, **options
+    )
+    method.run(*data(), progress=False)
+    assert len(seen) == accountant.num_releases >= steps
+    assert any("secure=True" in note for note in accountant.notes)
+    for clipped, _, values in seen:
+        assert type(clipped) is GridSum
+        for block, value in zip(clipped.blocks, values, strict=True):
+            whole = value / (block.bound / _UNITS)
+            assert ((whole - whole.round()).abs() < 1e-4).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_generator_is_refused(name):
+    make, _ = METHODS[name]
+    accountant = PrivacyAccountant()
+    with pytest.raises(ConfigurationError, match="generator"):
+        make(accountant, num_steps=1, noise_multiplier=1.0, secure=True, generator=0)
+    assert accountant.notes == ()
+
+
+def one_sum(monkeypatch, name, data, privatize, **options):
+    """The integers of the first step on all records, whose local draws are given."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    problem = PROBLEMS[name]()
+    seen = watched(monkeypatch)
+    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
+    svi = DPSVI(
+        problem.model,
+        problem.guide,
+        pyro.optim.SGD({"lr": 0.0}),
+        problem.loss,
+        accountant=PrivacyAccountant(),
+        noise_multiplier=1.0,
+        sampling="full",
+        privatize=privatize,
+        max_grad_norm=0.5,
+        secure=True,
+        **({k: v for k, v in problem.options.items() if k != "sampling"} | options),
+    )
+    svi.step(*data)
+    return seen[0][0]._units[0]
+
+
+@pytest.mark.parametrize("privatize", ["latents", "parameters"])
+@pytest.mark.parametrize("name", ["AutoNormal", "AutoMultivariateNormal", "mixture", "VAE"])
+def test_sensitivity_is_exact(monkeypatch, name, privatize):
+    """An outlier of 1e6 moves the integers by at most twice the bound, exactly."""
+    clean, outlier = with_outlier(name)
+    one = one_sum(monkeypatch, name, clean, privatize)
+    other = one_sum(monkeypatch, name, outlier, privatize)
+    moved = sum(int(v) ** 2 for v in one - other)
+    assert 0 < moved <= 4 * _UNITS**2
+
+
+@pytest.mark.parametrize("jit", ["none", "trace", "compile"])
+def test_noise_is_added_at_the_right_scale(monkeypatch, entropy, jit):
+    """Kolmogorov-Smirnov, which rejects two thirds and three halves of it; no autocorrelation."""
+    fixture = Fixture(
+        monkeypatch,
+        max_grad_norm=0.7,
+        noise_multiplier=1.5,
+        sample_rate=0.3,
+        secure=True,
+        jit=jit,
+    )
+    data = regression_data(dim=12)
+    for _ in range(300):
+        fixture.svi.step(*data)
+    noise = [r[0] - s[0] for r, s in zip(fixture.released, fixture.sums, strict=True)]
+    noise = torch.cat(noise).numpy() / (1.5 * 0.7)
+    assert stats.kstest(noise, "norm").pvalue > _ALARM
+    assert stats.kstest(noise * 2 / 3, "norm").pvalue < _ALARM
+    assert stats.kstest(noise * 3 / 2, "norm").pvalue < _ALARM
+    for lag in (1, 2, 12, 24):
+        assert abs(np.corrcoef(noise[lag:], noise[:-lag])[0, 1]) < 6 / math.sqrt(len(noise))
+
+
+def test_all_blocks_and_microbatches(monkeypatch, entropy):
+    fixture = Fixture(
+        monkeypatch,
+        max_grad_norm=AdaptiveClip(initial=0.7),
+        noise_multiplier=1.5,
+        loss_clip=2.0,
+        microbatch_size=7,
+        sample_rate=0.5,
+        secure=True,
+    )
+    losses = [fixture.svi.step(*regression_data()) for _ in range(3)]
+    assert all(map(math.isfinite, losses))
+    assert [len(blocks) for blocks in fixture.released] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "jit"),
+    [(n, "trace") for n in ("AutoNormal", "mixture", "PyroModule", "VAE")] + [("VAE", "compile")],
+)
+def test_graphs_give_the_same_integers(monkeypatch, name, jit):
+    """But for a unit, where a coordinate lies on the grid and is rounded otherwise."""
+    data = PROBLEMS[name]().data
+    sums = [one_sum(monkeypatch, name, data, "latents", jit=way) for way in ("none", jit)]
+    count = len(data[0])
+    assert sums[0].abs().max() > count
+    assert (sums[0] - sums[1]).abs().max() <= count
+
+
+def test_forked_processes_share_no_noise(monkeypatch):
+    """Nor do two that are made alike: nothing of a stream is in the process."""
+    data = regression_data()
+    fixture = Fixture(monkeypatch, noise_multiplier=1.0, sampling="full", secure=True)
+    fixture.svi.step(*data)
+
+    def noise():
+        fixture.svi.step(*data)
+        return (fixture.released[-1][0] - fixture.sums[-1][0]).numpy().tobytes()
+
+    seen = []
+    for _ in range(2):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writing, noise())
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writing)
+        seen.append(os.read(reading, 1 << 16))
+        os.close(reading)
+    seen.append(noise())
+    assert len(seen[0]) > 0
+    assert len(set(seen)) == 3
+
+
+def test_no_other_generator_draws(monkeypatch, entropy):
+    """With numpy's generators broken, records are sampled and noise is drawn all the same."""
+
+    def broken(*args):
+        raise AssertionError("numpy's generator was asked")
+
+    monkeypatch.setattr(pyro_dp.randomness.np.random, "Generator", broken)
+    seen = watched(monkeypatch)
+    method = dpem(
+        PrivacyAccountant(), num_steps=2, noise_multiplier=2.0, sample_rate=0.5, secure=True
+    )
+    method.run(torch.randn(40, 3), progress=False)
+    assert len(seen) == 2
+
+
+def test_plate_that_declares_a_subsample(monkeypatch):
+    guide = AutoNormal(logistic_subsampled)
+    fixture = Fixture(
+        monkeypatch, logistic_subsampled, guide, noise_multiplier=1.0, secure=True, num_steps=2
+    )
+    fixture.svi.run(*regression_data(), progress=False)
+    assert fixture.svi.accountant.num_releases == 2
+
+
+def test_calibrates():
+    accountant = PrivacyAccountant(epsilon=1.0)
+    svi = dpsvi(accountant, num_steps=3, sample_rate=0.2, secure=True)
+    svi.run(*regression_data(), progress=False)
+    assert 0.99 < accountant.get_epsilon() <= 1.0
