@@ -1092,20 +1092,20 @@ MUTATIONS = [
     Mutation(
         "scaler: means of the data, not of the release",
         "scaler",
-        "mean = (sums / size)",
-        "mean = (clipped.totals[0] / size)",
+        "self.mean = (sums / size)",
+        "self.mean = (clipped.totals[0] / size)",
         "test_scaler.py",
     ),
     Mutation(
         "selection: always as many trials as the mean",
         "selection",
-        "range(trials.draw(draws.random()))",
+        "range(trials.draw(_uniform(draws)))",
         "range(round(trials.mean))",
         "test_selection.py",
     ),
     Mutation(
         "selection: a trial releases what it likes",
-        "selection",
+        "trial_accountant",
         "if count > left:",
         "if False:",
         "test_selection.py",
@@ -1147,7 +1147,7 @@ MUTATIONS = [
     ),
     Mutation(
         "selection: trials share the streams of a seed",
-        "selection",
+        "trial_accountant",
         "(place[1] << 64)",
         "0",
         "test_selection.py",

@@ -86,7 +86,8 @@ class DPStandardScaler:
         release = _MomentRelease(
             self.accountant, self.noise_multiplier, self.generator, self.secure
         )
-        mean, variance = (moment.cpu() for moment in release.moments(scaled))
+        release.step(scaled)
+        mean, variance = release.mean.cpu(), release.variance.cpu()
         self.mean_ = (middle + half * mean).numpy()
         self.var_ = (half.square() * variance).numpy()
         self.scale_ = (half * variance.sqrt()).numpy()
@@ -228,22 +229,20 @@ class _MomentRelease(PrivateSteps):
             secure=secure,
         )
 
-    def moments(self, scaled: Tensor) -> tuple[Tensor, Tensor]:
-        """Private means and variances of rows (N, d) in [-1, 1]: (d,) each."""
+    def step(self, scaled: Tensor) -> float:
+        """Private means and variances (d,) of rows (N, d) in [-1, 1]."""
         size, dim = scaled.shape
         self._sampler = RecordSampler(self.sampling, size, self.sample_rate)
         # N is public: with 1/2 taken off the squares, their bound and their noise are halved.
         blocks = [Block(dim, math.sqrt(dim), 0.5), Block(dim, math.sqrt(dim) / 2, 0.5)]
         clipped = self._sum_type(blocks, scaled.device)
-        clipped.add(scaled, scaled.square() - 0.5)
+        for rows in scaled.split(clipped.most_records(2 * dim, None) or size):
+            clipped.add(rows, rows.square() - 0.5)
         sums, squares = self._release(clipped)
-        mean = (sums / size).clamp(-1.0, 1.0)
-        variance = squares / size + 0.5 - mean.square()
+        self.mean = (sums / size).clamp(-1.0, 1.0)
+        variance = squares / size + 0.5 - self.mean.square()
         noise = self.noise_multiplier * math.sqrt(2 * dim) / 2 / size
-        return mean, variance.clamp(min=min(1.0, max(noise, _LEAST_VARIANCE)), max=1.0)
-
-    def step(self, scaled: Tensor) -> float:
-        self.moments(scaled)
+        self.variance = variance.clamp(min=min(1.0, max(noise, _LEAST_VARIANCE)), max=1.0)
         return math.nan
 
 

@@ -109,6 +109,20 @@ def test_noise_has_the_declared_scale():
     assert accountant.ledger == ((SubsampledGaussian(sigma, 1.0, "full"), 40),)
 
 
+def test_secure_mode():
+    """The same scale of noise, on a grid; microbatches of a grid add up."""
+    dim, size, sigma = 50, 20_000, 2.0
+    x = np.full((size, dim), 0.75)
+    accountant = PrivacyAccountant()
+    fits = [fitted(x, (-1.0, 1.0), accountant, sigma, secure=True) for _ in range(4)]
+    draws = np.concatenate([each.mean_ - 0.75 for each in fits])
+    draws /= sigma * math.sqrt(2 * dim) / size
+    assert stats.kstest(draws, "norm").pvalue > _ALARM
+    assert "secure=True" in accountant.notes[0]
+    with pytest.raises(ConfigurationError, match="generator"):
+        fitted(x, (-1.0, 1.0), secure=True, generator=1)
+
+
 def test_noise_of_the_variance_has_the_declared_scale():
     dim, size, sigma = 50, 20_000, 2.0
     x = np.tile([[1.0], [-1.0], [0.0], [0.0]], (size // 4, dim))  # mean 0, variance 1/2
