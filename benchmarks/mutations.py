@@ -1278,6 +1278,13 @@ MUTATIONS = [
         "return records",
         "test_nonprivate.py",
     ),
+    Mutation(
+        "scaler: a pickle holds the seed",
+        "scaler",
+        'return vars(self) | {"accountant": None, "generator": None}',
+        'return vars(self) | {"accountant": None}',
+        "test_scaler.py",
+    ),
 ]
 
 

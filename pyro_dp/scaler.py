@@ -31,7 +31,8 @@ class DPStandardScaler:
     **Guarantee.** ``mean_``, ``var_`` and ``scale_`` are covered by the accountant's
     (epsilon, delta) for one row of the data, under both neighbouring relations, for finite data.
     Every call of :meth:`fit` is a release of its own, and pays; so does every one that
-    cross-validation makes on a clone, which keeps the same accountant.
+    cross-validation makes on a clone, which keeps the same accountant. A pickled or copied scaler
+    transforms, but is without accountant and generator, and cannot be fitted.
 
     **Not protected.** The number of rows and features, their names and the bounds: bounds must not
     be looked up in the data. What :meth:`transform` returns is as private as what it is given.
@@ -147,6 +148,10 @@ class DPStandardScaler:
     def __sklearn_clone__(self) -> "DPStandardScaler":
         # With the same accountant: a copy of it would forget what the clones spend.
         return type(self)(**self.get_params())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of the ledger could be spent twice, and a seed tells the noise.
+        return vars(self) | {"accountant": None, "generator": None}
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "scale_")

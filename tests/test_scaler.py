@@ -1,6 +1,8 @@
 """Private means and variances behind scikit-learn's interface."""
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -275,6 +277,16 @@ def test_clones_share_the_accountant():
     assert "7.0" in repr(other)
     with pytest.raises(ConfigurationError, match="least"):
         other.set_params(least=1)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_transform_and_do_not_fit(copied):
+    ours = fitted(data(), generator=12345)
+    other = copied(ours)
+    np.testing.assert_array_equal(other.transform(data()), ours.transform(data()))
+    assert other.accountant is other.generator is None
+    with pytest.raises(ConfigurationError, match="accountant"):
+        other.fit(data())
 
 
 def test_in_a_pipeline():
