@@ -11,6 +11,7 @@ from pyro_dp.auditing import audit, audit_one_run
 from pyro_dp.ep import EP
 from pyro_dp.errors import ConfigurationError, ModelError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.mechanisms import AdaptiveClip
+from pyro_dp.nonprivate import nonprivate
 from pyro_dp.row_adam import RowAdam
 from pyro_dp.scaler import DPStandardScaler
 from pyro_dp.selection import Selection, private_selection, selection_epsilon
@@ -43,6 +44,7 @@ __all__ = [
     "audit",
     "audit_one_run",
     "clipped_kl",
+    "nonprivate",
     "private_selection",
     "selection_epsilon",
     "sep_kl_bound",

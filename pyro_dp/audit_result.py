@@ -65,24 +65,23 @@ class AuditResult:
     @property
     def how(self) -> str:
         """How the bound was computed, in a sentence."""
-        counts = f"{self.correct} of {self.guesses} guesses were right about {self.coins} coins"
+        counts = f"{self.correct} of {self.guesses} guesses about {self.coins} coins were right"
         if self.method == "one run":
-            return (
-                f"One run, each canary included with probability 1/2: {counts}; no (epsilon, "
-                f"{self.delta:g})-private run with epsilon up to {self.bound:.4g} gives so many "
-                f"with a probability above {1 - self.confidence:.2g} (Steinke, Nasr & Jagielski "
-                "2023, Theorem 5.2, with a delta term of its own)."
-            )
+            setting = "One run, each canary included by a fair coin"
+            source = "Steinke, Nasr & Jagielski 2023, Theorem 5.2, with another term for delta"
+        else:
+            setting = "Independent runs, with or without the canary by a fair coin, thresholds "
+            setting += "chosen on other runs"
+            source = "Clopper-Pearson limits on how often a guess is made and how often it is right"
+        excluded = f"epsilon below {self.bound:.4g}" if self.bound else "no epsilon"
         return (
-            "Independent runs, with or without the canary by a fair coin, thresholds from runs of "
-            f"their own: {counts}; Clopper-Pearson limits on the rate and the accuracy of guesses, "
-            f"at {self.confidence:.4%} together, rule out every epsilon below {self.bound:.4g} at "
-            f"delta={self.delta:g}."
+            f"{setting}: {counts}, which excludes {excluded} at delta={self.delta:g} with "
+            f"{self.confidence:.6g} confidence ({source})."
         )
 
     def __str__(self) -> str:
         claim = "" if self.claimed_epsilon is None else f", claimed {self.claimed_epsilon:.4g}"
-        return f"epsilon >= {self.bound:.4g} ({self.confidence:.4%} confidence){claim}. {self.how}"
+        return f"epsilon >= {self.bound:.4g}{claim}. {self.how}"
 
     def plot(self, axes: "Axes | None" = None) -> "Axes":
         """False-negative against false-positive rates, with the claimed curve. Needs matplotlib.

@@ -25,7 +25,8 @@ from pyro_dp.trade_off import trade_off
 _LENGTHS = "score=None needs equally many numbers from every run: pass a score."
 _PART = 0.2  # of the runs: they choose thresholds, and as many the direction of a score
 _TAILS = np.geomspace(1e-4, 0.5, 100)  # of the scores, where thresholds are tried
-_DRAWN = np.concatenate([np.geomspace(0.002, 0.5, 13), 1 - np.geomspace(0.002, 0.45, 12)])
+_FAR = np.geomspace(0.002, 0.05, 5)
+_DRAWN = np.concatenate([_FAR, np.linspace(0.08, 0.92, 15), 1.0 - _FAR])  # to be reported
 _ALPHA = np.concatenate([[0.0], np.geomspace(1e-5, 0.01, 31), np.linspace(0.02, 1.0, 99)])
 
 

@@ -84,6 +84,10 @@ class PrivateInference(PrivateSteps):
     def _prepare(self, args: tuple, kwargs: dict) -> None:
         """Before a step: refuse one too many, and check what is new. Spends nothing."""
         self._refuse_steps_beyond_calibration()
+        self._look_at(args, kwargs)
+
+    def _look_at(self, args: tuple, kwargs: dict) -> None:
+        """Check model, guide and data, if they are new."""
         if self._records is not None and self._records.same_as(args, kwargs) and self._is_current():
             return
         # The original's first run is on placeholders, so that it can keep nothing of the data;

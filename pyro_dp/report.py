@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pyro_dp.accounting import ApproximateDP, NonPrivateLook, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.ledger import LedgerEntry
 from pyro_dp.markup import Block, Bullets, Heading, Paragraph, Table, rendered
-from pyro_dp.private_steps import _SEEDED
+from pyro_dp.private_steps import _SECURE, _SEEDED
 from pyro_dp.trade_off import trade_off
 
 FALSE_POSITIVES = 0.05  # the attacker's, in the sentence about his power
@@ -62,7 +62,7 @@ _NOT_COVERED = [
     "features, the settings, or the moment to stop. Settings of later releases that were chosen in "
     "view of earlier ones are not proven to cost no more.",
     "Anything but the releases: logs, error messages, running times, the memory of the machine.",
-    "Attacks on the rounding of noise that is made of floating-point numbers.",
+    "Attacks on the rounding of floating-point numbers, but for runs in secure mode.",
     "Data that are not finite, parameters with a row per record, and what a note below says.",
 ]
 _PACKAGES = ("pyro-dp", "pyro-ppl", "torch", "numpy", "scipy", "dp-accounting", "autodp")
@@ -226,21 +226,26 @@ def _public(entries: Sequence[LedgerEntry]) -> list[Block]:
 
 
 def _random_numbers(notes: Sequence[str]) -> list[Block]:
+    blocks = []
     if _SEEDED in notes:
-        return [
-            Paragraph(
-                "At least one run was given a seed. Its noise can be computed by anyone who knows "
-                "or guesses the seed, and there is no guarantee against them.",
-                loud=True,
-            )
-        ]
-    return [
-        Paragraph(
-            "No run that is listed here was given a seed. Noise and sampling come from "
-            "generators that are made anew for every release, from the entropy of the operating "
-            "system."
+        text = (
+            "At least one run was given a seed. Its noise can be computed by anyone who knows or "
+            "guesses the seed, and there is no guarantee against them."
         )
-    ]
+        blocks.append(Paragraph(text, loud=True))
+    if _SECURE in notes:
+        text = (
+            "At least one run was in secure mode: its noise and sampling come from the "
+            "cryptographic generator of the operating system, and sums and noise are integers."
+        )
+        blocks.append(Paragraph(text))
+    if not blocks:
+        text = (
+            "No run that is listed here was given a seed. Noise and sampling come from generators "
+            "that are made anew for every release, from the entropy of the operating system."
+        )
+        blocks.append(Paragraph(text))
+    return blocks
 
 
 def _versions() -> list[tuple[str, str]]:

@@ -31,7 +31,8 @@ class DPStandardScaler:
     **Guarantee.** ``mean_``, ``var_`` and ``scale_`` are covered by the accountant's
     (epsilon, delta) for one row of the data, under both neighbouring relations, for finite data.
     Every call of :meth:`fit` is a release of its own, and pays; so does every one that
-    cross-validation makes on a clone, which keeps the same accountant.
+    cross-validation makes on a clone, which keeps the same accountant. A pickled or copied scaler
+    transforms, but is without accountant and generator, and cannot be fitted.
 
     **Not protected.** The number of rows and features, their names and the bounds: bounds must not
     be looked up in the data. What :meth:`transform` returns is as private as what it is given.
@@ -86,7 +87,8 @@ class DPStandardScaler:
         release = _MomentRelease(
             self.accountant, self.noise_multiplier, self.generator, self.secure
         )
-        mean, variance = (moment.cpu() for moment in release.moments(scaled))
+        release.step(scaled)
+        mean, variance = release.mean.cpu(), release.variance.cpu()
         self.mean_ = (middle + half * mean).numpy()
         self.var_ = (half.square() * variance).numpy()
         self.scale_ = (half * variance.sqrt()).numpy()
@@ -146,6 +148,10 @@ class DPStandardScaler:
     def __sklearn_clone__(self) -> "DPStandardScaler":
         # With the same accountant: a copy of it would forget what the clones spend.
         return type(self)(**self.get_params())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of the ledger could be spent twice, and a seed tells the noise.
+        return vars(self) | {"accountant": None, "generator": None}
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "scale_")
@@ -228,22 +234,20 @@ class _MomentRelease(PrivateSteps):
             secure=secure,
         )
 
-    def moments(self, scaled: Tensor) -> tuple[Tensor, Tensor]:
-        """Private means and variances of rows (N, d) in [-1, 1]: (d,) each."""
+    def step(self, scaled: Tensor) -> float:
+        """Private means and variances (d,) of rows (N, d) in [-1, 1]."""
         size, dim = scaled.shape
         self._sampler = RecordSampler(self.sampling, size, self.sample_rate)
         # N is public: with 1/2 taken off the squares, their bound and their noise are halved.
         blocks = [Block(dim, math.sqrt(dim), 0.5), Block(dim, math.sqrt(dim) / 2, 0.5)]
         clipped = self._sum_type(blocks, scaled.device)
-        clipped.add(scaled, scaled.square() - 0.5)
+        for rows in scaled.split(clipped.most_records(2 * dim, None) or size):
+            clipped.add(rows, rows.square() - 0.5)
         sums, squares = self._release(clipped)
-        mean = (sums / size).clamp(-1.0, 1.0)
-        variance = squares / size + 0.5 - mean.square()
+        self.mean = (sums / size).clamp(-1.0, 1.0)
+        variance = squares / size + 0.5 - self.mean.square()
         noise = self.noise_multiplier * math.sqrt(2 * dim) / 2 / size
-        return mean, variance.clamp(min=min(1.0, max(noise, _LEAST_VARIANCE)), max=1.0)
-
-    def step(self, scaled: Tensor) -> float:
-        self.moments(scaled)
+        self.variance = variance.clamp(min=min(1.0, max(noise, _LEAST_VARIANCE)), max=1.0)
         return math.nan
 
 

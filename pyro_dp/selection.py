@@ -18,18 +18,17 @@ import torch
 
 from pyro_dp import engines
 from pyro_dp.accounting import ApproximateDP, PrivacyAccountant, SubsampledGaussian
-from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
-from pyro_dp.events import Event
+from pyro_dp.errors import ConfigurationError, PrivacyError
 from pyro_dp.privacy_loss import RATES
 from pyro_dp.private_steps import _SEEDED
 from pyro_dp.randomness import Randomness, private_rng
 from pyro_dp.renyi import renyi_epsilon
 from pyro_dp.settings import require_count, require_number
+from pyro_dp.system_stream import SystemStream
+from pyro_dp.trial_accountant import NOTE, TrialAccountant
 from pyro_dp.trials import Trials, TruncatedNegativeBinomial
 
 Releases = Mapping[SubsampledGaussian, int]
-
-_TRIAL = "This is the ledger of one trial of a private_selection: it lacks what the selection cost."
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,12 @@ def private_selection(
     """The best of a random number of private runs with random settings.
 
     The number K of trials is drawn from ``trials``. Each of them draws a setting uniformly from the
-    candidates and calls ``run`` with it and a fresh accountant, which admits the declared releases
-    and no other. The trial with the highest score wins (the first of equals), and is all that is
-    returned. The ledger gets *one* event, (epsilon, delta)-DP with the epsilon of
-    :func:`selection_epsilon`, before the first trial runs. It covers settings, result and score of
-    the winner, and it is the same whatever K turns out to be.
+    candidates (both by the operating system's generator) and calls ``run`` with it and a fresh
+    accountant, which admits the declared releases and no other. The trial with the highest score
+    wins (the first of equals), and is all that is returned. The ledger gets *one* event,
+    (epsilon, delta)-DP with the epsilon of :func:`selection_epsilon`, before the first trial runs.
+    It covers settings, result and score of the winner, and it is the same whatever K turns out to
+    be.
 
     A typical ``run``::
 
@@ -119,7 +119,7 @@ def private_selection(
     if epsilon == math.inf:
         raise ConfigurationError("releases must have noise: a selection has a finite cost only so.")
     name = f"private_selection among {len(candidates)} settings, {trials!r}"
-    randomness = Randomness(generator)
+    randomness = Randomness(generator, secure=generator is None)
     if randomness.seeded:
         accountant.note(_SEEDED)
     with accountant.next_position() as position:
@@ -127,9 +127,9 @@ def private_selection(
     draws = randomness.stream("sampling", position)
     private = randomness.stream("local", position)
     best = _Trial(None, error="no trial was drawn")
-    for number in range(trials.draw(draws.random())):
-        index = int(draws.random() * len(candidates))
-        own = _TrialAccountant(declared[index], accountant, (position, number))
+    for number in range(trials.draw(_uniform(draws))):
+        index = _below(len(candidates), draws)
+        own = TrialAccountant(declared[index], accountant, (position, number))
         trial = _tried(run, candidates[index], own, private)
         if number == 0 or trial.score > best.score:
             best = trial
@@ -139,7 +139,7 @@ def private_selection(
             "call run(setting, accountant) yourself, on data that need no protection."
         )
     for note in best.notes:
-        if note != _TRIAL:
+        if note != NOTE:
             accountant.note(note)
     return Selection(best.setting, best.result, best.score)
 
@@ -182,43 +182,16 @@ def selection_epsilon(
     return epsilon if slack <= math.log(1e-6 * delta) else math.inf
 
 
-class _TrialAccountant(PrivacyAccountant):
-    """Admits the declared releases, and no other.
+def _below(limit: int, draws: np.random.Generator | SystemStream) -> int:
+    """A uniform integer in [0, limit)."""
+    if isinstance(draws, SystemStream):
+        return int(draws.below(limit, 1)[0])
+    return int(draws.integers(limit))
 
-    :param declared: with counts.
-    :param ours: whose data set this is about.
-    :param place: of the trial, so that no two of them derive a stream from the same position.
-    """
 
-    def __init__(self, declared: Releases, ours: PrivacyAccountant, place: tuple[int, int]):
-        super().__init__(delta=ours.delta, neighboring=ours.neighboring, engine=ours.engine)
-        self._left = dict(declared)
-        self._start = (place[0] + 1 << 128) + (place[1] << 64)
-        self.refused = False
-        self.note(_TRIAL)
-
-    def record(self, event: Event, count: int = 1) -> None:
-        """:raises PrivacyBudgetExceeded: it was not declared, or the trial is over."""
-        count = require_count("count", count, least=0)
-        with self._lock:
-            left = self._left.get(event, 0) if type(event) is SubsampledGaussian else 0
-            if count > left:
-                self.refused = True
-                raise PrivacyBudgetExceeded(
-                    "a trial of private_selection may release what was declared in releases, and "
-                    "no more, and only while it runs."
-                )
-            super().record(event, count)
-            self._left[event] = left - count
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """:raises PrivacyError: always."""
-        raise PrivacyError("A trial of private_selection starts afresh: it cannot load a state.")
-
-    def close(self) -> None:
-        """Nothing can be released any more: the winner is known."""
-        with self._lock:
-            self._left = {}
+def _uniform(draws: np.random.Generator | SystemStream) -> float:
+    """A uniform multiple of 2^-53 in [0, 1)."""
+    return _below(2**53, draws) * 2.0**-53
 
 
 @dataclass(frozen=True)
@@ -231,7 +204,7 @@ class _Trial:
 
 
 def _tried(
-    run: Callable, setting: Any, accountant: _TrialAccountant, private: np.random.Generator
+    run: Callable, setting: Any, accountant: TrialAccountant, private: np.random.Generator
 ) -> _Trial:
     """One trial, of which nothing is seen outside."""
     try:

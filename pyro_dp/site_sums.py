@@ -93,6 +93,11 @@ class SiteSums:
         if len(indices):
             self._unchecked = max(0, self._unchecked - 1)
 
+    def norms(self, cavity: Gaussian, indices: Tensor) -> Tensor:
+        """Of the records' sites before clipping, (B,): private, for the door without noise only."""
+        public = self._public(cavity)
+        return self._contributions(*public, indices, self._records.rows(indices)).norms()[:, 0]
+
     def _add_microbatch(self, clipped: ClippedSum, public: list[Tensor], chosen: Tensor) -> None:
         if self._passes:
             try:

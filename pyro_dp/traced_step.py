@@ -66,6 +66,11 @@ class TracedStep:
             self._passes = self._trace_records(size, sum_type, compiler)
             self._pull_back = self._trace_public(compiler)
 
+    @property
+    def eager(self) -> EagerStep:
+        """Which computes the same."""
+        return self._eager
+
     def draw(self) -> PublicTables:
         """Public draws, from torch's global generator, in the guide's order of use."""
         device = self._eager.records.device

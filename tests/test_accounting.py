@@ -1,8 +1,11 @@
 """The accountant: ledger, budget, calibration, state and display."""
 
+import functools
 import json
 import math
+import sys
 import threading
+from collections import Counter
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -391,20 +394,77 @@ def test_display_has_the_numbers():
     assert "&lt;seeded&gt;" in accountant._repr_html_()
 
 
-def test_threads_lose_nothing():
-    accountant = PrivacyAccountant(50.0)
-    events = [SubsampledGaussian(2.0, 0.01), SubsampledGaussian(3.0, 0.01)]
+@pytest.fixture
+def hasty_threads():
+    """Threads that take turns all the time, so that races show."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
 
-    def work(event):
-        for _ in range(500):
-            accountant.record(event)
 
-    threads = [threading.Thread(target=work, args=(events[i % 2],)) for i in range(4)]
+def in_threads(*works):
+    threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert dict(accountant.ledger) == {events[0]: 1000, events[1]: 1000}
+
+
+@pytest.mark.parametrize("budget", [None, 50.0])
+def test_threads_lose_nothing(hasty_threads, budget):
+    accountant = PrivacyAccountant(budget)
+    events = [SubsampledGaussian(20.0, 0.001 * (1 + i % 3)) for i in range(8)]
+    selection = ApproximateDP(1e-6, 0.0, "selection")
+
+    def work(event):
+        for i in range(10_000):
+            accountant.record(selection if i % 100 == 0 else event)
+
+    in_threads(*(functools.partial(work, event) for event in events))
+    assert accountant.num_releases == 80_000
+    assert dict(accountant.ledger) == {
+        selection: 800,
+        events[0]: 29_700,
+        events[1]: 29_700,
+        events[2]: 19_800,
+    }
+
+
+def test_threads_cannot_pass_the_budget(hasty_threads):
+    event = SubsampledGaussian(3.0, 0.01)
+    alone, together = PrivacyAccountant(2.0), PrivacyAccountant(2.0)
+    with pytest.raises(PrivacyBudgetExceeded):
+        while True:
+            alone.record(event)
+    refused = []
+
+    def work():
+        for _ in range(10_000):
+            try:
+                together.record(event)
+            except PrivacyBudgetExceeded:
+                refused.append(event)
+                return
+
+    in_threads(*[work] * 8)
+    assert len(refused) == 8
+    assert together.ledger == alone.ledger and 8 < alone.num_releases < 80_000
+    assert 1.99 < together.get_epsilon() <= 2.0
+
+
+def test_many_kinds_of_events_between_few():
+    """Each kind is rounded to one that costs a little less, and to one that costs more."""
+    rng = np.random.default_rng(0)
+    ledger, less, more = {}, Counter(), Counter()
+    for _ in range(200):
+        noise, rate, count = rng.uniform(1.0, 3.0), rng.uniform(0.01, 0.02), int(rng.integers(1, 9))
+        ledger[SubsampledGaussian(noise, rate)] = count
+        cell, row = math.floor(noise / 0.25) * 0.25, math.floor(rate / 0.0025) * 0.0025
+        more[SubsampledGaussian(cell, row + 0.0025)] += count
+        less[SubsampledGaussian(cell + 0.25, row)] += count
+    low, exact, high = (engines.epsilon(each, DELTA, ADD, "pld") for each in (less, ledger, more))
+    assert len(more) == 32 and low < exact < high < 2 * low
 
 
 def test_what_a_calibrated_run_leaves_over_is_not_calibrated_again():

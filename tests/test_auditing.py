@@ -154,6 +154,8 @@ class TestRates:
         mechanism, claim = gaussian(0.5)
         result = run(mechanism, claim=claim)
         assert f"{result.correct} of {result.guesses} guesses" in result.how
+        assert f"epsilon below {result.bound:.4g}" in result.how
+        assert "no epsilon" in run(lambda x, y: 0.0).how
         assert f"{result.bound:.4g}" in str(result) and "claimed" in str(result)
         assert "claimed" not in str(run(mechanism))
 

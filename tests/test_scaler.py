@@ -1,6 +1,8 @@
 """Private means and variances behind scikit-learn's interface."""
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -107,6 +109,20 @@ def test_noise_has_the_declared_scale():
     for wrong in (2 / 3, 3 / 2):
         assert stats.kstest(draws * wrong, "norm").pvalue < _ALARM
     assert accountant.ledger == ((SubsampledGaussian(sigma, 1.0, "full"), 40),)
+
+
+def test_secure_mode():
+    """The same scale of noise, on a grid; microbatches of a grid add up."""
+    dim, size, sigma = 50, 20_000, 2.0
+    x = np.full((size, dim), 0.75)
+    accountant = PrivacyAccountant()
+    fits = [fitted(x, (-1.0, 1.0), accountant, sigma, secure=True) for _ in range(4)]
+    draws = np.concatenate([each.mean_ - 0.75 for each in fits])
+    draws /= sigma * math.sqrt(2 * dim) / size
+    assert stats.kstest(draws, "norm").pvalue > _ALARM
+    assert "secure=True" in accountant.notes[0]
+    with pytest.raises(ConfigurationError, match="generator"):
+        fitted(x, (-1.0, 1.0), secure=True, generator=1)
 
 
 def test_noise_of_the_variance_has_the_declared_scale():
@@ -261,6 +277,16 @@ def test_clones_share_the_accountant():
     assert "7.0" in repr(other)
     with pytest.raises(ConfigurationError, match="least"):
         other.set_params(least=1)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_transform_and_do_not_fit(copied):
+    ours = fitted(data(), generator=12345)
+    other = copied(ours)
+    np.testing.assert_array_equal(other.transform(data()), ours.transform(data()))
+    assert other.accountant is other.generator is None
+    with pytest.raises(ConfigurationError, match="accountant"):
+        other.fit(data())
 
 
 def test_in_a_pipeline():

@@ -240,6 +240,12 @@ class VIPS(PrivateSteps):
                 f"All statistics of {type(self.model).__name__} are static: there is no second "
                 "step."
             )
+        self._look_at(data)
+        if self._each and self._once and self._static is None:
+            self._require_room()
+
+    def _look_at(self, data: tuple[Tensor, ...]) -> None:
+        """Check data, if they are new."""
         if self._records is None or not self._records.same_as(data, {}):
             records = self._checked(data)
             size = records.plate.size
@@ -251,8 +257,6 @@ class VIPS(PrivateSteps):
             self._mixed = self._mixed.to(records.device)
             self._static = self._static and self._static.to(records.device)
             self._posterior = self._m_step(self._mixed, size)
-        if self._each and self._once and self._static is None:
-            self._require_room()
 
     def _checked(self, data: tuple[Tensor, ...]) -> Records:
         if not data or any(not isinstance(x, Tensor) or x.dim() == 0 or not len(x) for x in data):

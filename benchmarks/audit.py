@@ -1,0 +1,417 @@
+"""Audits of the package, and of the package with faults planted in it.
+
+Logistic regression; the canary's feature is one that no other record has. Three parts, each a table
+in results/audit.json:
+
+* ``runs``: whole runs of DPSVI, DPSEP and VIPS at several claimed epsilons: bounds and claims.
+* ``curve``: one full-batch step of DPSVI at a claimed epsilon of 4, 50,000 trials, five times.
+* ``faults``: planted by replacing functions of the package: bounds and claims.
+
+    python benchmarks/audit.py [--parts runs curve faults] [--share 1.0]
+
+Without --parts, the figure and the table are made again from the results.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import operator
+import time
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoDiagonalNormal
+from scipy.special import ndtr, ndtri
+
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    AuditResult,
+    PrivacyAccountant,
+    SubsampledGaussian,
+    audit,
+    mechanisms,
+    passes,
+    private_steps,
+)
+from pyro_dp.sampling import RecordSampler
+from pyro_dp.vips import VIPS, LogisticRegression
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "audit.json"
+FIGURE = ROOT / "benchmarks" / "figures" / "audit.png"
+SIZE, DIM, LONG = 100, 4, 20.0
+EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+def records(seed: int = 0) -> tuple:
+    """Features and labels, the first record empty, the first feature unused; and the canary."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(SIZE, DIM, generator=generator) * 2 - 1
+    x[:, 0] = 0.0
+    truth = torch.randn(DIM, generator=generator)
+    y = torch.bernoulli(torch.sigmoid(x @ truth), generator=generator)
+    x[0] = 0.0
+    return (x, y), (LONG * torch.eye(DIM)[0], 1.0)
+
+
+def model(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("people", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+class Repeated:
+    """Runs of DPSVI from the same start; noise and sampling are fresh in each.
+
+    A DPSVI for each of the two data sets takes all steps, since its first step takes as long as a
+    thousand later ones; the parameters are set back before each run. Plain gradient ascent has no
+    other state.
+
+    :param event: of each step.
+    :param num_steps: of a run.
+    :param path: return the first coordinate after each step instead of at the end.
+    """
+
+    def __init__(self, event, num_steps=1, *, lr=1.0, neighboring="add_or_remove_one", path=False):
+        self.event, self.num_steps, self.lr = event, num_steps, lr
+        self.neighboring, self.path = neighboring, path
+        self.known = {}
+
+    def prepare(self, x):
+        return x
+
+    def __call__(self, x, y):
+        if id(x) not in self.known:
+            name = f"{id(self)}_{len(self.known)}"
+            self.known[id(x)] = (self.prepare(x), *self.svi(name))
+        prepared, svi, parameters = self.known[id(x)]
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.zero_()
+        path = []
+        for _ in range(self.num_steps):
+            svi.step(prepared, y)
+            path.append(parameters[0][0].item())
+        return np.array(path) if self.path else path[-1]
+
+    def svi(self, name):
+        parameters = [pyro.param(f"{each}_{name}", torch.zeros(DIM)) for each in ("loc", "log")]
+
+        def guide(x, y):
+            loc, log = (pyro.param(f"{each}_{name}") for each in ("loc", "log"))
+            pyro.sample("w", dist.Normal(loc, (log - 5.0).exp()).to_event(1))
+
+        svi = DPSVI(
+            model,
+            guide,
+            pyro.optim.SGD({"lr": self.lr}),
+            Trace_ELBO(),
+            accountant=PrivacyAccountant(neighboring=self.neighboring),
+            noise_multiplier=self.event.noise_multiplier,
+            sampling=self.event.sampling,
+            sample_rate=self.event.sample_rate,
+        )
+        return svi, parameters
+
+
+class Centred(Repeated):
+    def prepare(self, x):
+        return x - x.mean(dim=0)
+
+
+def claims(event: SubsampledGaussian, count: int = 1, **settings) -> PrivacyAccountant:
+    accountant = PrivacyAccountant(**settings)
+    accountant.record(event, count)
+    return accountant
+
+
+def full_batch(epsilon: float) -> SubsampledGaussian:
+    sigma = PrivacyAccountant(epsilon).noise_multiplier(num_steps=1, sampling="full")
+    return SubsampledGaussian(sigma, 1.0, "full")
+
+
+def summary(result: AuditResult, **more) -> dict:
+    return more | {
+        "claimed": result.claimed_epsilon,
+        "bound": result.bound,
+        "coins": result.coins,
+        "guesses": result.guesses,
+        "correct": result.correct,
+    }
+
+
+def dpsvi_runs(epsilon: float, seed: int, trials: int) -> AuditResult:
+    """Ten steps with a sample rate of 0.2."""
+    sigma = PrivacyAccountant(epsilon).noise_multiplier(num_steps=10, sample_rate=0.2)
+    event = SubsampledGaussian(sigma, 0.2)
+    make_run = Repeated(event, 10, lr=0.05)
+    return run(make_run, claims(event, 10), trials, seed, score=float)
+
+
+def dpsep_runs(epsilon: float, seed: int, trials: int) -> AuditResult:
+    """Three steps on the full batch, from a new guide."""
+
+    def make_run(x, y):
+        pyro.clear_param_store()
+        guide = AutoDiagonalNormal(model)
+        accountant = PrivacyAccountant(epsilon)
+        DPSEP(model, guide, accountant=accountant, num_steps=3).run(x, y, progress=False)
+        make_run.accountant = accountant
+        return guide.loc[0].item()
+
+    make_run(*records(seed)[0])
+    return run(make_run, make_run.accountant, trials, seed, score=float)
+
+
+def vips_runs(epsilon: float, seed: int, trials: int) -> AuditResult:
+    """Three steps on the full batch."""
+
+    def make_run(x, y):
+        accountant = PrivacyAccountant(epsilon)
+        vips = VIPS(LogisticRegression(DIM), accountant=accountant, num_steps=3)
+        vips.run(x, y, progress=False)
+        make_run.accountant = accountant
+        return vips.posterior()["weights"].mean
+
+    make_run(*records(seed)[0])
+    return run(make_run, make_run.accountant, trials, seed)
+
+
+def run(make_run, claim, trials, seed=0, data=None, canary=None, **settings) -> AuditResult:
+    original, known = records(seed)
+    start = time.perf_counter()
+    result = audit(
+        make_run, data or original, canary or known, num_trials=trials, claim=claim, seed=seed,
+        progress=False, **settings,
+    )  # fmt: skip
+    print(f"  {time.perf_counter() - start:.0f} s: {result}", flush=True)
+    return result
+
+
+def runs(share: float) -> list[dict]:
+    rows = []
+    for name, function, trials, seeds in (
+        ("DPSVI", dpsvi_runs, 1000, 4),
+        ("VIPS", vips_runs, 1000, 1),
+        ("DPSEP", dpsep_runs, 300, 1),
+    ):
+        for epsilon in EPSILONS:
+            for seed in range(seeds):
+                result = function(epsilon, seed, max(100, int(share * trials)))
+                rows.append(summary(result, inference=name, seed=seed))
+    return rows
+
+
+def curve(share: float) -> list[dict]:
+    rows, event = [], full_batch(4.0)
+    for seed in range(5):
+        trials = int(share * 50_000)
+        result = run(Repeated(event), claims(event), trials, seed, score=float)
+        rates = result.rates
+        names = ("thresholds", "false_positive", "false_negative")
+        names += ("false_positive_limits", "false_negative_limits")
+        rows.append(summary(result, seed=seed, sigma=event.noise_multiplier))
+        rows[-1]["rates"] = {name: getattr(rates, name).tolist() for name in names}
+        rows[-1] |= consistent(rows[-1])
+    return rows
+
+
+def consistent(row: dict) -> dict:
+    """Whether the exact curve of the Gaussian goes through all the boxes of limits.
+
+    Claimed are error rates on or above it. A box that is altogether below contradicts the claim;
+    one that is altogether above shows an attack that is worse than the best.
+    """
+    low_alpha, high_alpha = np.array(row["rates"]["false_positive_limits"])
+    low_beta, high_beta = np.array(row["rates"]["false_negative_limits"])
+    mu = 1.0 / row["sigma"]
+    least, most = (ndtr(ndtri(1.0 - alpha) - mu) for alpha in (high_alpha, low_alpha))
+    return {
+        "points": len(low_alpha),
+        "points_below": int((high_beta < least).sum()),
+        "points_above": int((low_beta > most).sum()),
+    }
+
+
+@contextlib.contextmanager
+def noise_scaled(scale: float):
+    """The release draws this part of the noise that it accounts for."""
+    original = mechanisms.release
+
+    class Scaled:
+        def __init__(self, noise):
+            self.noise = noise
+
+        def standard_normal(self, size):
+            return scale * self.noise.standard_normal(size)
+
+    def release(clipped, *, accountant, event, noise):
+        return original(clipped, accountant=accountant, event=event, noise=Scaled(noise))
+
+    with mock.patch.object(private_steps, "release", release):
+        yield
+
+
+@contextlib.contextmanager
+def unclipped():
+    original = mechanisms.clipped_sums
+
+    def sums(values, bounds, weights=None):
+        return original(values, [math.inf] * len(bounds), weights)
+
+    with mock.patch.object(passes, "clipped_sums", sums):
+        with mock.patch.object(mechanisms, "clipped_sums", sums):
+            yield
+
+
+@contextlib.contextmanager
+def fixed_order():
+    """Single-record steps: record 0, 1, 2, ... and from the start again."""
+    places = iter(())
+
+    def draw(self, stream):
+        nonlocal places
+        place = next(places, None)
+        if place is None:
+            places = iter(range(self.size))
+            place = next(places)
+        return torch.tensor([place])
+
+    with mock.patch.object(RecordSampler, "draw", draw):
+        yield
+
+
+def faults(share: float) -> list[dict]:
+    rows = []
+
+    def add(fault: str, result: AuditResult) -> None:
+        rows.append(summary(result, fault=fault))
+
+    def trials(count: int) -> int:
+        return max(100, int(share * count))
+
+    for epsilon in (1.0, 4.0):
+        event = full_batch(epsilon)
+        claim = claims(event)
+        add("none", run(Repeated(event), claim, trials(10_000), score=float))
+        with noise_scaled(0.0):
+            add("no noise", run(Repeated(event), claim, trials(5000), score=float))
+        with noise_scaled(0.5):
+            add("half the noise", run(Repeated(event), claim, trials(50_000), score=float))
+        with unclipped():
+            add("no clipping", run(Repeated(event), claim, trials(5000), score=float))
+        # Which moves the mean by LONG, hence the sum by up to C for each of the others.
+        canary = (SIZE * LONG * torch.eye(DIM)[0], 1.0)
+        data = (records()[0][0], torch.ones(SIZE))
+        make_run = Centred(event)
+        result = run(make_run, claim, trials(5000), data=data, canary=canary, score=abs)
+        add("features minus their mean", result)
+
+    # All others are at the bound -C, and so is the record that the canary replaces. Small steps
+    # keep the gradient of every record longer than C. Honest runs are scored by the sum of all.
+    event = SubsampledGaussian(1.0, 1.0 / SIZE)
+    claim = claims(event, SIZE, neighboring="replace_one")
+    data = (-LONG * torch.eye(DIM)[[0] * SIZE], torch.ones(SIZE))
+    settings = dict(lr=1e-6, neighboring="replace_one", path=True)
+    for fault, plant, step in (
+        ("none (Poisson)", contextlib.nullcontext, -1),
+        ("fixed order counted as Poisson", fixed_order, 0),
+    ):
+        with plant():
+            make_run = Repeated(event, SIZE, **settings)
+            score = operator.itemgetter(step)
+            add(fault, run(make_run, claim, trials(1000), data=data, score=score))
+    return rows
+
+
+def table(results: dict) -> str:
+    lines = ["| fault | claimed epsilon | bound (99.9%) | coins | guesses | correct |"]
+    lines.append("| --- " * 6 + "|")
+    for row in results["faults"]:
+        cells = [row["fault"], f"{row['claimed']:.2f}", f"{row['bound']:.2f}"]
+        cells += [f"{row[name]:,}" for name in ("coins", "guesses", "correct")]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "| inference | claimed epsilon | bounds (99.9%) |", "| --- | --- | --- |"]
+    groups = {}
+    for row in results["runs"]:
+        key = (row["inference"], f"{row['claimed']:.2f}")
+        groups.setdefault(key, []).append(f"{row['bound']:.2f}")
+    for (inference, claimed), bounds in groups.items():
+        lines.append(f"| {inference} | {claimed} | {', '.join(bounds)} |")
+    lines += ["", "One step at a claimed epsilon of 4, 50,000 trials, five times: "]
+    lines[-1] += ", ".join(f"{row['bound']:.2f}" for row in results["curve"]) + "."
+    below = sum(row["points_below"] for row in results["curve"])
+    above = sum(row["points_above"] for row in results["curve"])
+    points = sum(row["points"] for row in results["curve"])
+    lines.append(f"Of {points} points {below} lie below the claimed curve and {above} above it.")
+    return "\n".join(lines)
+
+
+def figure(results: dict) -> None:
+    import matplotlib.pyplot as plt
+
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    row = results["curve"][0]
+    rates = {name: np.array(value) for name, value in row["rates"].items()}
+    alpha = np.geomspace(1e-4, 0.999, 300)
+    left.plot(alpha, ndtr(ndtri(1 - alpha) - 1 / row["sigma"]), color="#0072B2", label="claimed")
+    for bound, label in ((row["bound"], f"epsilon = {row['bound']:.2f} (bound)"),):
+        excluded = np.maximum(1 - 1e-5 - np.exp(bound) * alpha, np.exp(-bound) * (1 - 1e-5 - alpha))
+        left.plot(alpha, np.maximum(0, excluded), color="#D55E00", label=label)
+    left.errorbar(
+        rates["false_positive"],
+        rates["false_negative"],
+        xerr=np.abs(rates["false_positive_limits"] - rates["false_positive"]),
+        yerr=np.abs(rates["false_negative_limits"] - rates["false_negative"]),
+        fmt="o", markersize=3, linewidth=0.8, color="0.2", label="attack (99.9% limits, jointly)",
+    )  # fmt: skip
+    left.set(xscale="log", xlim=(1e-4, 1), xlabel="false-positive rate")
+    left.set(ylabel="false-negative rate", title="One step, claimed epsilon 4")
+    left.legend()
+    for name, marker in (("DPSVI", "o"), ("VIPS", "s"), ("DPSEP", "^")):
+        rows = [row for row in results["runs"] if row["inference"] == name]
+        right.plot(
+            [row["claimed"] for row in rows], [row["bound"] for row in rows], marker,
+            color="#0072B2", alpha=0.7, label=name,
+        )  # fmt: skip
+    rows = [row for row in results["faults"] if not row["fault"].startswith("none")]
+    right.plot(
+        [row["claimed"] for row in rows], [row["bound"] for row in rows], "x", color="#D55E00",
+        label="with a planted fault",
+    )  # fmt: skip
+    right.plot([0.4, 9], [0.4, 9], color="0.6", linestyle=":", label="bound = claim")
+    right.set(xscale="log", xlabel="claimed epsilon", ylabel="audit's lower bound (99.9%)")
+    right.legend()
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    fig.tight_layout()
+    fig.savefig(FIGURE, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="*", default=[], choices=("runs", "curve", "faults"))
+    parser.add_argument("--share", type=float, default=1.0, help="of the trials, for a quick look")
+    options = parser.parse_args()
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for part in options.parts:
+        print(part, flush=True)
+        results[part] = {"runs": runs, "curve": curve, "faults": faults}[part](options.share)
+        if options.share == 1.0:
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    if {"runs", "curve", "faults"} <= results.keys():
+        print(table(results))
+        figure(results)
+
+
+if __name__ == "__main__":
+    main()

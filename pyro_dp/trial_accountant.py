@@ -1,0 +1,55 @@
+"""The accountant of one trial of a private selection."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.errors import PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.events import Event
+from pyro_dp.settings import require_count
+
+NOTE = "This is the ledger of one trial of a private_selection: it lacks what the selection cost."
+
+
+class TrialAccountant(PrivacyAccountant):
+    """Admits the declared releases, and no other.
+
+    :param declared: with counts.
+    :param ours: whose data set this is about.
+    :param place: of the trial, so that no two of them derive a stream from the same position.
+    """
+
+    def __init__(
+        self,
+        declared: Mapping[SubsampledGaussian, int],
+        ours: PrivacyAccountant,
+        place: tuple[int, int],
+    ):
+        super().__init__(delta=ours.delta, neighboring=ours.neighboring, engine=ours.engine)
+        self._left = dict(declared)
+        self._start = (place[0] + 1 << 128) + (place[1] << 64)
+        self.refused = False
+        self.note(NOTE)
+
+    def record(self, event: Event, count: int = 1) -> None:
+        """:raises PrivacyBudgetExceeded: it was not declared, or the trial is over."""
+        count = require_count("count", count, least=0)
+        with self._lock:
+            left = self._left.get(event, 0) if type(event) is SubsampledGaussian else 0
+            if count > left:
+                self.refused = True
+                raise PrivacyBudgetExceeded(
+                    "a trial of private_selection may release what was declared in releases, and "
+                    "no more, and only while it runs."
+                )
+            super().record(event, count)
+            self._left[event] = left - count
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """:raises PrivacyError: always."""
+        raise PrivacyError("A trial of private_selection starts afresh: it cannot load a state.")
+
+    def close(self) -> None:
+        """Nothing can be released any more: the winner is known."""
+        with self._lock:
+            self._left = {}

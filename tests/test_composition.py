@@ -1,0 +1,142 @@
+"""Laws of composition, on random ledgers: none of them depends on how the costs are computed."""
+
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyro_dp import engines
+from pyro_dp.accounting import ApproximateDP, PrivacyAccountant, SubsampledGaussian
+
+ADD, REPLACE = "add_or_remove_one", "replace_one"
+TOLERANCE = 1e-3  # relative: the answers are upper bounds, refined to about this
+
+
+def law(examples):
+    """Always the same random ledgers, and no more of them than the suite has time for."""
+    return settings(
+        max_examples=examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
+
+@st.composite
+def ledgers(draw, kinds=3, approximate=True):
+    """A relation, a delta, and a list of events and counts that cost neither nothing nor all."""
+    relation = draw(st.sampled_from([ADD, REPLACE]))
+    samplings = ["poisson", "full"] + (["fixed"] if relation == REPLACE else [])
+    entries = []
+    for _ in range(draw(st.integers(1, kinds))):
+        sampling = draw(st.sampled_from(samplings))
+        noise = math.exp(draw(st.floats(math.log(0.7), math.log(20.0))))
+        rate = 1.0 if sampling == "full" else math.exp(draw(st.floats(math.log(1e-4), 0.0)))
+        most = max(1.0, min(1000.0, (noise / rate) ** 2))  # or epsilon is far above all use
+        count = int(math.exp(draw(st.floats(0.0, math.log(most)))))
+        entries.append((SubsampledGaussian(noise, rate, sampling), count))
+    if approximate and draw(st.booleans()):
+        own = ApproximateDP(draw(st.floats(0.0, 2.0)), draw(st.sampled_from([0.0, 1e-9])), "own")
+        entries.append((own, draw(st.integers(1, 20))))
+    return relation, draw(st.sampled_from([1e-5, 1e-8, 1e-3])), entries
+
+
+def cost(entries, relation, delta, engine="pld"):
+    accountant = PrivacyAccountant(delta=delta, neighboring=relation, engine=engine)
+    for event, count in entries:
+        accountant.record(event, count)
+    return accountant.get_epsilon()
+
+
+def at_most(small, large):
+    return small <= large * (1.0 + TOLERANCE) + 1e-9
+
+
+def equal(one, other):
+    return at_most(one, other) and at_most(other, one)
+
+
+ENGINES = pytest.mark.parametrize("engine", engines.ENGINES)
+
+
+@law(20)
+@given(ledgers(), st.randoms(use_true_random=False))
+def test_order_does_not_matter(ledger, random):
+    relation, delta, entries = ledger
+    shuffled = list(entries)
+    random.shuffle(shuffled)
+    for engine in engines.ENGINES:
+        one, other = (cost(each, relation, delta, engine) for each in (entries, shuffled))
+        assert one == pytest.approx(other, rel=1e-12)
+
+
+@law(60)
+@given(ledgers(), st.data())
+def test_counts_may_be_split_and_events_merged(ledger, data):
+    relation, delta, entries = ledger
+    pieces = []
+    for event, count in entries:
+        first = data.draw(st.integers(0, count))
+        pieces = [(event, first), *pieces, (event, count - first)]
+    assert cost(pieces, relation, delta) == pytest.approx(cost(entries, relation, delta), rel=1e-12)
+
+
+@law(60)
+@given(ledgers(kinds=2, approximate=False), st.data())
+def test_events_that_hardly_differ_cost_what_equal_ones_cost(ledger, data):
+    """They are composed one by one, where equal ones are taken to a power."""
+    relation, delta, entries = ledger
+    apart = []
+    for event, count in entries:
+        first = data.draw(st.integers(0, count))
+        near = SubsampledGaussian(
+            event.noise_multiplier * (1.0 + 1e-9), event.sample_rate, event.sampling
+        )
+        apart += [(event, first), (near, count - first)]
+    assert equal(cost(apart, relation, delta), cost(entries, relation, delta))
+
+
+@ENGINES
+@law(25)
+@given(ledgers(kinds=2), st.data())
+def test_costs_are_monotone(engine, ledger, data):
+    """In count, delta, noise, rate, and number of events."""
+    relation, delta, entries = ledger
+    now = cost(entries, relation, delta, engine)
+    place = data.draw(st.integers(0, len(entries) - 1))
+    event, count = entries[place]
+    factor = data.draw(st.sampled_from([1.001, 1.02, 1.5]))
+
+    def instead(*new):
+        return cost([*entries[:place], new, *entries[place + 1 :]], relation, delta, engine)
+
+    assert at_most(now, instead(event, count + data.draw(st.sampled_from([1, 30]))))
+    assert at_most(cost(entries, relation, delta * factor, engine), now)
+    assert at_most(cost(entries[1:], relation, delta, engine), now)
+    if isinstance(event, ApproximateDP):
+        assert at_most(now, instead(ApproximateDP(event.epsilon + 0.1, event.delta, "a"), count))
+        return
+    noise, rate, sampling = event.noise_multiplier, event.sample_rate, event.sampling
+    assert at_most(instead(SubsampledGaussian(noise * factor, rate, sampling), count), now)
+    # The composition theorems count full batches as one Gaussian, and large samples one by one.
+    if engine in ("pld", "rdp") or rate < 1.0:
+        sampling = "poisson" if sampling == "full" else sampling
+        assert at_most(instead(SubsampledGaussian(noise, rate / factor, sampling), count), now)
+
+
+@law(30)
+@given(ledgers())
+def test_loss_distributions_are_never_above_renyi(ledger):
+    relation, delta, entries = ledger
+    assert at_most(cost(entries, relation, delta), cost(entries, relation, delta, "rdp"))
+
+
+@law(60)
+@given(ledgers())
+def test_epsilon_and_delta_are_inverse(ledger):
+    relation, delta, entries = ledger
+    epsilon = engines.epsilon(dict(entries), delta, relation, "pld")
+    again = engines.delta(dict(entries), epsilon, relation, "pld")
+    assert again <= delta * (1.0 + 5.0 * TOLERANCE)

@@ -1,0 +1,233 @@
+"""The one door to numbers without noise: it marks the ledger first, and disturbs nothing."""
+
+import inspect
+import math
+import warnings
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    VIPS,
+    ConfigurationError,
+    ModelError,
+    PrivacyAccountant,
+    PrivacyBudgetExceeded,
+    PrivacyError,
+    nonprivate,
+)
+from pyro_dp.baselines import DPSGLD
+from pyro_dp.vips import LogisticRegression
+
+
+def looked():
+    return pytest.warns(UserWarning, match="no privacy guarantee any more")
+
+
+def model(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with pyro.plate("people", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+def data(size=60):
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(size, 2, generator=draws)
+    return x, torch.bernoulli(torch.sigmoid(x[:, 0]), generator=draws)
+
+
+def svi(accountant=None, **settings):
+    pyro.clear_param_store()
+    settings = dict(num_steps=4, noise_multiplier=1.0, sampling="full", generator=1) | settings
+    accountant = accountant or PrivacyAccountant()
+    optim = pyro.optim.Adam({"lr": 0.1})
+    return DPSVI(model, AutoNormal(model), optim, Trace_ELBO(), accountant=accountant, **settings)
+
+
+def sep(accountant=None, **settings):
+    pyro.clear_param_store()
+    settings = dict(num_steps=4, noise_multiplier=1.0, generator=1) | settings
+    accountant = accountant or PrivacyAccountant()
+    return DPSEP(model, AutoNormal(model), accountant=accountant, **settings)
+
+
+def vips(accountant=None, **settings):
+    settings = dict(num_steps=4, noise_multiplier=1.0, generator=1) | settings
+    accountant = accountant or PrivacyAccountant()
+    return VIPS(LogisticRegression(dim=2), accountant=accountant, **settings)
+
+
+def by_hand(guide, x, y):
+    """Loss and gradients of the records at the guide's next draw of the weights."""
+    state = torch.get_rng_state()
+    trace = poutine.trace(guide).get_trace(x, y)
+    torch.set_rng_state(state)
+    w = trace.nodes["w"]["value"].detach()
+    p = torch.sigmoid(x @ w)
+    prior = dist.Normal(0.0, 1.0).log_prob(w).sum()
+    log_q = trace.nodes["w_unconstrained"]["fn"].log_prob(w).sum()
+    likelihood = dist.Bernoulli(p).log_prob(y).sum()
+    return (log_q - prior - likelihood).item(), (p - y).unsqueeze(1) * x
+
+
+@pytest.mark.parametrize("settings", [{}, dict(microbatch_size=7), dict(jit="trace")], ids=str)
+def test_loss_and_norms_of_dpsvi(settings):
+    x, y = data()
+    inference = svi(max_grad_norm=0.01, **settings)
+    inference.run(x, y, progress=False)
+    expected, gradients = by_hand(inference.guide, x, y)
+    with looked():
+        assert nonprivate(inference).loss(x, y) == pytest.approx(expected)
+    with looked():
+        norms = nonprivate(inference).gradient_norms(x, y)
+    torch.testing.assert_close(norms, gradients.norm(dim=1))
+    assert norms.max() > 0.01  # before they are clipped
+
+
+def test_norms_of_sites():
+    """At the mean m of a wide cavity, of (eta - Lambda m, kappa Lambda)."""
+    x, y = data()
+    inference = sep(noise_multiplier=0.0, max_factor_norm=math.inf)
+    inference.run(x, y, progress=False)
+    with looked():
+        norms = nonprivate(inference).gradient_norms(x, y)
+    assert norms.shape == (60,)
+    # Without noise and clipping a step releases the sum of the sites: check one record's alone.
+    cavity = inference._posterior / inference._factor ** (1 / 60)
+    clipped = inference._clipped_sum(cavity, torch.tensor([5]), 0)
+    assert norms[5] == pytest.approx(torch.linalg.vector_norm(clipped.totals[0]).item())
+    again = sep(max_factor_norm=1e-3, microbatch_size=7)
+    with looked():
+        assert (nonprivate(again).gradient_norms(x, y) > 1e-3).any()
+
+
+def test_norms_of_statistics():
+    x, y = data()
+    x = 3 * x  # beyond the model's radius
+    inference = vips()
+    inference.run(x, y, progress=False)
+    with looked():
+        norms = nonprivate(inference).gradient_norms(x, y)
+    assert norms.keys() == inference.model.statistics.keys()
+    for name, statistic in inference.model.statistics.items():
+        assert norms[name].shape == (60,)
+        assert norms[name].max() <= statistic.bound * (1 + 1e-9)
+    rows = x / x.norm(dim=1, keepdim=True).clamp(min=1.0)
+    found = [each for each in norms.values() if torch.allclose(each, rows.norm(dim=1) / 2)]
+    assert len(found) == 1
+
+
+LOOKS = [
+    (svi, "loss"),
+    (svi, "gradient_norms"),
+    (sep, "gradient_norms"),
+    (vips, "gradient_norms"),
+]
+
+
+@pytest.mark.parametrize("make, what", LOOKS)
+def test_the_ledger_is_marked_before_anything_is_read(make, what, monkeypatch):
+    x, y = data()
+    accountant = PrivacyAccountant(epsilon=100.0)
+    inference = make(accountant)
+    inference.step(x, y)
+
+    class Stop(Exception):
+        pass
+
+    def stop(*args, **kwargs):
+        raise Stop
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(inference._randomness), "stream", stop)
+        with looked(), pytest.raises(Stop):
+            getattr(nonprivate(inference), what)(x, y)
+    look = accountant.ledger[-1].event
+    assert type(inference).__name__ in look.what
+    assert "after 1 steps" in look.what
+    assert look.time
+    assert accountant.get_epsilon() == math.inf
+    assert "There is no privacy guarantee" in accountant.report()
+    with pytest.raises(PrivacyBudgetExceeded):
+        inference.step(x, y)
+
+
+@pytest.mark.parametrize("make, what", LOOKS)
+def test_looks_do_not_disturb_the_run(make, what):
+    """Equal public draws, parameters and results, before, between and after steps."""
+    x, y = data()
+    results = []
+    for looks in (False, True):
+        pyro.set_rng_seed(3)
+        np.random.seed(3)
+        inference = make(noise_multiplier=0.0)
+        steps = []
+        for _ in range(3):
+            if looks:
+                with looked():
+                    getattr(nonprivate(inference), what)(x, y)
+            steps.append(inference.step(x, y))
+        state = {name: value.detach().clone() for name, value in pyro.get_param_store().items()}
+        results.append((steps, state, torch.rand(3), np.random.uniform()))
+    (steps, state, draw, number), (steps_2, state_2, draw_2, number_2) = results
+    np.testing.assert_equal(steps, steps_2)
+    torch.testing.assert_close(state, state_2, rtol=0, atol=0)
+    assert torch.equal(draw, draw_2)
+    assert number == number_2
+
+
+@pytest.mark.parametrize("make, what", LOOKS)
+def test_after_the_last_calibrated_step(make, what):
+    x, y = data()
+    inference = make(PrivacyAccountant(epsilon=5.0), noise_multiplier=None)
+    inference.run(x, y, progress=False)
+    with looked():
+        getattr(nonprivate(inference), what)(x, y)
+
+
+@pytest.mark.parametrize("make, what", LOOKS)
+def test_data_that_do_not_fit_are_not_read(make, what):
+    x, y = data()
+    inference = make()
+    x[3] = math.nan
+    with pytest.raises(ModelError):
+        getattr(nonprivate(inference), what)(x, y)
+    assert inference.accountant.num_releases == 0
+
+
+def test_what_cannot_be_read():
+    sgld = DPSGLD(
+        model, accountant=PrivacyAccountant(), num_steps=2, step_size=0.1, noise_multiplier=1.0
+    )
+    for inference in (sep(), vips(), sgld):
+        with pytest.raises(ConfigurationError, match=f"not from a {type(inference).__name__}"):
+            nonprivate(inference).loss(*data())
+        assert inference.accountant.num_releases == 0
+    with pytest.raises(ConfigurationError, match="DPSGLD"):
+        nonprivate(sgld).gradient_norms(*data())
+    with pytest.raises(ConfigurationError, match="inference"):
+        nonprivate("svi")
+
+
+def test_warnings_as_errors_come_after_the_mark_and_before_the_read():
+    inference = svi()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning):
+            nonprivate(inference).loss(*data())
+    assert inference.accountant.get_epsilon() == math.inf
+
+
+def test_the_way_to_the_door_is_shown():
+    with pytest.raises(PrivacyError, match="nonprivate"):
+        svi().evaluate_loss(*data())
+    public = [n for n, _ in inspect.getmembers(DPSVI, callable) if not n.startswith("_")]
+    assert not [n for n in public if "norm" in n or n == "loss"]
