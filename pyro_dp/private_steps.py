@@ -17,11 +17,11 @@ from pyro_dp.randomness import Randomness
 from pyro_dp.sampling import RecordSampler
 from pyro_dp.settings import require_choice, require_count, require_number
 
-_SEEDED = (
+SEEDED = (
     "A seeded generator was used: the run can be repeated, and is not private against anyone who "
     "can guess the seed."
 )
-_SECURE = (
+SECURE = (
     "secure=True was used: noise and sampling from the operating system's cryptographic generator, "
     "sums and noise in integers. A ledger that is shared may have other runs, too."
 )
@@ -62,9 +62,9 @@ class PrivateSteps(abc.ABC):
         self._randomness = Randomness(generator, secure)
         self._sum_type = GridSum if secure else ClippedSum
         if self._randomness.seeded:
-            accountant.note(_SEEDED)
+            accountant.note(SEEDED)
         if secure:
-            accountant.note(_SECURE)
+            accountant.note(SECURE)
         self._steps = 0
         self._lost = 0  # releases that the journal counts and a loaded state does not
         self._sampler: RecordSampler | None = None

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pyro_dp.accounting import ApproximateDP, NonPrivateLook, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.ledger import LedgerEntry
 from pyro_dp.markup import Block, Bullets, Heading, Paragraph, Table, rendered
-from pyro_dp.private_steps import _SECURE, _SEEDED
+from pyro_dp.private_steps import SECURE, SEEDED
 from pyro_dp.trade_off import trade_off
 
 FALSE_POSITIVES = 0.05  # the attacker's, in the sentence about his power
@@ -227,13 +227,13 @@ def _public(entries: Sequence[LedgerEntry]) -> list[Block]:
 
 def _random_numbers(notes: Sequence[str]) -> list[Block]:
     blocks = []
-    if _SEEDED in notes:
+    if SEEDED in notes:
         text = (
             "At least one run was given a seed. Its noise can be computed by anyone who knows or "
             "guesses the seed, and there is no guarantee against them."
         )
         blocks.append(Paragraph(text, loud=True))
-    if _SECURE in notes:
+    if SECURE in notes:
         text = (
             "At least one run was in secure mode: its noise and sampling come from the "
             "cryptographic generator of the operating system, and sums and noise are integers."

@@ -20,7 +20,7 @@ from pyro_dp import engines
 from pyro_dp.accounting import ApproximateDP, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.errors import ConfigurationError, PrivacyError
 from pyro_dp.privacy_loss import RATES
-from pyro_dp.private_steps import _SEEDED
+from pyro_dp.private_steps import SEEDED
 from pyro_dp.randomness import Randomness, private_rng
 from pyro_dp.renyi import renyi_epsilon
 from pyro_dp.settings import require_count, require_number
@@ -121,7 +121,7 @@ def private_selection(
     name = f"private_selection among {len(candidates)} settings, {trials!r}"
     randomness = Randomness(generator, secure=generator is None)
     if randomness.seeded:
-        accountant.note(_SEEDED)
+        accountant.note(SEEDED)
     with accountant.next_position() as position:
         accountant.record(ApproximateDP(epsilon, delta, name))
     draws = randomness.stream("sampling", position)
