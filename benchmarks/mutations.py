@@ -1372,7 +1372,7 @@ MUTATIONS = [
     Mutation(
         "report: seeds are not mentioned",
         "report",
-        "if _SEEDED in notes:",
+        "if SEEDED in notes:",
         "if False:",
         "test_report.py",
     ),
