@@ -76,11 +76,15 @@ class Repeated:
 
     :param event: of each step.
     :param num_steps: of a run.
+    :param seed: of noise and sampling, so that the tables can be made again.
     :param path: return the first coordinate after each step instead of at the end.
     """
 
-    def __init__(self, event, num_steps=1, *, lr=1.0, neighboring="add_or_remove_one", path=False):
+    def __init__(
+        self, event, num_steps=1, seed=0, *, lr=1.0, neighboring="add_or_remove_one", path=False
+    ):
         self.event, self.num_steps, self.lr = event, num_steps, lr
+        self.generator = torch.Generator().manual_seed(seed)
         self.neighboring, self.path = neighboring, path
         self.known = {}
 
@@ -117,6 +121,7 @@ class Repeated:
             noise_multiplier=self.event.noise_multiplier,
             sampling=self.event.sampling,
             sample_rate=self.event.sample_rate,
+            generator=self.generator,
         )
         return svi, parameters
 
@@ -151,18 +156,20 @@ def dpsvi_runs(epsilon: float, seed: int, trials: int) -> AuditResult:
     """Ten steps with a sample rate of 0.2."""
     sigma = PrivacyAccountant(epsilon).noise_multiplier(num_steps=10, sample_rate=0.2)
     event = SubsampledGaussian(sigma, 0.2)
-    make_run = Repeated(event, 10, lr=0.05)
+    make_run = Repeated(event, 10, seed, lr=0.05)
     return run(make_run, claims(event, 10), trials, seed, score=float)
 
 
 def dpsep_runs(epsilon: float, seed: int, trials: int) -> AuditResult:
     """Three steps on the full batch, from a new guide."""
+    generator = torch.Generator().manual_seed(seed)
 
     def make_run(x, y):
         pyro.clear_param_store()
         guide = AutoDiagonalNormal(model)
         accountant = PrivacyAccountant(epsilon)
-        DPSEP(model, guide, accountant=accountant, num_steps=3).run(x, y, progress=False)
+        sep = DPSEP(model, guide, accountant=accountant, num_steps=3, generator=generator)
+        sep.run(x, y, progress=False)
         make_run.accountant = accountant
         return guide.loc[0].item()
 
@@ -172,10 +179,12 @@ def dpsep_runs(epsilon: float, seed: int, trials: int) -> AuditResult:
 
 def vips_runs(epsilon: float, seed: int, trials: int) -> AuditResult:
     """Three steps on the full batch."""
+    generator = torch.Generator().manual_seed(seed)
 
     def make_run(x, y):
         accountant = PrivacyAccountant(epsilon)
-        vips = VIPS(LogisticRegression(DIM), accountant=accountant, num_steps=3)
+        logistic = LogisticRegression(DIM)
+        vips = VIPS(logistic, accountant=accountant, num_steps=3, generator=generator)
         vips.run(x, y, progress=False)
         make_run.accountant = accountant
         return vips.posterior()["weights"].mean
@@ -186,6 +195,7 @@ def vips_runs(epsilon: float, seed: int, trials: int) -> AuditResult:
 
 def run(make_run, claim, trials, seed=0, data=None, canary=None, **settings) -> AuditResult:
     original, known = records(seed)
+    pyro.set_rng_seed(seed)
     start = time.perf_counter()
     result = audit(
         make_run, data or original, canary or known, num_trials=trials, claim=claim, seed=seed,
@@ -200,7 +210,7 @@ def runs(share: float) -> list[dict]:
     for name, function, trials, seeds in (
         ("DPSVI", dpsvi_runs, 1000, 4),
         ("VIPS", vips_runs, 1000, 1),
-        ("DPSEP", dpsep_runs, 300, 1),
+        ("DPSEP", dpsep_runs, 200, 1),
     ):
         for epsilon in EPSILONS:
             for seed in range(seeds):
@@ -213,7 +223,7 @@ def curve(share: float) -> list[dict]:
     rows, event = [], full_batch(4.0)
     for seed in range(5):
         trials = int(share * 50_000)
-        result = run(Repeated(event), claims(event), trials, seed, score=float)
+        result = run(Repeated(event, seed=seed), claims(event), trials, seed, score=float)
         rates = result.rates
         names = ("thresholds", "false_positive", "false_negative")
         names += ("false_positive_limits", "false_negative_limits")

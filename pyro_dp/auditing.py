@@ -107,7 +107,7 @@ def audit(
     low, high = _thresholds(held_out, chosen, delta, confidence)
     guesses, correct = _counts(tested, coins, low, high)
     bound = runs_bound(len(coins), guesses, correct, delta, confidence)
-    rates = _error_rates(held_out, tested, coins, (1.0 - confidence))
+    rates = _error_rates(held_out, tested, coins, 1.0 - confidence)
     return AuditResult(
         float(bound),
         delta,
@@ -249,7 +249,8 @@ def _thresholds(
 ) -> tuple[float, float]:
     """Those (low, high) that would give the best bound on these scores."""
     levels = np.concatenate([_TAILS, 1.0 - _TAILS])
-    tried = np.unique(np.concatenate([[-math.inf, math.inf], np.quantile(scores, levels)]))
+    quantiles = np.quantile(scores, levels, method="lower")
+    tried = np.unique(np.concatenate([[-math.inf, math.inf], quantiles]))
     low, high = (each.ravel() for each in np.meshgrid(tried, tried))
     low, high = low[low <= high], high[low <= high]
     guesses, correct = _counts(scores, included, low, high)

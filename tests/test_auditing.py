@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import ndtr, ndtri
+from scipy.stats import binomtest
 
 from pyro_dp import PrivacyAccountant, SubsampledGaussian, audit, audit_one_run
 from pyro_dp.errors import ConfigurationError
@@ -85,6 +86,20 @@ class TestRepeatedRuns:
         result = run(lambda x, y: rng.standard_normal(3), confidence=SURE)
         assert result.bound == 0.0
 
+    @pytest.mark.parametrize("dim", [1, 30])
+    def test_is_wrong_as_often_as_stated(self, dim):
+        """Where nothing can be seen, any bound is wrong. Thresholds and direction were fitted.
+
+        200 audits at confidence 0.9: more than 45 wrong ones have probability 1e-7.
+        """
+        rng = np.random.default_rng(0)
+        wrong = sum(
+            run(lambda x, y: rng.standard_normal(dim), num_trials=150, confidence=0.9, seed=i).bound
+            > 0.0
+            for i in range(200)
+        )
+        assert wrong <= 45
+
     def test_delta_pays_for_rare_disclosures(self):
         rng = np.random.default_rng(0)
         result = run(
@@ -141,6 +156,10 @@ class TestRates:
         ):
             assert np.all(interval[0] <= truth) and np.all(truth <= interval[1])
             assert np.all(interval[1] - interval[0] < 0.08)
+        absent = int((np.random.default_rng(0).integers(2, size=16_000) == 0).sum())
+        hits = round(rates.false_positive[3] * absent)
+        exact = binomtest(hits, absent).proportion_ci(1 - 1e-8 / 50, method="exact")
+        np.testing.assert_allclose(rates.false_positive_limits[:, 3], exact, rtol=1e-6)
         alpha, least = result.claimed_curve
         np.testing.assert_allclose(least, ndtr(ndtri(1 - alpha) - 1.0), atol=2e-3)
         assert result.claimed_epsilon == claim.get_epsilon()
