@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from pyro_dp.errors import ConfigurationError
 
@@ -68,6 +69,16 @@ def require_flag(name: str, value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise ConfigurationError(f"{name} must be True or False, not {type(value).__name__}.")
     return bool(value)
+
+
+def require_tensors(name: str, value: Any) -> dict[str, Tensor]:
+    """:raises ConfigurationError: no dictionary of finite tensors by name."""
+    if not isinstance(value, dict) or not all(
+        isinstance(key, str) and isinstance(each, Tensor) and bool(each.isfinite().all())
+        for key, each in value.items()
+    ):
+        raise ConfigurationError(f"{name} must be a dictionary of finite tensors.")
+    return value
 
 
 def require_choice(name: str, value: Any, choices: Sequence[str]) -> str:

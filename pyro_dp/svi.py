@@ -26,7 +26,13 @@ from pyro_dp.mechanisms import AdaptiveClip, Block, ClippedSum
 from pyro_dp.records import Records
 from pyro_dp.row_adam import RowAdam, RowOptimizer
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_choice, require_count, require_number, require_scale
+from pyro_dp.settings import (
+    require_choice,
+    require_count,
+    require_number,
+    require_scale,
+    require_tensors,
+)
 from pyro_dp.steps import COORDINATES, EagerStep
 from pyro_dp.traced_step import TracedStep
 
@@ -260,11 +266,13 @@ class DPSVI(PrivateInference):
         :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
         """
         self._require_state(state, _STATE)
-        require_number("bound", state["bound"], above=0.0, below=math.inf, closed=True)
+        require_scale("bound", state["bound"], infinite=True)
         store = pyro.get_param_store()
-        for name, value in state["parameters"].items():
+        for name, value in require_tensors("parameters", state["parameters"]).items():
             if name in store and store[name].unconstrained().shape != value.shape:
                 raise ConfigurationError(f"Parameter {name!r} has another shape than when saved.")
+        if not isinstance(state["optimizer"], dict):
+            raise ConfigurationError("load_state_dict: optimizer must be a dictionary.")
         local = state.get("private_local_state", {})
         RowOptimizer.check(local)
         self._load_state(state)

@@ -17,7 +17,7 @@ from pyro_dp.gaussian import stacked, unstacked
 from pyro_dp.mechanisms import Block, ClippedSum
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_count, require_number, require_scale
+from pyro_dp.settings import require_count, require_number, require_scale, require_tensors
 
 _SHARES = (0.2, 0.3, 0.5)  # of sigma^-2: counts, sums, second moments
 _STATE = ("weights", "locs", "covariances", "radius")
@@ -160,13 +160,15 @@ class DPEM(PrivateSteps):
         :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
         """
         self._require_state(state, _STATE)
-        if state["radius"] != self.radius:
+        if require_scale("radius", state["radius"], infinite=True) != self.radius:
             raise ConfigurationError("radius differs from that of the saved run.")
-        if state["locs"].shape != self.locs.shape:
-            raise ConfigurationError("start has another shape than in the saved run.")
+        estimate = {name: state[name] for name in ("weights", "locs", "covariances")}
+        for name, value in require_tensors("load_state_dict: the estimate", estimate).items():
+            if value.shape != getattr(self, name).shape:
+                raise ConfigurationError("start has another shape than in the saved run.")
         self._load_state(state)
-        for name in ("weights", "locs", "covariances"):
-            setattr(self, name, state[name].clone())
+        for name, value in estimate.items():
+            setattr(self, name, value.clone())
 
     def _check(self, x: Tensor) -> None:
         if self._checked is not None and self._checked[0] is x and self._checked[1] == x._version:

@@ -22,7 +22,7 @@ from pyro_dp.latents import Latent
 from pyro_dp.mechanisms import Block, ClippedSum
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_count, require_scale
+from pyro_dp.settings import require_count, require_scale, require_tensors
 from pyro_dp.steps import EagerStep
 from pyro_dp.traced_step import TracedStep
 
@@ -196,8 +196,10 @@ class DPSGLD(PrivateInference):
         :raises PrivacyError: its ledger counts less than the accountant's; nothing was changed.
         """
         self._require_state(state, _STATE)
-        if state["bound"] != self._bound:
+        if require_scale("bound", state["bound"], infinite=True) != self._bound:
             raise ConfigurationError("max_grad_norm differs from that of the saved run.")
+        require_tensors("load_state_dict: position", {"position": state["position"]})
+        require_tensors("load_state_dict: samples", state["samples"])
         if self._latents and state["position"].shape != self._leaf.shape:
             raise ConfigurationError(_OTHER_LATENTS)
         self._load_state(state)
