@@ -12,12 +12,12 @@ from torch.distributions import MultivariateNormal
 from tqdm.auto import trange
 
 from pyro_dp.ep_problem import EPProblem, require_moments
-from pyro_dp.errors import ConfigurationError
+from pyro_dp.errors import ConfigurationError, ModelError
 from pyro_dp.gaussian import Gaussian, dense, inverse
 from pyro_dp.initial_values import copied
 from pyro_dp.plates import find_plate
 from pyro_dp.records import Records
-from pyro_dp.settings import require_count, require_number
+from pyro_dp.settings import require_count, require_flag, require_number
 
 
 class EP:
@@ -53,6 +53,7 @@ class EP:
         require_count("num_steps", num_steps)
         require_number("damping", damping, above=0.0, below=1.0, closed=True)
         require_moments(moments)
+        require_flag("slice_data", slice_data)
         self.model, self.guide, self.num_steps, self.damping = model, guide, num_steps, damping
         self.plate, self.moments, self.slice_data = plate, moments, slice_data
 
@@ -88,6 +89,8 @@ class EP:
             total = Gaussian(sites.eta.sum(0), sites.precision.sum(0))
             prior = problem.prior.factor(posterior.mean, posterior.covariance)
             posterior = prior * total.embedded(places, problem.guide.size)
+            if not posterior.mean.isfinite().all():
+                raise ModelError("The sites left the finite numbers: use a smaller damping.")
         problem.guide.write(posterior.mean, posterior.covariance)
         return MultivariateNormal(posterior.mean, posterior.covariance)
 

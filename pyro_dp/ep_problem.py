@@ -17,7 +17,7 @@ from pyro_dp.predictors import NotLinear, innermost
 from pyro_dp.prior import Prior
 from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Records
-from pyro_dp.settings import require_choice
+from pyro_dp.settings import LARGEST, require_choice
 
 _NO_DRAWS = (
     "The model draws at random inside the private plate (dropout, or a latent that is not "
@@ -81,7 +81,8 @@ class EPProblem:
             particle = replace(particle.restricted(set(own)), latents=own)
             places = torch.cat([torch.arange(latent.start, latent.stop) for latent in seen])
             places = places.to(records.device)
-            mean, _ = gaussian.read()
+            mean, covariance = gaussian.read()
+            _require_proper(mean, covariance)
             likelihood = Likelihood(term, records, particle)
             _require_smooth(likelihood, mean[places])
             method = _choose_moments(likelihood, mean[places], moments)
@@ -89,6 +90,17 @@ class EPProblem:
             method.check(mean[places], indices, records.rows(indices))
         widths = [latent.stop - latent.start for latent in seen]
         return EPProblem(gaussian, likelihood, prior, method, places, widths)
+
+
+def _require_proper(mean: Tensor, covariance: Tensor) -> None:
+    """:raises ModelError: powers of the guide's initial values, which are public, overflow."""
+    sds = (covariance if covariance.dim() == 1 else covariance.diagonal()).sqrt()
+    within = (mean.abs() <= LARGEST) & (sds >= 1 / LARGEST) & (sds <= LARGEST)
+    if not within.all():
+        raise ModelError(
+            "The guide starts at locations or scales that are not finite, or so extreme that their "
+            f"powers overflow: start it at scales of {1 / LARGEST:g} to {LARGEST:g}."
+        )
 
 
 def require_moments(moments: str) -> None:

@@ -28,7 +28,8 @@ def guarded(doing: str, *, hint: str = "") -> Iterator[None]:
     """Run a model or guide.
 
     * An exception becomes a :class:`ModelError` that tells its type, the Pyro site and the line of
-      user code, but not its text: Pyro's and torch's messages quote values.
+      user code, but not its text: Pyro's and torch's messages quote values. The text is removed
+      from the original as well, which stays the new one's ``__context__``.
     * Batch statistics are refused: they mix records, and running averages would keep them.
     * Validation is off, also of distributions that were made with it: it reads values, which can
       be neither vectorised over records nor traced.
@@ -42,14 +43,16 @@ def guarded(doing: str, *, hint: str = "") -> Iterator[None]:
     except PrivacyError:
         raise
     except Exception as error:
-        if str(error).startswith(_DISCRETE):
+        discrete, location = str(error).startswith(_DISCRETE), _location(error)
+        error.args, error.__cause__, error.__context__ = (), None, None
+        if discrete:
             raise ModelError(
-                f"An autoguide has no place for a discrete latent{_location(error)}: mark it in "
+                f"An autoguide has no place for a discrete latent{location}: mark it in "
                 "the model with infer={'enumerate': 'parallel'} and hide it from the guide, as in "
                 "AutoNormal(pyro.poutine.block(model, hide=['assignment']))."
             ) from None
         raise ModelError(
-            f"{doing} raised {type(error).__name__}{_location(error)}. The text of the error is "
+            f"{doing} raised {type(error).__name__}{location}. The text of the error is "
             "withheld because it may quote data; call the model or guide itself to see it."
             + (f" {hint}" if hint else "")
         ) from None

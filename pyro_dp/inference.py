@@ -18,7 +18,7 @@ from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.python_state import PythonState
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_choice
+from pyro_dp.settings import require_choice, require_flag
 
 _MOST_TRACES = 4  # where more are needed, tracing takes longer than it saves
 _CHANGING = (
@@ -57,6 +57,7 @@ class PrivateInference(PrivateSteps):
             if not callable(function):
                 raise ConfigurationError(f"{name} must be a Pyro {name}, which is a callable.")
         require_choice("jit", jit, ("trace", "compile", "none"))
+        require_flag("slice_data", slice_data)
         if plate is not None and not isinstance(plate, str):
             raise ConfigurationError("plate must be the name of a pyro.plate.")
         if pyro.settings.get("module_local_params"):

@@ -59,7 +59,7 @@ class AdaptiveClip:
 
     :param initial: the bound of the first step.
     :param quantile: fraction of the records that should lie within the bound, in (0, 1).
-    :param learning_rate: step size of the geometric update.
+    :param learning_rate: step size of the geometric update, in (0, 100).
     :param share: part of the privacy cost (of sigma^-2) that the bit takes from the gradient, in
         (0, 1).
     :raises ConfigurationError: a setting is out of range.
@@ -73,7 +73,7 @@ class AdaptiveClip:
     def __post_init__(self) -> None:
         for name, upper in (
             ("initial", math.inf),
-            ("learning_rate", math.inf),
+            ("learning_rate", 100.0),
             ("quantile", 1.0),
             ("share", 1.0),
         ):

@@ -78,6 +78,8 @@ class Family:
         constant = [getattr(base, name) for name in self._constant]
         ones = torch.ones(shape, dtype=torch.float64, device=numbers.device)
         weight = torch.where(mask, ones * scale, 0.0)
+        if site["value"].dim() > len(shape):
+            raise NotLinear(f"site {self.name!r} observes more than its distribution has elements")
         value = site["value"].expand(shape)
         if self._categorical:  # a label out of range would raise for all; where masked, it may be
             inside = (value >= 0) & (value < base.logits.shape[-1])

@@ -15,7 +15,13 @@ from pyro_dp.grid_sums import GridSum
 from pyro_dp.mechanisms import ClippedSum, release
 from pyro_dp.randomness import Randomness
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_choice, require_count, require_number
+from pyro_dp.settings import (
+    LARGEST,
+    require_choice,
+    require_count,
+    require_flag,
+    require_number,
+)
 
 SEEDED = (
     "A seeded generator was used: the run can be repeated, and is not private against anyone who "
@@ -206,6 +212,7 @@ class PrivateSteps(abc.ABC):
     def _account_and_release(self, clipped: ClippedSum, noise_multiplier: float) -> list[Tensor]:
         """Sums over the batch become estimates of sums over all records."""
         rate = self._sampler.sample_rate
+        self._require_bounded(noise_multiplier, clipped)
         # Two threads with equal seeds must not find the same position, and draw the same noise.
         with self.accountant.next_position() as position:
             released = release(
@@ -216,6 +223,15 @@ class PrivateSteps(abc.ABC):
             )
         return [block / rate for block in released]
 
+    def _require_bounded(self, noise_multiplier: float, clipped: ClippedSum) -> None:
+        """Refuse noise so large that powers of the estimates would overflow."""
+        bound = max(block.bound for block in clipped.blocks)
+        if noise_multiplier and noise_multiplier * bound / self._sampler.sample_rate > LARGEST:
+            raise ConfigurationError(
+                f"The noise would have a standard deviation beyond {LARGEST:g}: lower "
+                "noise_multiplier or the bound of a record, or raise sample_rate."
+            )
+
     def _check_settings(self) -> None:
         if not isinstance(self.accountant, PrivacyAccountant):
             raise ConfigurationError("accountant must be a PrivacyAccountant.")
@@ -223,8 +239,7 @@ class PrivateSteps(abc.ABC):
             require_count("num_steps", self.num_steps)
         if self.microbatch_size is not None:
             require_count("microbatch_size", self.microbatch_size)
-        if not isinstance(self._secure, bool):
-            raise ConfigurationError("secure must be True or False.")
+        require_flag("secure", self._secure)
         self._check_sampling()
         self._check_noise()
 
@@ -252,8 +267,8 @@ class PrivateSteps(abc.ABC):
                 raise ConfigurationError(
                     "noise_multiplier=None is calibrated for a number of steps: pass num_steps."
                 )
-        elif isinstance(sigma, bool) or sigma != 0:
-            require_number("noise_multiplier", sigma, above=0.0, below=math.inf)
+        else:
+            require_number("noise_multiplier", sigma, above=0.0, below=math.inf, or_equal=True)
         if self._secure and sigma == 0:
             raise ConfigurationError("secure=True needs noise: noise_multiplier=0 adds none.")
         if self._bound == math.inf and sigma != 0:

@@ -7,6 +7,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from pyro_dp.privacy_loss import Side, Step, losses_at
+from pyro_dp.settings import LARGEST
 
 ORDERS = np.array([*range(2, 65), *(round(64 * 1.15**k) for k in range(1, 25))], float)
 
@@ -45,7 +46,8 @@ def step_divergences(step: Step) -> np.ndarray:
             mechanism.neighboring = "replace_one"
             mechanism.propagate_updates(functools.partial(replacement_divergence, step), "RDP")
         else:
-            mechanism = mechanism_zoo.GaussianMechanism(step.noise, approxDP_off=True)
+            noise = min(step.noise, LARGEST)  # its square must be a number
+            mechanism = mechanism_zoo.GaussianMechanism(noise, approxDP_off=True)
             if step.rate < 1.0:
                 poisson = step.kind == "remove"
                 mechanism.neighboring = "add_remove" if poisson else "replace_one"

@@ -42,7 +42,7 @@ from pyro_dp.mechanisms import Block, ClippedSum
 from pyro_dp.noise_aware import mean_noise
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_choice, require_number
+from pyro_dp.settings import require_choice, require_flag, require_number, require_scale
 from pyro_dp.site_sums import SiteSums
 from pyro_dp.step_control import StepControl
 
@@ -144,12 +144,14 @@ class DPSEP(PrivateInference):
         generator: torch.Generator | int | None = None,
         secure: bool = False,
     ):
-        require_number("max_factor_norm", max_factor_norm, above=0.0, below=math.inf, closed=True)
+        require_scale("max_factor_norm", max_factor_norm, infinite=True)
+        require_flag("centred", centred)
+        require_flag("noise_aware", noise_aware)
         require_moments(moments)
         if precision is not None:
             require_choice("precision", precision, tuple(STRUCTURES))
         if precision_weight is not None:
-            require_number("precision_weight", precision_weight, above=0.0, below=math.inf)
+            require_scale("precision_weight", precision_weight)
         if damping is not None and not callable(damping):
             require_number("damping", damping, above=0.0, below=1.0, closed=True)
         if num_steps is None:
@@ -189,6 +191,7 @@ class DPSEP(PrivateInference):
             an estimate that the step control left aside.
         :raises ModelError: model, guide or data do not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
+        :raises ConfigurationError: with these settings the posterior left the finite numbers.
         """
         self._prepare(args, kwargs)
         damping = self._fixed_damping()
@@ -199,7 +202,10 @@ class DPSEP(PrivateInference):
         with self._all_or_nothing():
             change = self._update(self._estimate(released, cavity), cavity, damping)
             self._advance()
-            self._problem.guide.write(*self._reported(self.noise_aware))
+            mean, covariance = self._reported(self.noise_aware)
+            if not (mean.isfinite().all() and covariance.isfinite().all()):
+                raise ArithmeticError
+            self._problem.guide.write(mean, covariance)
         return change
 
     @torch.no_grad()
@@ -343,8 +349,13 @@ class DPSEP(PrivateInference):
         before["_control"] = copy.copy(self._control)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             vars(self).update(before)
+            if isinstance(error, (ArithmeticError, torch.linalg.LinAlgError)):
+                raise ConfigurationError(
+                    "The posterior left the finite numbers, and stays where it was; the release "
+                    "was spent. Use a smaller max_factor_norm or damping, or other units."
+                ) from None
             raise
 
     def _advance(self) -> None:

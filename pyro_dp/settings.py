@@ -1,11 +1,15 @@
 """Validation of settings. Every text names the argument."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from pyro_dp.errors import ConfigurationError
+
+LARGEST = 1e50  # numbers whose fourth powers, and their inverses, are still numbers
 
 
 def require_number(
@@ -35,17 +39,51 @@ def require_number(
         raise ConfigurationError(f"{name} is an integer too large for a float.") from None
 
 
+def require_scale(name: str, value: Any, *, infinite: bool = False) -> float:
+    """A positive number in whose units something is measured, as a float.
+
+    :param infinite: infinity is allowed.
+    :raises ConfigurationError: not in [1e-50, 1e50], where powers can be taken.
+    """
+    scale = require_number(name, value, above=0.0, below=math.inf, closed=infinite)
+    if not 1 / LARGEST <= scale <= LARGEST and scale != math.inf:
+        raise ConfigurationError(
+            f"{name}={scale:g} is out of the range of {1 / LARGEST:g} to {LARGEST:g}, in which "
+            "powers can be taken: use other units."
+        )
+    return scale
+
+
 def require_count(name: str, value: Any, *, least: int = 1) -> int:
-    """:raises ConfigurationError: not an integer, or smaller than ``least``."""
+    """:raises ConfigurationError: not an integer, smaller than ``least``, or not exact as float."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         kind = "a positive integer" if least == 1 else f"an integer >= {least}"
         raise ConfigurationError(f"{name} must be {kind}; it is {value!r}.")
+    if value > 2**53:
+        raise ConfigurationError(f"{name} must be at most 2**53.")
     return int(value)
+
+
+def require_flag(name: str, value: Any) -> bool:
+    """:raises ConfigurationError: neither True nor False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ConfigurationError(f"{name} must be True or False, not {type(value).__name__}.")
+    return bool(value)
+
+
+def require_tensors(name: str, value: Any) -> dict[str, Tensor]:
+    """:raises ConfigurationError: no dictionary of finite tensors by name."""
+    if not isinstance(value, dict) or not all(
+        isinstance(key, str) and isinstance(each, Tensor) and bool(each.isfinite().all())
+        for key, each in value.items()
+    ):
+        raise ConfigurationError(f"{name} must be a dictionary of finite tensors.")
+    return value
 
 
 def require_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     """:raises ConfigurationError: not one of the choices."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ConfigurationError(
             f"{name} must be one of {', '.join(map(repr, choices))}; it is {value!r}."
         )

@@ -26,12 +26,24 @@ from pyro_dp.mechanisms import AdaptiveClip, Block
 from pyro_dp.records import Records
 from pyro_dp.row_adam import RowAdam, RowOptimizer
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_choice, require_number
+from pyro_dp.settings import (
+    require_choice,
+    require_count,
+    require_number,
+    require_scale,
+    require_tensors,
+)
 from pyro_dp.steps import COORDINATES, EagerStep
 from pyro_dp.traced_step import TracedStep
 
 _LOSSES = (Trace_ELBO, TraceMeanField_ELBO, TraceEnum_ELBO)
 _STATE = ("parameters", "optimizer", "bound")
+_STARTED = "Parameter {name!r} is NaN or infinite before the step: start it at a finite value."
+_LEFT = (
+    "Parameter {name!r} became NaN or infinite; the release was spent. Use a smaller learning rate "
+    "or clip_norm in optim, other initial values, or a prior with a finite gradient."
+)
+_FAILED = "optim failed, and the release was spent: {error}"
 
 
 class DPSVI(PrivateInference):
@@ -147,12 +159,13 @@ class DPSVI(PrivateInference):
         if type(loss) not in _LOSSES:
             names = ", ".join(kind.__name__ for kind in _LOSSES)
             raise ConfigurationError(f"loss must be one of {names}, not {type(loss).__name__}.")
+        require_count("loss.num_particles", loss.num_particles)
         require_choice("privatize", privatize, tuple(COORDINATES))
         adaptive = max_grad_norm if isinstance(max_grad_norm, AdaptiveClip) else None
-        if adaptive is None and max_grad_norm != math.inf:
-            require_number("max_grad_norm", max_grad_norm, above=0.0, below=math.inf)
+        if adaptive is None:
+            require_scale("max_grad_norm", max_grad_norm, infinite=True)
         if loss_clip is not None:
-            require_number("loss_clip", loss_clip, above=0.0, below=math.inf)
+            require_scale("loss_clip", loss_clip)
             require_number("loss_share", loss_share, above=0.0, below=1.0)
         if not isinstance(local_optim, RowAdam | None):
             raise ConfigurationError("local_optim must be a RowAdam, or None.")
@@ -196,6 +209,7 @@ class DPSVI(PrivateInference):
         :returns: the private loss in nats if ``loss_clip`` is set, else nan.
         :raises ModelError: model, guide or data do not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
+        :raises ConfigurationError: the optimizer fails, or makes a parameter NaN or infinite.
         """
         self._prepare(args, kwargs)
         position = self.accountant.position
@@ -210,9 +224,7 @@ class DPSVI(PrivateInference):
             leaf.grad = None
             if gradients[name] is not None:  # with memory of its own: optimizers write to it
                 leaf.grad = gradients[name].clone(memory_format=torch.contiguous_format)
-        self.optim(set(self._parameters.values()))
-        for leaf in self._parameters.values():
-            leaf.grad = None
+        self._optimise()
         for indices, own in moves:  # behind the privacy wall
             self._rows.step(indices, own)
         return self._read(others, outside)
@@ -262,11 +274,13 @@ class DPSVI(PrivateInference):
             journal; nothing was changed.
         """
         self._require_state(state, _STATE)
-        require_number("bound", state["bound"], above=0.0, below=math.inf, closed=True)
+        require_scale("bound", state["bound"], infinite=True)
         store = pyro.get_param_store()
-        for name, value in state["parameters"].items():
+        for name, value in require_tensors("parameters", state["parameters"]).items():
             if name in store and store[name].unconstrained().shape != value.shape:
                 raise ConfigurationError(f"Parameter {name!r} has another shape than when saved.")
+        if not isinstance(state["optimizer"], dict):
+            raise ConfigurationError("load_state_dict: optimizer must be a dictionary.")
         local = state.get("private_local_state", {})
         RowOptimizer.check(local)
         self._load_state(state)
@@ -282,6 +296,30 @@ class DPSVI(PrivateInference):
         with torch.no_grad():
             for name in [name for name in self._loaded if name in store]:
                 store[name].unconstrained().copy_(self._loaded.pop(name))
+
+    def _optimise(self) -> None:
+        """The optimizer's step: post-processing."""
+        leaves = self._parameters
+        try:
+            self.optim(set(leaves.values()))
+        except Exception as error:
+            raise ConfigurationError(_FAILED.format(error=_named(error))) from error
+        finally:
+            for leaf in leaves.values():
+                leaf.grad = None
+        rarely = self._steps <= 3 or self._steps % 10 == 0 or self._steps == self.num_steps
+        _require_finite(leaves, _LEFT, constrained=rarely)
+
+    def _require_optimizer(self) -> None:
+        """An optimizer that cannot be made is refused before anything is spent."""
+        for name, leaf in self._parameters.items():
+            if leaf not in self.optim.optim_objs:
+                try:
+                    self.optim._get_optim(leaf)
+                except Exception as error:
+                    raise ConfigurationError(
+                        f"optim cannot be made for parameter {name!r}: {_named(error)}"
+                    ) from error
 
     def _build(self, records: Records, sampler: RecordSampler) -> None:
         store = pyro.get_param_store()
@@ -304,6 +342,8 @@ class DPSVI(PrivateInference):
         if started or self.optim.optim_objs or before & (parameters | term.local.leaves).keys():
             self._note_earlier_values()
         self._set_loaded()
+        _require_finite(parameters, _STARTED)
+        self._require_optimizer()
         self._step = self._choose_step(records, sampler)
 
     def _choose_step(self, records: Records, sampler: RecordSampler) -> EagerStep | TracedStep:
@@ -348,3 +388,26 @@ class DPSVI(PrivateInference):
         if self.loss_clip is None:
             return math.nan
         return others[0].item() + outside.item()
+
+
+@torch.no_grad()
+def _require_finite(leaves: dict[str, Tensor], text: str, *, constrained: bool = True) -> None:
+    """
+    :param constrained: look at the constrained values, too, which takes longer.
+    :raises ConfigurationError: a parameter, all of which are public, is not finite.
+    """
+    values = {name: [leaf] for name, leaf in leaves.items() if leaf.numel()}
+    if constrained:
+        store = pyro.get_param_store()
+        values = {name: [leaf, store[name]] for name, (leaf,) in values.items()}
+    if not values:
+        return
+    # One number to look at: a device is waited for once.
+    largest = torch._foreach_norm([each for own in values.values() for each in own], math.inf)
+    if not math.isfinite(torch.stack(largest).sum().item()):
+        bad = [name for name, own in values.items() if not all(x.isfinite().all() for x in own)]
+        raise ConfigurationError(text.format(name=bad[0]))
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

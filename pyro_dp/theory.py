@@ -13,7 +13,7 @@ from scipy.special import chdtri, ndtri
 from torch import Tensor
 
 from pyro_dp.errors import ConfigurationError
-from pyro_dp.settings import require_number
+from pyro_dp.settings import LARGEST, require_number, require_scale
 
 
 def sep_kl_bound(
@@ -81,8 +81,8 @@ def sep_kl_bound(
     :return: nats.
     :raises ConfigurationError: a shape or a value is not as stated.
     """
-    t = require_number("eta_noise", eta_noise, above=0.0, below=math.inf, or_equal=True)
-    s = require_number("precision_noise", precision_noise, above=0.0, below=math.inf, or_equal=True)
+    t = require_number("eta_noise", eta_noise, above=0.0, below=LARGEST, or_equal=True)
+    s = require_number("precision_noise", precision_noise, above=0.0, below=LARGEST, or_equal=True)
     beta = require_number("beta", beta, above=0.0, below=1.0)
     root = _cholesky("precision", _square("precision", precision))
     d = len(root)
@@ -144,10 +144,8 @@ def clipped_kl(
     :return: nats; ``math.inf`` where L~ is not positive definite, which takes an indefinite site.
     :raises ConfigurationError: a shape or a value is not as stated, or L is not positive definite.
     """
-    bound = require_number(
-        "max_factor_norm", max_factor_norm, above=0.0, below=math.inf, closed=True
-    )
-    weight = require_number("weight", weight, above=0.0, below=math.inf)
+    bound = require_scale("max_factor_norm", max_factor_norm, infinite=True)
+    weight = require_scale("weight", weight)
     prior_precision = _square("prior_precision", prior_precision)
     d = len(prior_precision)
     prior_eta = _tensor("prior_eta", prior_eta, (d,))
@@ -222,8 +220,8 @@ def _tensor(name: str, value: Any, shape: tuple[int | None, ...]) -> Tensor:
     if not fits:
         raise ConfigurationError(f"{name} must have shape ({words}), not {tuple(value.shape)}.")
     value = value.detach().to("cpu", torch.float64)
-    if not bool(torch.isfinite(value).all()):
-        raise ConfigurationError(f"{name} must be finite.")
+    if not bool((value.abs() <= LARGEST).all()):
+        raise ConfigurationError(f"{name} must be finite, with no number beyond {LARGEST:g}.")
     return value
 
 

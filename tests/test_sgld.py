@@ -416,7 +416,7 @@ def test_pickling_would_carry_the_data():
 
 
 def test_a_chain_that_diverges_says_so():
-    sgld = chain(means, step_size=1e200, max_grad_norm=math.inf)
+    sgld = chain(means, step_size=1e40, max_grad_norm=math.inf)
     with pytest.raises(ConfigurationError, match="step_size is too large"):
         sgld.run(torch.randn(10, 2), progress=False)
     assert sgld.state_dict()["position"].isfinite().all()

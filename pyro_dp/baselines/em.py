@@ -17,7 +17,7 @@ from pyro_dp.gaussian import stacked, unstacked
 from pyro_dp.mechanisms import Block
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_count, require_number
+from pyro_dp.settings import require_count, require_number, require_scale, require_tensors
 
 _SHARES = (0.2, 0.3, 0.5)  # of sigma^-2: counts, sums, second moments
 _STATE = ("weights", "locs", "covariances", "radius")
@@ -84,7 +84,7 @@ class DPEM(PrivateSteps):
             raise ConfigurationError("start must be a tensor (K, d) of locations.")
         if not start.isfinite().all():
             raise ConfigurationError("start must be finite.")
-        require_number("radius", radius, above=0.0, below=math.inf, closed=True)
+        require_scale("radius", radius, infinite=True)
         components, dim = start.shape
         if radius == math.inf and None in (start_variance, least_variance):
             raise ConfigurationError(
@@ -94,7 +94,7 @@ class DPEM(PrivateSteps):
             start_variance = radius**2 / dim
         if least_variance is None:
             least_variance = 1e-4 * radius**2
-        require_number("start_variance", start_variance, above=0.0, below=math.inf)
+        require_scale("start_variance", start_variance)
         require_number("least_variance", least_variance, above=0.0, below=radius**2)
         require_count("num_steps", num_steps)
         require_number("sample_rate", sample_rate, above=0.0, below=1.0, closed=True)
@@ -161,13 +161,15 @@ class DPEM(PrivateSteps):
             journal; nothing was changed.
         """
         self._require_state(state, _STATE)
-        if state["radius"] != self.radius:
+        if require_scale("radius", state["radius"], infinite=True) != self.radius:
             raise ConfigurationError("radius differs from that of the saved run.")
-        if state["locs"].shape != self.locs.shape:
-            raise ConfigurationError("start has another shape than in the saved run.")
+        estimate = {name: state[name] for name in ("weights", "locs", "covariances")}
+        for name, value in require_tensors("load_state_dict: the estimate", estimate).items():
+            if value.shape != getattr(self, name).shape:
+                raise ConfigurationError("start has another shape than in the saved run.")
         self._load_state(state)
-        for name in ("weights", "locs", "covariances"):
-            setattr(self, name, state[name].clone())
+        for name, value in estimate.items():
+            setattr(self, name, value.clone())
 
     def _check(self, x: Tensor) -> None:
         if self._checked is not None and self._checked[0] is x and self._checked[1] == x._version:
@@ -217,6 +219,7 @@ class DPEM(PrivateSteps):
         least = (noise_of_squares * math.sqrt(2 * dim) / n).clamp(min=self.least_variance)
         values = values.clamp(min=least.unsqueeze(1)).clamp(max=self.radius**2).unsqueeze(1)
         covariances = (vectors * values) @ vectors.mT
+        covariances = (covariances + covariances.mT) / 2
         self.locs = torch.where(found[:, None], locs, self.locs)
         self.covariances = torch.where(found[:, None, None], covariances, self.covariances)
 

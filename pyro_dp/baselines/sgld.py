@@ -4,7 +4,6 @@ Wang, Fienberg & Smola 2015 (Privacy for Free, arXiv 1502.07645), after Welling 
 Pyro model with a plate of individuals.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from pyro_dp.latents import Latent
 from pyro_dp.mechanisms import Block
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_count, require_number
+from pyro_dp.settings import require_count, require_scale, require_tensors
 from pyro_dp.steps import EagerStep
 from pyro_dp.traced_step import TracedStep
 
@@ -108,10 +107,10 @@ class DPSGLD(PrivateInference):
         generator: torch.Generator | int | None = None,
         secure: bool = False,
     ):
-        require_number("max_grad_norm", max_grad_norm, above=0.0, below=math.inf, closed=True)
+        require_scale("max_grad_norm", max_grad_norm, infinite=True)
         require_count("num_steps", num_steps)
         if not callable(step_size):
-            require_number("step_size", step_size, above=0.0, below=math.inf)
+            require_scale("step_size", step_size)
         if warmup_steps is None:
             warmup_steps = num_steps // 2
         if require_count("warmup_steps", warmup_steps, least=0) >= num_steps:
@@ -198,8 +197,10 @@ class DPSGLD(PrivateInference):
             journal; nothing was changed.
         """
         self._require_state(state, _STATE)
-        if state["bound"] != self._bound:
+        if require_scale("bound", state["bound"], infinite=True) != self._bound:
             raise ConfigurationError("max_grad_norm differs from that of the saved run.")
+        require_tensors("load_state_dict: position", {"position": state["position"]})
+        require_tensors("load_state_dict: samples", state["samples"])
         if self._latents and state["position"].shape != self._leaf.shape:
             raise ConfigurationError(_OTHER_LATENTS)
         self._load_state(state)
@@ -250,7 +251,7 @@ class DPSGLD(PrivateInference):
         if not callable(self.step_size):
             return self.step_size
         size = self.step_size(self._steps)
-        return require_number("step_size(step)", size, above=0.0, below=math.inf)
+        return require_scale("step_size(step)", size)
 
     @torch.no_grad()
     def _move(self, gradient: Tensor, step_size: float) -> float:
@@ -260,10 +261,16 @@ class DPSGLD(PrivateInference):
             noise = self.noise_multiplier * self._bound / self._sampler.sample_rate
             private = (step_size * noise / 2) ** 2
         # What records do not see, such as the hyperparameters of a hierarchy, was released exactly.
-        missing = torch.where(self._seen, max(0.0, step_size - private), step_size)
-        drawn = missing.sqrt() * torch.randn_like(self._leaf)
+        missing = step_size - min(private, step_size) * self._seen.double()
+        drawn = missing.sqrt().to(self._leaf) * torch.randn_like(self._leaf)
         position = self._leaf - step_size / 2 * gradient + drawn
-        if not position.isfinite().all():
+        sites = {
+            latent.name: latent.transform(
+                position[latent.start : latent.stop].reshape(latent.shape)
+            )
+            for latent in self._latents
+        }
+        if not all(value.isfinite().all() for value in (position, *sites.values())):
             raise ConfigurationError(
                 "step_size is too large: the chain left the finite numbers, and stays where it "
                 "was. The release was spent."
@@ -271,9 +278,8 @@ class DPSGLD(PrivateInference):
         self._leaf.data = position
         self._position = position.clone()
         if self._steps > self.warmup_steps:
-            for latent in self._latents:
-                u = position[latent.start : latent.stop].reshape(latent.shape)
-                self._samples.setdefault(latent.name, []).append(latent.transform(u))
+            for name, value in sites.items():
+                self._samples.setdefault(name, []).append(value)
         return max(1.0, private / step_size)
 
 

@@ -1,6 +1,5 @@
 """A mixture of Gaussians with unknown weights, means and precisions (Attias 1999; Bishop 10.2)."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from pyro_dp.errors import ConfigurationError, ModelError
 from pyro_dp.outer_products import Joined, OuterProducts
-from pyro_dp.settings import require_count, require_number
+from pyro_dp.settings import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
     Draws,
@@ -94,9 +93,9 @@ class GaussianMixture(ConjugateModel):
             shape=shape,
         )
         for name, value in settings.items():
-            setattr(self, name, require_number(name, value, above=0.0, below=math.inf))
+            setattr(self, name, require_scale(name, value))
         rate = self.shape * (self.radius / 10) ** 2 if rate is None else rate
-        self.rate = require_number("rate", rate, above=0.0, below=math.inf)
+        self.rate = require_scale("rate", rate)
         if start is not None:
             shape = (self.components, self.dim)
             if not isinstance(start, Tensor) or start.shape != shape or not start.isfinite().all():

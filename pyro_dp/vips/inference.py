@@ -8,8 +8,10 @@ are the prior's plus the sums of the statistics, and the prior stays what it is:
 the mixture of the statistics, and the posterior is a function of it.
 """
 
+import contextlib
 import math
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,7 +20,7 @@ from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
-from pyro_dp.errors import ConfigurationError, ModelError
+from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.plates import PrivatePlate
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.randomness import LocalStream
@@ -145,6 +147,7 @@ class VIPS(PrivateSteps):
         :raises ModelError: the data do not fit; nothing was spent. (An E-step of your own that
             fails does so after the release of what is static, which the next step reuses.)
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
+        :raises ConfigurationError: with these settings the posterior left the finite numbers.
         """
         self._prepare(data)
         if self._once and self._static is None:
@@ -169,7 +172,8 @@ class VIPS(PrivateSteps):
 
         :raises ConfigurationError: no step was taken yet.
         """
-        return self.model.marginals(self._current())
+        with _finite():
+            return self.model.marginals(self._current())
 
     def guide(self, *args: Any, **kwargs: Any) -> None:
         """The current posterior as a Pyro guide for the model's Pyro model.
@@ -178,7 +182,8 @@ class VIPS(PrivateSteps):
 
         :raises ConfigurationError: no step was taken yet.
         """
-        self.model.guide(self._current())
+        with _finite():
+            self.model.guide(self._current())
 
     def state_dict(self) -> dict[str, Any]:
         """Statistics, step count and accountant.
@@ -298,9 +303,24 @@ class VIPS(PrivateSteps):
         return self._each.estimates(released, self.noise_multiplier, self._sampler.sample_rate)
 
     def _m_step(self, mixed: MixedStatistics, size: int) -> Any:
-        return self.model.posterior(mixed.values, mixed.noise, size)
+        with _finite():
+            return self.model.posterior(mixed.values, mixed.noise, size)
 
     def _current(self) -> Any:
         if not self._steps:
             raise ConfigurationError("There is no posterior before the first step.")
         return self._posterior
+
+
+@contextlib.contextmanager
+def _finite() -> Iterator[None]:
+    """Name what ails a posterior that is none: it is made of settings and of what was released."""
+    try:
+        yield
+    except PrivacyError:
+        raise
+    except (ArithmeticError, ValueError, torch.linalg.LinAlgError) as error:
+        raise ConfigurationError(
+            "The posterior left the finite numbers, and what was released is spent: use a model "
+            "with less extreme bounds and prior, or less noise."
+        ) from error

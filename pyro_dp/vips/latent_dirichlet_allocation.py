@@ -14,7 +14,7 @@ from pyro.distributions import Dirichlet, Distribution
 from torch import Tensor
 
 from pyro_dp.errors import ConfigurationError, ModelError
-from pyro_dp.settings import require_count, require_number
+from pyro_dp.settings import require_count, require_number, require_scale
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, require_rows
 from pyro_dp.vips.documents import (
     Documents,
@@ -83,12 +83,12 @@ class LatentDirichletAllocation(ConjugateModel):
         self.iterations = require_count("iterations", iterations)
         self.clip = require_number("clip", clip, above=0.0, below=1.0, closed=True)
         if length is not None:
-            require_number("length", length, above=0.0, below=math.inf)
+            require_scale("length", length)
         elif self.clip < 1.0:
             raise ConfigurationError("clip is in units of length: pass a length.")
         self.length = length
         self.alpha, self.eta = (
-            require_number(name, 1 / topics if value is None else value, above=0.0, below=math.inf)
+            require_scale(name, 1 / topics if value is None else value)
             for name, value in (("alpha", alpha), ("eta", eta))
         )
 
@@ -104,7 +104,9 @@ class LatentDirichletAllocation(ConjugateModel):
         if len(data) != 1:
             raise ModelError("LatentDirichletAllocation takes the argument counts.")
         require_rows("counts", data[0], self.words)
-        if not ((data[0] >= 0) & (data[0] == data[0].round())).all():
+        (counts,) = data
+        broken = counts.is_floating_point() and not (counts == counts.round()).all()
+        if broken or not (counts >= 0).all():
             raise ModelError(
                 "counts must hold whole numbers >= 0. (This message depends on the data: it is for "
                 "the curator only.)"

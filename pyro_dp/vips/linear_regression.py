@@ -1,6 +1,5 @@
 """Linear regression with a conjugate Normal-Gamma prior: one release is all that it takes."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from pyro_dp.errors import ModelError
 from pyro_dp.gaussian import floored, inverse, unstacked
-from pyro_dp.settings import require_count, require_number
+from pyro_dp.settings import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
     Draws,
@@ -77,7 +76,7 @@ class LinearRegression(ConjugateModel):
             rate=rate,
         )
         for name, value in settings.items():
-            setattr(self, name, require_number(name, value, above=0.0, below=math.inf))
+            setattr(self, name, require_scale(name, value))
 
     @property
     def statistics(self) -> Mapping[str, Statistic]:

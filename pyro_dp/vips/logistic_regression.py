@@ -14,7 +14,7 @@ from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.errors import ModelError
-from pyro_dp.settings import require_count, require_number
+from pyro_dp.settings import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
     Draws,
@@ -64,7 +64,7 @@ class LogisticRegression(ConjugateModel):
     def __init__(self, dim: int, *, concentration: float = 1.0, rate: float = 1.0):
         self.dim = require_count("dim", dim)
         self.concentration, self.rate = (
-            require_number(name, value, above=0.0, below=float("inf"))
+            require_scale(name, value)
             for name, value in (("concentration", concentration), ("rate", rate))
         )
 

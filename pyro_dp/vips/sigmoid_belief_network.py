@@ -17,7 +17,7 @@ from torch import Tensor
 from pyro_dp.errors import ModelError
 from pyro_dp.gaussian import floored
 from pyro_dp.outer_products import Joined, OuterProducts
-from pyro_dp.settings import require_count, require_number
+from pyro_dp.settings import require_count, require_scale
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic, require_rows
 from pyro_dp.vips.hidden_units import hidden_units
 from pyro_dp.vips.noisy_regression import noisy_regression
@@ -96,7 +96,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
         self.units = require_count("units", units)
         self.sweeps = require_count("sweeps", sweeps)
         a, b, self.bias_scale = (
-            require_number(name, value, above=0.0, below=math.inf)
+            require_scale(name, value)
             for name, value in (("a", a), ("b", b), ("bias_scale", bias_scale))
         )
         self.prior = ShrinkagePrior(a, b)

@@ -1,0 +1,677 @@
+"""Cases to fuzz the package with, as hypothesis strategies of plain values.
+
+A case says what is called and with what; :func:`fuzz_contract.check` runs it and judges. Used by
+test_fuzz.py and benchmarks/fuzz.py.
+"""
+
+import json
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fuzz_models as made
+import numpy as np
+import torch
+from fuzz_contract import Case, NotBuilt, Watch, odd_values, parameters, require_finite
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    EP,
+    VIPS,
+    AdaptiveClip,
+    PrivacyAccountant,
+    RowAdam,
+    SubsampledGaussian,
+    clipped_kl,
+    sep_kl_bound,
+)
+from pyro_dp.baselines import DPEM, DPSGLD
+from pyro_dp.vips import (
+    GaussianMixture,
+    LatentDirichletAllocation,
+    LinearRegression,
+    LogisticRegression,
+    SigmoidBeliefNetwork,
+)
+
+_ARRAYS = (np.ndarray, torch.Tensor)
+_EYE = torch.eye(2, dtype=torch.float64)
+odd = st.sampled_from(odd_values())
+
+
+def _filled(*shape: int, value: float = 0.0) -> torch.Tensor:
+    return torch.full(shape, value, dtype=torch.float64)
+
+
+def _half(step: int) -> float:
+    return 0.5
+
+
+def mostly(sound: list, others: list) -> SearchStrategy:
+    """One of the sound ones, seven times out of eight."""
+    return st.sampled_from(sound * math.ceil(7 * len(others) / len(sound)) + others)
+
+
+def own(make: Callable) -> Any:
+    """What the user makes before the package sees it; it may fail."""
+    try:
+        return make()
+    except Exception as error:
+        raise NotBuilt from error
+
+
+def settings_of(sound: dict[str, list], required: tuple[str, ...] = ()) -> SearchStrategy:
+    """Keyword arguments: some of the sound ones, and now and then an odd or unknown one."""
+    optional = sorted(sound.keys() - set(required))
+    few = st.lists(st.sampled_from(optional), max_size=3, unique=True) if optional else st.just([])
+    wrong = st.dictionaries(
+        st.sampled_from([*sorted(sound), *sorted(sound), "nonsense"]), odd, min_size=1, max_size=2
+    )
+    wrong = st.sampled_from([st.just({})] * 5 + [wrong]).flatmap(lambda chosen: chosen)
+
+    def drawn(names: list[str]) -> SearchStrategy:
+        chosen = {name: st.sampled_from(sound[name]) for name in (*required, *names)}
+        return st.builds(lambda sound, odd: sound | odd, st.fixed_dictionaries(chosen), wrong)
+
+    return few.flatmap(drawn)
+
+
+_ACCOUNTANT = {
+    "epsilon": [None, None, None, 1e6, 8.0, 0.01, 1e-300],
+    "delta": [1e-5, 1e-3, 0.5, 1e-30, 1e-300],
+    "neighboring": ["add_or_remove_one", "replace_one"],
+    "engine": ["pld", "rdp", "basic", "advanced"],
+}
+ACCOUNTANT = settings_of(_ACCOUNTANT)
+_SHARED = {
+    "num_steps": [1, 2, 3, 10**6],
+    "noise_multiplier": [*[1.0, 0.5, 0] * 4, 50.0, 1e-3, 1e6, 1e40, 1e300, None],
+    "sample_rate": [1.0, 0.5, 0.1, 0.999999, 1e-6, 1e-300, 1.0 - 1e-12],
+    "sampling": ["poisson", "poisson", "poisson", "fixed", "full"],
+    "microbatch_size": [None, 1, 2, 10**9],
+    "generator": [None, 0, 10**40],
+    "secure": [False],
+}
+_BOUNDS = [1.0, 0.1, 10.0, 1e-6, 1e-9, 1e10, 1e40, math.inf]
+_PYRO = {"plate": [None, "data"], "slice_data": [False, True], "jit": ["none"]}
+_SVI = {
+    **_SHARED,
+    **_PYRO,
+    "max_grad_norm": [*_BOUNDS, AdaptiveClip(), AdaptiveClip(1e-6, 0.99, 50.0)],
+    "privatize": ["latents", "parameters"],
+    "loss_clip": [1.0, 1e-9, 1e40],
+    "loss_share": [0.05, 0.99, 1e-40],
+    "local_optim": [RowAdam(), RowAdam(1e40)],
+}
+_SEP = {
+    **_SHARED,
+    **_PYRO,
+    "max_factor_norm": _BOUNDS,
+    "damping": [None, 0.5, 1.0, 1e-300, _half],
+    "moments": ["auto", "linear", "stein"],
+    "precision": [None, "full", "diagonal", "shared"],
+    "precision_weight": [None, 1.0, 1e-40, 1e40],
+    "centred": [True, False],
+    "noise_aware": [True, False],
+}
+_SGLD = {
+    **_SHARED,
+    **_PYRO,
+    "step_size": [0.01, 1e-40, 1e10, 1e40],
+    "warmup_steps": [None, 0, 1],
+    "max_grad_norm": _BOUNDS,
+}
+
+tensors = st.fixed_dictionaries(
+    {
+        "dtype": mostly(["float64"] * 9 + ["float32"], list(made.DTYPES)),
+        "fill": mostly(["plain", "sentinel"], made.FILLS),
+        "layout": mostly(["plain"], made.LAYOUTS),
+        "seed": st.integers(0, 3),
+    }
+)
+sizes = mostly([2, 3, 5, 8], [0, 1])
+WAYS = ["step", "twice", "run", "changed", "other size", "reloaded", "odd argument", "no argument"]
+ways = mostly(["step", "twice", "run"], [*WAYS, "no plate argument", "evaluate", "damaged"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnData(Case):
+    """An inference, and steps on data.
+
+    :param accountant: its settings.
+    :param data: of each argument of the step: what :func:`fuzz_models.tensor` takes.
+    :param size: number of records.
+    :param way: how it is used.
+    :param odd: an argument, for the way that needs one.
+    :param damage: see :func:`damaged`.
+    """
+
+    accountant: dict
+    data: tuple[dict, ...]
+    size: int
+    way: str
+    odd: Any = None
+    damage: tuple = ([0], ...)
+
+    def build(self, accountant: PrivacyAccountant) -> Any:
+        raise NotImplementedError
+
+    def results(self, inference: Any) -> Any:
+        """Name and value of all that must be finite."""
+        raise NotImplementedError
+
+    def shapes(self, size: int) -> list[tuple[int, ...]]:
+        return [(size, made.DIM), (size,)]
+
+    def arguments(self, size: int | None = None, seed: int = 0) -> list[torch.Tensor]:
+        shapes = self.shapes(self.size if size is None else size)
+        return own(
+            lambda: [
+                made.tensor(shape, each["dtype"], each["fill"], each["layout"], each["seed"] + seed)
+                for shape, each in zip(shapes, self.data, strict=False)
+            ]
+        )
+
+    def releases(self, inference: Any) -> int:
+        """Of the next step."""
+        return 1
+
+    def run(self, watch: Watch) -> None:
+        if self.data[0]["dtype"] == "float32":
+            torch.set_default_dtype(torch.float32)
+        data = self.arguments()
+        accountant = watch.watch(PrivacyAccountant(**self.accountant))
+        inference = self.build(accountant)
+        needed = {"evaluate": "evaluate_loss", "damaged": "state_dict", "reloaded": "state_dict"}
+        if not hasattr(inference, needed.get(self.way, "step")):
+            raise NotBuilt
+        if self.way == "damaged":
+            self._step(watch, inference, data)
+            state = damaged(inference.state_dict(), self.damage)
+            accountant = watch.watch(PrivacyAccountant(**self.accountant))
+            inference = self.build(accountant)
+            inference.load_state_dict(state)
+            watch.watch(accountant)
+        elif self.way == "reloaded":
+            self._step(watch, inference, data)
+            inference.load_state_dict(inference.state_dict())
+        elif self.way == "run":
+            if isinstance(inference.num_steps, int) and inference.num_steps > 3:
+                raise NotBuilt
+            inference.run(*data, progress=False)
+            require_finite(self.results(inference))
+            return
+        elif self.way == "odd argument":
+            data[-1] = self.odd
+        elif self.way == "no argument":
+            data.pop()
+        elif self.way == "evaluate":
+            inference.evaluate_loss(*data)
+        self._step(watch, inference, data)
+        if self.way == "twice":
+            self._step(watch, inference, data)
+        elif self.way == "changed":
+            self._step(watch, inference, self.arguments(seed=1))
+        elif self.way == "other size":
+            self._step(watch, inference, self.arguments(self.size + 1))
+        repr(inference)
+
+    def _step(self, watch: Watch, inference: Any, data: list) -> None:
+        watch.step(lambda: inference.step(*data), self.releases(inference))
+        require_finite(self.results(inference))
+
+
+def damaged(state: Any, how: tuple) -> Any:
+    """The state with one part replaced, or without it.
+
+    :param how: which part, as a number for each level; the new value, or ``Ellipsis`` for none.
+    """
+    (place, *rest), value = how
+    if isinstance(state, dict) and state:
+        keys = list(state)
+        key = keys[place % len(keys)]
+        if not rest or not isinstance(state[key], (dict, list)):
+            if value is ...:
+                return {k: v for k, v in state.items() if k != key}
+            return state | {key: value}
+        return state | {key: damaged(state[key], (rest, value))}
+    if isinstance(state, list) and state:
+        return [damaged(state[0], ((place, *rest), value)), *state[1:]]
+    return value
+
+
+_places = st.lists(st.integers(0, 20), min_size=1, max_size=4)
+_saved = st.sampled_from([value for value in odd_values() if not isinstance(value, _ARRAYS)])
+damages = st.tuples(_places, st.one_of(st.just(...), _saved))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnModel(OnData):
+    model: str = "normal"
+    guide: str = "AutoNormal"
+
+    def made_model(self) -> Callable:
+        return made.MODELS[self.model]
+
+    def made_guide(self) -> Any:
+        return own(lambda: made.GUIDES[self.guide](self.made_model()))
+
+    def sliced(self) -> dict:
+        return ({"slice_data": True} if self.model == "whole" else {}) | self.settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Svi(OnModel):
+    optim: str = "Adam"
+    loss: str = "Trace_ELBO"
+
+    def build(self, accountant: PrivacyAccountant) -> DPSVI:
+        enumerates = self.model == "mixture" and self.loss == "Trace_ELBO"
+        loss = "TraceEnum_ELBO" if enumerates else self.loss
+        optim, loss = own(made.OPTIMIZERS[self.optim]), own(made.LOSSES[loss])
+        settings = {"accountant": accountant, "jit": "none"} | self.sliced()
+        return DPSVI(self.made_model(), self.made_guide(), optim, loss, **settings)
+
+    def results(self, inference: DPSVI) -> Any:
+        return parameters()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sep(OnModel):
+    def build(self, accountant: PrivacyAccountant) -> DPSEP:
+        settings = {"accountant": accountant, "jit": "none"} | self.sliced()
+        return DPSEP(self.made_model(), self.made_guide(), **settings)
+
+    def results(self, inference: DPSEP) -> Any:
+        posterior = inference.posterior()
+        yield "mean", posterior.mean
+        yield "covariance", posterior.covariance_matrix
+        yield from parameters()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgld(OnModel):
+    def build(self, accountant: PrivacyAccountant) -> DPSGLD:
+        settings = {"accountant": accountant, "jit": "none"} | self.sliced()
+        return DPSGLD(self.made_model(), **settings)
+
+    def results(self, inference: DPSGLD) -> Any:
+        yield "position", inference.state_dict()["position"]
+        yield from inference.state_dict()["samples"].items()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ep(OnModel):
+    def run(self, watch: Watch) -> None:
+        inference = EP(self.made_model(), self.made_guide(), **self.sliced())
+        if self.settings["num_steps"] in (1, 2, 3):
+            posterior = inference.run(*self.arguments(), progress=False)
+            require_finite([("mean", posterior.mean), ("covariance", posterior.covariance_matrix)])
+            require_finite(parameters())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Em(OnData):
+    start: Any = ()
+
+    def build(self, accountant: PrivacyAccountant) -> DPEM:
+        return DPEM(**{"start": self.start, "accountant": accountant} | self.settings)
+
+    def shapes(self, size: int) -> list[tuple[int, ...]]:
+        return [(size, made.DIM)]
+
+    def results(self, inference: DPEM) -> Any:
+        for name in ("weights", "locs", "covariances"):
+            yield name, getattr(inference, name)
+        inference.distribution.sample()
+
+
+# Constructor, sound settings, shapes of the data of N records.
+CONJUGATE: dict[str, tuple[Callable, dict[str, list], Callable]] = {
+    "logistic": (
+        LogisticRegression,
+        {"dim": [2], "concentration": [1.0, 1e-40, 1e40], "rate": [1.0, 1e-40, 1e40]},
+        lambda n: [(n, 2), (n,)],
+    ),
+    "linear": (
+        LinearRegression,
+        {
+            "dim": [2],
+            "x_bound": [1.0, 1e-6, 1e40],
+            "y_bound": [1.0, 1e-40, 1e20],
+            "weight_precision": [1.0, 1e-40, 1e40],
+            "concentration": [1.0, 1e-40, 1e40],
+            "rate": [1.0, 1e-40, 1e40],
+        },
+        lambda n: [(n, 2), (n,)],
+    ),
+    "mixture": (
+        GaussianMixture,
+        {
+            "components": [2, 1, 3],
+            "dim": [2],
+            "radius": [1.0, 1e-6, 1e20, 1e40],
+            "concentration": [1.0, 1e-40, 1e40],
+            "mean_precision": [0.01, 1e-40, 1e40],
+            "shape": [1.0, 1e-40, 1e40],
+            "rate": [None, 1.0, 1e-40, 1e40],
+            "start": [*[None] * 5, _filled(2, 2), _filled(2, 2, value=math.nan), _filled(3, 1)],
+        },
+        lambda n: [(n, 2)],
+    ),
+    "topics": (
+        LatentDirichletAllocation,
+        {
+            "topics": [2],
+            "words": [3],
+            "length": [None, 4.0, 1e-40, 1e40],
+            "clip": [1.0, 0.5, 1e-40],
+            "alpha": [None, 1.0, 1e-40, 1e40],
+            "eta": [None, 1.0, 1e-40, 1e40],
+            "iterations": [2],
+        },
+        lambda n: [(n, 3)],
+    ),
+    "sigmoid": (
+        SigmoidBeliefNetwork,
+        {
+            "pixels": [3],
+            "units": [2],
+            "a": [0.5, 1e-40, 1e40],
+            "b": [0.5, 1e-40, 1e40],
+            "bias_scale": [5.0, 1e-40, 1e40],
+            "sweeps": [2],
+        },
+        lambda n: [(n, 3)],
+    ),
+}
+_VIPS = {**_SHARED, "step_size": [None, (1, 0.7), (0, 1), (0, 0), (1e40, 1.0), (0.0, 1e-40)]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vips(OnData):
+    family: str = "logistic"
+    of_model: dict | None = None
+
+    def build(self, accountant: PrivacyAccountant) -> VIPS:
+        model = CONJUGATE[self.family][0](**self.of_model)
+        settings = {"accountant": accountant} | self.settings
+        return VIPS(model, **settings)
+
+    def shapes(self, size: int) -> list[tuple[int, ...]]:
+        return CONJUGATE[self.family][2](size)
+
+    def releases(self, inference: VIPS) -> int:
+        """What is static has a release of its own, in the first step."""
+        state = inference.state_dict()
+        first = state["steps"] == 0 and state["static"] is None
+        return 2 if first and inference._once and inference._each else 1
+
+    def results(self, inference: VIPS) -> Any:
+        for name, marginal in inference.posterior().items():
+            yield name, marginal.sample()
+        for name, value in inference.state_dict()["statistics"]["values"].items():
+            yield name, value
+        inference.guide()
+
+
+EVENTS = settings_of(
+    {
+        "noise_multiplier": [1.0, 1.0, 0.5, 0.0, 1e-3, 1e-300, 1e300, 50.0],
+        "sample_rate": [1.0, 1.0, 0.01, 0.5, 1e-300, 0.999999, 1.0 - 1e-12],
+        "sampling": ["poisson", "poisson", "full", "fixed"],
+    },
+    required=("noise_multiplier",),
+)
+_counts = st.sampled_from([1, 1, 2, 100, 10**6, 10**12, 0])
+OPERATIONS = st.one_of(
+    st.tuples(st.just("record"), EVENTS, st.one_of(_counts, _counts, odd)),
+    st.tuples(st.just("record anything"), odd),
+    st.tuples(st.just("get_epsilon"), st.sampled_from([None, 1e-5, 1e-300, 0.999]) | odd),
+    st.tuples(st.just("get_delta"), st.sampled_from([0.0, 1.0, 1e-300, 1e300]) | odd),
+    st.tuples(st.just("note"), odd),
+    st.tuples(st.just("show")),
+    st.tuples(st.just("reload"), damages),
+    st.tuples(st.just("reload")),
+    st.tuples(st.just("file"), st.sampled_from(["", "{", "[]", "{}", "null", "1e999"])),
+)
+_CALIBRATED = st.tuples(
+    st.just("noise_multiplier"),
+    settings_of(
+        {
+            "num_steps": [1, 10, 10**6, 10**15, 10**300],
+            "sample_rate": [1.0, 1.0, 0.01, 1e-300, 0.999999],
+            "sampling": ["poisson", "full", "fixed"],
+        },
+        required=("num_steps",),
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accountant(Case):
+    """What is asked of an accountant, one after the other."""
+
+    operations: tuple = ()
+
+    def run(self, watch: Watch) -> None:
+        accountant = PrivacyAccountant(**self.settings)
+        for name, *values in self.operations:
+            before, spent = accountant.num_releases, accountant.get_epsilon()
+            getattr(self, "_" + name.replace(" ", "_"))(accountant, *values)
+            assert accountant.num_releases >= before, "the ledger counts less than before"
+            # Grids are refined to 1e-3.
+            assert accountant.get_epsilon() >= spent * (1 - 2e-3), "epsilon is less than before"
+            assert accountant.epsilon is None or spent <= accountant.epsilon, "over the budget"
+
+    def _record(self, accountant: PrivacyAccountant, event: dict, count: Any) -> None:
+        before = accountant.num_releases
+        accountant.record(SubsampledGaussian(**event), count)
+        assert accountant.num_releases == before + count, "an event was lost"
+
+    def _record_anything(self, accountant: PrivacyAccountant, event: Any) -> None:
+        accountant.record(event)
+
+    def _get_epsilon(self, accountant: PrivacyAccountant, delta: Any) -> None:
+        assert accountant.get_epsilon(delta) >= 0
+
+    def _get_delta(self, accountant: PrivacyAccountant, epsilon: Any) -> None:
+        assert 0 <= accountant.get_delta(epsilon) <= 1
+
+    def _note(self, accountant: PrivacyAccountant, text: Any) -> None:
+        accountant.note(text)
+
+    def _show(self, accountant: PrivacyAccountant) -> None:
+        assert repr(accountant) and accountant._repr_html_()
+
+    def _reload(self, accountant: PrivacyAccountant, how: tuple | None = None) -> None:
+        state = accountant.state_dict()
+        accountant.load_state_dict(state if how is None else damaged(state, how))
+
+    def _file(self, accountant: PrivacyAccountant, text: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "ledger.json")
+            accountant.save(path)
+            json.loads(path.read_text())
+            accountant.load(path)
+            if text:
+                path.write_text(text)
+                accountant.load(path)
+
+    def _noise_multiplier(self, accountant: PrivacyAccountant, settings: dict) -> None:
+        assert 0 < accountant.noise_multiplier(**settings) < math.inf
+
+
+_PLAIN: dict[str, tuple[Callable, dict[str, list], tuple[str, ...]]] = {
+    "SubsampledGaussian": (
+        SubsampledGaussian,
+        {"noise_multiplier": [1.0], "sample_rate": [0.5], "sampling": ["poisson"]},
+        ("noise_multiplier",),
+    ),
+    "AdaptiveClip": (
+        AdaptiveClip,
+        {"initial": [1.0], "quantile": [0.5], "learning_rate": [0.2], "share": [0.01]},
+        (),
+    ),
+    "RowAdam": (RowAdam, {"lr": [0.1], "betas": [(0.9, 0.99)], "eps": [1e-8]}, ()),
+    "sep_kl_bound": (
+        sep_kl_bound,
+        {
+            "precision": [_EYE, 1e300 * _EYE, _filled(2, 2), _filled(3, 2, value=1.0)],
+            "mean": [_filled(2), _filled(2, value=1e300), _filled(2, value=math.nan)],
+            "eta_noise": [0.1, 0.0, 1e300],
+            "precision_noise": [0.01, 0.0, 1e300],
+            "beta": [0.05, 1e-300, 1.0 - 1e-12],
+            "centre": [None, _filled(2)],
+            "reverse": [False, True],
+        },
+        ("precision", "mean", "eta_noise", "precision_noise", "beta"),
+    ),
+    "clipped_kl": (
+        clipped_kl,
+        {
+            "prior_eta": [_filled(2), _filled(3), _filled(2, value=1e300)],
+            "prior_precision": [_EYE, _filled(2, 2), 1e300 * _EYE],
+            "site_eta": [_filled(4, 2, value=1.0), _filled(0, 2), _filled(4, 2, value=1e300)],
+            "site_precision": [_EYE.expand(4, 2, 2), _filled(4, 2, 2)],
+            "max_factor_norm": [1.0, 1e-300, 1e300, math.inf],
+            "centre": [None, _filled(2)],
+            "weight": [1.0, 1e-300, 1e300],
+            "reverse": [False, True],
+        },
+        ("prior_eta", "prior_precision", "site_eta", "site_precision", "max_factor_norm"),
+    ),
+    **{name: (make, sound, tuple(sound)) for name, (make, sound, _) in CONJUGATE.items()},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Case):
+    """A settings object or a function of plain arguments."""
+
+    name: str = ""
+
+    def run(self, watch: Watch) -> None:
+        result = _PLAIN[self.name][0](**self.settings)
+        if isinstance(result, float) and math.isnan(result):
+            raise AssertionError("NaN")
+
+
+def _on_data(kind: type, sound: dict, required: tuple[str, ...] = (), **more) -> SearchStrategy:
+    return st.builds(
+        kind,
+        settings=settings_of(sound, required),
+        accountant=ACCOUNTANT,
+        data=st.tuples(tensors, tensors),
+        size=sizes,
+        way=ways,
+        odd=odd,
+        damage=damages,
+        **more,
+    )
+
+
+_models = mostly(made.SOUND_MODELS, list(made.MODELS))
+_guides = mostly(made.SOUND_GUIDES, list(made.GUIDES))
+_traced = {"jit": ["trace"], "noise_multiplier": [1.0], "privatize": ["latents", "parameters"]}
+
+
+def _svi(sound: dict, required: tuple[str, ...]) -> SearchStrategy:
+    return _on_data(
+        Svi,
+        sound,
+        required,
+        model=_models,
+        guide=_guides,
+        optim=mostly(made.SOUND_OPTIMIZERS, list(made.OPTIMIZERS)),
+        loss=mostly(made.SOUND_LOSSES, list(made.LOSSES)),
+    )
+
+
+_models_of_vips = st.sampled_from(list(CONJUGATE)).flatmap(
+    lambda family: st.tuples(
+        st.just(family), settings_of(CONJUGATE[family][1], tuple(CONJUGATE[family][1]))
+    )
+)
+
+SVI = _svi(_SVI, ("num_steps", "noise_multiplier"))
+TRACED = _svi(_traced, tuple(_traced))
+SEP = _on_data(Sep, _SEP, ("num_steps", "noise_multiplier"), model=_models, guide=_guides)
+SGLD = _on_data(
+    Sgld, _SGLD, ("num_steps", "noise_multiplier", "step_size"), model=_models, guide=st.just("")
+)
+EP_CASES = _on_data(
+    Ep,
+    {
+        "num_steps": [1, 2, 3, 10**6],
+        "damping": [0.5, 1.0, 1e-300],
+        "plate": [None, "data"],
+        "moments": ["auto", "linear", "stein"],
+        "slice_data": [False, True],
+        "accountant": [None],
+    },
+    ("num_steps",),
+    model=_models,
+    guide=_guides,
+)
+EM = _on_data(
+    Em,
+    {
+        **_SHARED,
+        "radius": [1.0, 10.0, 1e-6, 1e20, 1e40, math.inf],
+        "start_variance": [None, 1.0, 1e-40, 1e40],
+        "least_variance": [None, 0.01, 1e-40, 1e40],
+    },
+    ("num_steps", "noise_multiplier", "radius"),
+    start=mostly([_filled(2, 2), _EYE, _filled(1, 2, value=1e40)], odd_values()),
+)
+VIPS_CASES = _models_of_vips.flatmap(
+    lambda model: _on_data(
+        Vips,
+        _VIPS,
+        ("num_steps", "noise_multiplier"),
+        family=st.just(model[0]),
+        of_model=st.just(model[1]),
+    )
+)
+ACCOUNTANTS = st.builds(
+    Accountant, settings=ACCOUNTANT, operations=st.lists(OPERATIONS, min_size=1, max_size=4)
+)
+CALIBRATIONS = st.builds(
+    Accountant,
+    settings=st.builds(
+        lambda budget, settings: {"epsilon": budget} | settings,
+        st.sampled_from([1.0, 8.0, 0.01, 1e-300, 1e6]),
+        settings_of({name: values for name, values in _ACCOUNTANT.items() if name != "epsilon"}),
+    ),
+    operations=st.tuples(_CALIBRATED),
+)
+PLAIN = st.sampled_from(list(_PLAIN)).flatmap(
+    lambda name: st.builds(
+        Plain, settings=settings_of(_PLAIN[name][1], _PLAIN[name][2]), name=st.just(name)
+    )
+)
+
+# Shares in a thousand cases.
+FAMILIES: dict[str, tuple[SearchStrategy, int]] = {
+    "DPSVI": (SVI, 220),
+    "DPSVI, traced": (TRACED, 10),
+    "DPSEP": (SEP, 100),
+    "DPSGLD": (SGLD, 60),
+    "EP": (EP_CASES, 10),
+    "DPEM": (EM, 130),
+    "VIPS": (VIPS_CASES, 220),
+    "PrivacyAccountant": (ACCOUNTANTS, 130),
+    "calibration": (CALIBRATIONS, 5),
+    "settings": (PLAIN, 115),
+}
+CASES = st.sampled_from(
+    [name for name, (_, share) in FAMILIES.items() for _ in range(share)]
+).flatmap(lambda name: FAMILIES[name][0])
