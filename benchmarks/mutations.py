@@ -735,15 +735,15 @@ MUTATIONS = [
     Mutation(
         "Langevin noise that forgets the privacy noise",
         "baselines/sgld",
-        "max(0.0, step_size - private), step_size)",
-        "step_size, step_size)",
+        "missing = step_size - min(private, step_size) * self._seen.double()",
+        "missing = step_size - 0.0 * self._seen.double()",
         "test_sgld.py",
     ),
     Mutation(
         "privacy noise assumed where records see nothing",
         "baselines/sgld",
-        "torch.where(self._seen, ",
-        "torch.where(self._seen | True, ",
+        "* self._seen.double()",
+        "* (self._seen | True).double()",
         "test_sgld.py",
     ),
     Mutation(
@@ -1015,8 +1015,8 @@ MUTATIONS = [
     Mutation(
         "LDA: fractions of words",
         "vips/latent_dirichlet_allocation",
-        "if not ((data[0] >= 0) & (data[0] == data[0].round())).all():",
-        "if not (data[0] >= 0).all():",
+        "broken = counts.is_floating_point() and not (counts == counts.round()).all()",
+        "broken = False",
         "test_vips_lda.py",
     ),
     Mutation(

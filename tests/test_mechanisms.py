@@ -200,5 +200,5 @@ def test_adaptive_clip_settings(setting):
 def test_bounds_at_which_squares_underflow_are_refused():
     with pytest.raises(ConfigurationError, match="bound"):
         Block(3, 1e-170)
-    adaptive = AdaptiveClip(initial=1e-6, learning_rate=100.0)
+    adaptive = AdaptiveClip(initial=1e-6, learning_rate=99.0)
     assert adaptive.updated(1e-6, 1.0) == 1e-6
