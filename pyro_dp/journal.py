@@ -85,6 +85,7 @@ class Journal:
         # Also where the journal is forgotten without close(): an open file would stay locked.
         self._finalizer = weakref.finalize(self, os.close, self._file)
         try:
+            ledger.sync_folder(self.path)  # also where who made the file was killed before this
             self._identity = os.fstat(self._file).st_ino
             torn = self._read(settings)
             self._require_contained(counts)
@@ -234,7 +235,6 @@ def _create(path: Path, header: dict[str, Any]) -> bool:
     finally:
         os.close(file)
         os.unlink(name)
-    ledger.sync_folder(path)
     return True
 
 
