@@ -502,6 +502,20 @@ MUTATIONS = [
         "test_accounting.py test_svi.py",
     ),
     Mutation(
+        "a step too few of each kind",
+        "privacy_loss",
+        "fft.rfft(wrapped) ** count",
+        "fft.rfft(wrapped) ** max(1, count - 1)",
+        "test_composition.py",
+    ),
+    Mutation(
+        "sampled subsets that cost more than all records",
+        "renyi",
+        "return np.minimum(found, ORDERS / (2.0 * step.noise**2))",
+        "return found",
+        "test_composition.py",
+    ),
+    Mutation(
         "deltas of events that are not added",
         "engines",
         "return added + _EPSILON[engine](steps, delta - lost)",
@@ -1508,7 +1522,7 @@ MUTATIONS = [
 def survives(mutation: Mutation) -> bool:
     """Whether the tests pass with the mutation."""
     with tempfile.TemporaryDirectory() as scratch:
-        for name in ("pyro_dp", "tests"):
+        for name in ("pyro_dp", "tests", "benchmarks"):  # tests use the benchmarks' checks, too
             shutil.copytree(ROOT / name, Path(scratch) / name)
         for name in ("pyproject.toml", "README.md"):
             shutil.copy(ROOT / name, scratch)

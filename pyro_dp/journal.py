@@ -47,6 +47,14 @@ class Journal:
     The file stays locked until :meth:`close`, the end of a ``with`` block or of the process. After
     that the accountant records nothing more.
 
+    **Guarantee.** Opened again, it counts every value that was released, at whatever moment the
+    process was killed or the power failed.
+
+    **Not protected.** An older copy in the place of the file; somebody who edits it on purpose, as
+    the digests have no key; disks, network folders and systems where ``fsync`` returns before the
+    data are safe (on macOS they may still be in the drive's cache), which matters when the power
+    fails, not when the process is killed.
+
     :param path: of the file, on a local file system; it is made if there is none.
     :param settings: of the accountant, by name.
     :param counts: the accountant's ledger, which the file's must contain.
@@ -74,8 +82,7 @@ class Journal:
         self._neighboring = settings["neighboring"]
         self._events: list[Event] = []  # in the order of their first line
         self._indices: dict[Event, int] = {}
-        self._digest = ""  # of the last line
-        self._size = 0
+        self._digest, self._size = "", 0  # the last line's digest, and where it ends
         self._problem: str | None = None  # why nothing can be recorded any more
         self.resumed = True
         if not self.path.exists():
@@ -85,6 +92,7 @@ class Journal:
         # Also where the journal is forgotten without close(): an open file would stay locked.
         self._finalizer = weakref.finalize(self, os.close, self._file)
         try:
+            ledger.sync_folder(self.path)  # also where who made the file was killed before this
             self._identity = os.fstat(self._file).st_ino
             torn = self._read(settings)
             self._require_contained(counts)
@@ -234,7 +242,6 @@ def _create(path: Path, header: dict[str, Any]) -> bool:
     finally:
         os.close(file)
         os.unlink(name)
-    ledger.sync_folder(path)
     return True
 
 
