@@ -384,9 +384,10 @@ def _require_finite(leaves: dict[str, Tensor], text: str) -> None:
     """:raises ConfigurationError: a parameter, all of which are public, is not finite."""
     store = pyro.get_param_store()
     for name, leaf in leaves.items():
-        # Unconstrained and constrained; a sum takes a third of the time of isfinite().all().
-        total = leaf.detach().sum() + store[name].detach().sum()
-        if not math.isfinite(total.item()):
+        total = leaf.detach().sum().item()  # a fifth of the time of isfinite().all()
+        if (constrained := store[name]) is not leaf:
+            total += constrained.detach().sum().item()
+        if not math.isfinite(total):
             raise ConfigurationError(text.format(name=name))
 
 
