@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from fuzz_cases import CASES, FAMILIES  # noqa: E402
 from fuzz_contract import Figures  # noqa: E402
 
-_CHUNK = 1000  # cases; hypothesis remembers all of a run
+_CHUNK = 500  # cases; hypothesis remembers all of a run
 
 
 def fuzz(strategy, cases: int, first_seed: int, figures: Figures) -> None:

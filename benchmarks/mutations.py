@@ -1516,6 +1516,41 @@ MUTATIONS = [
         "kept = 1.0",
         "test_trade_off.py",
     ),
+    Mutation(
+        "a step leaves parameters at infinity",
+        "svi",
+        "        _require_finite(leaves, _LEFT, constrained=rarely)\n",
+        "",
+        "test_svi.py::test_a_step_never_leaves_parameters_that_are_not_finite",
+    ),
+    Mutation(
+        "an optimizer that cannot be made is noticed after the release",
+        "svi",
+        "        self._require_optimizer()\n",
+        "",
+        "test_svi.py::test_an_optimizer_that_cannot_be_made_spends_nothing",
+    ),
+    Mutation(
+        "noise beyond the numbers is released",
+        "private_steps",
+        "        self._require_bounded(noise_multiplier, clipped)\n",
+        "",
+        "test_svi.py::test_noise_beyond_the_numbers_spends_nothing",
+    ),
+    Mutation(
+        "the texts of user exceptions stay in __context__",
+        "guard",
+        "error.args, error.__cause__, error.__context__ = (), None, None",
+        "pass",
+        "test_fuzz.py::test_guarded_leaves_no_text_behind",
+    ),
+    Mutation(
+        "a posterior with a negative variance is reported",
+        "sep",
+        " and variances.min() > 0",
+        "",
+        "test_sep.py::test_a_posterior_beyond_the_numbers_stays_where_it_was",
+    ),
 ]
 
 

@@ -75,22 +75,27 @@ class EP:
         share = (posterior / prior).restricted(places) ** (1 / plate.size)
         count = plate.size
         sites = Gaussian(share.eta.expand(count, -1), share.precision.expand(count, -1, -1))
-        for _ in trange(self.num_steps, desc="EP", disable=not progress):
-            means, covariances, proper = _cavities(posterior, sites, places)
-            spread = problem.moments.spread(covariances)
-            factors = problem.moments.factors(means, spread, indices, rows)
-            precision = factors.matrices()
-            eta = factors.residual + (precision @ means.unsqueeze(2)).squeeze(2)
-            new = sites ** (1 - self.damping) * Gaussian(eta, precision) ** self.damping
-            sites = Gaussian(
-                torch.where(proper[:, None], new.eta, sites.eta),
-                torch.where(proper[:, None, None], new.precision, sites.precision),
-            )
-            total = Gaussian(sites.eta.sum(0), sites.precision.sum(0))
-            prior = problem.prior.factor(posterior.mean, posterior.covariance)
-            posterior = prior * total.embedded(places, problem.guide.size)
-            if not posterior.mean.isfinite().all():
-                raise ModelError("The sites left the finite numbers: use a smaller damping.")
+        try:
+            for _ in trange(self.num_steps, desc="EP", disable=not progress):
+                means, covariances, proper = _cavities(posterior, sites, places)
+                spread = problem.moments.spread(covariances)
+                factors = problem.moments.factors(means, spread, indices, rows)
+                precision = factors.matrices()
+                eta = factors.residual + (precision @ means.unsqueeze(2)).squeeze(2)
+                new = sites ** (1 - self.damping) * Gaussian(eta, precision) ** self.damping
+                sites = Gaussian(
+                    torch.where(proper[:, None], new.eta, sites.eta),
+                    torch.where(proper[:, None, None], new.precision, sites.precision),
+                )
+                total = Gaussian(sites.eta.sum(0), sites.precision.sum(0))
+                prior = problem.prior.factor(posterior.mean, posterior.covariance)
+                posterior = prior * total.embedded(places, problem.guide.size)
+                if not posterior.mean.isfinite().all():
+                    raise ArithmeticError
+        except (ArithmeticError, torch.linalg.LinAlgError):
+            raise ModelError(
+                "The sites left the finite numbers: use a smaller damping, or data in other units."
+            ) from None
         problem.guide.write(posterior.mean, posterior.covariance)
         return MultivariateNormal(posterior.mean, posterior.covariance)
 

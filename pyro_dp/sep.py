@@ -203,7 +203,8 @@ class DPSEP(PrivateInference):
             change = self._update(self._estimate(released, cavity), cavity, damping)
             self._advance()
             mean, covariance = self._reported(self.noise_aware)
-            if not (mean.isfinite().all() and covariance.isfinite().all()):
+            variances = covariance if covariance.dim() == 1 else covariance.diagonal()
+            if not (mean.isfinite().all() and covariance.isfinite().all() and variances.min() > 0):
                 raise ArithmeticError
             self._problem.guide.write(mean, covariance)
         return change

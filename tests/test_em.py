@@ -402,3 +402,23 @@ def test_data_that_change_are_checked_again():
     x[3] = math.nan
     with pytest.raises(ModelError, match="NaN"):
         dpem.step(x)
+
+
+@pytest.mark.parametrize("key", ["weights", "locs", "covariances", "radius"])
+@pytest.mark.parametrize("value", ["1", 1.5, torch.full((3, 2), math.nan), torch.zeros(7)])
+def test_parts_of_a_state_that_do_not_fit(key, value):
+    dpem = em()
+    dpem.step(points())
+    with pytest.raises(ConfigurationError):
+        dpem.load_state_dict(dpem.state_dict() | {key: value})
+
+
+def test_covariances_are_symmetric_at_any_scale():
+    """Else torch does not take them for positive definite, and there is no distribution."""
+    dpem = em(
+        torch.tensor([[1e20, 1e20], [0.0, 0.0]]), radius=1e20, noise_multiplier=0.5, generator=0
+    )
+    for _ in range(5):
+        dpem.step(points())
+        assert torch.equal(dpem.covariances, dpem.covariances.mT)
+        assert dpem.distribution.sample().isfinite().all()

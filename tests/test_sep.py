@@ -888,3 +888,45 @@ def test_single_precision():
     assert sep.guide.median()["w"].dtype == torch.float32
     mean, _ = laplace(x.double(), y.double())
     torch.testing.assert_close(sep.posterior().mean, mean, rtol=0.0, atol=0.2)
+
+
+@pytest.mark.parametrize("name", ["centred", "noise_aware", "slice_data"])
+def test_flags_are_true_or_false(name):
+    with pytest.raises(ConfigurationError, match=name):
+        new_sep(**{name: torch.zeros(2)})
+
+
+@pytest.mark.filterwarnings("ignore:Encountered")
+@pytest.mark.parametrize("scale", [1e-300, 1e300])
+def test_a_guide_that_starts_at_an_extreme_scale_spends_nothing(scale):
+    sep = new_sep(
+        guide=AutoNormal(logistic, init_scale=scale), noise_multiplier=1.0, max_factor_norm=1.0
+    )
+    with pytest.raises(ModelError, match="scales"):
+        sep.step(*regression_data())
+    assert sep.accountant.num_releases == 0
+
+
+def test_a_posterior_beyond_the_numbers_stays_where_it_was():
+    """Noise of 1e40 in a step of the precision leaves variances that rounding makes negative."""
+    sep = new_sep(noise_multiplier=1e40, max_factor_norm=1.0, generator=0)
+    with pytest.raises(ConfigurationError, match="stays where it was"):
+        for _ in range(20):
+            sep.step(*regression_data())
+            assert (sep.posterior().variance > 0).all()
+    assert sep.posterior().mean.isfinite().all()
+
+
+def test_observations_with_more_dimensions_than_their_distribution():
+    """As y of shape (N, 1): no linear moments, and no exception without a name."""
+    x, y = regression_data()
+    sep = new_sep(moments="linear")
+    with pytest.raises(ModelError):
+        sep.step(x, y.unsqueeze(-1))
+
+
+def test_ep_whose_sites_diverge_says_so():
+    x, y = regression_data()
+    ep = EP(linear, AutoMultivariateNormal(linear), num_steps=2)
+    with pytest.raises(ModelError, match="finite numbers"):
+        ep.run(1e200 * x, y, progress=False)

@@ -511,3 +511,29 @@ def test_bad_data():
     with pytest.raises(ModelError, match="'x' holds NaN"):
         sgld.step(x, y)
     assert sgld.accountant.num_releases == 0
+
+
+def test_a_latent_beyond_the_numbers_is_no_sample():
+    """The position is finite where it is unconstrained, and its exponential is not."""
+    sgld = chain(gamma_poisson, step_size=1e6, noise_multiplier=1.0, generator=0)
+    with pytest.raises(ConfigurationError, match="step_size is too large"):
+        sgld.run(torch.ones(10), progress=False)
+    if sgld._samples:
+        assert all(value.isfinite().all() for value in sgld.get_samples().values())
+
+
+def test_large_steps_in_single_precision():
+    torch.set_default_dtype(torch.float32)
+    sgld = chain(means, step_size=1e40, noise_multiplier=1.0, generator=0)
+    with pytest.raises(ConfigurationError, match="step_size is too large"):
+        sgld.run(torch.ones(10, 2), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("position", 1.0), ("samples", []), ("samples", {"m": 0}), ("bound", None)]
+)
+def test_damaged_parts_of_a_state(key, value):
+    sgld = chain(means)
+    sgld.step(torch.ones(10, 2))
+    with pytest.raises(ConfigurationError, match=key):
+        sgld.load_state_dict(sgld.state_dict() | {key: value})

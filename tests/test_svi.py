@@ -636,3 +636,113 @@ def test_gradients_from_elsewhere_are_not_applied(jit):
     leaf.grad = torch.ones(2)
     svi.step(*data)
     assert torch.equal(leaf.detach(), torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("optim", "words"),
+    [
+        (pyro.optim.Adam({"lr": -1.0}), "Invalid learning rate"),
+        (pyro.optim.Adam({"nonsense": 1}), "nonsense"),
+        (pyro.optim.Adam(lambda name: None), "dictionary"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_made_spends_nothing(optim, words):
+    accountant = PrivacyAccountant()
+    svi = DPSVI(
+        logistic,
+        handwritten_guide,
+        optim,
+        Trace_ELBO(),
+        accountant=accountant,
+        noise_multiplier=1.0,
+    )
+    with pytest.raises(ConfigurationError, match=words):
+        svi.step(*regression_data())
+    assert accountant.num_releases == 0
+
+
+@pytest.mark.parametrize(
+    ("optim", "words"),
+    [
+        (pyro.optim.Adam({"lr": 0.1}, {"nonsense": 1}), "optim failed"),
+        (pyro.optim.SGD({"lr": math.inf}), "'loc' became NaN or infinite|'scale' became"),
+        (pyro.optim.SGD({"lr": 1e5}), "'scale' became"),  # finite where it is unconstrained
+    ],
+)
+@pytest.mark.parametrize("jit", ["none", "trace"])
+def test_a_step_never_leaves_parameters_that_are_not_finite(optim, words, jit):
+    accountant = PrivacyAccountant()
+    svi = DPSVI(
+        logistic,
+        handwritten_guide,
+        optim,
+        Trace_ELBO(),
+        accountant=accountant,
+        noise_multiplier=1.0,
+        generator=0,
+        jit=jit,
+    )
+    with pytest.raises(ConfigurationError, match=words):
+        for _ in range(20):
+            svi.step(*regression_data())
+    assert accountant.num_releases == svi._steps
+    assert all(leaf.grad is None for leaf in svi._parameters.values())
+
+
+@pytest.mark.filterwarnings("ignore:Encountered NaN")
+def test_parameters_that_start_as_nan_spend_nothing():
+    def guide(x, y):
+        loc = pyro.param("start", torch.full((3,), math.nan))
+        pyro.sample("w", dist.Normal(loc, 1.0).to_event(1))
+
+    svi = new_dpsvi(logistic, guide)
+    with pytest.raises(ConfigurationError, match="'start' is NaN or infinite before"):
+        svi.step(*regression_data())
+    assert svi.accountant.num_releases == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"noise_multiplier": 1e300},
+        {"noise_multiplier": 1e40, "max_grad_norm": 1e40},
+        {"sample_rate": 1e-300},
+    ],
+)
+def test_noise_beyond_the_numbers_spends_nothing(options):
+    svi = new_dpsvi(logistic, handwritten_guide, **options)
+    with pytest.raises(ConfigurationError, match="noise would have"):
+        svi.step(*regression_data())
+    assert svi.accountant.num_releases == 0
+
+
+@pytest.mark.parametrize("particles", [0, -1, 1.5])
+def test_bad_number_of_particles(particles):
+    with pytest.raises(ConfigurationError, match="num_particles"):
+        DPSVI(
+            logistic,
+            handwritten_guide,
+            pyro.optim.Adam({}),
+            Trace_ELBO(num_particles=particles),
+            accountant=PrivacyAccountant(),
+            noise_multiplier=1.0,
+        )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("parameters", 1.0),
+        ("parameters", {"loc": 1.0}),
+        ("parameters", {"loc": torch.full((3,), math.nan)}),
+        ("optimizer", 0.5),
+        ("bound", "1"),
+    ],
+)
+def test_damaged_parts_of_a_state(key, value):
+    svi = new_dpsvi(logistic, handwritten_guide)
+    svi.step(*regression_data())
+    state, before = svi.state_dict(), svi.accountant.state_dict()
+    with pytest.raises(ConfigurationError, match=key):
+        svi.load_state_dict(state | {key: value})
+    assert svi.accountant.state_dict() == before

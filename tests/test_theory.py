@@ -249,3 +249,10 @@ def test_clipped_kl_refuses(change, text):
     )
     with pytest.raises(ConfigurationError, match=text):
         clipped_kl(**(arguments | change))
+
+
+def test_numbers_whose_powers_overflow_are_refused():
+    with pytest.raises(ConfigurationError, match="eta_noise"):
+        sep_kl_bound(torch.eye(2), torch.zeros(2), **POINT | {"eta_noise": 1e300})
+    with pytest.raises(ConfigurationError, match="mean"):
+        sep_kl_bound(torch.eye(2), torch.full((2,), 1e300), **POINT)

@@ -651,3 +651,23 @@ def test_a_statistic_of_another_shape_is_refused():
     vips = VIPS(Broken(), accountant=PrivacyAccountant(), num_steps=5, noise_multiplier=1.0)
     with pytest.raises(ModelError, match="each"):
         vips.step(torch.ones(5, 1))
+
+
+def test_a_posterior_fails_by_name(monkeypatch):
+    make, data = PROBLEMS["logistic"]
+    vips = VIPS(make(), accountant=PrivacyAccountant(), num_steps=2, noise_multiplier=1.0)
+    vips.step(*data())
+
+    def fail(*args):
+        raise torch.linalg.LinAlgError
+
+    uses = {
+        "posterior": lambda: vips.step(*data()),
+        "marginals": vips.posterior,
+        "guide": vips.guide,
+    }
+    for name, use in uses.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(type(vips.model), name, fail)
+            with pytest.raises(ConfigurationError, match="posterior left the finite numbers"):
+                use()
