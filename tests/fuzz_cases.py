@@ -96,7 +96,7 @@ _SHARED = {
     "sampling": ["poisson", "poisson", "poisson", "fixed", "full"],
     "microbatch_size": [None, 1, 2, 10**9],
     "generator": [None, 0, 10**40],
-    "secure": [False],
+    "secure": [False, False, True],
 }
 _BOUNDS = [1.0, 0.1, 10.0, 1e-6, 1e-9, 1e10, 1e40, math.inf]
 _PYRO = {"plate": [None, "data"], "slice_data": [False, True], "jit": ["none"]}
