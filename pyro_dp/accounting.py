@@ -69,6 +69,8 @@ class PrivacyAccountant:
     person in several records, and other data sets are not covered.
     """
 
+    silent = False  # whether nobody may see the progress of what is recorded here
+
     def __init__(
         self,
         epsilon: float | None = None,
@@ -87,6 +89,7 @@ class PrivacyAccountant:
         self._counts: dict[Event, int] = {}
         self._notes: dict[str, None] = {}
         self._lock = threading.RLock()
+        self._process = os.getpid()
         self._journal: Journal | None = None
         self._start = 0
         self._plan = Plan(epsilon, self._delta, neighboring, engine)
@@ -157,6 +160,10 @@ class PrivacyAccountant:
             if self._journal is not None:
                 self._journal.note(text)
 
+    def note_earlier_values(self, text: str) -> None:
+        """A remark that parameters or an optimizer had values before the first step."""
+        self.note(text)
+
     def get_epsilon(self, delta: float | None = None) -> float:
         """
         :param delta: the failure probability; the accountant's own if None.
@@ -198,17 +205,25 @@ class PrivacyAccountant:
         :param count: how many times, >= 0.
         :raises PrivacyBudgetExceeded: if the budget does not cover it; nothing has changed then.
         :raises ConfigurationError: if the event is unknown or does not fit the relation.
-        :raises PrivacyError: if the journal cannot be used; nothing has changed then.
+        :raises PrivacyError: if the journal cannot be used, or in a forked process; nothing has
+            changed then.
         :raises OSError: if the journal could not be written. Nothing may be released, but the
             ledger counts it: the line may be on the disk.
         """
         count = require_count("count", count, least=0)
+        if os.getpid() != self._process:
+            raise PrivacyError(
+                "This accountant belongs to the process that forked this one, and would not learn "
+                "of the release: record in one process, or give each a budget of its own."
+            )
         with self._lock:
             known = self._counts.get(event, 0) if type(event) in EVENTS else 0
             if not known:
                 engines.require_known(event, self._neighboring)
             if not count:
                 return
+            if known + count > ledger.MOST:
+                raise ConfigurationError(f"count: more than {ledger.MOST:g} releases of a kind.")
             if type(event) is not NonPrivateLook:
                 self._plan.require_room(self._counts, event, count)
             if self._journal is not None:
@@ -247,7 +262,8 @@ class PrivacyAccountant:
         :raises PrivacyBudgetExceeded: if nothing to speak of (0.5%) remains.
         :raises ConfigurationError: without a budget, or if a setting is out of range.
         """
-        num_steps = require_count("num_steps", num_steps)
+        if require_count("num_steps", num_steps) > ledger.MOST:
+            raise ConfigurationError(f"num_steps must be at most {ledger.MOST:g}.")
         return self.least_noise(
             lambda sigma: {SubsampledGaussian(sigma, sample_rate, sampling): num_steps}
         )
@@ -290,6 +306,12 @@ class PrivacyAccountant:
             if all(planned.get(event, 0) >= count for event, count in self._counts.items()):
                 self._plan.adopt(planned, self._plan.cost(planned))
         return sigma
+
+    def __reduce__(self):
+        raise PrivacyError(
+            "A PrivacyAccountant cannot be copied or pickled: no copy would know what the other "
+            "one releases. Share it, or save() it."
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """

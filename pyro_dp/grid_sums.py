@@ -19,9 +19,13 @@ what the noise should hide. ``secure=True`` answers these attacks:
   comes from the operating system's cryptographic generator when it is needed, and nothing is kept
   (:mod:`pyro_dp.system_stream`). A ``generator=`` is refused.
 
-Not answered: running time and memory (a step takes longer for a larger batch, and rejection takes a
-random time, which does not depend on the sum); who reads the process's memory or the disk; faults
-of the hardware; an operating system whose generator is broken.
+Not answered: what a record's part is before it is clipped and rounded is computed in floating
+point, together with others, and in some libraries the last bits of a row of a matrix product depend
+on its place in the batch. One record more or less may so move the parts of others: by a unit where
+a coordinate lies on the grid, and by more where a model makes much of last bits, as with features
+of 1e8 and more under a sine. Nor answered are running time and memory (a step takes longer for a
+larger batch, and rejection takes a random time, which does not depend on the sum); who reads the
+process's memory or the disk; faults of the hardware; an operating system whose generator is broken.
 
 **Accounting.** The discrete Gaussian of scale s (Canonne, Kamath & Steinke 2020, arXiv 2004.00010)
 costs what the continuous one of variance s^2 - 16 costs: continuous noise N(x, s^2 - 16), followed
@@ -30,9 +34,8 @@ probability proportional to exp(-(n - x)^2 / (2 s^2)), but for the normalising s
 draw, which depends on its place by a factor of at most 1 +- 4 exp(-32 pi^2) (Poisson's summation).
 That is below 1 +- 1e-136 per coordinate and step. What comes of continuous noise costs no more than
 it (post-processing), subsampled and composed too, and so the ledger's event, whose noise is at most
-the square root of s^2 - 16 grid units, states an upper bound: but for
-a factor of 1 +- 1e-120 in probabilities, and 1e-40 in delta for the precision of the sampler, over
-1e12 coordinates and steps.
+the square root of s^2 - 16 grid units, states an upper bound: but for a factor of 1 +- 1e-120 in
+probabilities, and 1e-40 in delta for the precision of the sampler, over 1e12 coordinates and steps.
 """
 
 import math

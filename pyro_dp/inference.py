@@ -131,7 +131,7 @@ class PrivateInference(PrivateSteps):
 
     def _note_earlier_values(self) -> None:
         if self._steps == 0:
-            self.accountant.note(
+            self.accountant.note_earlier_values(
                 "Parameters or optimizer had values from before the first step of "
                 f"{type(self).__name__}: if those were made from the data, this ledger does not "
                 "cover it. pyro.clear_param_store() and a new guide start afresh."

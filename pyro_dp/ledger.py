@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from pyro_dp.engines import require_known
 from pyro_dp.errors import ConfigurationError
 from pyro_dp.events import ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
-from pyro_dp.settings import require_count
+from pyro_dp.settings import require_count, same
 
 VERSION = 1
+MOST = 10**12  # releases of a kind: rounding of a step's cost, times more than that, would count
 _DAMAGED = "the accountant's state is damaged or not one: "
 
 
@@ -59,7 +60,10 @@ def from_line(line: Mapping[str, Any]) -> tuple[Event, int]:
     if not isinstance(mechanism, str) or mechanism not in _MECHANISMS:
         raise ConfigurationError(f"mechanism={mechanism!r} is unknown.")
     kind, fields = _MECHANISMS[mechanism]
-    return kind(*(line[field] for field in fields)), require_count("count", line["count"])
+    count = require_count("count", line["count"])
+    if count > MOST:
+        raise ConfigurationError(f"count: more than {MOST:g} releases of a kind.")
+    return kind(*(line[field] for field in fields)), count
 
 
 def from_state(state: Any, settings: Mapping[str, Any]) -> tuple[dict[Event, int], list[str]]:
@@ -74,7 +78,7 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> tuple[dict[Event, int
     missing = {"version", *settings, "ledger", "notes"} - set(state)
     if missing:
         raise ConfigurationError(_DAMAGED + f"{sorted(missing)} are missing.")
-    if state["version"] != VERSION:
+    if not same(state["version"], VERSION):
         raise ConfigurationError(
             f"version={state['version']!r} of the accountant's state is unknown: this release "
             f"reads version {VERSION}."
@@ -106,7 +110,7 @@ def require_settings(found: Mapping[str, Any], settings: Mapping[str, Any], wher
     :raises ConfigurationError: they differ.
     """
     for name, value in settings.items():
-        if found[name] != value:
+        if not same(found[name], value):
             raise ConfigurationError(
                 f"{name}={found[name]!r} in {where} differs from this accountant's {value!r}: "
                 "make an accountant with the same settings."

@@ -21,6 +21,7 @@ from pyro_dp.settings import (
     require_count,
     require_flag,
     require_number,
+    same,
 )
 
 SEEDED = (
@@ -93,9 +94,8 @@ class PrivateSteps(abc.ABC):
             raise ConfigurationError(f"num_steps={self.num_steps} are done: start anew to go on.")
         results = []
         name = type(self).__name__
-        with tqdm(
-            total=self.num_steps, initial=self._steps, desc=name, disable=not progress
-        ) as bar:
+        hidden = not progress or self.accountant.silent
+        with tqdm(total=self.num_steps, initial=self._steps, desc=name, disable=hidden) as bar:
             while self._steps < self.num_steps:
                 result = self.step(*args, **kwargs)
                 if not math.isnan(result):
@@ -154,13 +154,14 @@ class PrivateSteps(abc.ABC):
         known = ("steps", "noise_multiplier", "accountant", *names)
         if (
             not isinstance(state, dict)
-            or state.get("version") != 1
+            or not same(state.get("version"), 1)
             or any(name not in state for name in known)
         ):
             raise ConfigurationError(
                 f"load_state_dict: this is no state_dict() of {type(self).__name__}."
             )
-        if not self._calibrates and state["noise_multiplier"] != self._noise_multiplier:
+        sigma = state["noise_multiplier"]
+        if not self._calibrates and not same(sigma, self._noise_multiplier):
             raise ConfigurationError("noise_multiplier differs from that of the saved run.")
         require_count("steps", state["steps"], least=0)
 

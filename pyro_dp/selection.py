@@ -5,16 +5,20 @@ what it costs is the business of :mod:`pyro_dp.trials`.
 """
 
 import contextlib
+import copy
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyro
 import torch
+from pyro.optim import PyroOptim
+from torch import nn
+from torch.utils import _pytree as pytree
 
 from pyro_dp import engines
 from pyro_dp.accounting import ApproximateDP, PrivacyAccountant, SubsampledGaussian
@@ -29,6 +33,13 @@ from pyro_dp.trial_accountant import NOTE, TrialAccountant
 from pyro_dp.trials import Trials, TruncatedNegativeBinomial
 
 Releases = Mapping[SubsampledGaussian, int]
+
+
+_CONTINUED = (
+    "A trial of private_selection found parameters or an optimizer that an earlier trial, or "
+    "somebody else, had moved: trials that go on from each other cost more than was charged. Make "
+    "guide, optimizer and modules inside run. The cost was spent."
+)
 
 
 @dataclass(frozen=True)
@@ -84,18 +95,21 @@ def private_selection(
     **Hidden.** Losing trials and K itself: runs have a parameter store of their own; they use
     torch's, NumPy's and Python's global generators, seeded privately, and leave them as they were;
     what they print or warn of is not shown; and there is no progress bar, because it would count
-    the trials. A trial that raises an exception, or whose score is NaN, is one with the lowest
-    score, and the exception's text is not shown: try ``run`` by itself on data that need no
-    protection.
+    the trials. Candidates are copied for each trial. A trial that raises an exception, or whose
+    score is NaN, is one with the lowest score, and the exception's text is not shown: try ``run``
+    by itself on data that need no protection.
 
     **Not protected.** The running time, which tells K. A score on the private data themselves that
     is not a release of the trial's accountant. Whether a trial fails, if that depends on the data
-    other than through releases. Files, logs and variables that ``run`` writes to.
+    other than through releases. Files, logs, displays and variables that ``run`` writes to.
+    Guides, optimizers and modules that are made outside ``run``: a trial that finds them moved ends
+    the selection with an error.
 
     :param run: takes a setting and an accountant; returns result and score, a number: private, for
         example from ``DPSVI``'s ``loss_clip``, or on public data. The larger, the better. The
-        result must hold what is wanted of it (an autoguide does; parameters in Pyro's store are
-        gone afterwards).
+        result must hold what is wanted of it: an autoguide does, but call
+        ``pyro.clear_param_store()`` before you use it, or parameters of equal names that are in
+        Pyro's store take the place of its own. (The winner's store is gone afterwards.)
     :param candidates: public settings.
     :param releases: what one trial releases at most, with counts; or, as a function of the setting,
         what a trial with it does. The most expensive one is charged.
@@ -112,6 +126,7 @@ def private_selection(
     """
     trials = TruncatedNegativeBinomial(mean=10.0) if trials is None else trials
     declared = _declared(run, candidates, releases, accountant)
+    settings = _copies(candidates)
     delta = accountant.delta / 2 if delta is None else delta
     epsilon = selection_epsilon(
         declared, trials=trials, delta=delta, neighboring=accountant.neighboring
@@ -129,10 +144,13 @@ def private_selection(
     best = _Trial(None, error="no trial was drawn")
     for number in range(trials.draw(_uniform(draws))):
         index = _below(len(candidates), draws)
-        own = TrialAccountant(declared[index], accountant, (position, number))
-        trial = _tried(run, candidates[index], own, private)
+        start = _below(2**63, draws) << 64 | _below(2**63, draws)
+        own = TrialAccountant(declared[index], accountant, start)
+        trial = _tried(run, copy.deepcopy(settings[index]), own, private)
+        if own.continued:  # which tells that there was an earlier trial, and no more than that
+            raise PrivacyError(_CONTINUED)
         if number == 0 or trial.score > best.score:
-            best = trial
+            best = replace(trial, setting=candidates[index])
     if best.error is not None:
         raise PrivacyError(
             f"private_selection has no result: {best.error}. Its cost was spent. To see an error, "
@@ -211,7 +229,7 @@ def _tried(
         with _unseen(private):
             result, score = run(setting, accountant)
             score = float(score)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = type(error).__name__
         if accountant.refused:
             reason += ", at a release that was not declared"
@@ -236,6 +254,21 @@ def _unseen(private: np.random.Generator) -> Iterator[None]:
     ):
         warnings.simplefilter("ignore")
         yield
+
+
+def _copies(candidates: Sequence[Any]) -> list[Any]:
+    """Settings that no trial has changed."""
+    if any(isinstance(each, (nn.Module, PyroOptim)) for each in pytree.tree_leaves(candidates)):
+        raise ConfigurationError(
+            "candidates must be settings, not guides, modules or optimizers, which trials would go "
+            "on from: make those inside run."
+        )
+    try:
+        return [copy.deepcopy(one) for one in candidates]
+    except Exception:
+        raise ConfigurationError(
+            "candidates must be settings that can be copied: each trial gets one of its own."
+        ) from None
 
 
 def _declared(

@@ -54,6 +54,11 @@ def require_scale(name: str, value: Any, *, infinite: bool = False) -> float:
     return scale
 
 
+def same(found: Any, expected: float | str | None) -> bool:
+    """Whether what was found in a state, which may be anything, is this plain value."""
+    return isinstance(found, (int, float, str, type(None))) and found == expected
+
+
 def require_count(name: str, value: Any, *, least: int = 1) -> int:
     """:raises ConfigurationError: not an integer, smaller than ``least``, or not exact as float."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:

@@ -16,19 +16,22 @@ class TrialAccountant(PrivacyAccountant):
 
     :param declared: with counts.
     :param ours: whose data set this is about.
-    :param place: of the trial, so that no two of them derive a stream from the same position.
+    :param start: a number of 128 bits, drawn for this trial, so that no two of them derive a stream
+        from the same position, and no position tells a trial's number.
     """
+
+    silent = True
 
     def __init__(
         self,
         declared: Mapping[SubsampledGaussian, int],
         ours: PrivacyAccountant,
-        place: tuple[int, int],
+        start: int,
     ):
         super().__init__(delta=ours.delta, neighboring=ours.neighboring, engine=ours.engine)
         self._left = dict(declared)
-        self._start = (place[0] + 1 << 128) + (place[1] << 64)
-        self.refused = False
+        self._start = start + (1 << 128)  # beyond the positions of other accountants
+        self.refused = self.continued = False
         self.note(NOTE)
 
     def record(self, event: Event, count: int = 1) -> None:
@@ -44,6 +47,11 @@ class TrialAccountant(PrivacyAccountant):
                 )
             super().record(event, count)
             self._left[event] = left - count
+
+    def note_earlier_values(self, text: str) -> None:
+        """:raises PrivacyError: always: trials that go on from each other cost more than one."""
+        self.continued = True
+        raise PrivacyError(text)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """:raises PrivacyError: always."""

@@ -24,6 +24,7 @@ from pyro_dp.renyi import renyi_delta
 from pyro_dp.settings import require_number
 
 _MOST = 500.0  # trials, on average: e^-mean is the first probability of a Poisson draw
+_LEAST = 1e-6  # away from what divides by zero
 _NEGLIGIBLE = 1e-18  # probability of so many trials: below the resolution of a draw
 
 
@@ -70,8 +71,9 @@ class TruncatedNegativeBinomial(Trials):
     The smaller ``eta``, the longer the tail, and the cheaper the selection: few trials are likely
     where the mean is large.
 
-    :param mean: E[K], in (1, 500].
-    :param eta: shape, in [0, 100]: 0 is the logarithmic distribution, 1 the geometric one.
+    :param mean: E[K], in [1.000001, 500].
+    :param eta: shape, 0 or in [0.000001, 100]: 0 is the logarithmic distribution, 1 the geometric
+        one.
     :raises ConfigurationError: a setting is out of range.
     """
 
@@ -79,8 +81,11 @@ class TruncatedNegativeBinomial(Trials):
     eta: float = 0.0
 
     def __post_init__(self) -> None:
-        mean = require_number("mean", self.mean, above=1.0, below=_MOST, closed=True)
-        eta = require_number("eta", self.eta, above=0.0, below=100.0, closed=True, or_equal=True)
+        inside = dict(closed=True, or_equal=True)
+        mean = require_number("mean", self.mean, above=1.0 + _LEAST, below=_MOST, **inside)
+        eta = require_number("eta", self.eta, above=0.0, below=100.0, **inside)
+        if eta:
+            require_number("eta", eta, above=_LEAST, below=100.0, **inside)
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "eta", eta)
 

@@ -1,8 +1,11 @@
 """The accountant: ledger, budget, calibration, state and display."""
 
+import copy
 import functools
 import json
 import math
+import os
+import pickle
 import sys
 import threading
 from collections import Counter
@@ -244,6 +247,45 @@ def test_loading_never_lowers():
     ):
         with pytest.raises(ConfigurationError, match="differs"):
             budgeted.load_state_dict(other.state_dict())
+
+
+def test_a_forked_process_records_nothing():
+    """Its ledger would be a copy, of which the other one would not know."""
+    accountant = PrivacyAccountant(epsilon=8.0)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            accountant.record(SubsampledGaussian(1.0))
+        except PrivacyError as error:
+            os.write(writing, str(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    text = os.read(reading, 1000).decode()
+    os.close(reading)
+    assert "forked" in text
+    accountant.record(SubsampledGaussian(1.0))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_there_are_no_copies(copied):
+    with pytest.raises(PrivacyError, match="Share it"):
+        copied(PrivacyAccountant())
+
+
+def test_absurd_counts_are_refused():
+    """From 1e15 on the rounding of a step's cost, times the count, would be noticed."""
+    accountant, event = PrivacyAccountant(), SubsampledGaussian(1e4, 1e-3)
+    accountant.record(event, 10**12)
+    assert 0.37 < accountant.get_epsilon() < 0.38
+    for count in (1, 10**20):
+        with pytest.raises(ConfigurationError, match="count"):
+            accountant.record(event, count)
+    state = accountant.state_dict()
+    state["ledger"][0]["count"] = 10**13
+    with pytest.raises(ConfigurationError, match="count"):
+        PrivacyAccountant().load_state_dict(state)
 
 
 def test_loaded_ledger_counts_against_the_budget():

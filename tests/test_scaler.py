@@ -146,7 +146,7 @@ def test_a_variance_is_at_least_its_noise():
 def test_scales_are_never_tiny_nor_nan():
     """Noise that drowns everything, constant features, and the least and largest bounds."""
     constant = np.zeros((5, 4))
-    for sigma in (0.0, 1.0, 1e6, 1e300):
+    for sigma in (0.0, 1.0, 1e6, 1e40):
         for half in (1e-150, 1.0, 1e150):
             ours = fitted(constant, (-half, half), noise_multiplier=sigma)
             assert (ours.scale_ >= 0.99e-4 * half).all()

@@ -26,6 +26,7 @@ from pyro_dp import (
     SubsampledGaussian,
     TruncatedNegativeBinomial,
     private_selection,
+    private_steps,
     selection_epsilon,
 )
 
@@ -213,6 +214,109 @@ def test_trials_leave_no_trace(capfd):
     assert set(pyro.get_param_store().keys()) == {"mine"}
     assert not seen
     assert capfd.readouterr() == ("", "")
+
+
+def _fitted(guide, optim, x, accountant, progress=True):
+    svi = DPSVI(
+        model,
+        guide,
+        optim,
+        Trace_ELBO(),
+        accountant=accountant,
+        num_steps=2,
+        noise_multiplier=2.0,
+        loss_clip=10.0,
+        jit="none",
+    )
+    return svi.run(x, progress=progress)
+
+
+_FITTED = {SubsampledGaussian(2.0, 0.25): 2}
+
+
+def test_no_progress_bar_counts_the_trials(monkeypatch):
+    """In a notebook bars do not go through standard output: there must be none."""
+    bars, x = [], torch.randn(200)
+
+    class Bar(private_steps.tqdm):
+        def __init__(self, *args, **settings):
+            bars.append(settings["disable"])
+            super().__init__(*args, **settings)
+
+    def run(setting, accountant):
+        _fitted(AutoNormal(model), pyro.optim.Adam({"lr": setting}), x, accountant)
+        return None, 0.0
+
+    monkeypatch.setattr(private_steps, "tqdm", Bar)
+    select(run, [0.1], releases=_FITTED, generator=0)
+    assert bars and all(bars)
+
+
+def test_trials_do_not_go_on_from_each_other():
+    """A guide or an optimizer that outlives run makes a chain of runs, of which one is charged."""
+    x, guide = torch.randn(200), AutoNormal(model)
+
+    def with_one_guide(setting, accountant):
+        _fitted(guide, pyro.optim.Adam({"lr": setting}), x, accountant)
+        return guide, 0.0
+
+    optim = pyro.optim.Adam({"lr": 0.1})
+
+    def with_one_optimizer(setting, accountant):
+        own = AutoNormal(model)
+        _fitted(own, optim, x, accountant)
+        return own, 0.0
+
+    trials = TruncatedNegativeBinomial(20.0, 20.0)
+    for run in (with_one_guide, with_one_optimizer):
+        accountant = PrivacyAccountant()
+        with pytest.raises(PrivacyError, match="inside run"):
+            select(run, [0.1], accountant, releases=_FITTED, trials=trials, generator=0)
+        assert accountant.num_releases == 1  # paid
+
+
+def test_candidates_are_copied_for_each_trial():
+    seen = []
+
+    def run(setting, accountant):
+        seen.append(dict(setting))
+        setting["used"] = True
+        return None, 0.0
+
+    candidates = [{"lr": 0.1}]
+    found = select(run, candidates, trials=TruncatedNegativeBinomial(20.0, 20.0), generator=0)
+    assert len(seen) > 2
+    assert all(each == {"lr": 0.1} for each in seen)
+    assert found.setting is candidates[0] and candidates == [{"lr": 0.1}]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AutoNormal(model),
+        lambda: {"optim": [pyro.optim.Adam({"lr": 0.1})]},
+        lambda: (n for n in range(3)),
+    ],
+)
+def test_candidates_that_keep_a_state_are_refused(make):
+    accountant = PrivacyAccountant()
+    with pytest.raises(ConfigurationError, match="candidates"):
+        select(of_setting, [make()], accountant)
+    assert accountant.ledger == ()
+
+
+def test_no_position_tells_the_number_of_a_trial():
+    positions = []
+
+    def run(setting, accountant):
+        positions.append(accountant.position)
+        return None, 0.0
+
+    select(run, trials=TruncatedNegativeBinomial(50.0, 10.0))
+    assert min(positions) >= 2**128
+    spread = [position - 2**128 for position in positions]
+    assert len({each >> 100 for each in spread}) == len({each % 2**40 for each in spread})
+    assert len({each >> 100 for each in spread}) == len(positions)
 
 
 def test_trials_have_draws_of_their_own():

@@ -217,7 +217,9 @@ class DPEM(PrivateSteps):
         values, vectors = torch.linalg.eigh(second - locs.unsqueeze(2) * locs.unsqueeze(1))
         # No eigenvalue is known better than to the spectral radius of the noise's matrix.
         least = (noise_of_squares * math.sqrt(2 * dim) / n).clamp(min=self.least_variance)
-        values = values.clamp(min=least.unsqueeze(1)).clamp(max=self.radius**2).unsqueeze(1)
+        values = values.clamp(min=least.unsqueeze(1)).clamp(max=self.radius**2)
+        # Smaller ones are lost where the matrix is put together.
+        values = values.clamp(min=1e-12 * values[:, -1:]).unsqueeze(1)
         covariances = (vectors * values) @ vectors.mT
         covariances = (covariances + covariances.mT) / 2
         self.locs = torch.where(found[:, None], locs, self.locs)
