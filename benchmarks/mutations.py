@@ -1435,8 +1435,8 @@ MUTATIONS = [
     Mutation(
         "audit: thresholds from the runs that are counted",
         "auditing",
-        "low, high = _thresholds(held_out, chosen, delta, confidence)",
-        "low, high = _thresholds(tested, coins, delta, confidence)",
+        "low, high = chosen_thresholds(held_out, chosen, delta, confidence)",
+        "low, high = chosen_thresholds(tested, coins, delta, confidence)",
         "test_auditing.py",
     ),
     Mutation(
@@ -1490,7 +1490,7 @@ MUTATIONS = [
     ),
     Mutation(
         "audit: limits of single points",
-        "auditing",
+        "guesses",
         "each = error / (4 * len(thresholds))",
         "each = 1e4 * error",
         "test_auditing.py",

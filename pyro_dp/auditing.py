@@ -11,22 +11,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
 from pyro_dp.accounting import PrivacyAccountant
-from pyro_dp.audit_bounds import canaries_bound, odds_limit, rate_interval, runs_bound
-from pyro_dp.audit_result import AuditResult, ErrorRates
+from pyro_dp.audit_bounds import canaries_bound, runs_bound
+from pyro_dp.audit_result import AuditResult
 from pyro_dp.canaries import Column, canary_rows, with_canaries
 from pyro_dp.errors import ConfigurationError
+from pyro_dp.guesses import chosen_thresholds, count_guesses, error_rates
 from pyro_dp.settings import require_count, require_number
 from pyro_dp.trade_off import trade_off
 
 _LENGTHS = "score=None needs equally many numbers from every run: pass a score."
 _PART = 0.2  # of the runs: they choose thresholds, and as many the direction of a score
-_TAILS = np.geomspace(1e-4, 0.5, 100)  # of the scores, where thresholds are tried
-_FAR = np.geomspace(0.002, 0.05, 5)
-_DRAWN = np.concatenate([_FAR, np.linspace(0.08, 0.92, 15), 1.0 - _FAR])  # to be reported
 _ALPHA = np.concatenate([[0.0], np.geomspace(1e-5, 0.01, 31), np.linspace(0.02, 1.0, 99)])
 
 
@@ -104,10 +101,10 @@ def audit(
             run(each, lambda value: _number(score(value))) for each in (chosen, coins)
         )
 
-    low, high = _thresholds(held_out, chosen, delta, confidence)
-    guesses, correct = _counts(tested, coins, low, high)
+    low, high = chosen_thresholds(held_out, chosen, delta, confidence)
+    guesses, correct = count_guesses(tested, coins, low, high)
     bound = runs_bound(len(coins), guesses, correct, delta, confidence)
-    rates = _error_rates(held_out, tested, coins, 1.0 - confidence)
+    rates = error_rates(held_out, tested, coins, 1.0 - confidence)
     return AuditResult(
         float(bound),
         delta,
@@ -184,7 +181,7 @@ def audit_one_run(
         m,
         guesses,
         correct,
-        _error_rates(scores, scores, coins, None),
+        error_rates(scores, scores, coins, None),
         *_claims(claim, delta),
     )
 
@@ -242,61 +239,6 @@ def _number(value: Any) -> np.ndarray:
     if vector.size != 1:
         raise ConfigurationError("score must return one number.")
     return vector[0]
-
-
-def _thresholds(
-    scores: np.ndarray, included: np.ndarray, delta: float, confidence: float
-) -> tuple[float, float]:
-    """Those (low, high) that would give the best bound on these scores."""
-    levels = np.concatenate([_TAILS, 1.0 - _TAILS])
-    quantiles = np.quantile(scores, levels, method="lower")
-    tried = np.unique(np.concatenate([[-math.inf, math.inf], quantiles]))
-    low, high = (each.ravel() for each in np.meshgrid(tried, tried))
-    low, high = low[low <= high], high[low <= high]
-    guesses, correct = _counts(scores, included, low, high)
-    odds = odds_limit(len(scores), guesses, correct, delta, confidence)
-    best = int(np.argmax(odds))
-    return float(low[best]), float(high[best])
-
-
-def _counts(
-    scores: np.ndarray, included: np.ndarray, low: ArrayLike, high: ArrayLike
-) -> tuple[np.ndarray, np.ndarray]:
-    """How many scores are at most ``low`` or above ``high``, and how many of them rightly so."""
-    with_, without = np.sort(scores[included]), np.sort(scores[~included])
-
-    def up_to(sample: np.ndarray, threshold: ArrayLike) -> np.ndarray:
-        return np.searchsorted(sample, threshold, side="right")
-
-    correct = up_to(without, low) + len(with_) - up_to(with_, high)
-    wrong = up_to(with_, low) + len(without) - up_to(without, high)
-    return correct + wrong, correct
-
-
-def _error_rates(
-    chosen_from: np.ndarray, scores: np.ndarray, included: np.ndarray, error: float | None
-) -> ErrorRates:
-    """
-    :param chosen_from: scores whose quantiles are the thresholds.
-    :param error: of all limits together; None for no limits.
-    """
-    thresholds = np.unique(np.quantile(chosen_from, _DRAWN))
-    above, below = (
-        np.searchsorted(np.sort(sample), thresholds, side="right")
-        for sample in (scores[~included], scores[included])
-    )
-    absent, present = int((~included).sum()), int(included.sum())
-    false_positives, false_negatives = absent - above, below
-    limits = ()
-    if error is not None:
-        each = error / (4 * len(thresholds))
-        limits = (
-            rate_interval(false_positives, absent, each),
-            rate_interval(false_negatives, present, each),
-        )
-    return ErrorRates(
-        thresholds, false_positives / max(1, absent), false_negatives / max(1, present), *limits
-    )
 
 
 def _claims(claim: PrivacyAccountant | None, delta: float) -> tuple[float, np.ndarray] | tuple:
