@@ -292,6 +292,8 @@ class DPSVI(PrivateInference):
     def _optimise(self) -> None:
         """The optimizer's step: post-processing."""
         leaves = self._parameters
+        # Unless it succeeds, the next step looks at the parameters anew before it spends.
+        records, self._records = self._records, None
         try:
             self.optim(set(leaves.values()))
         except Exception as error:
@@ -300,6 +302,7 @@ class DPSVI(PrivateInference):
             for leaf in leaves.values():
                 leaf.grad = None
         _require_finite(leaves, _LEFT)
+        self._records = records
 
     def _require_optimizer(self) -> None:
         """An optimizer that cannot be made is refused before anything is spent."""
