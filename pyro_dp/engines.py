@@ -55,8 +55,8 @@ def interpret(event: Any, neighboring: str) -> Step:
             "an ApproximateDP."
         )
     sigma, rate = event.noise_multiplier, event.sample_rate
-    # Rates this close to 0 or 1 are rounded up and noise beyond a million is rounded down, which costs
-    # more privacy, to keep log(1 - q) and the losses of a step accurate.
+    # Rates this close to 0 or 1 are rounded up and noise beyond a million is rounded down, which
+    # costs more privacy, to keep log(1 - q) and the losses of a step accurate.
     rate = 1.0 if rate > 1.0 - 1e-9 else max(rate, 1e-12)
     sigma = sigma if rate == 1.0 else min(sigma, 1e6)
     if neighboring == "add_or_remove_one":

@@ -300,6 +300,8 @@ class DPSVI(PrivateInference):
     def _optimise(self) -> None:
         """The optimizer's step: post-processing."""
         leaves = self._parameters
+        # Unless it succeeds, the next step looks at the parameters anew before it spends.
+        records, self._records = self._records, None
         try:
             self.optim(set(leaves.values()))
         except Exception as error:
@@ -309,6 +311,7 @@ class DPSVI(PrivateInference):
                 leaf.grad = None
         rarely = self._steps <= 3 or self._steps % 10 == 0 or self._steps == self.num_steps
         _require_finite(leaves, _LEFT, constrained=rarely)
+        self._records = records
 
     def _require_optimizer(self) -> None:
         """An optimizer that cannot be made is refused before anything is spent."""

@@ -685,8 +685,13 @@ def test_a_step_never_leaves_parameters_that_are_not_finite(optim, words, jit):
     with pytest.raises(ConfigurationError, match=words):
         for _ in range(20):
             svi.step(*regression_data())
-    assert accountant.num_releases == svi._steps
+    spent = accountant.num_releases
+    assert spent == svi._steps
     assert all(leaf.grad is None for leaf in svi._parameters.values())
+    if "became" in words:  # nothing more is spent on them
+        with pytest.raises(PrivacyError):
+            svi.step(*regression_data())
+        assert accountant.num_releases == spent
 
 
 @pytest.mark.filterwarnings("ignore:Encountered NaN")

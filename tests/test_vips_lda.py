@@ -536,3 +536,15 @@ def test_no_noise_hides_a_document_of_any_length():
             num_steps=2,
             noise_multiplier=1.0,
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32])
+def test_counts_of_any_type(dtype):
+    """Those without a ``round`` of their own, too."""
+    vips = VIPS(
+        LatentDirichletAllocation(2, 3, iterations=2),
+        accountant=PrivacyAccountant(),
+        num_steps=1,
+        noise_multiplier=0,
+    )
+    assert math.isfinite(vips.step(torch.ones(4, 3, dtype=dtype)))
