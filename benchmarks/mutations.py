@@ -539,8 +539,8 @@ MUTATIONS = [
     Mutation(
         "threads that race for the ledger",
         "accounting",
-        "least=0)\n        with self._lock:",
-        "least=0)\n        if True:",
+        "        with self._lock:\n            known =",
+        "        if True:\n            known =",
         "test_accounting.py",
     ),
     Mutation(
@@ -1295,8 +1295,8 @@ MUTATIONS = [
     Mutation(
         "selection: trials share the streams of a seed",
         "trial_accountant",
-        "(place[1] << 64)",
-        "0",
+        "self._start = start + (1 << 128)",
+        "self._start = 1 << 128",
         "test_selection.py",
     ),
     Mutation(

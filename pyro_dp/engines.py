@@ -25,6 +25,7 @@ from pyro_dp.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.privacy_loss import RATES, Curve, Side, Step, compose, log_moments
 from pyro_dp.profiles import step_delta, step_epsilon
 from pyro_dp.renyi import autodp_moments, renyi_delta, renyi_epsilon
+from pyro_dp.settings import LARGEST
 
 ENGINES = ("pld", "rdp", "advanced", "basic")
 NEIGHBORING = ("add_or_remove_one", "replace_one")
@@ -56,9 +57,10 @@ def interpret(event: Any, neighboring: str) -> Step:
         )
     sigma, rate = event.noise_multiplier, event.sample_rate
     # Rates this close to 0 or 1 are rounded up and noise beyond a million is rounded down, which
-    # costs more privacy, to keep log(1 - q) and the losses of a step accurate.
+    # costs more privacy, to keep log(1 - q) and the losses of a step accurate. Where all records
+    # take part noise is rounded down to what has a square.
     rate = 1.0 if rate > 1.0 - 1e-9 else max(rate, 1e-12)
-    sigma = sigma if rate == 1.0 else min(sigma, 1e6)
+    sigma = min(sigma, LARGEST if rate == 1.0 else 1e6)
     if neighboring == "add_or_remove_one":
         if event.sampling == "fixed":
             raise ConfigurationError(

@@ -60,7 +60,7 @@ def step_divergences(step: Step) -> np.ndarray:
         return found
     # The theorem for subsets is not tight near rate 1; sampling never costs more than all records
     # do, as the divergence of mixtures is at most the largest of its parts (quasi-convexity).
-    return np.minimum(found, ORDERS / (2.0 * step.noise**2))
+    return np.minimum(found, ORDERS / (2.0 * min(step.noise, LARGEST) ** 2))
 
 
 def replacement_divergence(step: Step, order: float) -> float:

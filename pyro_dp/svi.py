@@ -409,7 +409,8 @@ def _require_finite(leaves: dict[str, Tensor], text: str, *, constrained: bool =
     largest = torch._foreach_norm([each for own in values.values() for each in own], math.inf)
     if not math.isfinite(torch.stack(largest).sum().item()):
         bad = [name for name, own in values.items() if not all(x.isfinite().all() for x in own)]
-        raise ConfigurationError(text.format(name=bad[0]))
+        if bad:  # numbers that are large, but finite, may have an infinite sum
+            raise ConfigurationError(text.format(name=bad[0]))
 
 
 def _named(error: Exception) -> str:
