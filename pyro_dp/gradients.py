@@ -288,7 +288,7 @@ class RecordTerm:
 
 def _in_support(site: dict) -> Tensor:
     try:
-        inside = site["fn"].support.check(site["value"])
+        inside = torch.as_tensor(site["fn"].support.check(site["value"]))
     except (NotImplementedError, RuntimeError):  # a distribution that does not tell, or not in vmap
         return torch.ones((), dtype=torch.bool)
     return inside if site["mask"] is None else inside | ~torch.as_tensor(site["mask"])

@@ -832,3 +832,17 @@ def test_reading_everything_outside_the_plate_is_noticed_by_the_whole_data_only(
     x, y = regression_data()
     with pytest.raises(ModelError, match="'w' of the guide"):
         attempt(guide=guide, data=(x, y))
+
+
+@pytest.mark.parametrize("value", [math.inf, 1.0])
+def test_an_observation_that_is_a_number(value):
+    """Not a tensor: it is the same for all records, and where it is infinite they count as zero."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Normal(x[idx] @ w, 1.0), obs=y)
+
+    svi = new_dpsvi(model, AutoNormal(model), noise_multiplier=1.0, sampling="full")
+    svi.step(torch.randn(5, 2), value)
+    assert all(torch.isfinite(x).all() for x in pyro.get_param_store().values())

@@ -9,11 +9,12 @@ import torch
 README = Path(__file__).parent.parent / "README.md"
 
 
-def test_examples(capsys):
-    """DPSVI, DPSEP, VIPS, then latents per record, on the same data."""
+def test_examples(capsys, tmp_path, monkeypatch):
+    """DPSVI, DPSEP, VIPS, a run with a journal, then latents per record, on the same data."""
+    monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
     examples = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     assert len([line for line in examples[0].splitlines() if line]) <= 20
     scope = {}
     for code in examples:
@@ -22,4 +23,6 @@ def test_examples(capsys):
         assert 0.99 < scope["accountant"].get_epsilon() <= 1.0
         assert "1000" not in capsys.readouterr().err
         w = scope["w"].mean / 2 if "VIPS" in code else scope["guide"].median()["w"]
+        if "report" in code:
+            assert "0.9" in scope["report"] and (tmp_path / "study.journal").exists()
         assert (w - torch.tensor([1.0, -0.5, 0.0, 0.3])).abs().max() < 0.3
