@@ -511,7 +511,7 @@ MUTATIONS = [
     Mutation(
         "sampled subsets that cost more than all records",
         "renyi",
-        "return np.minimum(found, ORDERS / (2.0 * step.noise**2))",
+        "return np.minimum(found, ORDERS / (2.0 * min(step.noise, LARGEST) ** 2))",
         "return found",
         "test_composition.py",
     ),
@@ -1550,6 +1550,41 @@ MUTATIONS = [
         " and variances.min() > 0",
         "",
         "test_sep.py::test_a_posterior_beyond_the_numbers_stays_where_it_was",
+    ),
+    Mutation(
+        "selection: a progress bar counts the trials",
+        "trial_accountant",
+        "    silent = True",
+        "    silent = False",
+        "test_selection.py",
+    ),
+    Mutation(
+        "selection: trials go on from each other",
+        "trial_accountant",
+        "        self.continued = True\n        raise PrivacyError(text)",
+        "        self.note(text)",
+        "test_selection.py",
+    ),
+    Mutation(
+        "selection: trials share their setting",
+        "selection",
+        "copy.deepcopy(settings[index])",
+        "candidates[index]",
+        "test_selection.py",
+    ),
+    Mutation(
+        "a forked process has a ledger of its own",
+        "accounting",
+        "if os.getpid() != self._process:",
+        "if False:",
+        "test_accounting.py",
+    ),
+    Mutation(
+        "a ledger can be copied",
+        "accounting",
+        "    def __reduce__(self):",
+        "    def _reduce(self):",
+        "test_accounting.py",
     ),
 ]
 
