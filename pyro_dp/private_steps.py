@@ -236,10 +236,11 @@ class PrivateSteps(abc.ABC):
     def _check_settings(self) -> None:
         if not isinstance(self.accountant, PrivacyAccountant):
             raise ConfigurationError("accountant must be a PrivacyAccountant.")
+        # As Python's own integers: torch takes no others for sizes.
         if self.num_steps is not None:
-            require_count("num_steps", self.num_steps)
+            self.num_steps = require_count("num_steps", self.num_steps)
         if self.microbatch_size is not None:
-            require_count("microbatch_size", self.microbatch_size)
+            self.microbatch_size = require_count("microbatch_size", self.microbatch_size)
         require_flag("secure", self._secure)
         self._check_sampling()
         self._check_noise()

@@ -846,3 +846,10 @@ def test_an_observation_that_is_a_number(value):
     svi = new_dpsvi(model, AutoNormal(model), noise_multiplier=1.0, sampling="full")
     svi.step(torch.randn(5, 2), value)
     assert all(torch.isfinite(x).all() for x in pyro.get_param_store().values())
+
+
+def test_numbers_of_numpy_are_taken():
+    settings = dict(microbatch_size=np.int64(7), num_steps=np.int64(2))
+    svi = new_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0, **settings)
+    svi.run(*regression_data(), progress=False)
+    assert svi.accountant.num_releases == 2

@@ -124,8 +124,8 @@ class VIPS(PrivateSteps):
         full = sampling == "full" or sample_rate == 1.0
         once = {name: each for name, each in self._declared.items() if full and each.static}
         each = {n: x for n, x in self._declared.items() if n not in once}
-        self._once = Release(model, once, microbatch_size, self._sum_type) if once else None
-        self._each = Release(model, each, microbatch_size, self._sum_type) if each else None
+        self._once = Release(model, once, self.microbatch_size, self._sum_type) if once else None
+        self._each = Release(model, each, self.microbatch_size, self._sum_type) if each else None
         if not each and num_steps != 1:
             raise ConfigurationError(
                 f"num_steps must be 1: all statistics of {type(model).__name__} are static, and "
