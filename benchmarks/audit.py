@@ -38,7 +38,6 @@ from pyro_dp import (
     SubsampledGaussian,
     audit,
     mechanisms,
-    passes,
     private_steps,
 )
 from pyro_dp.sampling import RecordSampler
@@ -289,9 +288,8 @@ def unclipped():
     def sums(values, bounds, weights=None):
         return original(values, [math.inf] * len(bounds), weights)
 
-    with mock.patch.object(passes, "clipped_sums", sums):
-        with mock.patch.object(mechanisms, "clipped_sums", sums):
-            yield
+    with mock.patch.object(mechanisms.ClippedSum, "sums", staticmethod(sums)):
+        yield
 
 
 @contextlib.contextmanager

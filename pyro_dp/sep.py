@@ -42,7 +42,13 @@ from pyro_dp.mechanisms import Block, ClippedSum
 from pyro_dp.noise_aware import mean_noise
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_choice, require_flag, require_number, require_scale
+from pyro_dp.settings import (
+    require_choice,
+    require_flag,
+    require_number,
+    require_scale,
+    value_at,
+)
 from pyro_dp.site_sums import SiteSums
 from pyro_dp.step_control import StepControl
 
@@ -393,7 +399,7 @@ class DPSEP(PrivateInference):
     def _fixed_damping(self) -> float | None:
         if not callable(self.damping):
             return self.damping
-        damping = self.damping(self._steps)
+        damping = value_at("damping", self.damping, self._steps)
         require_number("damping(step)", damping, above=0.0, below=1.0, closed=True)
         return damping
 

@@ -1,7 +1,7 @@
 """Validation of settings. Every text names the argument."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,19 @@ def require_scale(name: str, value: Any, *, infinite: bool = False) -> float:
             "powers can be taken: use other units."
         )
     return scale
+
+
+def value_at(name: str, function: Callable[[int], Any], step: int) -> Any:
+    """What a setting that is a function of the step is now.
+
+    :raises ConfigurationError: it failed.
+    """
+    try:
+        return function(step)
+    except Exception as error:
+        raise ConfigurationError(
+            f"{name}({step}) raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def same(found: Any, expected: float | str | None) -> bool:

@@ -263,3 +263,22 @@ def test_calibrates():
     svi = dpsvi(accountant, num_steps=3, sample_rate=0.2, secure=True)
     svi.run(*regression_data(), progress=False)
     assert 0.99 < accountant.get_epsilon() <= 1.0
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("moments", ["linear", "stein"])
+def test_graphs_of_sites_give_the_same_sums(monkeypatch, moments, secure):
+    """DPSEP's, which needs no tracing and is not traced in other tests."""
+    sums = []
+    for jit in ("none", "trace"):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        seen = watched(monkeypatch)
+        settings = dict(num_steps=3, noise_multiplier=1.0, sampling="full", secure=secure)
+        sep = dpsep(PrivacyAccountant(), moments=moments, jit=jit, **settings)
+        torch.manual_seed(1)
+        sep.run(*regression_data(), progress=False)
+        sums.append(seen[0][0].totals[0])
+    unit = 3.0 / _UNITS if secure else 0.0
+    torch.testing.assert_close(sums[1], sums[0], rtol=1e-9, atol=30 * unit + 1e-9)
+    assert len(seen) == 3

@@ -22,7 +22,7 @@ from pyro_dp.latents import Latent
 from pyro_dp.mechanisms import Block
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_count, require_scale, require_tensors
+from pyro_dp.settings import require_count, require_scale, require_tensors, value_at
 from pyro_dp.steps import EagerStep
 from pyro_dp.traced_step import TracedStep
 
@@ -250,7 +250,7 @@ class DPSGLD(PrivateInference):
     def _current_step_size(self) -> float:
         if not callable(self.step_size):
             return self.step_size
-        size = self.step_size(self._steps)
+        size = value_at("step_size", self.step_size, self._steps)
         return require_scale("step_size(step)", size)
 
     @torch.no_grad()
