@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.ep_problem import EPProblem
+from pyro_dp.errors import ConfigurationError
 from pyro_dp.factors import Structure
 from pyro_dp.gaussian import Gaussian, restricted
 from pyro_dp.graphs import Compiler, NotTraceable
@@ -125,8 +126,14 @@ class SiteSums:
         require_same(found, expected, exact=exact, scale=scale, rounding=rounding)
 
     def _public(self, cavity: Gaussian) -> list[Tensor]:
-        covariance = restricted(cavity.covariance, self._places)
-        return [cavity.mean[self._places], self._moments.spread(covariance)]
+        try:
+            covariance = restricted(cavity.covariance, self._places)
+            return [cavity.mean[self._places], self._moments.spread(covariance)]
+        except torch.linalg.LinAlgError:
+            raise ConfigurationError(
+                "The posterior has become too narrow or too wide to compute with; this step spent "
+                "nothing. Use a smaller max_factor_norm, noise_multiplier or damping."
+            ) from None
 
     def _contributions(
         self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]
