@@ -13,7 +13,7 @@ from pyro_dp.markup import Block, Bullets, Heading, Paragraph, Table, rendered
 from pyro_dp.private_steps import SECURE, SEEDED
 from pyro_dp.trade_off import trade_off
 
-FALSE_POSITIVES = 0.05  # the attacker's, in the sentence about his power
+FALSE_POSITIVES = 0.05  # the attacker's, in the sentence about the power
 
 _NEIGHBOURS = {
     "add_or_remove_one": (
@@ -149,17 +149,17 @@ def _meaning(accountant: PrivacyAccountant) -> list[Block]:
     if 0.0 < epsilon < math.inf:
         bound += f" Here that is {_factor(epsilon)} times, plus {delta:.4g}."
     who = (
-        "Think of the best attacker there can be. He knows all other records and all settings, "
-        "sees everything that was released, and allows himself to mistake "
+        "Think of the best attacker there can be, who knows all other records and all settings, "
+        "sees everything that was released, and accepts mistaking "
         f"{_ATTACK[accountant.neighboring]} in {FALSE_POSITIVES:.0%} of cases."
     )
     if epsilon == math.inf:
-        found = "Nothing keeps him from being right in all other cases (power 100%)."
+        found = "Nothing keeps this attacker from being right in all other cases (power 100%)."
     else:
         found = (
-            f"Then he gets it right in at most {best_power(accountant)} of the cases in which "
-            f"there is something to detect (his power). By guessing, without any release, it "
-            f"would be {FALSE_POSITIVES:.0%}."
+            f"Then this attacker is right in at most {best_power(accountant)} of the cases in "
+            f"which there is something to detect (the power). By guessing, without any release, "
+            f"it would be {FALSE_POSITIVES:.0%}."
         )
     return [
         Paragraph(_NEIGHBOURS[accountant.neighboring]),

@@ -112,7 +112,8 @@ def private_selection(
         Pyro's store take the place of its own. (The winner's store is gone afterwards.)
     :param candidates: public settings.
     :param releases: what one trial releases at most, with counts; or, as a function of the setting,
-        what a trial with it does. The most expensive one is charged.
+        what a trial with it does. The most expensive one is charged. So ``run`` must state its
+        ``noise_multiplier``: a trial has no budget to calibrate from.
     :param accountant: keeps the ledger and the budget.
     :param trials: distribution of K. ``None``: ``TruncatedNegativeBinomial(mean=10)``.
     :param delta: of the event, in (0, 1); it is part of the delta of the accountant's guarantee.
