@@ -1519,8 +1519,8 @@ MUTATIONS = [
     Mutation(
         "a step leaves parameters at infinity",
         "svi",
-        "        _require_finite(leaves, _LEFT, constrained=rarely)\n",
-        "",
+        "            _require_finite(leaves, _LEFT, constrained=rarely)\n",
+        "            pass\n",
         "test_svi.py::test_a_step_never_leaves_parameters_that_are_not_finite",
     ),
     Mutation(

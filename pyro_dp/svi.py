@@ -310,7 +310,9 @@ class DPSVI(PrivateInference):
             for leaf in leaves.values():
                 leaf.grad = None
         rarely = self._steps <= 3 or self._steps % 10 == 0 or self._steps == self.num_steps
-        _require_finite(leaves, _LEFT, constrained=rarely)
+        # To look means to wait for a device: beside the CPU, rarely.
+        if rarely or records.device.type == "cpu":
+            _require_finite(leaves, _LEFT, constrained=rarely)
         self._records = records
 
     def _require_optimizer(self) -> None:
