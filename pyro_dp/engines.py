@@ -85,7 +85,7 @@ def epsilon(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: s
     steps, added, lost = _parts(ledger, neighboring)
     if steps is None or lost > delta:
         return math.inf
-    if not steps:
+    if _taking_part(steps) <= delta - lost:
         return added
     return added + _EPSILON[engine](steps, delta - lost) if lost < delta else math.inf
 
@@ -104,7 +104,8 @@ def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: s
         return 1.0
     if epsilon == math.inf or not steps:
         return min(1.0, lost)
-    return min(1.0, lost + _steps_delta(steps, epsilon - added, engine))
+    own = min(_taking_part(steps), _steps_delta(steps, epsilon - added, engine))
+    return min(1.0, lost + own)
 
 
 def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: str) -> float:
@@ -113,7 +114,7 @@ def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, eng
     Arguments as for :func:`epsilon`, whose result it bounds from above.
     """
     steps, added, lost = _parts(ledger, neighboring)
-    if steps == () and lost <= delta:
+    if steps is not None and _taking_part(steps) <= delta - lost:
         return added
     if steps is None or lost >= delta or engine != "pld":
         return math.inf
@@ -136,6 +137,11 @@ def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[np.ndarray, fl
         return np.zeros_like(RATES), 0.0
     sides = [log_moments(side) for side in _sides(steps)]
     return np.max([each for each, _ in sides], axis=0), max(lost for _, lost in sides)
+
+
+def _taking_part(steps: Side) -> float:
+    """A bound of the probability that a record takes part at all: else nothing depends on it."""
+    return math.fsum(count * step.rate for step, count in steps)
 
 
 def _parts(ledger: Mapping[Any, int], neighboring: str) -> tuple[Side | None, float, float]:

@@ -262,3 +262,15 @@ def test_deltas_of_what_is_private_by_itself():
     assert delta({ApproximateDP(0.5, 1e-6, "a"): 3}, math.inf) == pytest.approx(3e-6)
     assert delta({ApproximateDP(0.5, 0.3, "a"): 4}, 9.0) == 1.0
     assert delta({ApproximateDP(0.5, 0.0, "a"): 3}, 1.4) == 1.0
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize("relation", engines.NEIGHBORING)
+def test_who_hardly_ever_takes_part_has_nothing_to_fear(relation, engine):
+    """Where the probability to take part is at most delta, whatever the noise: (0, delta)."""
+    ledger = {SubsampledGaussian(1e-4, 1e-9): 10**4}
+    assert engines.epsilon(ledger, 1e-5, relation, engine) == 0.0
+    assert engines.epsilon(ledger, 0.9e-5, relation, engine) > 0.0
+    assert 0.0 < engines.delta(ledger, 0.0, relation, engine) <= 1.0000001e-5
+    both = ledger | {ApproximateDP(0.5, 1e-6, "other"): 1}
+    assert engines.epsilon(both, 1.2e-5, relation, engine) == 0.5
