@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.checks import build_record_term
-from pyro_dp.errors import ConfigurationError, PrivacyError
+from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.gradients import RecordTerm
 from pyro_dp.inference import PrivateInference
 from pyro_dp.initial_values import initialised
@@ -338,6 +338,8 @@ class DPSVI(PrivateInference):
             privatize=self.privatize,
             microbatch_size=self.microbatch_size,
         )
+        if not (parameters or term.local):
+            raise ModelError("Neither model nor guide has a parameter: there is nothing to learn.")
         if term.local and self.sampling == "fixed":
             raise ConfigurationError(FIXED.format(names=term.local.listed))
         self._rows.use(term.local)

@@ -853,3 +853,13 @@ def test_numbers_of_numpy_are_taken():
     svi = new_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0, **settings)
     svi.run(*regression_data(), progress=False)
     assert svi.accountant.num_releases == 2
+
+
+def test_nothing_to_learn():
+    def guide(x, y):
+        pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+
+    svi = new_dpsvi(logistic, guide)
+    with pytest.raises(ModelError, match="nothing to learn"):
+        svi.step(*regression_data())
+    assert svi.accountant.ledger == ()
