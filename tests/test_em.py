@@ -362,6 +362,7 @@ def test_pickling_would_carry_the_data():
         ({"start_variance": 0.0}, "start_variance"),
         ({"least_variance": 0.0}, "least_variance"),
         ({"least_variance": 17.0}, "least_variance"),
+        ({"least_variance": np.ones(2), "radius": math.inf}, "start_variance"),
         ({"num_steps": None}, "num_steps"),
         ({"sample_rate": 0.0}, "sample_rate"),
         ({"sample_rate": None}, "sample_rate"),

@@ -86,7 +86,7 @@ class DPEM(PrivateSteps):
             raise ConfigurationError("start must be finite.")
         require_scale("radius", radius, infinite=True)
         components, dim = start.shape
-        if radius == math.inf and None in (start_variance, least_variance):
+        if radius == math.inf and (start_variance is None or least_variance is None):
             raise ConfigurationError(
                 "radius=inf gives no scale: pass start_variance and least_variance."
             )
