@@ -19,6 +19,7 @@ from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
 
+from pyro_dp.captured_state import CapturedState
 from pyro_dp.errors import ModelError
 from pyro_dp.guard import guarded
 from pyro_dp.local_parameters import LocalParameters
@@ -71,6 +72,7 @@ class RecordTerm:
     :param runs_guide: whether the guide has sites inside the plate.
     :param enumerates: whether the model has latents inside the plate that are summed out.
     :param max_plate_nesting: number of nested plates, to the left of which latents are enumerated.
+    :param state: what model and guide refer to: of a record they keep nothing.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class RecordTerm:
         runs_guide: bool,
         enumerates: bool,
         max_plate_nesting: float,
+        state: CapturedState,
     ):
         self.loss = single_particle(loss)
         self.loss.max_plate_nesting = max_plate_nesting
@@ -89,6 +92,7 @@ class RecordTerm:
         self.guide = guide if runs_guide else _no_sites
         self.runs_guide = runs_guide
         self.enumerates = enumerates
+        self.state = state
         self.latents: set[str] = set()  # names of the global latents that the term uses
         self.parameters: dict[str, Tensor] = {}  # unconstrained parameters that the term uses
         self.released: dict[str, Tensor] = {}  # those, and what the latents' draws depend on
@@ -278,6 +282,7 @@ class RecordTerm:
     ) -> Iterator[None]:
         local_rows = local_rows or self.local.constants()  # before draws are the record's own
         with (
+            self.state.preserved(),
             guarded("Running the model on one record"),
             RecordMode(draws, substitutes),
             self.local.shown(local_rows),

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.captured_state import CapturedState
 from pyro_dp.errors import ConfigurationError
+from pyro_dp.first_look import first_look
 from pyro_dp.graphs import Compiler, NotTraceable
-from pyro_dp.initial_values import copied
-from pyro_dp.plates import find_plate
 from pyro_dp.private_steps import PrivateSteps
-from pyro_dp.python_state import PythonState
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
 from pyro_dp.settings import require_choice, require_flag
@@ -79,8 +78,9 @@ class PrivateInference(PrivateSteps):
         self.slice_data = slice_data
         self.jit = jit
         self._traces_left = 0 if jit == "none" else _MOST_TRACES
-        self._python: PythonState | None = None
+        self._python: CapturedState | None = None
         self._records: Records | None = None
+        self._data: Records | None = None  # of the first step
 
     def _prepare(self, args: tuple, kwargs: dict) -> None:
         """Before a step: refuse one too many, and check what is new. Spends nothing."""
@@ -91,17 +91,18 @@ class PrivateInference(PrivateSteps):
         """Check model, guide and data, if they are new."""
         if self._records is not None and self._records.same_as(args, kwargs) and self._is_current():
             return
-        # The original's first run is on placeholders, so that it can keep nothing of the data;
-        # unless it cannot be copied (see "Not protected" on models with a state of their own).
-        first_look, _ = copied(self.model, self.guide) or (self.model, self.guide)
-        plate = find_plate(first_look, args, kwargs, self.plate)
-        records = Records(self.model, plate, args, kwargs, self.slice_data)
+        records = first_look(self.model, self.guide, args, kwargs, self.plate, self.slice_data)
+        if self._steps and self._data is not None:
+            self._data.require_same_data(records)
+        plate = records.plate
         rate = self.sample_rate
         if rate is None:
             rate = 1.0 if self.sampling == "full" else plate.subsample_size / plate.size
         sampler = RecordSampler(self.sampling, plate.size, rate)
         self._build(records, sampler)
         self._records, self._sampler = records, sampler
+        if not self._steps or self._data is None:
+            self._data = records
 
     @abc.abstractmethod
     def _build(self, records: Records, sampler: RecordSampler) -> None:
@@ -115,7 +116,7 @@ class PrivateInference(PrivateSteps):
         """The result of tracing, or None: with a warning, if no graph can be had."""
         if not self._traces_left:
             return None
-        self._python = PythonState(self.model, self.guide)
+        self._python = CapturedState(self.model, self.guide)
         self._traces_left -= 1
         try:
             if not self._traces_left:

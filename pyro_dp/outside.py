@@ -115,7 +115,7 @@ def draw_particle(
     with (
         poutine.trace(param_only=True) as parameters,
         OneRecord(plate, torch.zeros(1, dtype=torch.long, device=records.device)),
-        guarded("Running guide and model on placeholder data", hint=PLACEHOLDERS),
+        guarded("Running guide and model on placeholder data", public=True, hint=PLACEHOLDERS),
         local.shown(local.constants()),
         given or contextlib.nullcontext(),
     ):

@@ -103,7 +103,7 @@ class Prior:
         model = Outside(plate)(poutine.condition(self._model, data=values))
         with (
             OneRecord(plate, torch.zeros(1, dtype=torch.long, device=device)),
-            guarded("Running the model on placeholder data", hint=PLACEHOLDERS),
+            guarded("Running the model on placeholder data", public=True, hint=PLACEHOLDERS),
         ):
             log_prob = poutine.trace(model).get_trace(*args, **kwargs).log_prob_sum()
         return (log_prob + log_volume).double()

@@ -86,6 +86,6 @@ def _run(function: Callable, records: Records) -> poutine.Trace:
     with (
         forked_rng(),
         OneRecord(records.plate, index),
-        guarded("Running the model on placeholder data", hint=PLACEHOLDERS),
+        guarded("Running the model on placeholder data", public=True, hint=PLACEHOLDERS),
     ):
         return poutine.trace(function).get_trace(*args, **kwargs)
