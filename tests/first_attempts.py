@@ -140,7 +140,7 @@ class Attempt:
             except Exception as error:
                 text = f"{type(error).__name__}: {error}"
         if text is not None:
-            text = re.sub(r"(/[^\s/'\"]+)+/(?=[^\s/]+\.py)", "", text)
+            text = re.sub(r"[^\s'\"(]*/(?=[^\s/]+\.py\b)", "", text)
         return text, len(releases)
 
     def faults(self) -> list[str]:
