@@ -175,7 +175,10 @@ class ConjugateModel(abc.ABC):
 def require_rows(name: str, value: Any, columns: int) -> None:
     """:raises ModelError: not a tensor of shape (N, columns) of real numbers."""
     if not isinstance(value, Tensor) or value.dim() != 2 or value.shape[1] != columns:
-        raise ModelError(f"{name} must be a tensor with {columns} columns, one row per record.")
+        raise ModelError(
+            f"{name} must be a tensor of shape (N, {columns}), one row per record, for a model "
+            f"that was made for {columns} columns; it is {_kind(value)}."
+        )
     if value.is_complex():
         raise ModelError(f"{name} must hold real numbers.")
 
@@ -183,9 +186,17 @@ def require_rows(name: str, value: Any, columns: int) -> None:
 def require_vector(name: str, value: Any) -> None:
     """:raises ModelError: not a tensor of shape (N,) of real numbers."""
     if not isinstance(value, Tensor) or value.dim() != 1:
-        raise ModelError(f"{name} must be a tensor of one dimension, with one number per record.")
+        raise ModelError(
+            f"{name} must be a tensor of shape (N,), one number per record; it is {_kind(value)}."
+        )
     if value.is_complex():
         raise ModelError(f"{name} must hold real numbers.")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def clipped_rows(rows: Tensor, bound: float) -> Tensor:

@@ -107,7 +107,7 @@ class VIPS(PrivateSteps):
         if not isinstance(model, ConjugateModel):
             raise ConfigurationError(
                 "model must be a ConjugateModel, for example "
-                "pyro_dp.vips.LogisticRegression(dim=10)."
+                "pyro_dp.vips.LogisticRegression(dim=10); DPSVI and DPSEP take Pyro models."
             )
         require_count("num_steps", num_steps)
         require_number("sample_rate", sample_rate, above=0.0, below=1.0, closed=True)
