@@ -68,6 +68,18 @@ def named_arguments(model: Callable, args: tuple, kwargs: dict) -> list[tuple[st
     return [*zip(parameters, args, strict=False), *kwargs.items()]
 
 
+def described(model: Callable, args: tuple, kwargs: dict) -> str:
+    """Kinds and shapes of the arguments, which are public, for a message."""
+    found = []
+    for name, value in named_arguments(model, args, kwargs):
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            dtype = str(value.dtype).removeprefix("torch.")
+            found.append(f"{name!r} {tuple(value.shape)} {dtype}")
+        else:
+            found.append(f"{name!r} {type(value).__name__}")
+    return f"The arguments were {', '.join(found)}." if found else ""
+
+
 def argument_names(model: Callable, args: tuple, kwargs: dict) -> list[str]:
     """The name of the argument that each leaf belongs to."""
     return [

@@ -90,7 +90,10 @@ def build_record_term(
         reached = particle.restricted(term.latents).reaches() | term.parameters.keys()
         term.released = {n: x for n, x in particle.parameters.items() if n in reached}
         if not term.latents and not term.released:
-            raise ModelError("The records' terms use neither a latent nor a parameter.")
+            raise ModelError(
+                "The records' terms use neither a latent nor a parameter: there must be a "
+                "pyro.sample or pyro.param that the observations depend on."
+            )
     return term, particle.parameters
 
 
@@ -206,8 +209,9 @@ def _check_support(term: RecordTerm, records: Records, particle: Particle, batch
         for name, supported in term.supported(records, particle, batch).items():
             if not supported.all():
                 raise ModelError(
-                    f"Site {name!r} observes values outside the support of its distribution. "
-                    "(This message depends on the data: it is for the curator only.)"
+                    f"Site {name!r} observes values outside the support of its distribution: "
+                    "recode or scale them (a Bernoulli takes 0 and 1). (This message depends on "
+                    "the data: it is for the curator only.)"
                 )
 
 

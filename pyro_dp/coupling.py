@@ -14,9 +14,18 @@ from pyro_dp.sites import Runs, random_sites
 _COUNT = 3
 _COUPLED = (
     "Site {name!r} of the {part}: the term of a record moves when other records change, because "
-    "other rows are read (a mean or maximum over the data, a shifted index, batch statistics). A "
-    "record may read its own row only: standardise before, with public constants or a "
+    "other rows are read (a mean or maximum over the data, a shifted index, batch statistics). "
+    "{shown} A record may read its own row only: standardise before, with public constants or a "
     "DPStandardScaler."
+)
+_SHOWN = {
+    False: "The model is shown one record at a time.",
+    True: "With slice_data=True the model is shown one row, which is its own mean and maximum.",
+}
+_SQUARE = (
+    "Site {name!r} of the {part} has a term for every pair of records: something of shape (N, 1) "
+    "meets something of shape (N,), and they broadcast to N x N. Make both (N,), one number per "
+    "record, as in y.squeeze(-1)."
 )
 
 
@@ -39,8 +48,11 @@ def check_coupling(inside: Runs, records: Records) -> None:
         for part, trace in pair[0].items():
             others = dict(_first_terms(pair[1][part], records.plate, count))
             for name, term in _first_terms(trace, records.plate, count):
+                if _is_square(trace.nodes[name]):
+                    raise ModelError(_SQUARE.format(name=name, part=part))
                 if name not in others or not agree(term, others[name]):
-                    raise ModelError(_COUPLED.format(name=name, part=part))
+                    shown = _SHOWN[records.slice_data]
+                    raise ModelError(_COUPLED.format(name=name, part=part, shown=shown))
         return
 
 
@@ -56,6 +68,12 @@ def _pair(
         return one, inside.on_public(rows[1], indices, one)
     except ModelError:
         return None
+
+
+def _is_square(site: dict) -> bool:
+    """Whether a site has dimensions beyond those of its plates."""
+    dims = [-frame.dim for frame in site["cond_indep_stack"] if frame.dim is not None]
+    return bool(dims) and site["log_prob"].dim() > max(dims)
 
 
 def _first_terms(

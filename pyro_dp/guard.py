@@ -28,16 +28,16 @@ _DISCRETE = "Continuous inference cannot handle discrete sample site"  # Pyro's 
 _NO_PLACE = (
     "An autoguide has no place for a discrete latent{where}: mark it in the model with "
     "infer={{'enumerate': 'parallel'}} and hide it from the guide, as in "
-    "AutoNormal(pyro.poutine.block(model, hide=['assignment']))."
+    "AutoNormal(pyro.poutine.block(model, hide=[{site!r}]))."
+)
+_DTYPES = r"same dtype|expected scalar type|[Ff]ound dtype|can't be cast"
+_OTHER_DTYPE = (
+    "Data and latents differ in dtype: pass tensors of torch's default dtype, as in x.float()."
 )
 _ADVICE = (
     (
-        r"same dtype|expected scalar type|[Ff]ound dtype|can't be cast",
-        "Data and latents differ in dtype: pass tensors of torch's default dtype, as x.float().",
-    ),
-    (
         r"size of tensor|shapes? cannot be multiplied|size mismatch|not broadcastable|"
-        r"[Ss]hape mismatch|inconsistent tensor size|must match",
+        r"[Ss]hape mismatch|inconsistent tensor size|must match|out of bounds|out of range",
         "Shapes do not fit: look at those of the arguments, and at the plates' dimensions.",
     ),
     (
@@ -45,6 +45,7 @@ _ADVICE = (
         "Pass to step() or run() what model and guide take, in their order.",
     ),
 )
+_MISTAKES = (AttributeError, ImportError, KeyError, NameError, SyntaxError, TypeError)
 _LONGEST = 600  # of a text that is shown
 
 
@@ -56,6 +57,10 @@ def whole_tensors(slice_data: bool) -> str:
             "tensors (with pyro.plate('data', len(x)): ... obs=y), or index and leave it out."
         )
     return f"{_INDEXED}, or use slice_data=True for a model that is written for whole tensors."
+
+
+class RaisedOnPlaceholders(ModelError):
+    """User code failed where no data were shown."""
 
 
 @contextlib.contextmanager
@@ -73,7 +78,7 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
 
     :param doing: the beginning of the new message.
     :param public: only placeholders are shown.
-    :param hint: the end of the message: what often is the cause, and the remedy.
+    :param hint: the end of the message: the remedy, where the exception itself does not tell it.
     """
     quiet = contextlib.nullcontext() if public else _no_warnings()
     try:
@@ -84,21 +89,21 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
             _NoBatchStatistics(),
         ):
             yield
-    except PrivacyError:
-        raise
+    except PrivacyError as error:
+        text = str(error).split("Trace Shapes:")[0].strip()
+        if text == str(error):
+            raise
+        raise type(error)(text) from None  # without what Pyro appended: the shapes of all sites
     except Exception as error:
-        text, where = str(error), _location(error)
-        advice = _advice(error) if public else ""
+        text, where = str(error).split("Trace Shapes:")[0].strip(), _location(error)
+        advice = _advice(error, hint) if public else hint
         error.args, error.__cause__, error.__context__ = (), None, None
         if text.startswith(_DISCRETE):
-            raise ModelError(_NO_PLACE.format(where=where)) from None
+            raise ModelError(_NO_PLACE.format(where=where, site=_quoted(text))) from None
         message = f"{doing} raised {type(error).__name__}{where}"
         if public:
-            message += f": {_shortened(text)}"
-            hint = advice or hint
-        else:
-            message += f". {_WITHHELD}"
-        raise ModelError(f"{message} {hint}".rstrip()) from None
+            raise RaisedOnPlaceholders(f"{message}: {_shortened(text)} {advice}") from None
+        raise ModelError(f"{message}. {_WITHHELD} {advice}".rstrip()) from None
 
 
 @contextlib.contextmanager
@@ -149,10 +154,23 @@ def _location(error: Exception) -> str:
     return site + line
 
 
-def _advice(error: Exception) -> str:
-    """What to do next, where the text of an exception tells."""
+def _advice(error: Exception, hint: str) -> str:
+    """What to do next: what an exception surely tells, the hint, or what it may tell."""
     text = str(error)
-    return next((advice for pattern, advice in _ADVICE if re.search(pattern, text)), "")
+    if re.search(_DTYPES, text):
+        return _OTHER_DTYPE
+    if hint:
+        return hint
+    for pattern, advice in _ADVICE:
+        if re.search(pattern, text):
+            return advice
+    return "Mend this line." if isinstance(error, _MISTAKES) else PLACEHOLDERS
+
+
+def _quoted(text: str) -> str:
+    """The name of a site in a message of Pyro's."""
+    found = re.search(r"'([^']+)'", text)
+    return found.group(1) if found else "assignment"
 
 
 def _shortened(text: str) -> str:

@@ -15,7 +15,7 @@ from torch.distributions.constraints import Constraint
 
 from pyro_dp.errors import ModelError
 from pyro_dp.gaussian import cholesky
-from pyro_dp.guard import PLACEHOLDERS, guarded
+from pyro_dp.guard import guarded
 from pyro_dp.latents import Latent, latents_of
 from pyro_dp.plates import PrivatePlate
 from pyro_dp.randomness import forked_rng
@@ -210,7 +210,7 @@ def _run(model: Callable, guide: Callable, records: Records) -> tuple[Sites, Sit
     args, kwargs = records.arguments(records.placeholder(), length=records.plate.size)
     with (
         forked_rng(),
-        guarded("Running guide and model on placeholder data", public=True, hint=PLACEHOLDERS),
+        guarded("Running guide and model on placeholder data", public=True),
     ):
         with _Reads() as by_guide:
             trace = poutine.trace(guide).get_trace(*args, **kwargs)

@@ -7,13 +7,16 @@ from typing import Any
 
 import pyro
 import torch
+from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.arguments import described
 from pyro_dp.captured_state import CapturedState
-from pyro_dp.errors import ConfigurationError
+from pyro_dp.errors import ConfigurationError, ModelError
 from pyro_dp.first_look import first_look
 from pyro_dp.graphs import Compiler, NotTraceable
+from pyro_dp.guard import RaisedOnPlaceholders
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
@@ -55,6 +58,10 @@ class PrivateInference(PrivateSteps):
         for name, function in (("model", model), ("guide", guide)):
             if not callable(function):
                 raise ConfigurationError(f"{name} must be a Pyro {name}, which is a callable.")
+        if isinstance(model, AutoGuide):
+            raise ConfigurationError(
+                f"model is an {type(model).__name__}, which is a guide: the order is model, guide."
+            )
         require_choice("jit", jit, ("trace", "compile", "none"))
         require_flag("slice_data", slice_data)
         if plate is not None and not isinstance(plate, str):
@@ -91,6 +98,13 @@ class PrivateInference(PrivateSteps):
         """Check model, guide and data, if they are new."""
         if self._records is not None and self._records.same_as(args, kwargs) and self._is_current():
             return
+        try:
+            self._look_anew(args, kwargs)
+        except RaisedOnPlaceholders as error:
+            shapes = described(self.model, args, kwargs)
+            raise ModelError(f"{error} {shapes}".rstrip()) from None
+
+    def _look_anew(self, args: tuple, kwargs: dict) -> None:
         records = first_look(self.model, self.guide, args, kwargs, self.plate, self.slice_data)
         if self._steps and self._data is not None:
             self._data.require_same_data(records)

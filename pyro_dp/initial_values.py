@@ -15,7 +15,7 @@ from pyro_dp.arguments import Arguments
 from pyro_dp.captured_data import refuse_numbers
 from pyro_dp.captured_state import CapturedState, require_same_changes
 from pyro_dp.errors import ModelError
-from pyro_dp.guard import PLACEHOLDERS, guarded
+from pyro_dp.guard import guarded
 from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Records
 
@@ -42,7 +42,7 @@ def initialise(model: Callable, guide: Callable, records: Records, state: Captur
                     "public: start it at a constant or at random."
                 )
     args, kwargs = public
-    with guarded("Initialising the guide on placeholder data", public=True, hint=PLACEHOLDERS):
+    with guarded("Initialising the guide on placeholder data", public=True):
         guide(*args, **kwargs)
     for leaf in [leaf for each in new for leaf in each.parameters()]:
         # init_to_value hands over the user's own tensor, which the next guide may start from.
@@ -73,7 +73,7 @@ def _first_run(
     with (
         forked_rng(),
         store.scope(store.get_state()),
-        guarded("Running guide and model once", public=True, hint=PLACEHOLDERS),
+        guarded("Running guide and model once", public=True),
         state.pristine() as kept,
         poutine.trace(param_only=True) as captured,
     ):

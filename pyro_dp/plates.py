@@ -91,7 +91,7 @@ def _find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) ->
         forked_rng(),
         store.scope(store.get_state()),
         torch.no_grad(),
-        guarded("Running the model on placeholder data", public=True, hint=PLACEHOLDERS),
+        guarded("Running the model on placeholder data", public=True),
     ):
         trace = poutine.trace(model).get_trace(*args, **kwargs)
     observed = {
@@ -121,8 +121,8 @@ def _find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) ->
     frame = candidates[name or next(iter(candidates))]
     if frame.full_size is None or frame.full_size < 0:
         raise ModelError(
-            f"plate: the private plate {frame.name!r} has no size: give it the number of records, "
-            f"pyro.plate({frame.name!r}, len(x))."
+            f"plate: the private plate {frame.name!r} has no size: give the plate a size, the "
+            f"number of records, as in pyro.plate({frame.name!r}, len(x))."
         )
     plate = PrivatePlate(frame.name, int(frame.full_size), int(frame.size))
     for key, stack in observed.items():

@@ -19,9 +19,9 @@ _NO_DATA = (
 )
 _OTHER_DATA = (
     "The data are not those of the first step ({what}). Which records take part in a step is drawn "
-    "privately from all of them: pass the full data to every step, as in run(x, y), and no batches "
-    "of a DataLoader. For other data make a new inference, with the same accountant if somebody "
-    "can be in both."
+    "privately, at sample_rate: pass all data, the whole of it, to every step, as in run(x, y), "
+    "and no batches of a DataLoader. For other data make a new inference, with the same accountant "
+    "if somebody can be in both."
 )
 
 

@@ -161,7 +161,10 @@ def check_latents(
                 "records. Move it inside the private plate, or sample it in the guide."
             )
         if name not in in_guide:
-            raise ModelError(f"Global latent site {name!r} of the model is not in the guide.")
+            raise ModelError(
+                f"Global latent site {name!r} of the model is not in the guide: add it there. "
+                "(An autoguide is made from this very model: AutoNormal(model).)"
+            )
     for name in particle.fixed:
         if privatize == "latents":
             raise ModelError(
