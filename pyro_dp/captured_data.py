@@ -76,7 +76,7 @@ class DataNumbers:
     def __init__(self, data: list[Tensor]):
         self._tables = [table for table in data if table.is_floating_point() and len(table) > 1]
         self._statistics = [
-            (what, values)
+            (what, values, _rounding(table))
             for table in self._tables
             for what, values in (
                 ("means", table.double().mean(0)),
@@ -93,8 +93,9 @@ class DataNumbers:
         if not value.is_floating_point() or value.numel() == 0 or value.is_meta:
             return
         value = value.detach().cpu()
-        for what, numbers in self._statistics:
-            if _holds_all(value.flatten().double(), numbers.flatten().cpu(), _rounding(value)):
+        for what, numbers, rounding in self._statistics:
+            rounding = max(rounding, _rounding(value))
+            if _holds_all(value.flatten().double(), numbers.flatten().cpu(), rounding):
                 raise ModelError(_NUMBERS.format(label=_sentence(label), what=what))
         for table in self._tables:
             if _holds_rows(value, table):

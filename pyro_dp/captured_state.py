@@ -25,6 +25,7 @@ KEEPS = (
 )
 _PLAIN = (bool, int, float, complex, str, type(None))
 _DEPTH = 5
+Changes = dict[tuple[str, str], Any]  # new values, by label and name
 
 
 class CapturedState:
@@ -69,12 +70,12 @@ class CapturedState:
                 raise ModelError(KEEPS.format(label=_sentence(label)))
 
     @contextlib.contextmanager
-    def pristine(self) -> Iterator[dict[str, Any]]:
+    def pristine(self) -> Iterator[Changes]:
         """As :meth:`preserved`, the contents of tensors and arrays included, which takes longer.
 
-        :returns: at the end, what had changed: its new values, by label.
+        :returns: at the end, what had changed.
         """
-        changes: dict[str, Any] = {}
+        changes: Changes = {}
         before = [(place, place.values()) for place in self._places]
         tensors = [(label, t, t.data, t.detach().clone()) for label, t in self._tensors()]
         arrays = [(n, x, x.copy()) for n, x in self.references.held if isinstance(x, np.ndarray)]
@@ -88,17 +89,17 @@ class CapturedState:
                     old = _items(values)
                     for name, value in _items(now).items():
                         if value is not old.get(name, MISSING):
-                            changes[_described(place.label, name)] = value
+                            changes[place.described(name), str(name)] = value
                     place.put_back(values)
             for label, tensor, memory, values in tensors:
                 if not torch.equal(_bits(tensor.data), _bits(values)):
-                    changes[label] = tensor.detach().clone()
+                    changes[label, ""] = tensor.detach().clone()
                     memory.copy_(values)
                 if _address(tensor) != _address(memory):
                     tensor.data = memory
             for label, array, values in arrays:
                 if not np.array_equal(array, values):
-                    changes[label] = array.copy()
+                    changes[label, ""] = array.copy()
                     array[...] = values
             self._forget()
 
@@ -116,11 +117,17 @@ class CapturedState:
             cache.cache_clear()
 
 
-def require_same_changes(one: dict[str, Any], other: dict[str, Any]) -> None:
+def require_same_changes(one: Changes, other: Changes) -> None:
     """:raises ModelError: what changed while one record was shown differs from another's."""
-    for label in one.keys() | other.keys():
-        if not _alike(one.get(label, MISSING), other.get(label, MISSING)):
-            raise ModelError(KEEPS.format(label=_sentence(label)))
+    for key in [*one, *(key for key in other if key not in one)]:
+        if not _alike(one.get(key, MISSING), other.get(key, MISSING)):
+            raise ModelError(KEEPS.format(label=_sentence(key[0])))
+
+
+def require_no_changes(changes: Changes) -> None:
+    """:raises ModelError: something changed while data were shown."""
+    for label, _ in changes:
+        raise ModelError(KEEPS.format(label=_sentence(label)))
 
 
 def _items(values: Any) -> dict[Any, Any]:
@@ -178,12 +185,6 @@ def _version(value: Any) -> int:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _described(label: str, name: Any) -> str:
-    if isinstance(name, str) and name:
-        return label.replace("an attribute", f"attribute {name!r}", 1)
-    return label
 
 
 def _sentence(label: str) -> str:

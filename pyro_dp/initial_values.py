@@ -3,7 +3,6 @@
 import copy
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import pyro
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from pyro_dp.arguments import Arguments
 from pyro_dp.captured_data import refuse_numbers
-from pyro_dp.captured_state import CapturedState, require_same_changes
+from pyro_dp.captured_state import CapturedState, Changes, require_same_changes
 from pyro_dp.errors import ModelError
 from pyro_dp.guard import guarded
 from pyro_dp.randomness import forked_rng
@@ -34,13 +33,13 @@ def initialise(model: Callable, guide: Callable, records: Records, state: Captur
     on_others = _first_run_on_others(model, guide, records, state)
     if on_others is not None:
         values, kept_of_others = on_others
-        require_same_changes(kept, kept_of_others)
         for name in initial.keys() & values.keys():
             if not agree(initial[name], values[name]):
                 raise ModelError(
                     f"The initial value of parameter {name!r} depends on the data, and would be "
                     "public: start it at a constant or at random."
                 )
+        require_same_changes(kept, kept_of_others)
     args, kwargs = public
     with guarded("Initialising the guide on placeholder data", public=True):
         guide(*args, **kwargs)
@@ -62,7 +61,7 @@ def _autoguides(guide: Callable) -> list[AutoGuide]:
 
 def _first_run(
     model: Callable, guide: Callable, arguments: Arguments, state: CapturedState
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+) -> tuple[dict[str, Tensor], Changes]:
     """Parameters as they start on public rows, and what else changes; all is put back.
 
     Without the parameters, if there is something that cannot be copied.
@@ -89,7 +88,7 @@ def _first_run(
 
 def _first_run_on_others(
     model: Callable, guide: Callable, records: Records, state: CapturedState
-) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+) -> tuple[dict[str, Tensor], Changes] | None:
     """The same on rows that vary, if the model runs on such."""
     for integers in (True, False):
         rows = records.varied(records.plate.size, seed=1, integers=integers)

@@ -30,7 +30,6 @@ _MOST_THINGS = 50_000
 _LONGEST = 10_000  # of a container whose elements are looked at
 # What autoguides keep of their first run, which is on placeholders.
 _OWN_RECORDS = ("prototype_trace", "_prototype_frames", "_pyro_context", "_init_locs", "plates")
-_STORED = ("_params", "_constraints", "_param_to_name")
 MISSING = object()
 
 
@@ -53,6 +52,12 @@ class Place:
         if isinstance(self.owner, MutableMapping):
             return self.owner.get(name, MISSING)
         return self.owner[name] if name < len(self.owner) else MISSING
+
+    def described(self, name: Any) -> str:
+        """The label of one of the values."""
+        if isinstance(name, str) and name:
+            return self.label.replace("an attribute", f"attribute {name!r}", 1)
+        return self.label
 
     def floats(self) -> list[float]:
         """The numbers among the values, but for integers."""
@@ -129,13 +134,19 @@ class ParameterStore(Place):
         super().__init__("Pyro's parameter store", None)
 
     def values(self) -> dict[tuple[str, str], Any]:
-        return {(own, name): x for own in _STORED for name, x in self._own(own).items()}
+        kept = (("_params", self.leaves), ("_constraints", self._own("_constraints")))
+        return {(own, name): value for own, values in kept for name, value in values.items()}
 
     def put_back(self, values: dict[tuple[str, str], Any]) -> None:
-        for own in _STORED:
+        for own in ("_params", "_constraints", "_param_to_name"):
             self._own(own).clear()
         for (own, name), value in values.items():
             self._own(own)[name] = value
+            if own == "_params":
+                self._own("_param_to_name")[value] = name
+
+    def described(self, name: tuple[str, str]) -> str:
+        return f"parameter {name[1]!r}"
 
     @property
     def leaves(self) -> dict[str, Tensor]:

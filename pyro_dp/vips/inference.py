@@ -22,7 +22,7 @@ from torch import Tensor
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
 from pyro_dp.arguments import as_tensors
 from pyro_dp.captured_data import refuse_captured_data, refuse_rows
-from pyro_dp.captured_state import KEEPS, CapturedState
+from pyro_dp.captured_state import CapturedState, require_no_changes
 from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.plates import PrivatePlate
 from pyro_dp.private_steps import PrivateSteps
@@ -296,8 +296,7 @@ class VIPS(PrivateSteps):
         refuse_captured_data(state.references, records)
         with state.pristine() as kept:
             self.model.check(*data)
-        for label in kept:
-            raise ModelError(KEEPS.format(label=label))
+        require_no_changes(kept)
         return records
 
     def _require_room(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dp.captured_state import CapturedState, require_same_changes
+from pyro_dp.captured_state import CapturedState, Changes, require_same_changes
 from pyro_dp.errors import ModelError
 from pyro_dp.guard import guarded
 from pyro_dp.initial_values import agree
@@ -82,7 +82,7 @@ class IsolatedModel:
 
     def _public(
         self, posterior: Any, draws: Draws, rows: list[Tensor]
-    ) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+    ) -> tuple[Mapping[str, Tensor], Changes]:
         """Dense statistics of public rows, as one batch, and what the model keeps of them."""
         with (
             forked_rng(),
