@@ -122,7 +122,7 @@ def starts_at_the_mean(self, x, rows):
 
 def starts_at_another_row(self, x, rows):
     if not self._steps:
-        pyro.get_param_store()["loc"].data = x[7].clone()
+        pyro.get_param_store()["loc"].data = x[4].clone()
     return rows
 
 
