@@ -83,6 +83,9 @@ class DataNumbers:
                 ("standard deviations", table.double().std(0)),
                 ("standard deviations", table.double().std(0, correction=0)),
                 ("variances", table.double().var(0)),
+                ("medians", table.double().median(0).values),
+                ("smallest values", table.double().amin(0)),
+                ("largest values", table.double().amax(0)),
                 ("the mean", table.double().mean()),
                 ("the standard deviation", table.double().std()),
             )

@@ -180,7 +180,9 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _version(value: Any) -> int:
-    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+    if not isinstance(value, Tensor) or isinstance(value, UninitializedTensorMixin):
+        return 0
+    return 0 if value.is_inference() else value._version
 
 
 def _address(tensor: Tensor) -> int:

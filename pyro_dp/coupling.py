@@ -13,10 +13,10 @@ from pyro_dp.sites import Runs, random_sites
 
 _COUNT = 3
 _COUPLED = (
-    "Site {name!r} of the {part}: the term of a record moves when other records change, because "
-    "other rows are read (a mean or maximum over the data, a shifted index, batch statistics). "
-    "{shown} A record may read its own row only: standardise before, with public constants or a "
-    "DPStandardScaler."
+    "Site {name!r} of the {part}: the term of a record in plate {plate!r} moves when other records "
+    "change, because other rows are read (a mean or maximum over the data, a shifted index, batch "
+    "statistics). {shown} A record may read its own row only: standardise before, with public "
+    "constants or a DPStandardScaler."
 )
 _SHOWN = {
     False: "The model is shown one record at a time.",
@@ -52,8 +52,15 @@ def check_coupling(inside: Runs, records: Records) -> None:
                     raise ModelError(_SQUARE.format(name=name, part=part))
                 if name not in others or not agree(term, others[name]):
                     shown = _SHOWN[records.slice_data]
-                    raise ModelError(_COUPLED.format(name=name, part=part, shown=shown))
+                    raise ModelError(
+                        _COUPLED.format(name=name, part=part, plate=records.plate.name, shown=shown)
+                    )
         return
+
+
+def _coupled(name: str, part: str, records: Records) -> str:
+    shown = _SHOWN[records.slice_data]
+    return _COUPLED.format(name=name, part=part, plate=records.plate.name, shown=shown)
 
 
 def _pair(

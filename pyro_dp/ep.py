@@ -61,7 +61,9 @@ class EP:
 
         :raises ModelError: model, guide and data do not fit.
         """
-        records = first_look(self.model, self.guide, args, kwargs, self.plate, self.slice_data)
+        records = first_look(
+            self.model, self.guide, args, kwargs, plate=self.plate, slice_data=self.slice_data
+        )
         plate = records.plate
         problem = EPProblem.build(self.model, self.guide, records, self.moments, None)
         indices = torch.arange(plate.size, device=records.device)

@@ -105,7 +105,15 @@ class PrivateInference(PrivateSteps):
             raise ModelError(f"{error} {shapes}".rstrip()) from None
 
     def _look_anew(self, args: tuple, kwargs: dict) -> None:
-        records = first_look(self.model, self.guide, args, kwargs, self.plate, self.slice_data)
+        records = first_look(
+            self.model,
+            self.guide,
+            args,
+            kwargs,
+            plate=self.plate,
+            slice_data=self.slice_data,
+            others=self._others,
+        )
         if self._steps and self._data is not None:
             self._data.require_same_data(records)
         plate = records.plate
@@ -121,6 +129,11 @@ class PrivateInference(PrivateSteps):
     @abc.abstractmethod
     def _build(self, records: Records, sampler: RecordSampler) -> None:
         """Check model and guide against new records, and prepare what a step needs."""
+
+    @property
+    def _others(self) -> tuple[Any, ...]:
+        """What users pass beside model and guide that decides what is released."""
+        return ()
 
     def _is_current(self) -> bool:
         """Whether what was built still holds."""

@@ -199,9 +199,12 @@ class References:
             self._wait(thing.__self__, _name(thing.__self__))
             self._wait(thing.__func__, _name(thing.__func__))
         elif isinstance(thing, functools.partial):
-            values = [thing.func, thing.args, thing.keywords, vars(thing)]
-            for value in values:
-                self._wait(value, f"an argument of partial({_name(thing.func)})")
+            of = f"of partial({_name(thing.func)})"
+            self._wait(thing.func, _name(thing.func))
+            for i, value in enumerate(thing.args):
+                self._wait(value, f"argument {i} {of}")
+            for name, value in {**thing.keywords, **vars(thing)}.items():
+                self._wait(value, f"argument {name!r} {of}")
         elif hasattr(thing, "cache_clear") and hasattr(thing, "__wrapped__"):
             self.caches.append(thing)
             self._wait(thing.__wrapped__, label)
@@ -212,7 +215,7 @@ class References:
         elif isinstance(thing, (staticmethod, classmethod)):
             self._wait(thing.__func__, label)
         elif not isinstance(thing, types.ModuleType) and hasattr(thing, "__dict__"):
-            self._look_at_object(thing, users)
+            self._look_at_object(thing, label, users)
 
     def _wait(self, thing: Any, label: str, users: bool = True) -> None:
         self._waiting.append((thing, label, users))
@@ -224,8 +227,14 @@ class References:
             return
         if isinstance(thing, (dict, set, *_LISTS)):
             self.places.append(Place(label, thing))
-        for value in thing.values() if isinstance(thing, dict) else thing:
-            self._wait(value, label, users)
+        if isinstance(thing, dict):
+            for key, value in thing.items():
+                self._wait(
+                    value, f"element {key!r} of {label}" if type(key) is str else label, users
+                )
+        else:
+            for value in thing:
+                self._wait(value, label, users)
 
     def _look_at_function(self, function: types.FunctionType) -> None:
         name = _name(function)
@@ -273,8 +282,10 @@ class References:
         for base in kind.__bases__:
             self._wait(base, base.__name__)
 
-    def _look_at_object(self, thing: Any, users: bool) -> None:
+    def _look_at_object(self, thing: Any, label: str, users: bool) -> None:
         owner = f"of {type(thing).__name__}"
+        if "'" in label and "(" not in label:
+            owner += f" ({label.rstrip(',')})"
         values = dict(vars(thing))
         if isinstance(thing, torch.nn.Module):
             users = self._look_at_module(thing, values, owner)

@@ -64,10 +64,10 @@ class IsolatedModel:
             except ModelError:  # such rows need not be in the model's domain
                 continue
             (one, kept), (other, also_kept) = found
+            require_same_changes(kept, also_kept)
             for name in one:
                 if not agree(one[name][0], other[name][0]):
                     raise ModelError(_COUPLED.format(name=name))
-            require_same_changes(kept, also_kept)
             break
         first = [row.unsqueeze(0) for row in records.placeholder()]
         self._public(posterior, _public_draws(torch.arange(1)), first)
