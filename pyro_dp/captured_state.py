@@ -5,6 +5,7 @@ these values as constants, and is traced anew when one of them changed. What a m
 record that it is shown is put back at once; a model that keeps what depends on the data is refused.
 """
 
+import collections
 import contextlib
 import math
 from collections.abc import Callable, Iterator
@@ -34,20 +35,31 @@ class CapturedState:
     def __init__(self, *roots: Callable):
         self.references = References(*roots)
         self._places = self.references.places
-        self._watched = [
-            (place, name, value, _version(value))
+        values = [
+            (place.reader, name, value)
             for place in self._places[1:]  # without Pyro's parameters
+            if not isinstance(place.owner, (set, collections.deque))
             for name, value in _items(place.values()).items()
-            if isinstance(value, (*_PLAIN, Tensor))
+        ]
+        self._plain = [each for each in values if isinstance(each[2], _PLAIN)]
+        # Parameters are inputs of a graph, and change in every step.
+        self._constants = [
+            (*each, math.inf if each[2].requires_grad else _version(each[2]))
+            for each in values
+            if isinstance(each[2], Tensor)
         ]
 
     @property
     def changed(self) -> bool:
         """Whether a number, string or tensor is no more what it was."""
-        return not all(
-            _unchanged(place.get(name), value, version)
-            for place, name, value, version in self._watched
-        )
+        for read, name, value in self._plain:
+            new = read(name)
+            if new is not value and not (type(new) is type(value) and new == value):
+                return True
+        for read, name, value, version in self._constants:
+            if read(name) is not value or value._version > version:
+                return True
+        return False
 
     @contextlib.contextmanager
     def preserved(self) -> Iterator[None]:
@@ -142,13 +154,6 @@ def _identical(now: Any, before: Any) -> bool:
     if isinstance(before, set):
         return now == before
     return len(now) == len(before) and all(x is y for x, y in zip(now, before, strict=True))
-
-
-def _unchanged(new: Any, old: Any, version: int) -> bool:
-    if isinstance(old, Tensor):
-        # Parameters are inputs of the graph, and change in every step.
-        return new is old and (old.requires_grad or new._version == version)
-    return new is old or (type(new) is type(old) and new == old)
 
 
 def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:

@@ -80,7 +80,6 @@ def build_record_term(
             runs_guide=bool(in_guide),
             enumerates=bool(latent - in_guide.keys()),
             max_plate_nesting=plate_nesting(loss, inside),
-            state=state,
         )
         term.local = local
         _let_touch(term, particle, outside.public, inside)

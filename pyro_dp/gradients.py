@@ -72,7 +72,6 @@ class RecordTerm:
     :param runs_guide: whether the guide has sites inside the plate.
     :param enumerates: whether the model has latents inside the plate that are summed out.
     :param max_plate_nesting: number of nested plates, to the left of which latents are enumerated.
-    :param state: what model and guide refer to: of a record they keep nothing.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class RecordTerm:
         runs_guide: bool,
         enumerates: bool,
         max_plate_nesting: float,
-        state: CapturedState,
     ):
         self.loss = single_particle(loss)
         self.loss.max_plate_nesting = max_plate_nesting
@@ -92,7 +90,8 @@ class RecordTerm:
         self.guide = guide if runs_guide else _no_sites
         self.runs_guide = runs_guide
         self.enumerates = enumerates
-        self.state = state
+        # What model and guide refer to: of a record they keep nothing.
+        self.state = CapturedState(model, *([guide] if runs_guide else []))
         self.latents: set[str] = set()  # names of the global latents that the term uses
         self.parameters: dict[str, Tensor] = {}  # unconstrained parameters that the term uses
         self.released: dict[str, Tensor] = {}  # those, and what the latents' draws depend on

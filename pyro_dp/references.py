@@ -47,11 +47,13 @@ class Place:
         """A shallow copy of what is kept."""
         return self.owner.copy()
 
-    def get(self, name: Any) -> Any:
-        """One of the values, by name or position."""
-        if isinstance(self.owner, MutableMapping):
-            return self.owner.get(name, MISSING)
-        return self.owner[name] if name < len(self.owner) else MISSING
+    @property
+    def reader(self) -> Callable[[Any], Any]:
+        """A fast way to one of the values, by name or position; ``None`` if it is gone."""
+        owner = self.owner
+        if isinstance(owner, dict):
+            return owner.get
+        return lambda i: owner[i] if i < len(owner) else None
 
     def described(self, name: Any) -> str:
         """The label of one of the values."""
@@ -98,8 +100,9 @@ class Cell(Place):
         except ValueError:  # not filled yet
             return {}
 
-    def get(self, name: str) -> Any:
-        return self.values().get(name, MISSING)
+    @property
+    def reader(self) -> Callable[[str], Any]:
+        return lambda name: self.values().get(name)
 
     def put_back(self, values: dict[str, Any]) -> None:
         if values:
@@ -116,8 +119,9 @@ class ClassAttributes(Place):
             name: value for name, value in vars(self.owner).items() if not name.startswith("__")
         }
 
-    def get(self, name: str) -> Any:
-        return vars(self.owner).get(name, MISSING)
+    @property
+    def reader(self) -> Callable[[str], Any]:
+        return vars(self.owner).get
 
     def put_back(self, values: dict[str, Any]) -> None:
         for name in self.values().keys() - values.keys():
