@@ -96,4 +96,4 @@ def _flat(part: Tensor | Contributions, name: str, statistic: Statistic) -> Tens
         return part
     if part.shape[1:] != statistic.shape:
         raise ModelError(OTHER_SHAPE.format(name=name))
-    return part.flatten(1)
+    return part.reshape(len(part), statistic.size)

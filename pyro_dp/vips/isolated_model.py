@@ -94,7 +94,7 @@ class IsolatedModel:
         for name, statistic in self._model.statistics.items():
             if name not in found:
                 raise ModelError(f"The E-step returns no statistic {name!r}, which is declared.")
-            if found[name].flatten(1).shape[1] != statistic.size:
+            if found[name][0].numel() != statistic.size:
                 raise ModelError(OTHER_SHAPE.format(name=name))
         return found, kept
 
