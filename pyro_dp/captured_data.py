@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_dp.errors import ModelError
 from pyro_dp.records import Records
-from pyro_dp.references import References
+from pyro_dp.references import References, sentence
 
 _SAME_MEMORY = (
     "{label} is (part of) the data that are given to step(): what is captured cannot be protected. "
@@ -39,7 +39,7 @@ def refuse_rows(references: References, size: int) -> None:
     """
     for label, thing in references.held:
         if size > 1 and _rows(thing) == size:
-            raise ModelError(_ROWS.format(label=_sentence(label), size=size))
+            raise ModelError(_ROWS.format(label=sentence(label), size=size))
 
 
 def refuse_captured_data(references: References, records: Records) -> None:
@@ -48,10 +48,10 @@ def refuse_captured_data(references: References, records: Records) -> None:
     memory = {_memory(table) for table in data}
     for label, tensor in references.tensors:
         if tensor.numel() and _memory(tensor) in memory:
-            raise ModelError(_SAME_MEMORY.format(label=_sentence(label)))
+            raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
     for label, thing in references.held:
         if isinstance(thing, np.ndarray) and thing.size and _base(thing) in memory:
-            raise ModelError(_SAME_MEMORY.format(label=_sentence(label)))
+            raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
     numbers = DataNumbers(data)
     for label, tensor in [*references.tensors, *_arrays(references)]:
         numbers.refuse(label, tensor)
@@ -99,10 +99,10 @@ class DataNumbers:
         for what, numbers, rounding in self._statistics:
             rounding = max(rounding, _rounding(value))
             if _holds_all(value.flatten().double(), numbers.flatten().cpu(), rounding):
-                raise ModelError(_NUMBERS.format(label=_sentence(label), what=what))
+                raise ModelError(_NUMBERS.format(label=sentence(label), what=what))
         for table in self._tables:
             if _holds_rows(value, table):
-                raise ModelError(_NUMBERS.format(label=_sentence(label), what="rows"))
+                raise ModelError(_NUMBERS.format(label=sentence(label), what="rows"))
 
 
 def _is_telling(values: Tensor) -> Tensor:
@@ -164,7 +164,3 @@ def _rows(thing: Any) -> int:
     if isinstance(thing, (list, tuple)) and len(thing):
         return len(thing) if isinstance(thing[0], (int, float, list, tuple, Tensor)) else 0
     return 0
-
-
-def _sentence(label: str) -> str:
-    return label[:1].upper() + label[1:]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 
 from pyro_dp.errors import ModelError
-from pyro_dp.references import MISSING, References
+from pyro_dp.references import MISSING, References, sentence
 
 KEEPS = (
     "{label} changes with the data that the model or guide is shown. What it keeps of one record "
@@ -79,7 +79,7 @@ class CapturedState:
             self._forget()
         for label, tensor, version, address in versions:
             if _version(tensor) != version or _address(tensor) != address:
-                raise ModelError(KEEPS.format(label=_sentence(label)))
+                raise ModelError(KEEPS.format(label=sentence(label)))
 
     @contextlib.contextmanager
     def pristine(self) -> Iterator[Changes]:
@@ -133,13 +133,13 @@ def require_same_changes(one: Changes, other: Changes) -> None:
     """:raises ModelError: what changed while one record was shown differs from another's."""
     for key in [*one, *(key for key in other if key not in one)]:
         if not _alike(one.get(key, MISSING), other.get(key, MISSING)):
-            raise ModelError(KEEPS.format(label=_sentence(key[0])))
+            raise ModelError(KEEPS.format(label=sentence(key[0])))
 
 
 def require_no_changes(changes: Changes) -> None:
     """:raises ModelError: something changed while data were shown."""
     for label, _ in changes:
-        raise ModelError(KEEPS.format(label=_sentence(label)))
+        raise ModelError(KEEPS.format(label=sentence(label)))
 
 
 def _items(values: Any) -> dict[Any, Any]:
@@ -192,7 +192,3 @@ def _version(value: Any) -> int:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _sentence(label: str) -> str:
-    return label[:1].upper() + label[1:]

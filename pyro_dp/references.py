@@ -331,6 +331,11 @@ def _globals_of(code: types.CodeType) -> tuple[set[str], set[str]]:
     return found, named
 
 
+def sentence(label: str) -> str:
+    """A label at the beginning of a message."""
+    return label[:1].upper() + label[1:]
+
+
 def is_users(thing: Any) -> bool:
     """Whether a function, class or module is the user's own, and no library's."""
     name = thing.__name__ if isinstance(thing, types.ModuleType) else thing.__module__

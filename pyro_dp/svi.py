@@ -61,10 +61,11 @@ class DPSVI(PrivateInference):
     part of it.
 
     **Not protected.** The number N of records, the sample rate and all other settings; arguments
-    without a row per record; data that the model captures by closure; values that parameters or
-    optimizer had before; the choice of model and settings, where it was made by looking at the
-    data; what a model keeps in Python state of its own; running times; errors of the structural
-    checks, which are for the curator.
+    without a row per record; numbers that were made from the data beforehand, where no check can
+    recognise them; values that parameters or optimizer had before; the choice of model and
+    settings, where it was made by looking at the data; what a model keeps where Python cannot look
+    (files, other processes); running times; errors of the structural checks, which are for the
+    curator.
 
     **Private, and not protected if published.** Parameters with a row per record, of guides with
     latents per record: row i is learnt from record i without noise, behind a privacy wall
