@@ -61,7 +61,7 @@ def load() -> tuple[Tensor, Tensor]:
     for name, (low, high, _) in BOUNDS.items():
         column = torch.tensor(table[name].to_numpy(), dtype=torch.float32).clamp(low, high)
         columns.append(2 * (column - low) / (high - low) - 1)
-    x = torch.stack([torch.ones(len(table)), *columns], dim=1)
+    x = torch.stack([torch.ones_like(column), *columns], dim=1)
     return x, torch.tensor((table["mdvis"] > 0).to_numpy(), dtype=torch.float32)
 
 

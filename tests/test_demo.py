@@ -145,8 +145,7 @@ def test_output_without_permission(no_fit, tmp_path, monkeypatch, capsys, exists
     if exists:
         picture.touch()
     asked = picture if exists else tmp_path
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: path != asked and access(path, mode))
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (asked, os.W_OK))
     with pytest.raises(SystemExit) as stopped:
         demo.main(["--output", str(picture)])
     assert stopped.value.code == 2
