@@ -44,7 +44,7 @@ STEPS_SEP = 30
 # What it means that a private 95% interval misses the exact mean, and what to know of the method.
 MISSED = {"dpsep": "misses", "dpsvi": "not arrived"}
 HONESTY = {
-    "dpsep": "The private intervals include the uncertainty that the noise adds.",
+    "dpsep": "The private intervals include the uncertainty that the noise adds, to first order.",
     "dpsvi": "The private intervals do not include the uncertainty that the noise adds, and DPSVI\n"
     "stops short of the posterior where coefficients make up for each other (not arrived).\n"
     "--method dpsep gets there.",
