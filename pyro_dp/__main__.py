@@ -1,23 +1,23 @@
 """The demo: who sees a doctor? A private logistic regression on real data.
 
 The RAND Health Insurance Experiment (20,190 person-years, shipped with statsmodels) asked whether
-people who share the cost see a doctor less often. ``python -m pyro_dp`` fits the same Pyro model
-twice, without privacy and with it, and shows both posteriors: by ``SVI`` and ``DPSVI``, or with
-``--method dpsep`` by expectation propagation.
+people who share the cost see a doctor less often. ``python -m pyro_dp`` fits a Pyro model
+privately, by ``DPSEP`` or with ``--method dpsvi`` by ``DPSVI``, and shows its posterior beside the
+exact one.
 """
 
 import argparse
 import math
+import os
 import sys
 from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.infer import SVI, Trace_ELBO
+from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
-from tqdm.auto import trange
 
 from pyro_dp import DPSEP, DPSVI, PrivacyAccountant, PrivacyError
 
@@ -35,14 +35,21 @@ BOUNDS = {
     "hlthp": (0.0, 1.0, "health poor"),
 }
 NAMES = ["intercept", *(label for *_, label in BOUNDS.values())]
-STEPS, RATE, BOUND = 1000, 0.05, 3.0
-STEPS_SEP, BOUND_SEP = 30, 3.0
+PRIOR_SD = 2.0
+# The features are in [-1, 1], so this bounds the norm of a record's gradient and of its site:
+# nothing is clipped, whatever the data are.
+BOUND = math.sqrt(len(NAMES))
+STEPS, RATE = 1000, 0.05  # of DPSVI
+STEPS_SEP = 30
+# What it means that a private 95% interval misses the exact mean, and what to know of the method.
+MISSED = {"dpsep": "misses", "dpsvi": "not arrived"}
 HONESTY = {
-    "dpsvi": "The private intervals do not include the uncertainty that the noise adds. Both fits\n"
-    "stop short of the posterior where intercept and chronic diseases make up for each other;\n"
-    "with --method dpsep they get there.",
-    "dpsep": "The private intervals include the uncertainty that the noise adds.",
+    "dpsep": "The private intervals include the uncertainty that the noise adds, to first order.",
+    "dpsvi": "The private intervals do not include the uncertainty that the noise adds, and DPSVI\n"
+    "stops short of the posterior where coefficients make up for each other (not arrived).\n"
+    "--method dpsep gets there.",
 }
+Moments = tuple[Tensor, Tensor]  # mean (10,) and standard deviation (10,)
 
 
 def load() -> tuple[Tensor, Tensor]:
@@ -54,13 +61,13 @@ def load() -> tuple[Tensor, Tensor]:
     for name, (low, high, _) in BOUNDS.items():
         column = torch.tensor(table[name].to_numpy(), dtype=torch.float32).clamp(low, high)
         columns.append(2 * (column - low) / (high - low) - 1)
-    x = torch.stack([torch.ones(len(table)), *columns], dim=1)
+    x = torch.stack([torch.ones_like(column), *columns], dim=1)
     return x, torch.tensor((table["mdvis"] > 0).to_numpy(), dtype=torch.float32)
 
 
 def model(x: Tensor, y: Tensor) -> None:
     """Bayesian logistic regression, as anyone writes it in Pyro."""
-    weights = pyro.sample("weights", dist.Normal(0.0, 2.0).expand([x.shape[1]]).to_event(1))
+    weights = pyro.sample("weights", dist.Normal(0.0, PRIOR_SD).expand([x.shape[1]]).to_event(1))
     with pyro.plate("person-years", len(x)) as idx:
         pyro.sample("visit", dist.Bernoulli(logits=x[idx] @ weights), obs=y[idx])
 
@@ -77,25 +84,30 @@ def optimizer(steps: int) -> pyro.optim.PyroOptim:
     return pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.01 ** (1 / steps), "clip_norm": math.inf})
 
 
-def posterior(guide: AutoMultivariateNormal) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the weights."""
+def posterior(guide: AutoMultivariateNormal) -> Moments:
+    """Of the weights."""
     fitted = guide.get_posterior()
     return fitted.mean.detach(), fitted.stddev.detach()
 
 
-def fit_svi(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Without privacy."""
-    guide = new_guide()
-    svi = SVI(model, guide, optimizer(STEPS), Trace_ELBO())
-    for _ in trange(STEPS, desc="SVI (not private)"):
-        svi.step(x, y)
-    return posterior(guide)
+def exact(x: Tensor, y: Tensor) -> Moments:
+    """The model's own posterior, without privacy: Newton's method to convergence.
+
+    Mode and curvature. Here they are within 0.04 sd of the posterior's mean and within 1% of its
+    standard deviations (``benchmarks/demo.py``).
+    """
+    x, y = x.double(), y.double()
+    mode, prior = x.new_zeros(x.shape[1]), PRIOR_SD**-2 * torch.eye(x.shape[1]).to(x)
+    for _ in range(20):
+        p = torch.sigmoid(x @ mode)
+        gradient = x.T @ (y - p) - prior @ mode
+        precision = x.T @ ((p * (1 - p))[:, None] * x) + prior
+        mode = mode + torch.linalg.solve(precision, gradient)
+    return mode, torch.linalg.inv(precision).diagonal().sqrt()
 
 
-def fit_dpsvi(
-    x: Tensor, y: Tensor, accountant: PrivacyAccountant, seed: int | None
-) -> tuple[Tensor, Tensor]:
-    """The same with DPSVI: one accountant more, and the sampling that hides who took part."""
+def fit_dpsvi(x: Tensor, y: Tensor, accountant: PrivacyAccountant, seed: int | None) -> Moments:
+    """With DPSVI: as with SVI, one accountant more, and the sampling that hides who took part."""
     guide = new_guide()
     svi = DPSVI(
         model,
@@ -112,9 +124,7 @@ def fit_dpsvi(
     return posterior(guide)
 
 
-def fit_dpsep(
-    x: Tensor, y: Tensor, accountant: PrivacyAccountant, seed: int | None
-) -> tuple[Tensor, Tensor]:
+def fit_dpsep(x: Tensor, y: Tensor, accountant: PrivacyAccountant, seed: int | None) -> Moments:
     """With DPSEP: few steps on all records, no optimizer, and the noise in the intervals."""
     guide = new_guide()
     sep = DPSEP(
@@ -122,66 +132,89 @@ def fit_dpsep(
         guide,
         accountant=accountant,
         num_steps=STEPS_SEP,
-        max_factor_norm=BOUND_SEP,
+        max_factor_norm=BOUND,
         generator=seed,
     )
     sep.run(x, y)
     return posterior(guide)
 
 
-def fit_sep(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """DPSEP without noise and clipping: stochastic expectation propagation, not private."""
-    guide = new_guide()
-    sep = DPSEP(
-        model,
-        guide,
-        accountant=PrivacyAccountant(),
-        num_steps=STEPS_SEP,
-        noise_multiplier=0,
-        max_factor_norm=math.inf,
-    )
-    sep.run(x, y)
-    return posterior(guide)
+def covers(exact: Moments, private: Moments) -> Tensor:
+    """Whether the private 95% interval has the exact mean in it, for each coefficient."""
+    (mean, _), (private_mean, private_sd) = exact, private
+    return (private_mean - mean).abs() <= 1.96 * private_sd
 
 
-def table(exact: tuple[Tensor, Tensor], private: tuple[Tensor, Tensor]) -> str:
-    """One line per coefficient."""
-    lines = [f"{'':<28}{'not private':>18}{'private':>20}{'apart':>12}"]
-    for name, *values in zip(NAMES, *exact, *private, strict=True):
+def table(exact: Moments, private: Moments, missed: str) -> str:
+    """One line per coefficient; "apart" counts standard deviations of the exact posterior."""
+    lines = [f"{'':<28}{'exact, not private':>18}{'private':>20}{'apart':>12}  95% interval"]
+    inside = covers(exact, private)
+    for name, covered, *values in zip(NAMES, inside, *exact, *private, strict=True):
         mean, sd, private_mean, private_sd = map(float, values)
         apart = abs(private_mean - mean) / sd
         lines.append(
             f"{name:<28}{mean:>9.3f} +- {sd:.3f}{private_mean:>11.3f} +- {private_sd:.3f}"
-            f"{apart:>9.1f} sd"
+            f"{apart:>9.1f} sd  {'covers' if covered else missed}"
         )
+    lines.append(
+        f"The private 95% interval covers the exact mean of {int(inside.sum())} of {len(NAMES)} "
+        "coefficients."
+    )
     return "\n".join(lines)
 
 
-def draw(
-    exact: tuple[Tensor, Tensor], private: tuple[Tensor, Tensor], title: str, path: Path
-) -> None:
+def draw(exact: Moments, private: Moments, missed: str, title: str, path: Path) -> None:
     """Both posteriors, one row per coefficient."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    rows = torch.arange(len(NAMES))
-    for (mean, sd), shift, colour, marker, label in (
-        (exact, -0.15, "tab:gray", "o", "not private"),
-        (private, 0.15, "tab:blue", "s", "private"),
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    axes = figure.subplots()
+    rows, inside = torch.arange(len(NAMES)), covers(exact, private)
+    everything = torch.ones_like(inside)
+    # Okabe and Ito's colours, and a marker of its own for each: neither is needed to tell them.
+    for (mean, sd), shown, shift, colour, marker, label in (
+        (exact, everything, -0.16, "#444444", "o", "exact posterior (not private)"),
+        (private, inside, 0.16, "#0072B2", "s", "private"),
+        (private, ~inside, 0.16, "#D55E00", "X", f"private: {missed}"),
     ):
-        axes.errorbar(
-            mean, rows + shift, xerr=1.96 * sd, fmt=marker, color=colour, capsize=3, label=label
-        )
-    axes.axvline(0.0, color="black", linewidth=0.5)
+        if shown.any():
+            axes.errorbar(
+                mean[shown],
+                rows[shown] + shift,
+                xerr=1.96 * sd[shown],
+                fmt=marker,
+                color=colour,
+                capsize=3,
+                label=label,
+            )
+    axes.axvline(0.0, color="black", linewidth=0.8)
     axes.set_yticks(rows, NAMES)
     axes.invert_yaxis()
-    axes.set_xlabel("effect on the log odds of seeing a doctor, mean and 95% interval")
+    axes.grid(axis="x", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("effect on the log odds of seeing a doctor: mean and 95% interval")
     axes.set_title(title)
     axes.legend()
     figure.savefig(path, dpi=150)
+
+
+def picture(text: str) -> Path:
+    """A path that a picture can be written to, known before time and budget are spent."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    path = Path(text)
+    formats = FigureCanvasAgg.get_supported_filetypes()
+    if os.path.isdir(path):
+        raise argparse.ArgumentTypeError(f"{path} is a folder; name a file in it.")
+    if not os.path.isdir(path.parent):
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}.")
+    if path.suffix[1:].lower() not in formats:
+        raise argparse.ArgumentTypeError(
+            f"{path.name} does not end in a format of pictures: use one of {', '.join(formats)}."
+        )
+    if not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"no permission to write {path}.")
+    return path
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -191,7 +224,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
-        "--method", choices=("dpsvi", "dpsep"), default="dpsvi", help="private inference"
+        "--method", choices=("dpsep", "dpsvi"), default="dpsep", help="private inference"
     )
     parser.add_argument("--epsilon", type=float, default=1.0, help="privacy budget")
     parser.add_argument(
@@ -201,13 +234,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--seed", type=int, help="repeat a run; no privacy against those who guess the seed"
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("pyro_dp_demo.png"), help="picture to write"
+        "--output", type=picture, default="pyro_dp_demo.png", help="picture to write"
     )
     options = parser.parse_args(arguments)
     if options.seed is not None and options.seed < 0:
         parser.error("--seed must not be negative.")
-    if not options.output.parent.is_dir():
-        parser.error(f"--output: there is no folder {options.output.parent}.")
     try:
         options.accountant = PrivacyAccountant(options.epsilon, options.delta)
     except PrivacyError as error:
@@ -216,8 +247,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse(arguments)
     try:
+        options = parse(arguments)
         x, y = load()
     except ImportError:
         print("The demo needs its extra packages: pip install 'pyro-dp[demo]'", file=sys.stderr)
@@ -227,17 +258,26 @@ def main(arguments: list[str] | None = None) -> int:
         "The protected unit is one person-year: somebody who was observed for several years\n"
         "is covered several times.\n"
     )
-    fit, fit_privately = {"dpsvi": (fit_svi, fit_dpsvi), "dpsep": (fit_sep, fit_dpsep)}[
-        options.method
-    ]
-    exact = fit(x, y)
-    private = fit_privately(x, y, options.accountant, options.seed)
-    print(f"\n{table(exact, private)}\n\n{options.accountant}\n\n{HONESTY[options.method]}")
-    spent = options.accountant.get_epsilon()
-    title = (
-        f"RAND HIE, {options.method.upper()}, (epsilon, delta) = ({spent:.3g}, {options.delta:g})"
+    fit = {"dpsep": fit_dpsep, "dpsvi": fit_dpsvi}[options.method]
+    private = fit(x, y, options.accountant, options.seed)
+    print(f"\n{options.accountant}\n\n{HONESTY[options.method]}\n")
+    print(
+        "For comparison only: the exact posterior, by Newton's method. It reads the data without\n"
+        "privacy, and so does what is computed from it. That is fine here, where the data are\n"
+        "public research data; it is not part of a private analysis.\n"
     )
-    draw(exact, private, title, options.output)
+    reference, missed = exact(x, y), MISSED[options.method]
+    print(table(reference, private, missed))
+    title = (
+        f"Who sees a doctor? RAND Health Insurance Experiment, {len(x):,} person-years\n"
+        f"{options.method.upper()}, "
+        rf"$\varepsilon \leq {options.epsilon:g}$, $\delta$ = {options.delta:g}"
+    )
+    try:
+        draw(reference, private, missed, title, options.output)
+    except (OSError, RuntimeError) as error:  # of the disk; of a format that needs other programs
+        print(f"--output: {options.output} was not written: {error}", file=sys.stderr)
+        return 1
     print(f"Picture: {options.output}")
     return 0
 

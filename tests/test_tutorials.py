@@ -1,6 +1,9 @@
-"""Every tutorial runs from its first cell to its last, in a fresh kernel of this interpreter."""
+"""Every tutorial runs from its first cell to its last, in a fresh kernel of this interpreter.
 
-import time
+The deadline counts the kernel's processor time: a busy machine makes no notebook fail. Sleep costs
+none, so there is a generous limit of wall time, too.
+"""
+
 from pathlib import Path
 
 import pytest
@@ -9,9 +12,12 @@ nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 jupyter_client = pytest.importorskip("jupyter_client")
 pytest.importorskip("ipykernel")
+pytest.importorskip("resource")  # not on Windows
 
 TUTORIALS = sorted((Path(__file__).parents[1] / "tutorials").glob("*.ipynb"))
-SECONDS = 120
+SECONDS = 120  # of processor time, the start of the kernel included
+PATIENCE = 20  # wall time of a cell, in units of the deadline
+LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_CPU, ({seconds}, {seconds} + 5))"
 
 
 @pytest.fixture(params=TUTORIALS, ids=lambda path: path.stem)
@@ -19,24 +25,54 @@ def notebook(request):
     return nbformat.read(request.param, as_version=4)
 
 
-def test_runs(notebook, tmp_path):
+def failure(notebook, folder, seconds=SECONDS, patience=PATIENCE):
+    """What went wrong, or None."""
     # Without directories of installed kernels "python3" is this interpreter.
     specs = jupyter_client.kernelspec.KernelSpecManager(kernel_dirs=[])
-    kernel = jupyter_client.AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
-    deadline = time.monotonic() + SECONDS
     client = nbclient.NotebookClient(
         notebook,
-        km=kernel,
-        resources={"metadata": {"path": tmp_path}},
-        timeout_func=lambda cell: max(1.0, deadline - time.monotonic()),
+        km=jupyter_client.AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs),
+        resources={"metadata": {"path": folder}},
+        startup_timeout=600,
+        timeout=patience * seconds,
+        # The system ends a kernel that has used its time up.
+        extra_arguments=[f"--IPKernelApp.exec_lines={LIMIT.format(seconds=seconds)}"],
     )
-    failure = None
     try:
         client.execute(cleanup_kc=True)
+    except nbclient.exceptions.DeadKernelError:
+        return f"The kernel died, or used up its {seconds} s of processor time."
     except (nbclient.exceptions.CellExecutionError, nbclient.exceptions.CellTimeoutError) as error:
-        failure = str(error)
-    if failure:
-        pytest.fail(failure, pytrace=False)
+        return str(error)
+    return None
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch):
+    """Idle threads that spin would count as processor time."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_runs(notebook, tmp_path):
+    if (message := failure(notebook, tmp_path)) is not None:
+        pytest.fail(message, pytrace=False)
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "patience", "message"),
+    [
+        ("while True: pass", 4, 20, "processor time"),
+        ("import time; time.sleep(3600)", 4, 1, "timed out"),
+        # Longer by the clock than the deadline, but not at work.
+        ("import time; time.sleep(6)", 4, 20, None),
+        ("raise KeyError(7)", 4, 20, "KeyError"),
+    ],
+    ids=["works", "sleeps", "waits", "fails"],
+)
+def test_deadline(tmp_path, code, seconds, patience, message):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    found = failure(notebook, tmp_path, seconds, patience)
+    assert found is None if message is None else message in found
 
 
 def test_is_kept_without_outputs(notebook):
