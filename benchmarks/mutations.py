@@ -1240,7 +1240,7 @@ MUTATIONS = [
         "scaler: means of the data, not of the release",
         "scaler",
         "self.mean = (sums / size)",
-        "self.mean = (clipped.totals[0] / size)",
+        "self.mean = (clipped._exact_sums[0] / size)",
         "test_scaler.py",
     ),
     Mutation(
