@@ -29,6 +29,9 @@ from pyro_dp.mechanisms import Block, ClippedSum
 from pyro_dp.sampling import RecordSampler
 from pyro_dp.vips import VIPS, LogisticRegression
 
+# Made-up data.
+pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")
+
 SURE = 1 - 1e-8
 SIZE, DIM = 20, 3
 LONG = 20.0  # features of the canary: its gradient is ten times the bound

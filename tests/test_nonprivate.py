@@ -1,8 +1,9 @@
-"""The one door to numbers without noise: it marks the ledger first, and disturbs nothing."""
+"""Numbers of an inference without noise: the ledger is marked first, the run not disturbed."""
 
 import inspect
 import math
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pyro
@@ -20,6 +21,7 @@ from pyro_dp import (
     VIPS,
     ConfigurationError,
     ModelError,
+    NotPrivateWarning,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
     PrivacyError,
@@ -30,7 +32,7 @@ from pyro_dp.vips import LogisticRegression
 
 
 def looked():
-    return pytest.warns(UserWarning, match="no privacy guarantee any more")
+    return pytest.warns(NotPrivateWarning, match="no privacy guarantee any more")
 
 
 def model(x, y):
@@ -85,8 +87,9 @@ def test_loss_and_norms_of_dpsvi(settings):
     inference = svi(max_grad_norm=0.01, **settings)
     inference.run(x, y, progress=False)
     expected, gradients = by_hand(inference.guide, x, y)
-    with looked():
+    with looked() as caught:
         assert nonprivate(inference).loss(x, y) == pytest.approx(expected)
+    assert [Path(each.filename).name for each in caught] == [Path(__file__).name]
     with looked():
         norms = nonprivate(inference).gradient_norms(x, y)
     torch.testing.assert_close(norms, gradients.norm(dim=1))
