@@ -288,7 +288,7 @@ def unclipped():
     def sums(values, bounds, weights=None):
         return original(values, [math.inf] * len(bounds), weights)
 
-    with mock.patch.object(mechanisms.ClippedSum, "sums", staticmethod(sums)):
+    with mock.patch.object(mechanisms.ClippedSum, "clipped_sums", staticmethod(sums)):
         yield
 
 

@@ -80,7 +80,7 @@ def rounded_sums(
 class GridSum(ClippedSum):
     """Sum over records of their clipped blocks in whole units, 2^-30 of each block's bound."""
 
-    sums = staticmethod(rounded_sums)
+    clipped_sums = staticmethod(rounded_sums)
 
     @staticmethod
     def most_records(size: int, limit: int | None) -> int:

@@ -160,7 +160,7 @@ class ClippedSum:
     (:class:`~pyro_dp.grid_sums.GridSum` keeps them in integers, against attacks on rounding.)
     """
 
-    sums = staticmethod(clipped_sums)
+    clipped_sums = staticmethod(clipped_sums)
 
     @staticmethod
     def most_records(size: int, limit: int | None) -> int | None:
@@ -181,10 +181,10 @@ class ClippedSum:
         :param values: one tensor of shape (B, size), or its equivalent, per block; private.
         """
         rows = [Rows(value) if isinstance(value, Tensor) else value for value in values]
-        self.add_sums(self.sums(rows, [block.bound for block in self.blocks]))
+        self.add_sums(self.clipped_sums(rows, [block.bound for block in self.blocks]))
 
     def add_sums(self, sums: Sequence[Tensor]) -> None:
-        """Add what :attr:`sums` gave for these bounds."""
+        """Add what :attr:`clipped_sums` gave for these bounds."""
         if self._totals:
             sums = [total + new for total, new in zip(self._totals, sums, strict=True)]
         self._totals = tuple(sums)

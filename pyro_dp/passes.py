@@ -57,7 +57,8 @@ class Passes:
         def sums(*inputs: Tensor) -> list[Tensor]:
             counts = [blocks, 1, len(public), 1, len(records.placeholder())]
             bounds, (weights,), own, (indices,), rows, tables = parted(inputs, counts)
-            return sum_type.sums(contribute(bounds, own, indices, rows, tables), bounds, weights)
+            values = contribute(bounds, own, indices, rows, tables)
+            return sum_type.clipped_sums(values, bounds, weights)
 
         inputs = [
             *self._bounds_of([Block(1, 1.0)] * blocks),

@@ -154,7 +154,7 @@ class TestOneStep:
 
         claim, sigma = claimed(4.0)
         with monkeypatch.context() as patch:
-            patch.setattr(mechanisms.ClippedSum, "sums", staticmethod(unclipped))
+            patch.setattr(mechanisms.ClippedSum, "clipped_sums", staticmethod(unclipped))
             assert run(OneStep(sigma), claim).contradicts_claim
 
     def test_data_centred_by_their_own_mean(self):

@@ -112,7 +112,7 @@ def test_a_broken_record_is_zero_in_every_block(bad):
 def test_padding_is_zero(bad):
     values, weights = torch.randn(5, 3), torch.tensor([[1.0], [1.0], [1.0], [0.0], [0.0]])
     values[3:] = bad
-    (sums,) = GridSum.sums([Rows(values)], [1.0], weights.double())
+    (sums,) = GridSum.clipped_sums([Rows(values)], [1.0], weights.double())
     assert torch.equal(sums, units(1.0, values[:3])[0])
 
 
