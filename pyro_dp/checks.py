@@ -13,9 +13,10 @@ from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
 
+from pyro_dp.captured_state import CapturedState, require_same_changes
+from pyro_dp.coupling import check_coupling
 from pyro_dp.errors import ModelError, PrivacyError
 from pyro_dp.gradients import Batch, RecordGradients, RecordTerm
-from pyro_dp.guard import unchanged_buffers
 from pyro_dp.initial_values import agree, initialise
 from pyro_dp.local_parameters import find_local_parameters, marked_parameters
 from pyro_dp.outside import Particle, draw_particle
@@ -30,6 +31,11 @@ from pyro_dp.sites import (
     check_outside,
     plate_nesting,
     random_sites,
+)
+
+_REMEMBERS = (
+    "The term of a record changes after another record was looked at: the model keeps something of "
+    "the data that it is shown. Compute it from the record each time, in a local variable."
 )
 
 
@@ -49,18 +55,22 @@ def build_record_term(
     :raises ModelError: names the site, parameter or argument that does not fit, and what to do.
     """
     records.require_finite()
+    state = CapturedState(model, guide)
     with forked_rng():
         marked = marked_parameters(records.plate.size)
         with marked.shown(marked.constants()):
-            initialise(model, guide, records)
+            initialise(model, guide, records, state)
+        state = CapturedState(model, guide)  # with what the first run made
         local = find_local_parameters(model, guide, records, marked)
-        outside = Runs(model, guide, records, Outside, local)
+        outside = Runs(model, guide, records, Outside, local, state)
         check_outside(outside, records)
         particle = draw_particle(loss, model, guide, records, local=local)
         check_latents(loss, outside.public, particle, privatize)
         values = particle.values(particle.detached())
-        inside = Runs(model, guide, records, lambda plate: Inside(plate, values), local).public
-        check_inside(loss, inside, records.plate)
+        runs = Runs(model, guide, records, lambda plate: Inside(plate, values), local, state)
+        inside = runs.public
+        check_inside(loss, inside, records)
+        check_coupling(runs, records)
         in_guide, in_model = random_sites(inside["guide"]), random_sites(inside["model"])
         latent = {name for name, site in in_model.items() if not site["is_observed"]}
         term = RecordTerm(
@@ -73,14 +83,16 @@ def build_record_term(
         )
         term.local = local
         _let_touch(term, particle, outside.public, inside)
-        with unchanged_buffers():
-            _check_isolation(term, records, particle)
-            _choose_path(term, records, particle)
-            _check_support(term, records, particle, microbatch_size or 1024)
+        _check_isolation(term, records, particle)
+        _choose_path(term, records, particle)
+        _check_support(term, records, particle, microbatch_size or 1024)
         reached = particle.restricted(term.latents).reaches() | term.parameters.keys()
         term.released = {n: x for n, x in particle.parameters.items() if n in reached}
         if not term.latents and not term.released:
-            raise ModelError("The records' terms use neither a latent nor a parameter.")
+            raise ModelError(
+                "The records' terms use neither a latent nor a parameter: there must be a "
+                "pyro.sample or pyro.param that the observations depend on."
+            )
     return term, particle.parameters
 
 
@@ -126,15 +138,16 @@ def _check_isolation(term: RecordTerm, records: Records, particle: Particle) -> 
                 "or not indexed along their first dimension. Pass them as a tensor with one row "
                 "per record."
             )
-    for i in () if records.slice_data else records.examples():
-        _, own_loss = at(i, records.arguments(records.row(i)))
-        _, whole_loss = at(i, records.unprotected_arguments())
-        if not agree(own_loss, whole_loss):
-            raise ModelError(
-                "The term of a record moves when other records change: the model reads other rows "
-                "(a mean over the data, a shifted index, batch statistics). A record may read only "
-                "its own x[idx]."
-            )
+    kept = []
+    for i in records.examples():
+        with term.state.pristine() as changes:
+            at(i, records.arguments(records.row(i)))
+        kept.append(changes)
+    for changes in kept[1:]:
+        require_same_changes(kept[0], changes)
+    _, again = at(0, first)
+    if not agree(loss, again):
+        raise ModelError(_REMEMBERS)
 
 
 def _choose_path(term: RecordTerm, records: Records, particle: Particle) -> None:
@@ -177,7 +190,7 @@ def _why_not_vectorized(
     try:
         vectorized = term.vectorized(records, particle, batch)
     except PrivacyError as error:
-        return str(error).rstrip(".")
+        return str(error).split(". ")[0].rstrip(".")
     except Exception as error:
         return f"torch.func raised {type(error).__name__}"
     if other_draws or _same_gradients(looped, vectorized):
@@ -195,8 +208,9 @@ def _check_support(term: RecordTerm, records: Records, particle: Particle, batch
         for name, supported in term.supported(records, particle, batch).items():
             if not supported.all():
                 raise ModelError(
-                    f"Site {name!r} observes values outside the support of its distribution. "
-                    "(This message depends on the data: it is for the curator only.)"
+                    f"Site {name!r} observes values outside the support of its distribution: "
+                    "recode or scale them (a Bernoulli takes 0 and 1). (This message depends on "
+                    "the data: it is for the curator only.)"
                 )
 
 

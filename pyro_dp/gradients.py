@@ -19,6 +19,7 @@ from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
 
+from pyro_dp.captured_state import CapturedState
 from pyro_dp.errors import ModelError
 from pyro_dp.guard import guarded
 from pyro_dp.local_parameters import LocalParameters
@@ -89,6 +90,8 @@ class RecordTerm:
         self.guide = guide if runs_guide else _no_sites
         self.runs_guide = runs_guide
         self.enumerates = enumerates
+        # What model and guide refer to: of a record they keep nothing.
+        self.state = CapturedState(model, *([guide] if runs_guide else []))
         self.latents: set[str] = set()  # names of the global latents that the term uses
         self.parameters: dict[str, Tensor] = {}  # unconstrained parameters that the term uses
         self.released: dict[str, Tensor] = {}  # those, and what the latents' draws depend on
@@ -278,6 +281,7 @@ class RecordTerm:
     ) -> Iterator[None]:
         local_rows = local_rows or self.local.constants()  # before draws are the record's own
         with (
+            self.state.preserved(),
             guarded("Running the model on one record"),
             RecordMode(draws, substitutes),
             self.local.shown(local_rows),

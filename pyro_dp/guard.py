@@ -1,61 +1,116 @@
-"""Running user code: no data in the texts of exceptions or in the buffers of modules."""
+"""Running user code: no data in the texts of exceptions and warnings, no batch statistics."""
 
 import contextlib
+import linecache
+import re
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyro
-import torch
 from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from pyro_dp.errors import ModelError, PrivacyError
+from pyro_dp.references import is_library
 
 PLACEHOLDERS = (
     "Where no data may be read their rows are ones (zeros for integers): the model must run on "
     "them."
 )
-WHOLE_TENSORS = (
-    "In the private plate, index what is read (with pyro.plate(...) as idx: ... x[idx]), or use "
-    "slice_data=True for a model that is written for whole tensors."
+_INDEXED = "In the private plate, index what is read (with pyro.plate(...) as idx: ... x[idx])"
+_WITHHELD = (
+    "The text of the error is withheld because it may quote data; call the model or guide itself "
+    "to see it."
 )
 _DISCRETE = "Continuous inference cannot handle discrete sample site"  # Pyro's words
-_LIBRARIES = ("pyro", "pyro_dp", "torch", "contextlib", "functools")
+_NO_PLACE = (
+    "An autoguide has no place for a discrete latent{where}: mark it in the model with "
+    "infer={{'enumerate': 'parallel'}} and hide it from the guide, as in "
+    "AutoNormal(pyro.poutine.block(model, hide=[{site!r}]))."
+)
+_DTYPES = r"same dtype|expected scalar type|[Ff]ound dtype|can't be cast"
+_OTHER_DTYPE = (
+    "Data and latents differ in dtype: pass tensors of torch's default dtype, as in x.float()."
+)
+_ADVICE = (
+    (
+        r"size of tensor|shapes? cannot be multiplied|size mismatch|not broadcastable|"
+        r"[Ss]hape mismatch|inconsistent tensor size|must match|out of bounds|out of range",
+        "Shapes do not fit: look at those of the arguments, and at the plates' dimensions.",
+    ),
+    (
+        r"positional argument|unexpected keyword argument",
+        "Pass to step() or run() what model and guide take, in their order.",
+    ),
+)
+_MISTAKES = (AttributeError, ImportError, KeyError, NameError, SyntaxError, TypeError)
+_LONGEST = 600  # of a text that is shown
+
+
+def whole_tensors(slice_data: bool) -> str:
+    """What to do about a model that reads its data in another way than it was said to."""
+    if slice_data:
+        return (
+            "With slice_data=True the model is shown one row of its arguments: write it for whole "
+            "tensors (with pyro.plate('data', len(x)): ... obs=y), or index and leave it out."
+        )
+    return f"{_INDEXED}, or use slice_data=True for a model that is written for whole tensors."
+
+
+class RaisedOnPlaceholders(ModelError):
+    """User code failed where no data were shown."""
 
 
 @contextlib.contextmanager
-def guarded(doing: str, *, hint: str = "") -> Iterator[None]:
+def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[None]:
     """Run a model or guide.
 
     * An exception becomes a :class:`ModelError` that tells its type, the Pyro site and the line of
-      user code, but not its text: Pyro's and torch's messages quote values. The text is removed
-      from the original as well, which stays the new one's ``__context__``.
+      user code. Its text is told where no data are shown, and withheld elsewhere: Pyro's and
+      torch's messages quote values. The text is removed from the original as well, which stays the
+      new one's ``__context__``.
+    * Warnings are withheld where exceptions are.
     * Batch statistics are refused: they mix records, and running averages would keep them.
     * Validation is off, also of distributions that were made with it: it reads values, which can
       be neither vectorised over records nor traced.
 
     :param doing: the beginning of the new message.
-    :param hint: its end: what often is the cause, and the remedy.
+    :param public: only placeholders are shown.
+    :param hint: the end of the message: the remedy, where the exception itself does not tell it.
     """
+    quiet = contextlib.nullcontext() if public else _no_warnings()
     try:
-        with pyro.validation_enabled(False), _no_sample_validation(), _NoBatchStatistics():
+        with (
+            quiet,
+            pyro.validation_enabled(False),
+            _no_sample_validation(),
+            _NoBatchStatistics(),
+        ):
             yield
-    except PrivacyError:
-        raise
+    except PrivacyError as error:
+        text = str(error).split("Trace Shapes:")[0].strip()
+        if text == str(error):
+            raise
+        raise type(error)(text) from None  # without what Pyro appended: the shapes of all sites
     except Exception as error:
-        discrete, location = str(error).startswith(_DISCRETE), _location(error)
+        text, where = str(error).split("Trace Shapes:")[0].strip(), _location(error)
+        advice = _advice(error, hint) if public else hint
         error.args, error.__cause__, error.__context__ = (), None, None
-        if discrete:
-            raise ModelError(
-                f"An autoguide has no place for a discrete latent{location}: mark it in "
-                "the model with infer={'enumerate': 'parallel'} and hide it from the guide, as in "
-                "AutoNormal(pyro.poutine.block(model, hide=['assignment']))."
-            ) from None
-        raise ModelError(
-            f"{doing} raised {type(error).__name__}{location}. The text of the error is "
-            "withheld because it may quote data; call the model or guide itself to see it."
-            + (f" {hint}" if hint else "")
-        ) from None
+        if text.startswith(_DISCRETE):
+            raise ModelError(_NO_PLACE.format(where=where, site=_quoted(text))) from None
+        message = f"{doing} raised {type(error).__name__}{where}"
+        if public:
+            raise RaisedOnPlaceholders(f"{message}: {_shortened(text)} {advice}") from None
+        raise ModelError(f"{message}. {_WITHHELD} {advice}".rstrip()) from None
+
+
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextlib.contextmanager
@@ -66,37 +121,6 @@ def _no_sample_validation() -> Iterator[None]:
         yield
     finally:
         Distribution._validate_sample = original
-
-
-@contextlib.contextmanager
-def unchanged_buffers() -> Iterator[None]:
-    """Refuse modules that keep something of what they see, such as running averages.
-
-    Their buffers are put back.
-
-    :raises ModelError: names the module's class and the buffer.
-    """
-    before: dict[int, tuple[torch.nn.Module, dict[str, torch.Tensor]]] = {}
-
-    def remember(module, inputs):
-        own = module.named_buffers(recurse=False)
-        before.setdefault(id(module), (module, {name: x.detach().clone() for name, x in own}))
-
-    hook = torch.nn.modules.module.register_module_forward_pre_hook(remember)
-    try:
-        yield
-    finally:
-        hook.remove()
-    for module, buffers in before.values():
-        for name, value in buffers.items():
-            buffer = getattr(module, name)
-            if not torch.equal(buffer, value):
-                with torch.no_grad():
-                    buffer.copy_(value)
-                raise ModelError(
-                    f"Buffer {name!r} of {type(module).__name__} changes with the data and would "
-                    "keep something of them: call .eval(), or do without running averages."
-                )
 
 
 class _NoBatchStatistics(TorchFunctionMode):
@@ -113,6 +137,7 @@ class _NoBatchStatistics(TorchFunctionMode):
 
 
 def _location(error: Exception) -> str:
+    """The Pyro site and the line of user code that an exception came from."""
     site = line = ""
     trace = error.__traceback__
     while trace is not None:
@@ -120,7 +145,36 @@ def _location(error: Exception) -> str:
         message = frame.f_locals.get("msg")
         if isinstance(message, dict) and "name" in message:
             site = f" at site {message['name']!r}"
-        if frame.f_globals.get("__name__", "").split(".")[0] not in _LIBRARIES:
-            line = f" (line {trace.tb_lineno}, in {frame.f_code.co_name})"
+        if not is_library(frame.f_globals.get("__name__") or ""):
+            file = frame.f_code.co_filename
+            source = linecache.getline(file, trace.tb_lineno, frame.f_globals).strip()
+            line = f" ({Path(file).name}:{trace.tb_lineno}, in {frame.f_code.co_name}"
+            line += f": {source})" if source else ")"
         trace = trace.tb_next
     return site + line
+
+
+def _advice(error: Exception, hint: str) -> str:
+    """What to do next: what an exception surely tells, the hint, or what it may tell."""
+    text = str(error)
+    if re.search(_DTYPES, text):
+        return _OTHER_DTYPE
+    if hint:
+        return hint
+    for pattern, advice in _ADVICE:
+        if re.search(pattern, text):
+            return advice
+    return "Mend this line." if isinstance(error, _MISTAKES) else PLACEHOLDERS
+
+
+def _quoted(text: str) -> str:
+    """The name of a site in a message of Pyro's."""
+    found = re.search(r"'([^']+)'", text)
+    return found.group(1) if found else "assignment"
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]} ..."
+    return text if text.endswith((".", "!", "?", "...")) else f"{text}."

@@ -15,7 +15,7 @@ from torch.distributions.constraints import Constraint
 
 from pyro_dp.errors import ModelError
 from pyro_dp.gaussian import cholesky
-from pyro_dp.guard import PLACEHOLDERS, guarded
+from pyro_dp.guard import guarded
 from pyro_dp.latents import Latent, latents_of
 from pyro_dp.plates import PrivatePlate
 from pyro_dp.randomness import forked_rng
@@ -208,7 +208,10 @@ def _run(model: Callable, guide: Callable, records: Records) -> tuple[Sites, Sit
     """Sites of the guide, global latent sites of the model, and the guide's parameters."""
     # All N rows, so that a guide with latents per record shows it.
     args, kwargs = records.arguments(records.placeholder(), length=records.plate.size)
-    with forked_rng(), guarded("Running guide and model on placeholder data", hint=PLACEHOLDERS):
+    with (
+        forked_rng(),
+        guarded("Running guide and model on placeholder data", public=True),
+    ):
         with _Reads() as by_guide:
             trace = poutine.trace(guide).get_trace(*args, **kwargs)
         with _Reads() as by_model:

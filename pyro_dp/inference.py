@@ -7,15 +7,17 @@ from typing import Any
 
 import pyro
 import torch
+from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant
-from pyro_dp.errors import ConfigurationError
+from pyro_dp.arguments import described
+from pyro_dp.captured_state import CapturedState
+from pyro_dp.errors import ConfigurationError, ModelError
+from pyro_dp.first_look import first_look
 from pyro_dp.graphs import Compiler, NotTraceable
-from pyro_dp.initial_values import copied
-from pyro_dp.plates import find_plate
+from pyro_dp.guard import RaisedOnPlaceholders
 from pyro_dp.private_steps import PrivateSteps
-from pyro_dp.python_state import PythonState
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
 from pyro_dp.settings import require_choice, require_flag
@@ -56,6 +58,10 @@ class PrivateInference(PrivateSteps):
         for name, function in (("model", model), ("guide", guide)):
             if not callable(function):
                 raise ConfigurationError(f"{name} must be a Pyro {name}, which is a callable.")
+        if isinstance(model, AutoGuide):
+            raise ConfigurationError(
+                f"model is an {type(model).__name__}, which is a guide: the order is model, guide."
+            )
         require_choice("jit", jit, ("trace", "compile", "none"))
         require_flag("slice_data", slice_data)
         if plate is not None and not isinstance(plate, str):
@@ -79,8 +85,9 @@ class PrivateInference(PrivateSteps):
         self.slice_data = slice_data
         self.jit = jit
         self._traces_left = 0 if jit == "none" else _MOST_TRACES
-        self._python: PythonState | None = None
+        self._python: CapturedState | None = None
         self._records: Records | None = None
+        self._data: Records | None = None  # of the first step
 
     def _prepare(self, args: tuple, kwargs: dict) -> None:
         """Before a step: refuse one too many, and check what is new. Spends nothing."""
@@ -91,21 +98,42 @@ class PrivateInference(PrivateSteps):
         """Check model, guide and data, if they are new."""
         if self._records is not None and self._records.same_as(args, kwargs) and self._is_current():
             return
-        # The original's first run is on placeholders, so that it can keep nothing of the data;
-        # unless it cannot be copied (see "Not protected" on models with a state of their own).
-        first_look, _ = copied(self.model, self.guide) or (self.model, self.guide)
-        plate = find_plate(first_look, args, kwargs, self.plate)
-        records = Records(self.model, plate, args, kwargs, self.slice_data)
+        try:
+            self._look_anew(args, kwargs)
+        except RaisedOnPlaceholders as error:
+            shapes = described(self.model, args, kwargs)
+            raise ModelError(f"{error} {shapes}".rstrip()) from None
+
+    def _look_anew(self, args: tuple, kwargs: dict) -> None:
+        records = first_look(
+            self.model,
+            self.guide,
+            args,
+            kwargs,
+            plate=self.plate,
+            slice_data=self.slice_data,
+            others=self._others,
+        )
+        if self._steps and self._data is not None:
+            self._data.require_same_data(records)
+        plate = records.plate
         rate = self.sample_rate
         if rate is None:
             rate = 1.0 if self.sampling == "full" else plate.subsample_size / plate.size
         sampler = RecordSampler(self.sampling, plate.size, rate)
         self._build(records, sampler)
         self._records, self._sampler = records, sampler
+        if not self._steps or self._data is None:
+            self._data = records
 
     @abc.abstractmethod
     def _build(self, records: Records, sampler: RecordSampler) -> None:
         """Check model and guide against new records, and prepare what a step needs."""
+
+    @property
+    def _others(self) -> tuple[Any, ...]:
+        """What users pass beside model and guide that decides what is released."""
+        return ()
 
     def _is_current(self) -> bool:
         """Whether what was built still holds."""
@@ -115,7 +143,7 @@ class PrivateInference(PrivateSteps):
         """The result of tracing, or None: with a warning, if no graph can be had."""
         if not self._traces_left:
             return None
-        self._python = PythonState(self.model, self.guide)
+        self._python = CapturedState(self.model, self.guide)
         self._traces_left -= 1
         try:
             if not self._traces_left:

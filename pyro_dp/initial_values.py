@@ -10,34 +10,43 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
+from pyro_dp.arguments import Arguments
+from pyro_dp.captured_data import refuse_numbers
+from pyro_dp.captured_state import CapturedState, Changes, require_same_changes
 from pyro_dp.errors import ModelError
-from pyro_dp.guard import PLACEHOLDERS, guarded
+from pyro_dp.guard import guarded
 from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Records
 
 
-def initialise(model: Callable, guide: Callable, records: Records) -> None:
+def initialise(model: Callable, guide: Callable, records: Records, state: CapturedState) -> None:
     """Run the guide once, on placeholders.
 
-    :raises ModelError: on the data a parameter would have started at another value.
+    :param state: what model and guide refer to.
+    :raises ModelError: on other rows a parameter would have started at another value, or something
+        would have been kept of them; or a value is one of the data's.
     """
     # All N rows, so that a guide with latents per record shows it.
     public = records.arguments(records.placeholder(), length=records.plate.size)
     new = [each for each in _autoguides(guide) if each.prototype_trace is None]
-    initial = _initial_values(model, guide, public)
-    on_data = _initial_values(model, guide, records.unprotected_arguments())
-    for name in initial.keys() & on_data.keys():
-        if not agree(initial[name], on_data[name]):
-            raise ModelError(
-                f"The initial value of parameter {name!r} depends on the data, and would be "
-                "public: start it at a constant or at random."
-            )
+    initial, kept = _first_run(model, guide, public, state)
+    on_others = _first_run_on_others(model, guide, records, state)
+    if on_others is not None:
+        values, kept_of_others = on_others
+        for name in initial.keys() & values.keys():
+            if not agree(initial[name], values[name]):
+                raise ModelError(
+                    f"The initial value of parameter {name!r} depends on the data, and would be "
+                    "public: start it at a constant or at random."
+                )
+        require_same_changes(kept, kept_of_others)
     args, kwargs = public
-    with guarded("Initialising the guide on placeholder data", hint=PLACEHOLDERS):
+    with guarded("Initialising the guide on placeholder data", public=True):
         guide(*args, **kwargs)
     for leaf in [leaf for each in new for leaf in each.parameters()]:
         # init_to_value hands over the user's own tensor, which the next guide may start from.
         leaf.data = leaf.data.clone()
+    refuse_numbers(initial, records)
 
 
 def initialised(guide: Callable) -> bool:
@@ -50,28 +59,48 @@ def _autoguides(guide: Callable) -> list[AutoGuide]:
     return [module for module in modules if isinstance(module, AutoGuide)]
 
 
-def _initial_values(
-    model: Callable, guide: Callable, arguments: tuple[tuple, dict]
-) -> dict[str, Tensor]:
+def _first_run(
+    model: Callable, guide: Callable, arguments: Arguments, state: CapturedState
+) -> tuple[dict[str, Tensor], Changes]:
+    """Parameters as they start on public rows, and what else changes; all is put back.
+
+    Without the parameters, if there is something that cannot be copied.
+    """
     copies = copied(model, guide)
-    if copies is None:  # the originals must not see the data
-        return {}
-    model, guide = copies
     store = pyro.get_param_store()
     args, kwargs = arguments
     with (
         forked_rng(),
         store.scope(store.get_state()),
-        guarded("Running guide and model once", hint=PLACEHOLDERS),
+        guarded("Running guide and model once", public=True),
+        state.pristine() as kept,
         poutine.trace(param_only=True) as captured,
     ):
-        guide(*args, **kwargs)
+        if copies is not None:
+            model, guide = copies
+            guide(*args, **kwargs)
         model(*args, **kwargs)
-    return {name: site["value"].detach().clone() for name, site in captured.trace.nodes.items()}
+    if copies is None:
+        return {}, kept
+    nodes = captured.trace.nodes.items()
+    return {name: site["value"].detach().clone() for name, site in nodes}, kept
+
+
+def _first_run_on_others(
+    model: Callable, guide: Callable, records: Records, state: CapturedState
+) -> tuple[dict[str, Tensor], Changes] | None:
+    """The same on rows that vary, if the model runs on such."""
+    for integers in (True, False):
+        rows = records.varied(records.plate.size, seed=1, integers=integers)
+        try:
+            return _first_run(model, guide, rows, state)
+        except ModelError:
+            continue
+    return None
 
 
 def copied(model: Callable, guide: Callable) -> tuple[Callable, Callable] | None:
-    """Copies that may see the data: what they create or keep is not the originals'.
+    """Copies that may run before the originals: what they create is not theirs.
 
     ``None`` if there is something in them that cannot be copied.
     """

@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.distributions.constraints import Constraint, real
 
 from pyro_dp.errors import ModelError
-from pyro_dp.guard import WHOLE_TENSORS, guarded
+from pyro_dp.guard import guarded, whole_tensors
 from pyro_dp.initial_values import agree
 from pyro_dp.own_rows import OwnRow, Substitution, shown
 from pyro_dp.plates import OneRecord, is_random
@@ -209,7 +209,11 @@ def _run_at(
     position = torch.tensor([index], device=records.device)
     with (
         forked_rng(),
-        guarded("Running guide and model on one record", hint=WHOLE_TENSORS),
+        guarded(
+            "Running guide and model on one record",
+            public=True,
+            hint=whole_tensors(records.slice_data),
+        ),
         Substitution(values),
         poutine.trace(param_only=True) as parameters,
         OneRecord(records.plate, position),

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to
 from torch.distributions.constraints import Constraint
 
-from pyro_dp.guard import PLACEHOLDERS, guarded
+from pyro_dp.guard import guarded
 from pyro_dp.local_parameters import LocalParameters
 from pyro_dp.plates import OneRecord, Outside, PrivatePlate, is_random
 from pyro_dp.record_mode import RecordMode
@@ -115,7 +115,7 @@ def draw_particle(
     with (
         poutine.trace(param_only=True) as parameters,
         OneRecord(plate, torch.zeros(1, dtype=torch.long, device=records.device)),
-        guarded("Running guide and model on placeholder data", hint=PLACEHOLDERS),
+        guarded("Running guide and model on placeholder data", public=True),
         local.shown(local.constants()),
         given or contextlib.nullcontext(),
     ):

@@ -11,11 +11,13 @@ from pyro.distributions import Delta
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import SubsampleMessenger, _Subsample
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pyro_dp.errors import ModelError
 from pyro_dp.graphs import untraced
-from pyro_dp.guard import guarded, unchanged_buffers
+from pyro_dp.guard import PLACEHOLDERS, guarded
 from pyro_dp.randomness import forked_rng
+from pyro_dp.stand_ins import is_table, placeholder
 
 
 @dataclass(frozen=True)
@@ -54,20 +56,42 @@ def is_random(site: Mapping) -> bool:
 
 
 def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> PrivatePlate:
-    """Run the model once, on the data, and find the plate that holds the observations.
+    """Run the model once, on placeholders, and find the plate that holds the observations.
 
-    Random state and parameter store are restored; pass a copy of a model that has a state.
+    Every tensor is replaced by a placeholder of its shape; where the model does not run on these
+    (a covariance of ones, say), only those that are as long as the longest.
+
+    Random state and parameter store are restored.
 
     :param name: the plate's name, or ``None`` if exactly one plate holds observed sites.
-    :raises ModelError: no such plate or several; an observed site outside the plate.
+    :raises ModelError: no such plate or several; an observed site outside the plate; the model does
+        not run on placeholders.
     """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    longest = max((len(x) for x in leaves if is_table(x)), default=0)
+    try:
+        return _find_plate(model, *pytree.tree_unflatten(map(placeholder, leaves), spec), name)
+    except ModelError:
+        if all(len(x) == longest for x in leaves if is_table(x)):
+            raise
+    shown = [placeholder(x) if is_table(x) and len(x) == longest else x for x in leaves]
+    plate = _find_plate(model, *pytree.tree_unflatten(shown, spec), name)
+    if plate.size != longest:
+        raise ModelError(
+            f"The private plate {plate.name!r} has size {plate.size}, but the longest argument has "
+            f"{longest} rows: arguments that are longer than the data must be such that the model "
+            f"runs where all tensors are placeholders. {PLACEHOLDERS}"
+        )
+    return plate
+
+
+def _find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> PrivatePlate:
     store = pyro.get_param_store()
     with (
         forked_rng(),
         store.scope(store.get_state()),
         torch.no_grad(),
-        unchanged_buffers(),
-        guarded("Running the model once to find its plates"),
+        guarded("Running the model on placeholder data", public=True),
     ):
         trace = poutine.trace(model).get_trace(*args, **kwargs)
     observed = {
@@ -95,6 +119,11 @@ def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> 
     if name is not None and name not in candidates:
         raise ModelError(f"plate={name!r} holds no observed site; the plates that do: {listed}.")
     frame = candidates[name or next(iter(candidates))]
+    if frame.full_size is None or frame.full_size < 0:
+        raise ModelError(
+            f"plate: the private plate {frame.name!r} has no size: give the plate a size, the "
+            f"number of records, as in pyro.plate({frame.name!r}, len(x))."
+        )
     plate = PrivatePlate(frame.name, int(frame.full_size), int(frame.size))
     for key, stack in observed.items():
         if all(f.name != plate.name for f in stack):
@@ -107,12 +136,12 @@ def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> 
 
 class OneRecord(Messenger):
     """Run a model with the private plate holding a single index, and without the plate's scale N /
-    1.
+    1. (The checks show it a few.)
 
     The plate's own ``randperm`` indices are overridden, also where it declares ``subsample_size``.
     Scales and masks of the user are kept.
 
-    :param index: tensor of shape (1,).
+    :param index: tensor of shape (1,); of the checks, (k,).
     :param parameters: the names that there may be, if they are known: one that only some records
         use would tell by its existence.
     """

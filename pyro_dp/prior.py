@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_dp.errors import ModelError
 from pyro_dp.gaussian import Gaussian, apply, cholesky, floored
-from pyro_dp.guard import PLACEHOLDERS, guarded
+from pyro_dp.guard import guarded
 from pyro_dp.guides import GaussianGuide
 from pyro_dp.plates import OneRecord, Outside
 from pyro_dp.records import Records
@@ -103,7 +103,7 @@ class Prior:
         model = Outside(plate)(poutine.condition(self._model, data=values))
         with (
             OneRecord(plate, torch.zeros(1, dtype=torch.long, device=device)),
-            guarded("Running the model on placeholder data", hint=PLACEHOLDERS),
+            guarded("Running the model on placeholder data", public=True),
         ):
             log_prob = poutine.trace(model).get_trace(*args, **kwargs).log_prob_sum()
         return (log_prob + log_volume).double()

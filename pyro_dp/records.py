@@ -1,7 +1,5 @@
 """The arguments of a model, seen as records: which are data, and what one record shows of them."""
 
-import inspect
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,10 +7,22 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_dp.arguments import Arguments, argument_names, named_arguments, refuse_untyped
 from pyro_dp.errors import ModelError
 from pyro_dp.plates import PrivatePlate
+from pyro_dp.stand_ins import is_table, placeholder_row, spacing, varied
 
-Arguments = tuple[tuple, dict]
+_NO_DATA = (
+    "No argument of step() is a tensor of length {plate.size}, the size of the private plate "
+    "{plate.name!r}: pass the data as arguments; what a model captures by closure cannot be "
+    "protected."
+)
+_OTHER_DATA = (
+    "The data are not those of the first step ({what}). Which records take part in a step is drawn "
+    "privately, at sample_rate: pass all data, the whole of it, to every step, as in run(x, y), "
+    "and no batches of a DataLoader. For other data make a new inference, with the same accountant "
+    "if somebody can be in both."
+)
 
 
 class Records:
@@ -21,47 +31,48 @@ class Records:
     Every tensor whose first dimension is N is data: row i belongs to record i. Everything else is a
     public constant.
 
-    Nothing that is released comes from a model that was shown the data as a whole. For record i
-    each data tensor is either that row alone (``slice_data=True``) or row i repeated N times (a
-    view, not a copy), so that whatever it reads of "other records" is record i again: by
-    construction a record's term depends on that record only. Everything outside the plate, and
-    every initial value, is computed on placeholders and depends on no record at all.
+    A model or guide is never shown the data as a whole. For record i each data tensor is either
+    that row alone (``slice_data=True``) or row i repeated N times (a view, not a copy), so that
+    whatever it reads of "other records" is record i again: by construction a record's term depends
+    on that record only. Everything outside the plate, and every initial value, is computed on
+    placeholders and depends on no record at all.
 
+    :param args: of the step, :func:`~pyro_dp.arguments.as_tensors`; the same for ``kwargs``.
+    :param given: args and kwargs as the user gave them; by default these.
     :raises ModelError: no argument is data.
     """
 
     def __init__(
-        self, model: Callable, plate: PrivatePlate, args: tuple, kwargs: dict, slice_data: bool
+        self,
+        model: Callable,
+        plate: PrivatePlate,
+        args: tuple,
+        kwargs: dict,
+        slice_data: bool,
+        given: Arguments | None = None,
     ):
         self.plate = plate
         self.slice_data = slice_data
         self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
-        self._versions = [_version(x) for x in self._leaves]
+        self._given, self._given_spec = pytree.tree_flatten(given or (args, kwargs))
+        self._versions = [_version(x) for x in self._given]
         self._data = [
-            i
-            for i, leaf in enumerate(self._leaves)
-            if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == plate.size
+            i for i, leaf in enumerate(self._leaves) if is_table(leaf) and len(leaf) == plate.size
         ]
         if not self._data:
-            raise ModelError(
-                f"No argument of step() is a tensor of length {plate.size}, the size of the "
-                f"private plate {plate.name!r}: pass the data as arguments; what a model captures "
-                "by closure cannot be protected."
-            )
-        self._names = [
-            name
-            for name, value in _named_arguments(model, args, kwargs)
-            for _ in pytree.tree_leaves(value)
-        ]
-        for name, value in _named_arguments(model, args, kwargs):
-            if _is_untyped_data(value, plate.size):
-                raise ModelError(
-                    f"Argument {name!r} has one element per record, but is no tensor: use one."
-                )
+            raise ModelError(_NO_DATA.format(plate=plate))
+        self._names = argument_names(model, args, kwargs)
+        for name, value in named_arguments(model, args, kwargs):
+            refuse_untyped(name, value, plate.size)
+
+    @property
+    def tables(self) -> list[Tensor]:
+        """The data tensors, (N, ...) each: for the curator's checks, and no user code."""
+        return [self._leaves[i] for i in self._data]
 
     @property
     def device(self) -> torch.device:
-        return self._leaves[self._data[0]].device
+        return self.tables[0].device
 
     def require_finite(self) -> None:
         """:raises ModelError: a data tensor holds NaN or infinity; names the argument only."""
@@ -94,10 +105,17 @@ class Records:
 
     def placeholder(self) -> list[Tensor]:
         """A public row in place of data, without batch dimension: ones; zeros for integers."""
-        return [
-            leaf.new_full(leaf.shape[1:], 1 if leaf.is_floating_point() or leaf.is_complex() else 0)
-            for leaf in (self._leaves[i] for i in self._data)
-        ]
+        return [placeholder_row(table) for table in self.tables]
+
+    def varied(self, length: int, seed: int, *, integers: bool = True) -> Arguments:
+        """The arguments with public rows that differ: see :func:`~pyro_dp.stand_ins.varied`."""
+        tables = [varied(table, length, seed, integers=integers) for table in self.tables]
+        return self._with_tables(tables)
+
+    def apart(self, count: int, length: int) -> Tensor:
+        """Indices of so many varied rows that have nothing in common, (count,)."""
+        step = max(spacing(table, length) for table in self.tables)
+        return step * torch.arange(count, device=self.device)
 
     def arguments(self, row: Sequence[Tensor], *, length: int | None = None) -> Arguments:
         """The arguments as the model sees them for one record.
@@ -107,19 +125,36 @@ class Records:
             times.
         """
         length = length or (1 if self.slice_data else self.plate.size)
-        leaves = list(self._leaves)
-        for i, value in zip(self._data, row, strict=True):
-            leaves[i] = value.expand(length, *value.shape)
-        return pytree.tree_unflatten(leaves, self._spec)
+        return self._with_tables([value.expand(length, *value.shape) for value in row])
 
-    def unprotected_arguments(self) -> Arguments:
-        """The arguments as given: only for checks whose outcome goes to the curator."""
-        return pytree.tree_unflatten(self._leaves, self._spec)
+    def _with_tables(self, tables: Sequence[Tensor]) -> Arguments:
+        leaves = list(self._leaves)
+        for i, table in zip(self._data, tables, strict=True):
+            leaves[i] = table
+        return pytree.tree_unflatten(leaves, self._spec)
 
     def same_as(self, args: tuple, kwargs: dict) -> bool:
         """Whether these are the very arguments, unchanged."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        return spec == self._spec and all(map(_same, leaves, self._leaves, self._versions))
+        return spec == self._given_spec and all(map(_same, leaves, self._given, self._versions))
+
+    def require_same_data(self, later: "Records") -> None:
+        """:raises ModelError: records that a later step was given are not these."""
+        size = later.plate.size
+        if size != self.plate.size:
+            raise ModelError(
+                _OTHER_DATA.format(what=f"{size} records, and {self.plate.size} at first")
+            )
+        for i, j in zip(self._data, later._data, strict=False):
+            name = later._names[j]
+            if _same(later._given[j], self._given[i], self._versions[i]):
+                continue
+            if _version(self._given[i]) != self._versions[i]:
+                raise ModelError(_OTHER_DATA.format(what=f"{name!r} was changed in place"))
+            if not _equal(self._leaves[i], later._leaves[j]):
+                raise ModelError(_OTHER_DATA.format(what=f"{name!r} has other values"))
+        if self._data != later._data:
+            raise ModelError(_OTHER_DATA.format(what="other arguments have a row per record"))
 
 
 def _version(leaf: Any) -> int:
@@ -134,34 +169,12 @@ def _same(new: Any, old: Any, version: int) -> bool:
     return isinstance(new, (bool, int, float, str)) and type(new) is type(old) and new == old
 
 
+def _equal(one: Tensor, other: Tensor) -> bool:
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and torch.equal(one, other.to(one.device))
+
+
 def _memory(tensor: Tensor) -> tuple:
     """Where the numbers are, and how often they were changed. The old tensor keeps it taken."""
     place = (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride())
     return (*place, _version(tensor))
-
-
-def _is_untyped_data(value: Any, size: int) -> bool:
-    """Whether there is an array, or a list of numbers, with one element per record."""
-    if isinstance(value, (Tensor, str)):
-        return False
-    if isinstance(value, dict):
-        return any(_is_untyped_data(each, size) for each in value.values())
-    if isinstance(value, (list, tuple)):
-        if len(value) == size and isinstance(value[0], numbers.Number):
-            return True
-        return any(_is_untyped_data(each, size) for each in value)
-    shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple):
-        return len(shape) > 0 and shape[0] == size
-    return hasattr(value, "__len__") and len(value) == size
-
-
-def _named_arguments(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
-    """Arguments by the names of the model's signature, where it has one."""
-    function = model.forward if isinstance(model, torch.nn.Module) else model
-    try:
-        parameters = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        parameters = []
-    parameters += [f"argument {i}" for i in range(len(parameters), len(args))]
-    return [*zip(parameters, args, strict=False), *kwargs.items()]

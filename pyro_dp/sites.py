@@ -1,15 +1,16 @@
 """Structural checks of the sites of model and guide: which lie where, and what they may read."""
 
-import contextlib
 from collections.abc import Callable
 
 import torch
 from pyro import poutine
 from pyro.infer import ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
+from torch import Tensor
 
+from pyro_dp.captured_state import CapturedState
 from pyro_dp.errors import ModelError
-from pyro_dp.guard import WHOLE_TENSORS, guarded, unchanged_buffers
+from pyro_dp.guard import guarded, whole_tensors
 from pyro_dp.initial_values import agree
 from pyro_dp.local_parameters import LocalParameters
 from pyro_dp.outside import Particle
@@ -26,6 +27,7 @@ class Runs:
 
     :param view: :class:`Outside` or :class:`Inside`, for a plate.
     :param local: parameters with a private row per record, which are shown as constants.
+    :param state: what model and guide refer to.
     :param factor: of these constants.
     """
 
@@ -36,12 +38,13 @@ class Runs:
         records: Records,
         view: Callable[[PrivatePlate], Messenger],
         local: LocalParameters,
+        state: CapturedState,
         factor: float = 1.0,
     ):
         self._model, self._guide, self._records, self._view = model, guide, records, view
-        self.local, self._factor = local, factor
+        self.local, self._state, self._factor = local, state, factor
         self._parameters: set[str] | None = None
-        self.public = self.on(records.arguments(records.placeholder()))
+        self.public = self._run(records.arguments(records.placeholder()), public=True)
         self._parameters = {
             name
             for trace in self.public.values()
@@ -50,26 +53,48 @@ class Runs:
         }
 
     def with_view(self, view: Callable[[PrivatePlate], Messenger], factor: float = 1.0) -> "Runs":
-        return Runs(self._model, self._guide, self._records, view, self.local, factor)
+        own = (self._model, self._guide, self._records)
+        return Runs(*own, view, self.local, self._state, factor)
 
-    def on(self, arguments: Arguments, *, one_record: bool = True) -> dict[str, poutine.Trace]:
-        """Traces of guide and model.
+    def on(self, arguments: Arguments) -> dict[str, poutine.Trace]:
+        """Traces of guide and model, for one record, of which they keep nothing."""
+        with self._state.preserved():
+            return self._run(arguments)
 
-        :param one_record: else the whole plate.
+    def on_public(
+        self,
+        arguments: Arguments,
+        indices: Tensor | None = None,
+        replayed: dict[str, poutine.Trace] | None = None,
+    ) -> dict[str, poutine.Trace]:
+        """The same for public rows, of which they keep nothing, either.
+
+        :param indices: of so many records at once, (k,); by default of the first one.
+        :param replayed: traces whose latents are used.
         """
+        with self._state.preserved():
+            return self._run(arguments, public=True, indices=indices, replayed=replayed)
+
+    def _run(
+        self, arguments, *, public=False, indices=None, replayed=None
+    ) -> dict[str, poutine.Trace]:
         args, kwargs = arguments
         plate = self._records.plate
-        first = torch.zeros(1, dtype=torch.long, device=self._records.device)
-        restriction = OneRecord(plate, first, self._parameters)
+        if indices is None:
+            indices = torch.zeros(1, dtype=torch.long, device=self._records.device)
+        hint = whole_tensors(self._records.slice_data)
         with (
             forked_rng(),
-            guarded("Running guide and model on one record", hint=WHOLE_TENSORS),
-            restriction if one_record else contextlib.nullcontext(),
+            guarded("Running guide and model on one record", public=public, hint=hint),
+            OneRecord(plate, indices, self._parameters),
             self.local.shown(self.local.constants(self._factor)),
         ):
-            guide = poutine.trace(self._view(plate)(self._guide)).get_trace(*args, **kwargs)
-            replayed = poutine.replay(self._view(plate)(self._model), trace=guide)
-            model = poutine.trace(replayed).get_trace(*args, **kwargs)
+            guide, model = self._view(plate)(self._guide), self._view(plate)(self._model)
+            if replayed is not None:
+                guide = poutine.replay(guide, trace=replayed["guide"])
+                model = poutine.replay(model, trace=replayed["model"])
+            guide = poutine.trace(guide).get_trace(*args, **kwargs)
+            model = poutine.trace(poutine.replay(model, trace=guide)).get_trace(*args, **kwargs)
             for trace in (guide, model):
                 trace.compute_log_prob(lambda name, site: is_random(site))
         return {"guide": guide, "model": model}
@@ -82,16 +107,14 @@ def random_sites(trace: poutine.Trace) -> Sites:
 def check_outside(outside: Runs, records: Records) -> None:
     """What lies outside the plate must be the same whatever is inside of it."""
     where = f"lies outside the private plate {records.plate.name!r} but depends on"
-    arguments = [records.arguments(records.row(i)) for i in records.examples()]
-    if not records.slice_data:
-        arguments.append(records.unprotected_arguments())
-    with unchanged_buffers():
-        for on_data in map(outside.on, arguments):
-            _require_same_sites(
-                outside.public,
-                on_data,
-                f"{where} the data: only sites inside the plate may read them.",
-            )
+    problem = f"{where} the data: only sites inside the plate may read them."
+    length = 1 if records.slice_data else records.plate.size
+    on_others = _unless_it_fails(outside, records.varied(length, seed=1))
+    if on_others is not None:
+        _require_same_sites(outside.public, on_others, problem)
+    for i in records.examples():
+        on_data = outside.on(records.arguments(records.row(i)))
+        _require_same_sites(outside.public, on_data, problem)
     other_draws = outside.with_view(lambda plate: Outside(plate, seed=1)).public
     _require_same_sites(outside.public, other_draws, f"{where} latents inside of it.")
     if outside.local:
@@ -102,10 +125,17 @@ def check_outside(outside: Runs, records: Records) -> None:
         whole = records.arguments(records.placeholder(), length=records.plate.size)
         _require_same_sites(
             outside.public,
-            outside.on(whole, one_record=False),
+            outside.on_public(whole, torch.arange(records.plate.size, device=records.device)),
             f"{where} the length of the data, which is 1 for a model that is shown one record: "
             "pass N as an argument.",
         )
+
+
+def _unless_it_fails(runs: Runs, arguments: Arguments) -> dict[str, poutine.Trace] | None:
+    try:
+        return runs.on_public(arguments)
+    except ModelError:  # rows that vary need not be in the model's domain
+        return None
 
 
 def _require_same_sites(
@@ -131,7 +161,10 @@ def check_latents(
                 "records. Move it inside the private plate, or sample it in the guide."
             )
         if name not in in_guide:
-            raise ModelError(f"Global latent site {name!r} of the model is not in the guide.")
+            raise ModelError(
+                f"Global latent site {name!r} of the model is not in the guide: add it there. "
+                "(An autoguide is made from this very model: AutoNormal(model).)"
+            )
     for name in particle.fixed:
         if privatize == "latents":
             raise ModelError(
@@ -150,15 +183,16 @@ def _is_enumerated(loss: ELBO, site: dict) -> bool:
     )
 
 
-def check_inside(loss: ELBO, inside: dict[str, poutine.Trace], plate: PrivatePlate) -> None:
+def check_inside(loss: ELBO, inside: dict[str, poutine.Trace], records: Records) -> None:
     """Each site inside the plate belongs to one record; each latent is drawn or summed out."""
+    plate, slice_data = records.plate, records.slice_data
     in_guide, in_model = random_sites(inside["guide"]), random_sites(inside["model"])
     for name, site in (*in_guide.items(), *in_model.items()):
         dim, shape = plate.frame(site).dim, site["log_prob"].shape
         if dim is not None and len(shape) >= -dim and shape[dim] != 1:
             raise ModelError(
                 f"Site {name!r} has a batch of its own along the private plate {plate.name!r}. "
-                f"{WHOLE_TENSORS}"
+                f"{whole_tensors(slice_data)}"
             )
     for name, site in in_model.items():
         if not site["is_observed"] and name not in in_guide and not _is_enumerated(loss, site):

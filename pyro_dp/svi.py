@@ -371,6 +371,10 @@ class DPSVI(PrivateInference):
         make = partial(TracedStep, eager, self._sum_type, sampler.usual_size)
         return self._traced(make) or eager
 
+    @property
+    def _others(self) -> tuple[Any, ...]:
+        return self.loss, self.optim.pt_optim_args, self.optim.pt_clip_args
+
     def _is_current(self) -> bool:
         store = pyro.get_param_store()
         return super()._is_current() and all(

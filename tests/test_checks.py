@@ -41,6 +41,7 @@ from pyro_dp import (
     PrivacyBudgetExceeded,
     initial_values,
 )
+from pyro_dp.captured_state import CapturedState
 from pyro_dp.mechanisms import Block, ClippedSum
 from pyro_dp.plates import find_plate
 from pyro_dp.records import Records
@@ -258,13 +259,13 @@ def test_data_must_be_arguments():
     def captured():
         logistic(x, y)
 
-    with pytest.raises(ModelError, match="closure"):
+    with pytest.raises(ModelError, match="'x', which captured"):
         attempt(captured, handwritten_closure(x), data=())
 
     def half_captured(x):
         logistic(x, y)
 
-    with pytest.raises(ModelError, match="no argument of step"):
+    with pytest.raises(ModelError, match="'y', which half_captured"):
         attempt(half_captured, lambda x: handwritten_guide(x, None), data=(x,))
 
 
@@ -283,10 +284,38 @@ def test_transposed_data():
         attempt(model, lambda x, y: handwritten_guide(x.T, y), data=(x.T.contiguous(), y))
 
 
-def test_numpy_arguments():
+@pytest.mark.parametrize("kind", ["float32", "float64", "int64", "bool"])
+def test_numpy_arguments(kind):
+    """The same numbers as with tensors, and the same arguments in the next step."""
     x, y = regression_data()
-    with pytest.raises(ModelError, match="'y'.*tensor"):
-        attempt(data=(x, y.numpy()), guide=handwritten_guide)
+    steps = []
+    for labels in (y, y.numpy().astype(kind)):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        svi = new_dpsvi(float_labels, handwritten_guide, noise_multiplier=1.0, generator=0)
+        for _ in range(2):
+            svi.step(x, labels)
+        steps.append(pyro.param("loc").detach().clone())
+    assert torch.equal(*steps)
+
+
+def float_labels(x, y):
+    logistic(x, y.to(x))
+
+
+def test_numpy_arguments_of_objects():
+    x, y = regression_data()
+    with pytest.raises(ModelError, match="'y' holds text"):
+        attempt(data=(x, y.numpy().astype(str)), guide=handwritten_guide)
+    with pytest.raises(ModelError, match="'x' is a TensorDataset"):
+        attempt(data=(torch.utils.data.TensorDataset(x, y), y), guide=handwritten_guide)
+
+
+@pytest.mark.parametrize("make", [list, lambda y: [[each] for each in y]])
+def test_lists_with_a_row_per_record(make):
+    x, y = regression_data()
+    with pytest.raises(ModelError, match="'y' has one element per record"):
+        attempt(data=(x, make(y.tolist())), guide=handwritten_guide)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -335,13 +364,48 @@ def test_reading_other_rows(model):
         attempt(model, handwritten_guide, data=secret_data())
 
 
-def test_centring_whole_tensors_has_no_effect_to_hide():
-    """With slice_data a record is all that the model sees: x - x.mean(0) is zero."""
+def centred(x):
+    return x - x.mean(0)
 
-    def model(x, y):
-        logistic_whole(x - x.mean(0), y)
 
-    attempt(model, handwritten_guide, slice_data=True)
+def scaled(x):
+    return x / x.std(0)
+
+
+def in_units_of_the_largest(x):
+    return x / x.abs().max()
+
+
+def ranked(x):
+    return x.argsort(0).argsort(0).to(x)
+
+
+def with_batch_mean(x):
+    return torch.cat([x[:, :2], x[:, :1].mean(0).expand(len(x), 1)], dim=1)
+
+
+@pytest.mark.parametrize(
+    "change", [centred, scaled, in_units_of_the_largest, ranked, with_batch_mean]
+)
+@pytest.mark.parametrize("slice_data", [False, True])
+@pytest.mark.parametrize("within", ["batch", "all"])
+def test_rows_that_read_each_other(change, slice_data, within):
+    """A model that is shown one record would not fail, but learn something else."""
+
+    def whole(x, y):
+        logistic_whole(change(x), y)
+
+    def indexed(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            rows = change(x)[idx] if within == "all" else change(x[idx])
+            pyro.sample("y", dist.Bernoulli(logits=rows @ w), obs=y[idx])
+
+    model = whole if slice_data else indexed
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about the standard deviation of one row
+        with pytest.raises(ModelError, match="'y' of the model.*other records change"):
+            attempt(model, handwritten_guide, slice_data=slice_data)
 
 
 def test_batch_normalisation():
@@ -407,7 +471,7 @@ def test_autoguide_initialised_on_data():
         PEEKED[0] = x.sum()
         logistic(x, y)
 
-    with pytest.raises(ModelError, match="initial value.*locs.w"):
+    with pytest.raises(ModelError, match="'PEEKED', which .*captures, changes with the data"):
         attempt(model, AutoNormal(model, init_loc_fn=peek), data=(x, y))
 
 
@@ -540,8 +604,10 @@ def test_errors_show_no_data():
         with pyro.plate("data", len(x)) as idx:
             pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
+    data = secret_data()
+    data[0][0] = SECRET
     with pytest.raises(ModelError, match="RuntimeError.*in model") as caught:
-        attempt(model, handwritten_guide, data=secret_data())
+        attempt(model, handwritten_guide, data=data)
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 
@@ -637,7 +703,8 @@ def test_a_guide_that_cannot_be_copied_does_not_see_the_data_whole():
     assert initial_values.copied(logistic, guide) is None
     svi = new_dpsvi(logistic, guide)
     plate = find_plate(logistic, (x, y), {}, None)
-    initial_values.initialise(logistic, guide, Records(logistic, plate, (x, y), {}, False))
+    records = Records(logistic, plate, (x, y), {}, False)
+    initial_values.initialise(logistic, guide, records, CapturedState(logistic, guide))
     assert lengths == []
     svi.step(x, y)
 

@@ -21,6 +21,7 @@ from pyro.nn import PyroModule, PyroParam
 from torch import nn
 
 from pyro_dp import ModelError
+from pyro_dp.captured_state import CapturedState
 from pyro_dp.guides import GaussianGuide
 from pyro_dp.initial_values import initialise
 from pyro_dp.plates import find_plate
@@ -31,7 +32,7 @@ AUTOGUIDES = [AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal]
 
 def found(model, guide, *data):
     records = Records(model, find_plate(model, data, {}, "data"), data, {}, False)
-    initialise(model, guide, records)
+    initialise(model, guide, records, CapturedState(model, guide))
     return GaussianGuide(model, guide, records)
 
 

@@ -432,11 +432,11 @@ def test_what_is_kept_for_the_parameters_comes_from_constants(monkeypatch):
 
     starts = []
     for row in (0.0, 1e3):
-        svi = new(monkeypatch, guide, model, sampling="full").svi
-        svi.step(*regression_data(), False)
+        svi, data = new(monkeypatch, guide, model, sampling="full").svi, regression_data()
+        svi.step(*data, False)
         with torch.no_grad():
             leaves(svi)["own_loc"].fill_(row)
-        svi._prepare((*regression_data(), True), {})
+        svi._prepare((*data, True), {})
         starts.append(pyro.param("late").item())
     assert starts[0] == starts[1]
 

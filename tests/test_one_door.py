@@ -50,6 +50,7 @@ USES = {
         private_steps.PrivateSteps._account_and_release private_steps.PrivateSteps._sample
         svi.DPSVI.step sep.DPSEP._clipped_sum baselines.sgld.DPSGLD.step
         vips.inference.VIPS._release_expected nonprivate.NonPrivate._looking checks._stream
+        vips.isolated_model._public_draws
         selection.private_selection selection.private_selection
     """,  # but for the first they sample records, or draw their latents
     # The ledger.

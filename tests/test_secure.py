@@ -190,7 +190,8 @@ def test_all_blocks_and_microbatches(monkeypatch, entropy):
         sample_rate=0.5,
         secure=True,
     )
-    losses = [fixture.svi.step(*regression_data()) for _ in range(3)]
+    data = regression_data()
+    losses = [fixture.svi.step(*data) for _ in range(3)]
     assert all(map(math.isfinite, losses))
     assert [len(blocks) for blocks in fixture.released] == [3, 3, 3]
 

@@ -904,13 +904,14 @@ def test_observations_with_more_dimensions_than_their_distribution():
 
 def test_a_posterior_that_noise_has_made_singular():
     """Of noise as large as 1e46: a typed error before the next release, or a valid step."""
+    data = regression_data()
     for seed in range(5):
         sep = new_sep(
             noise_multiplier=1e6, max_factor_norm=1e40, sampling="full", num_steps=2, generator=seed
         )
         try:
-            sep.step(*regression_data())
-            sep.step(*regression_data())
+            sep.step(*data)
+            sep.step(*data)
         except ConfigurationError:
             assert sep.accountant.num_releases in (1, 2)
         mean, covariance = sep.posterior().mean, sep.posterior().covariance_matrix

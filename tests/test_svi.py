@@ -133,8 +133,9 @@ def test_streams_of_one_step_are_distinct(monkeypatch):
 
     monkeypatch.setattr(Randomness, "stream", spy)
     fixture = Fixture(monkeypatch, noise_multiplier=1.0, sample_rate=0.3, generator=0)
+    data = regression_data()
     for _ in range(3):
-        fixture.svi.step(*regression_data())
+        fixture.svi.step(*data)
     for position in range(3):
         for purpose in ("noise", "sampling"):
             assert asked.count((purpose, position)) == 1
@@ -298,8 +299,9 @@ def test_own_subsampling_of_the_plate_is_overridden(monkeypatch):
         return indices
 
     monkeypatch.setattr(pyro_dp.sampling.RecordSampler, "draw", spy)
+    data = regression_data()
     for _ in range(40):
-        fixture.svi.step(*regression_data())
+        fixture.svi.step(*data)
     assert fixture.events[0] == SubsampledGaussian(0.0, 5 / 30)
     assert len(set(sizes)) > 3
 
@@ -604,8 +606,9 @@ def test_any_pyro_optimizer(optim):
         noise_multiplier=1.0,
         sampling="full",
     )
+    data = regression_data()
     for _ in range(3):
-        svi.step(*regression_data())
+        svi.step(*data)
     assert pyro.param("loc").abs().min() > 0
     assert torch.equal(pyro.param("unused"), torch.ones(2))
     buffer = io.BytesIO()

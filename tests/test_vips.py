@@ -588,7 +588,8 @@ BAD_DATA = [
     ("logistic", (changed(X, math.nan), Y)),
     ("logistic", (changed(X, math.inf), Y)),
     ("logistic", (X.to(torch.complex128), Y)),
-    ("logistic", (X.numpy(), Y.numpy())),
+    ("logistic", (X.numpy().astype(str), Y.numpy())),
+    ("logistic", (X.tolist(), Y)),
     ("logistic", (X[:0], Y[:0])),
     ("logistic", ()),
     ("linear", (X,)),
@@ -626,9 +627,23 @@ def test_changed_data_are_checked_again():
     )
     vips.step(x, y)
     y[3] = 7.0
-    with pytest.raises(ModelError, match="zeros and ones"):
+    with pytest.raises(ModelError, match="'y' was changed in place"):
         vips.step(x, y)
     assert vips.accountant.num_releases == 2
+
+
+def test_data_of_later_steps():
+    """The same numbers in other memory are the same data; a batch, or others, are not."""
+    x, y = logistic_data()
+    vips = VIPS(
+        LogisticRegression(3), accountant=PrivacyAccountant(), num_steps=5, noise_multiplier=1
+    )
+    vips.step(x, y)
+    vips.step(x.clone(), y.numpy())
+    for other in ((x[:9], y[:9]), (x / 2, y)):
+        with pytest.raises(ModelError, match="not those of the first step|number of records"):
+            vips.step(*other)
+    assert vips.accountant.num_releases == 3  # of which one is that of the static statistics
 
 
 def test_an_error_in_the_e_step_tells_no_value():

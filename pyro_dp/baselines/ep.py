@@ -14,11 +14,9 @@ from tqdm.auto import trange
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.ep_problem import EPProblem, require_moments
 from pyro_dp.errors import ConfigurationError, ModelError
+from pyro_dp.first_look import first_look
 from pyro_dp.gaussian import Gaussian, dense, inverse
-from pyro_dp.initial_values import copied
 from pyro_dp.looks import mark_look
-from pyro_dp.plates import find_plate
-from pyro_dp.records import Records
 from pyro_dp.settings import require_count, require_flag, require_number
 
 
@@ -69,9 +67,10 @@ class EP:
         :raises ModelError: model, guide and data do not fit, and nothing was read; or the sites
             diverged.
         """
-        first_look, _ = copied(self.model, self.guide) or (self.model, self.guide)
-        plate = find_plate(first_look, args, kwargs, self.plate)
-        records = Records(self.model, plate, args, kwargs, self.slice_data)
+        records = first_look(
+            self.model, self.guide, args, kwargs, plate=self.plate, slice_data=self.slice_data
+        )
+        plate = records.plate
         problem = EPProblem.build(self.model, self.guide, records, self.moments, None)
         mark_look(self.accountant, f"the posterior of EP of plate {plate.name!r}", stacklevel=3)
         indices = torch.arange(plate.size, device=records.device)

@@ -247,6 +247,10 @@ class DPSGLD(PrivateInference):
             make = partial(TracedStep, eager, self._sum_type, sampler.usual_size)
             self._step = self._traced(make) or eager
 
+    @property
+    def _others(self) -> tuple[Any, ...]:
+        return self.init_loc_fn, self.step_size
+
     def _current_step_size(self) -> float:
         if not callable(self.step_size):
             return self.step_size

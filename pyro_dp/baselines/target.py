@@ -8,7 +8,7 @@ from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoLaplaceApproximation
 
 from pyro_dp.errors import ModelError
-from pyro_dp.guard import PLACEHOLDERS, guarded
+from pyro_dp.guard import guarded
 from pyro_dp.latents import Latent, latents_of
 from pyro_dp.plates import OneRecord
 from pyro_dp.randomness import forked_rng
@@ -86,6 +86,6 @@ def _run(function: Callable, records: Records) -> poutine.Trace:
     with (
         forked_rng(),
         OneRecord(records.plate, index),
-        guarded("Running the model on placeholder data", hint=PLACEHOLDERS),
+        guarded("Running the model on placeholder data", public=True),
     ):
         return poutine.trace(function).get_trace(*args, **kwargs)

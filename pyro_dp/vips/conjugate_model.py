@@ -68,10 +68,15 @@ class Draws:
         """Standard normal; otherwise as :meth:`uniform`."""
         return self._tensor(self._stream.normal(self._indices.cpu().numpy(), draw, size))
 
+    def of(self, b: int) -> "Draws":
+        """Those of one of the records."""
+        return Draws(self._stream, self._indices[b : b + 1])
+
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._indices.device)
 
 
+OTHER_SHAPE = "Statistic {name!r} has another shape than its model declares."
 Parts = Mapping[str, Tensor | Contributions]
 
 
@@ -86,8 +91,10 @@ class ConjugateModel(abc.ABC):
     **The E-step is behind the privacy wall.** Row b of what :meth:`expected_statistics` returns may
     depend on row b of the data and of the draws, and on the posterior, which is public; on no other
     record. A loop over local latents must therefore run a fixed number of times: one that stops
-    when the batch has converged tells records about each other. What exceeds the bound is clipped,
-    and a record with a NaN or infinite part counts as zero.
+    when the batch has converged tells records about each other. A model of your own is shown one
+    record at a time (vectorised where ``torch.vmap`` can), and nothing that it keeps of a record
+    reaches the next. What exceeds the bound is clipped; a record with a NaN or infinite part, or on
+    which the E-step fails, counts as zero.
 
     **The M-step sees what was released only**, and may do with it whatever it likes. Sums are
     noisy: counts may be negative, second moments not positive definite. How large the noise is, is
@@ -168,7 +175,10 @@ class ConjugateModel(abc.ABC):
 def require_rows(name: str, value: Any, columns: int) -> None:
     """:raises ModelError: not a tensor of shape (N, columns) of real numbers."""
     if not isinstance(value, Tensor) or value.dim() != 2 or value.shape[1] != columns:
-        raise ModelError(f"{name} must be a tensor with {columns} columns, one row per record.")
+        raise ModelError(
+            f"{name} must be a tensor of shape (N, {columns}), one row per record, for a model "
+            f"that was made for {columns} columns; it is {_kind(value)}."
+        )
     if value.is_complex():
         raise ModelError(f"{name} must hold real numbers.")
 
@@ -176,9 +186,17 @@ def require_rows(name: str, value: Any, columns: int) -> None:
 def require_vector(name: str, value: Any) -> None:
     """:raises ModelError: not a tensor of shape (N,) of real numbers."""
     if not isinstance(value, Tensor) or value.dim() != 1:
-        raise ModelError(f"{name} must be a tensor of one dimension, with one number per record.")
+        raise ModelError(
+            f"{name} must be a tensor of shape (N,), one number per record; it is {_kind(value)}."
+        )
     if value.is_complex():
         raise ModelError(f"{name} must hold real numbers.")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def clipped_rows(rows: Tensor, bound: float) -> Tensor:

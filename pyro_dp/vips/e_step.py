@@ -11,7 +11,14 @@ from pyro_dp.guard import guarded
 from pyro_dp.mechanisms import Block, ClippedSum, Contributions
 from pyro_dp.randomness import LocalStream
 from pyro_dp.records import Records
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic
+from pyro_dp.vips.conjugate_model import (
+    OTHER_SHAPE,
+    ConjugateModel,
+    Draws,
+    Parts,
+    Statistic,
+)
+from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.mixed_statistics import MixedStatistics
 
 
@@ -25,7 +32,7 @@ class Release:
 
     def __init__(
         self,
-        model: ConjugateModel,
+        model: ConjugateModel | IsolatedModel,
         statistics: Mapping[str, Statistic],
         microbatch_size: int | None,
         sum_type: type[ClippedSum],
@@ -88,5 +95,5 @@ def _flat(part: Tensor | Contributions, name: str, statistic: Statistic) -> Tens
     if not isinstance(part, Tensor):
         return part
     if part.shape[1:] != statistic.shape:
-        raise ModelError(f"Statistic {name!r} has another shape than its model declares.")
-    return part.flatten(1)
+        raise ModelError(OTHER_SHAPE.format(name=name))
+    return part.reshape(len(part), statistic.size)

@@ -11,7 +11,7 @@ the mixture of the statistics, and the posterior is a function of it.
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,9 @@ from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.arguments import as_tensors
+from pyro_dp.captured_data import refuse_captured_data, refuse_rows
+from pyro_dp.captured_state import CapturedState, require_no_changes
 from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.plates import PrivatePlate
 from pyro_dp.private_steps import PrivateSteps
@@ -29,6 +32,7 @@ from pyro_dp.sampling import RecordSampler
 from pyro_dp.settings import require_count, require_number
 from pyro_dp.vips.conjugate_model import ConjugateModel
 from pyro_dp.vips.e_step import Release
+from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.mixed_statistics import MixedStatistics, require_step_size
 
 _STATE = ("size", "statistics", "static")
@@ -103,7 +107,7 @@ class VIPS(PrivateSteps):
         if not isinstance(model, ConjugateModel):
             raise ConfigurationError(
                 "model must be a ConjugateModel, for example "
-                "pyro_dp.vips.LogisticRegression(dim=10)."
+                "pyro_dp.vips.LogisticRegression(dim=10); DPSVI and DPSEP take Pyro models."
             )
         require_count("num_steps", num_steps)
         require_number("sample_rate", sample_rate, above=0.0, below=1.0, closed=True)
@@ -124,14 +128,19 @@ class VIPS(PrivateSteps):
         full = sampling == "full" or sample_rate == 1.0
         once = {name: each for name, each in self._declared.items() if full and each.static}
         each = {n: x for n, x in self._declared.items() if n not in once}
-        self._once = Release(model, once, self.microbatch_size, self._sum_type) if once else None
-        self._each = Release(model, each, self.microbatch_size, self._sum_type) if each else None
+        # What users write is behind a wall; what this package has was written for one.
+        self._own = None if _is_ours(model) else CapturedState(*_methods(model))
+        shown = model if self._own is None else IsolatedModel(model, self._own)
+        self._shown = shown
+        self._once = Release(shown, once, self.microbatch_size, self._sum_type) if once else None
+        self._each = Release(shown, each, self.microbatch_size, self._sum_type) if each else None
         if not each and num_steps != 1:
             raise ConfigurationError(
                 f"num_steps must be 1: all statistics of {type(model).__name__} are static, and "
                 "one release of all records is all that there is to know."
             )
         self._records: Records | None = None
+        self._data: Records | None = None  # of the first step
         self._size: int | None = None
         self._mixed: MixedStatistics | None = None
         self._static: MixedStatistics | None = None  # what was released once
@@ -144,8 +153,8 @@ class VIPS(PrivateSteps):
         :param data: tensors of length N, as the model's Pyro model takes them.
         :returns: by how much the mixed statistics changed: Euclidean norm, each in units of its
             bound, of the change per record.
-        :raises ModelError: the data do not fit; nothing was spent. (An E-step of your own that
-            fails does so after the release of what is static, which the next step reuses.)
+        :raises ModelError: the data do not fit, or are not those of the first step; nothing was
+            spent.
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         :raises ConfigurationError: with these settings the posterior left the finite numbers.
         """
@@ -262,8 +271,13 @@ class VIPS(PrivateSteps):
             self._mixed = self._mixed.to(records.device)
             self._static = self._static and self._static.to(records.device)
             self._posterior = self._m_step(self._mixed, size)
+            if self._own is not None:
+                self._shown.check(self._posterior, records)
+            if not self._steps or self._data is None:
+                self._data = records
 
-    def _checked(self, data: tuple[Tensor, ...]) -> Records:
+    def _checked(self, given: tuple) -> Records:
+        data, _ = as_tensors(self.model.model, given, {})
         if not data or any(not isinstance(x, Tensor) or x.dim() == 0 or not len(x) for x in data):
             raise ModelError("step() takes tensors with one row per record.")
         size = len(data[0])
@@ -272,9 +286,17 @@ class VIPS(PrivateSteps):
         if self._size not in (None, size):
             raise ModelError("The number of records is not that of the first step.")
         plate = PrivatePlate("data", size, size)
-        records = Records(self.model.model, plate, data, {}, slice_data=True)
+        records = Records(self.model.model, plate, data, {}, slice_data=True, given=(given, {}))
         records.require_finite()
-        self.model.check(*data)
+        if self._steps and self._data is not None:
+            self._data.require_same_data(records)
+        state = self._own or CapturedState(*_methods(self.model))
+        if self._own is not None:
+            refuse_rows(state.references, size)
+        refuse_captured_data(state.references, records)
+        with state.pristine() as kept:
+            self.model.check(*data)
+        require_no_changes(kept)
         return records
 
     def _require_room(self) -> None:
@@ -310,6 +332,15 @@ class VIPS(PrivateSteps):
         if not self._steps:
             raise ConfigurationError("There is no posterior before the first step.")
         return self._posterior
+
+
+def _is_ours(model: ConjugateModel) -> bool:
+    return type(model).__module__.startswith("pyro_dp.")
+
+
+def _methods(model: ConjugateModel) -> tuple[Callable, ...]:
+    """Which are shown data."""
+    return model.expected_statistics, model.static_statistics, model.check
 
 
 @contextlib.contextmanager

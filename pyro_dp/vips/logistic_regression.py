@@ -83,8 +83,8 @@ class LogisticRegression(ConjugateModel):
         require_vector("y", y)
         if not ((y == 0) | (y == 1)).all():
             raise ModelError(
-                "y must hold zeros and ones. (This message depends on the data: it is for the "
-                "curator only.)"
+                "y must hold zeros and ones: recode other labels, as in (y > 0). (This message "
+                "depends on the data: it is for the curator only.)"
             )
 
     def static_statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:

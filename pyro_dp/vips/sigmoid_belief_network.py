@@ -119,8 +119,8 @@ class SigmoidBeliefNetwork(ConjugateModel):
         require_rows("images", data[0], self.pixels)
         if not ((data[0] == 0) | (data[0] == 1)).all():
             raise ModelError(
-                "images must hold zeros and ones. (This message depends on the data: it is for the "
-                "curator only.)"
+                "images must hold zeros and ones: cut grey values at a threshold. (This message "
+                "depends on the data: it is for the curator only.)"
             )
 
     def initial_statistics(self, size: int) -> dict[str, Tensor]:

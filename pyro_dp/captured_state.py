@@ -1,0 +1,198 @@
+"""State of the user's code, so that nothing of one record is kept for the next.
+
+Model and guide may refer to more than their arguments (:mod:`pyro_dp.references`). A graph has
+these values as constants, and is traced anew when one of them changed. What a model keeps of a
+record that it is shown is put back at once; a model that keeps what depends on the data is refused.
+"""
+
+import collections
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.parameter import UninitializedTensorMixin
+
+from pyro_dp.errors import ModelError
+from pyro_dp.references import MISSING, References
+
+KEEPS = (
+    "{label} changes with the data that the model or guide is shown. What it keeps of one record "
+    "would reach others, or the released parameters: compute it from the record each time, in a "
+    "local variable, or set it to a public constant before the first step."
+)
+_PLAIN = (bool, int, float, complex, str, type(None))
+_DEPTH = 5
+Changes = dict[tuple[str, str], Any]  # new values, by label and name
+
+
+class CapturedState:
+    """All that model and guide refer to, and what it was when this was made."""
+
+    def __init__(self, *roots: Callable):
+        self.references = References(*roots)
+        self._places = self.references.places
+        values = [
+            (place.reader, name, value)
+            for place in self._places[1:]  # without Pyro's parameters
+            if not isinstance(place.owner, (set, collections.deque))
+            for name, value in _items(place.values()).items()
+        ]
+        self._plain = [each for each in values if isinstance(each[2], _PLAIN)]
+        # Parameters are inputs of a graph, and change in every step.
+        self._constants = [
+            (*each, math.inf if each[2].requires_grad else _version(each[2]))
+            for each in values
+            if isinstance(each[2], Tensor)
+        ]
+
+    @property
+    def changed(self) -> bool:
+        """Whether a number, string or tensor is no more what it was."""
+        for read, name, value in self._plain:
+            new = read(name)
+            if new is not value and not (type(new) is type(value) and new == value):
+                return True
+        for read, name, value, version in self._constants:
+            if read(name) is not value or value._version > version:
+                return True
+        return False
+
+    @contextlib.contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Within, records are shown: Python values that were kept are put back at the end.
+
+        :raises ModelError: a tensor was changed in place; names it.
+        """
+        before = [(place, place.values()) for place in self._places]
+        versions = [(label, t, _version(t), _address(t)) for label, t in self._tensors()]
+        self._forget()
+        try:
+            yield
+        finally:
+            for place, values in before:
+                if not _identical(place.values(), values):
+                    place.put_back(values)
+            self._forget()
+        for label, tensor, version, address in versions:
+            if _version(tensor) != version or _address(tensor) != address:
+                raise ModelError(KEEPS.format(label=_sentence(label)))
+
+    @contextlib.contextmanager
+    def pristine(self) -> Iterator[Changes]:
+        """As :meth:`preserved`, the contents of tensors and arrays included, which takes longer.
+
+        :returns: at the end, what had changed.
+        """
+        changes: Changes = {}
+        before = [(place, place.values()) for place in self._places]
+        tensors = [(label, t, t.data, t.detach().clone()) for label, t in self._tensors()]
+        arrays = [(n, x, x.copy()) for n, x in self.references.held if isinstance(x, np.ndarray)]
+        self._forget()
+        try:
+            yield changes
+        finally:
+            for place, values in before:
+                now = place.values()
+                if not _identical(now, values):
+                    old = _items(values)
+                    for name, value in _items(now).items():
+                        if value is not old.get(name, MISSING):
+                            changes[place.described(name), str(name)] = value
+                    place.put_back(values)
+            for label, tensor, memory, values in tensors:
+                if not torch.equal(_bits(tensor.data), _bits(values)):
+                    changes[label, ""] = tensor.detach().clone()
+                    memory.copy_(values)
+                if _address(tensor) != _address(memory):
+                    tensor.data = memory
+            for label, array, values in arrays:
+                if not np.array_equal(array, values):
+                    changes[label, ""] = array.copy()
+                    array[...] = values
+            self._forget()
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from (
+            (label, t)
+            for label, t in self.references.tensors
+            if not isinstance(t, UninitializedTensorMixin)
+        )
+        for name, leaf in self._places[0].leaves.items():
+            yield f"parameter {name!r}", leaf
+
+    def _forget(self) -> None:
+        for cache in self.references.caches:
+            cache.cache_clear()
+
+
+def require_same_changes(one: Changes, other: Changes) -> None:
+    """:raises ModelError: what changed while one record was shown differs from another's."""
+    for key in [*one, *(key for key in other if key not in one)]:
+        if not _alike(one.get(key, MISSING), other.get(key, MISSING)):
+            raise ModelError(KEEPS.format(label=_sentence(key[0])))
+
+
+def require_no_changes(changes: Changes) -> None:
+    """:raises ModelError: something changed while data were shown."""
+    for label, _ in changes:
+        raise ModelError(KEEPS.format(label=_sentence(label)))
+
+
+def _items(values: Any) -> dict[Any, Any]:
+    if isinstance(values, dict):
+        return values
+    return dict(enumerate(values))
+
+
+def _identical(now: Any, before: Any) -> bool:
+    if isinstance(before, dict):
+        return now.keys() == before.keys() and all(now[k] is v for k, v in before.items())
+    if isinstance(before, set):
+        return now == before
+    return len(now) == len(before) and all(x is y for x, y in zip(now, before, strict=True))
+
+
+def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
+    """Whether two values say the same, so far as can be seen."""
+    if one is other or depth == 0:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one.shape == other.shape and torch.equal(_bits(one), _bits(other))
+    if isinstance(one, np.ndarray):
+        return one.shape == other.shape and bool(np.all((one == other) | (one != one)))
+    if isinstance(one, float):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_alike(one[k], other[k], depth - 1) for k in one)
+    if isinstance(one, (list, tuple)):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(_alike(*pair, depth - 1) for pair in pairs)
+    if hasattr(one, "__dict__"):
+        return _alike(vars(one), vars(other), depth - 1)
+    return True if not isinstance(one, (*_PLAIN, set, frozenset)) else one == other
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """For comparisons in which NaN equals itself."""
+    tensor = tensor.detach()
+    return tensor.nan_to_num(nan=1.2345e30) if tensor.is_floating_point() else tensor
+
+
+def _version(value: Any) -> int:
+    if not isinstance(value, Tensor) or isinstance(value, UninitializedTensorMixin):
+        return 0
+    return 0 if value.is_inference() else value._version
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _sentence(label: str) -> str:
+    return label[:1].upper() + label[1:]

@@ -1,0 +1,97 @@
+"""Records that read each other: found on public rows, several at a time."""
+
+from collections.abc import Iterator
+
+from pyro import poutine
+from torch import Tensor
+
+from pyro_dp.errors import ModelError
+from pyro_dp.initial_values import agree
+from pyro_dp.plates import PrivatePlate
+from pyro_dp.records import Records
+from pyro_dp.sites import Runs, random_sites
+
+_COUNT = 3
+_COUPLED = (
+    "Site {name!r} of the {part}: the term of a record in plate {plate!r} moves when other records "
+    "change, because other rows are read (a mean or maximum over the data, a shifted index, batch "
+    "statistics). {shown} A record may read its own row only: standardise before, with public "
+    "constants or a DPStandardScaler."
+)
+_SHOWN = {
+    False: "The model is shown one record at a time.",
+    True: "With slice_data=True the model is shown one row, which is its own mean and maximum.",
+}
+_SQUARE = (
+    "Site {name!r} of the {part} has a term for every pair of records: something of shape (N, 1) "
+    "meets something of shape (N,), and they broadcast to N x N. Make both (N,), one number per "
+    "record, as in y.squeeze(-1)."
+)
+
+
+def check_coupling(inside: Runs, records: Records) -> None:
+    """Rows of which the first one stays: its terms must stay, too, whatever the others are.
+
+    A model that is shown one record does not fail where it should not read others: it computes
+    something else, such as x - x.mean(0) = 0.
+
+    :param inside: runs that show the plate's sites.
+    :raises ModelError: a site of the first record moves; names it.
+    """
+    count = min(_COUNT, records.plate.size)
+    if count == 1:
+        return
+    for integers in (True, False):
+        pair = _pair(inside, records, count, integers)
+        if pair is None:  # such rows are not in the model's domain
+            continue
+        for part, trace in pair[0].items():
+            others = dict(_first_terms(pair[1][part], records.plate, count))
+            for name, term in _first_terms(trace, records.plate, count):
+                if _is_square(trace.nodes[name]):
+                    raise ModelError(_SQUARE.format(name=name, part=part))
+                if name not in others or not agree(term, others[name]):
+                    shown = _SHOWN[records.slice_data]
+                    raise ModelError(
+                        _COUPLED.format(name=name, part=part, plate=records.plate.name, shown=shown)
+                    )
+        return
+
+
+def _coupled(name: str, part: str, records: Records) -> str:
+    shown = _SHOWN[records.slice_data]
+    return _COUPLED.format(name=name, part=part, plate=records.plate.name, shown=shown)
+
+
+def _pair(
+    inside: Runs, records: Records, count: int, integers: bool
+) -> tuple[dict[str, poutine.Trace], dict[str, poutine.Trace]] | None:
+    """Traces on two sets of rows, with the same latents."""
+    length = count if records.slice_data else records.plate.size
+    rows = [records.varied(length, seed, integers=integers) for seed in (1, 2)]
+    indices = records.apart(count, length)
+    try:
+        one = inside.on_public(rows[0], indices)
+        return one, inside.on_public(rows[1], indices, one)
+    except ModelError:
+        return None
+
+
+def _is_square(site: dict) -> bool:
+    """Whether a site has dimensions beyond those of its plates."""
+    dims = [-frame.dim for frame in site["cond_indep_stack"] if frame.dim is not None]
+    return bool(dims) and site["log_prob"].dim() > max(dims)
+
+
+def _first_terms(
+    trace: poutine.Trace, plate: PrivatePlate, count: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Log densities of the first record's sites, by name."""
+    for name, site in random_sites(trace).items():
+        frame, log_prob = plate.frame(site), site["log_prob"]
+        if frame is None or (frame.dim is None and frame.counter > 1):
+            continue
+        dim = frame.dim
+        if dim is not None and log_prob.dim() >= -dim and log_prob.shape[dim] == count:
+            log_prob = log_prob.select(dim, 0)
+        yield name, log_prob

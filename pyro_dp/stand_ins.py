@@ -1,0 +1,55 @@
+"""Public rows in place of data, for whatever is shown more than one record."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_LEAST = 0.25  # of varied rows: in (0.25, 1) there are logarithms, roots and probabilities
+_MOST = 2**22  # numbers of rows that do not overlap
+_APART = 4
+
+
+def is_table(leaf: object) -> bool:
+    """Whether an argument can have a row per record."""
+    return isinstance(leaf, Tensor) and leaf.dim() > 0
+
+
+def placeholder_row(table: Tensor) -> Tensor:
+    """Ones, or zeros for integers, in the shape of a row."""
+    real = table.is_floating_point() or table.is_complex()
+    return table.new_full(table.shape[1:], 1 if real else 0)
+
+
+def placeholder(leaf: object) -> object:
+    """The same row as often as there are rows; what has no rows stays what it is."""
+    if not is_table(leaf):
+        return leaf
+    return placeholder_row(leaf).expand(leaf.shape)
+
+
+def spacing(table: Tensor, length: int) -> int:
+    """How far apart the first :func:`varied` rows are that have no number in common."""
+    size = table.shape[1:].numel()
+    return size if length * size > _MOST and length > _APART * size else 1
+
+
+def varied(table: Tensor, length: int, seed: int, *, integers: bool = True) -> Tensor:
+    """(length, ...): rows that differ from each other. For all seeds the first one is the same.
+
+    Numbers lie in (0.25, 1); integers are 0 or 1. Where there are many rows, they overlap in
+    memory: each has one number that the row before has not.
+
+    :param integers: whether integers vary; else they are 0.
+    """
+    shape = table.shape[1:]
+    size = shape.numel()
+    step = 1 if spacing(table, length) > 1 else size
+    numbers = np.random.default_rng(seed).uniform(_LEAST, 1.0, size + step * (length - 1))
+    numbers[:size] = np.random.default_rng(0).uniform(_LEAST, 1.0, size)
+    if not (table.is_floating_point() or table.is_complex()):
+        numbers = (numbers > (1 + _LEAST) / 2) & integers
+    buffer = torch.from_numpy(numbers).to(table.dtype).to(table.device)
+    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    return buffer.as_strided((length, *shape), (step, *strides))

@@ -1,0 +1,186 @@
+"""The E-step of a user's own model, behind the privacy wall: one record at a time."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dp.captured_state import CapturedState, Changes, require_same_changes
+from pyro_dp.errors import ModelError
+from pyro_dp.guard import guarded
+from pyro_dp.initial_values import agree
+from pyro_dp.randomness import LocalStream, Randomness, forked_rng
+from pyro_dp.records import Records
+from pyro_dp.vips.conjugate_model import OTHER_SHAPE, ConjugateModel, Draws, Parts
+
+_COUPLED = (
+    "Statistic {name!r} of a record moves when other records change: row b of what the E-step "
+    "returns may depend on row b of the data only (no mean over the batch, no loop that stops when "
+    "all rows have converged)."
+)
+_COUNT = 3
+Request = tuple[str, int, int]  # kind, number and size of a draw
+EStep = Callable[..., Parts]  # from (draws, *rows)
+
+
+class IsolatedModel:
+    """Statistics of a :class:`ConjugateModel`, as of a batch of one for every record.
+
+    Whatever its E-step reads of "other records" is not there. It runs on all records at once by
+    ``torch.vmap`` where that is possible, else in a loop. What it keeps of a record is put back.
+
+    :param state: what the model refers to.
+    """
+
+    def __init__(self, model: ConjugateModel, state: CapturedState):
+        self._model = model
+        self._state = state
+        self.microbatch_size = model.microbatch_size
+
+    def static_statistics(self, *rows: Tensor) -> Parts:
+        return self._alone(
+            lambda draws, *row: self._model.static_statistics(*row), None, rows, static=True
+        )
+
+    def expected_statistics(self, posterior: Any, draws: Draws, *rows: Tensor) -> Parts:
+        return self._alone(
+            lambda own, *row: self._model.expected_statistics(posterior, own, *row),
+            draws,
+            rows,
+            static=False,
+        )
+
+    def check(self, posterior: Any, records: Records) -> None:
+        """On public rows, and on single records.
+
+        :raises ModelError: the E-step fails, reads other rows, or keeps something of them.
+        """
+        draws = _public_draws(torch.arange(_COUNT))
+        for integers in (True, False):
+            batches = [records.varied(_COUNT, seed, integers=integers)[0] for seed in (1, 2)]
+            try:
+                found = [self._public(posterior, draws, rows) for rows in batches]
+            except ModelError:  # such rows need not be in the model's domain
+                continue
+            (one, kept), (other, also_kept) = found
+            require_same_changes(kept, also_kept)
+            for name in one:
+                if not agree(one[name][0], other[name][0]):
+                    raise ModelError(_COUPLED.format(name=name))
+            break
+        first = [row.unsqueeze(0) for row in records.placeholder()]
+        self._public(posterior, _public_draws(torch.arange(1)), first)
+        kept = []
+        for i in records.examples():
+            row = [each.unsqueeze(0) for each in records.row(i)]
+            with forked_rng(), self._state.pristine() as changes, guarded("The E-step"):
+                self._both(posterior, _public_draws(torch.tensor([i])), row)
+            kept.append(changes)
+        for changes in kept[1:]:
+            require_same_changes(kept[0], changes)
+
+    def _public(
+        self, posterior: Any, draws: Draws, rows: list[Tensor]
+    ) -> tuple[Mapping[str, Tensor], Changes]:
+        """Dense statistics of public rows, as one batch, and what the model keeps of them."""
+        with (
+            forked_rng(),
+            self._state.pristine() as kept,
+            guarded("The E-step on placeholder data", public=True),
+        ):
+            parts = self._both(posterior, draws, rows)
+            found = {name: _dense(part) for name, part in parts.items()}
+        for name, statistic in self._model.statistics.items():
+            if name not in found:
+                raise ModelError(f"The E-step returns no statistic {name!r}, which is declared.")
+            if found[name][0].numel() != statistic.size:
+                raise ModelError(OTHER_SHAPE.format(name=name))
+        return found, kept
+
+    def _both(self, posterior: Any, draws: Draws, rows: list[Tensor]) -> dict[str, Any]:
+        parts = dict(self._model.static_statistics(*rows))
+        return parts | dict(self._model.expected_statistics(posterior, draws, *rows))
+
+    def _alone(
+        self, e_step: EStep, draws: Draws | None, rows: tuple[Tensor, ...], *, static: bool
+    ) -> Parts:
+        try:
+            return self._vectorized(e_step, draws, rows)
+        except Exception:  # it cannot be vectorised, or fails on some record
+            return self._looped(e_step, draws, rows, static)
+
+    def _vectorized(self, e_step: EStep, draws: Draws | None, rows: tuple[Tensor, ...]) -> Parts:
+        requests = self._requests(e_step, rows) if draws is not None else []
+        tables = [getattr(draws, kind)(number, size) for kind, number, size in requests]
+
+        def one(tables, *row):
+            known = {r: table.unsqueeze(0) for r, table in zip(requests, tables, strict=True)}
+            parts = e_step(_Table(known), *[each.unsqueeze(0) for each in row])
+            return {name: _dense(part).squeeze(0) for name, part in parts.items()}
+
+        with self._state.preserved(), guarded("The E-step"):
+            return torch.vmap(one)(tables, *rows)
+
+    def _requests(self, e_step: EStep, rows: tuple[Tensor, ...]) -> list[Request]:
+        """The draws of one record, found on a public row."""
+        recorded = _Recorded(_public_draws(torch.arange(1)))
+        with forked_rng(), self._state.preserved(), guarded("The E-step", public=True):
+            e_step(recorded, *[torch.ones_like(row[:1]) for row in rows])
+        return recorded.requests
+
+    def _looped(
+        self, e_step: EStep, draws: Draws | None, rows: tuple[Tensor, ...], static: bool
+    ) -> Parts:
+        """A record on which it fails counts as broken: its numbers are NaN."""
+        declared = {n: x for n, x in self._model.statistics.items() if x.static == static}
+        columns: dict[str, list[Tensor]] = {name: [] for name in declared}
+        for b in range(len(rows[0])):
+            own = draws and draws.of(b)
+            try:
+                with forked_rng(), self._state.preserved(), guarded("The E-step"):
+                    parts = e_step(own, *[row[b : b + 1] for row in rows])
+                    found = {name: _dense(part) for name, part in parts.items()}
+            except ModelError:
+                found = {}
+            for name, statistic in declared.items():
+                broken = rows[0].new_full((1, *statistic.shape), torch.nan, dtype=torch.float64)
+                columns[name].append(found.get(name, broken))
+        return {name: torch.cat(column) for name, column in columns.items()}
+
+
+class _Recorded(Draws):
+    """Draws that note what is asked for."""
+
+    def __init__(self, draws: Draws):
+        self._draws = draws
+        self.requests: list[Request] = []
+
+    def uniform(self, draw: int, size: int) -> Tensor:
+        self.requests.append(("uniform", draw, size))
+        return self._draws.uniform(draw, size)
+
+    def normal(self, draw: int, size: int) -> Tensor:
+        self.requests.append(("normal", draw, size))
+        return self._draws.normal(draw, size)
+
+
+class _Table(Draws):
+    """Draws that were made already, (1, size) each."""
+
+    def __init__(self, known: Mapping[Request, Tensor]):
+        self._known = known
+
+    def uniform(self, draw: int, size: int) -> Tensor:
+        return self._known["uniform", draw, size]
+
+    def normal(self, draw: int, size: int) -> Tensor:
+        return self._known["normal", draw, size]
+
+
+def _public_draws(indices: Tensor) -> Draws:
+    return Draws(LocalStream(Randomness(0).stream("local", 0)), indices)
+
+
+def _dense(part: Any) -> Tensor:
+    return part if isinstance(part, Tensor) else part.dense()

@@ -1,0 +1,831 @@
+"""What new users get wrong first: each attempt, and what its error must say.
+
+``benchmarks/errors.py`` makes docs/errors.md of them; test_first_attempts.py holds them to it.
+"""
+
+import copy
+import inspect
+import re
+import textwrap
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer import RenyiELBO, Trace_ELBO, TraceEnum_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoNormal
+from torch.utils.data import DataLoader, TensorDataset
+
+from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant
+from pyro_dp.vips import LogisticRegression
+
+_TYPES = (
+    "ConfigurationError: ",
+    "ModelError: ",
+    "PrivacyError: ",
+    "PrivacyBudgetExceeded: ",
+    "TypeError: DPSVI.__init__() missing",  # Python's own
+    "TypeError: DPSEP.__init__() missing",
+)
+
+
+def data():
+    """Three features and a binary label of 100 people, in torch's default dtype."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(100, 3, generator=generator, dtype=torch.float32)
+    x[7, 0] = 61.803  # no error may quote it
+    y = (x.sum(dim=1) > 0).float()
+    return x, y
+
+
+def logistic(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("people", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+def mixture(x, y):
+    locs = pyro.sample("locs", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with pyro.plate("people", len(x)) as idx:
+        z = pyro.sample("z", dist.Bernoulli(0.5), infer={"enumerate": "parallel"}).long()
+        pyro.sample("x", dist.Normal(locs[z], 1.0), obs=x[idx, 1])
+
+
+def dpsvi(model, guide=None, optim=None, loss=None, **settings):
+    """DPSVI with settings that work, but for those given."""
+    guide = AutoNormal(model) if guide is None else guide
+    optim = pyro.optim.Adam({"lr": 0.01}) if optim is None else optim
+    loss = Trace_ELBO() if loss is None else loss
+    settings = {"accountant": PrivacyAccountant(epsilon=1.0), "num_steps": 3} | settings
+    return DPSVI(model, guide, optim, loss, **settings)
+
+
+def dpsep(model, guide=None, **settings):
+    """The same of DPSEP."""
+    guide = AutoNormal(model) if guide is None else guide
+    settings = {"accountant": PrivacyAccountant(epsilon=1.0), "num_steps": 3} | settings
+    return DPSEP(model, guide, **settings)
+
+
+def vips(model, **settings):
+    """The same of VIPS."""
+    return VIPS(model, accountant=PrivacyAccountant(epsilon=1.0), num_steps=3, **settings)
+
+
+SHARED = (data, logistic, mixture, dpsvi, dpsep, vips)  # what attempts may use
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A wrong first attempt.
+
+    :param group: heading of the page.
+    :param names: what the message must name, literally: argument, site or line of the user's code.
+    :param says: a pattern of the next thing to try.
+    :param spends: how many releases come before the error.
+    :param works: whether it may also work.
+    """
+
+    function: Callable
+    group: str
+    names: tuple[str, ...]
+    says: str
+    spends: int
+    works: bool
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def title(self) -> str:
+        return inspect.getdoc(self.function)
+
+    @property
+    def code(self) -> str:
+        """The body of the function, without its docstring."""
+        source = inspect.getsource(self.function)
+        return textwrap.dedent(source.split('"""', 2)[2].strip("\n"))
+
+    def run(self) -> tuple[str | None, int]:
+        """What a new user would see, in a fresh session.
+
+        :returns: type and text of the error, file names without folders, or ``None``; and how many
+            releases were made before.
+        """
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        dtype = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        record, text, releases = PrivacyAccountant.record, None, []
+
+        def count(*args, **kwargs):
+            record(*args, **kwargs)
+            releases.append(args)
+
+        with ExitStack() as stack:
+            stack.callback(torch.set_default_dtype, dtype)
+            stack.callback(pyro.clear_param_store)
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            stack.enter_context(mock.patch.object(PrivacyAccountant, "record", count))
+            try:
+                self.function()
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}"
+        if text is not None:
+            text = re.sub(r"[^\s'\"(]*/(?=[^\s/]+\.py\b)", "", text)
+        return text, len(releases)
+
+    def faults(self) -> list[str]:
+        """What the error leaves out of that which it must say, and what else is wrong with it."""
+        text, releases = self.run()
+        if text is None:
+            return [] if self.works else ["no error"]
+        faults = [f"does not name {name}" for name in self.names if name not in text]
+        if not re.search(self.says, text, flags=re.IGNORECASE):
+            faults.append(f"does not say {self.says}")
+        if not text.startswith(_TYPES):
+            faults.append("is no error of this package")
+        if releases != self.spends:
+            faults.append(f"comes after {releases} releases")
+        if "61.8" in text:
+            faults.append("quotes data")
+        return faults
+
+
+ATTEMPTS: list[Attempt] = []
+
+
+def attempt(group: str, *names: str, says: str, spends: int = 0, works: bool = False) -> Callable:
+    def register(function: Callable) -> Callable:
+        ATTEMPTS.append(Attempt(function, group, names, says, spends, works))
+        return function
+
+    return register
+
+
+@attempt("The model", "plate", says="inside one, with one element per individual")
+def model_without_plate():
+    """A model without a plate."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        pyro.sample("y", dist.Bernoulli(logits=x @ w).to_event(1), obs=y)
+
+    dpsvi(model).step(x, y)
+
+
+@attempt("The model", "'people'", says="give the plate a size")
+def plate_without_size():
+    """A plate without a size."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("people"):
+            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+    dpsvi(model).step(x, y)
+
+
+@attempt("The model", "'total'", "'people'", says="move it inside")
+def observed_outside_the_plate():
+    """Something observed outside the plate."""
+    x, y = data()
+
+    def model(x, y):
+        logistic(x, y)
+        pyro.sample("total", dist.Normal(0.0, 100.0), obs=y.sum())
+
+    dpsvi(model).step(x, y)
+
+
+@attempt("The model", "'men'", "'women'", says=r"plate='\.\.\.'")
+def two_plates():
+    """Two plates with observations."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("men", 60) as idx:
+            pyro.sample("y_men", dist.Bernoulli(logits=x[:60][idx] @ w), obs=y[:60][idx])
+        with pyro.plate("women", 40) as idx:
+            pyro.sample("y_women", dist.Bernoulli(logits=x[60:][idx] @ w), obs=y[60:][idx])
+
+    dpsvi(model).step(x, y)
+
+
+@attempt("The model", "plate='patients'", says="'people'")
+def another_plate_name():
+    """A plate's name that the model does not have."""
+    x, y = data()
+    dpsvi(logistic, plate="patients").step(x, y)
+
+
+@attempt("The model", "no observed site", says="obs=")
+def nothing_observed():
+    """A model that observes nothing."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("people", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w))
+
+    dpsvi(model).step(x, y)
+
+
+@attempt("The model", "'y'", says="slice_data=True")
+def whole_tensors():
+    """A model for whole tensors, as in Pyro's tutorials, without saying so."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("people", len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+    dpsvi(model).step(x, y)
+
+
+@attempt("The model", "other rows", says=r"its own x\[idx\]|before|DPStandardScaler")
+def centred():
+    """Features that are centred by the data's own mean."""
+    x, y = data()
+
+    def model(x, y):
+        logistic(x - x.mean(0), y)
+
+    dpsvi(model).step(x, y)
+
+
+@attempt("The model", "slice_data", says="other rows|statistics|mean")
+def centred_whole_tensors():
+    """The same with slice_data=True."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("people", len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=(x - x.mean(0)) @ w), obs=y)
+
+    dpsvi(model, slice_data=True).step(x, y)
+
+
+@attempt("The model", "Batch normalisation", says=r"\.eval\(\)")
+def batch_norm():
+    """A network with batch normalisation."""
+    x, y = data()
+    norm = torch.nn.BatchNorm1d(3)
+
+    def model(x, y):
+        pyro.module("norm", norm)
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("people", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=norm(x[idx]) @ w), obs=y[idx])
+
+    dpsvi(model).step(x, y)
+
+
+@attempt("The model", "logits = x[idx] @ w", ".py:", says="size|shape")
+def wrong_dimension():
+    """Two weights for three features."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with pyro.plate("people", len(x)) as idx:
+            logits = x[idx] @ w
+            pyro.sample("y", dist.Bernoulli(logits=logits), obs=y[idx])
+
+    dpsvi(model).step(x, y)
+
+
+@attempt("The model", "logits = x[idx] @ weight", ".py:", says="'weight' is not defined")
+def misspelt_name():
+    """A name that is misspelt."""
+    x, y = data()
+
+    def model(x, y):
+        weights = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("people", len(x)) as idx:
+            logits = x[idx] @ weight  # noqa: F821
+            pyro.sample("y", dist.Bernoulli(logits=logits + weights.sum()), obs=y[idx])
+
+    dpsvi(model).step(x, y)
+
+
+@attempt("The data", "'x'", says="argument")
+def data_by_closure():
+    """Data that the model takes from around it."""
+    x, y = data()
+
+    def model(y):
+        logistic(x, y)
+
+    dpsvi(model).step(y)
+
+
+@attempt("The data", "'features'", says="argument")
+def data_by_default():
+    """Data as the default of an argument."""
+    x, y = data()
+
+    def model(y, features=x):
+        logistic(features, y)
+
+    dpsvi(model).step(y)
+
+
+X, Y = data()
+
+
+@attempt("The data", "'X'", says="argument")
+def data_by_global():
+    """Data in a global variable."""
+
+    def model(y):
+        logistic(X, y)
+
+    dpsvi(model).step(Y)
+
+
+@attempt("The data", "rgument", says="pass the data as arguments|pass")
+def no_arguments():
+    """A model without arguments."""
+
+    def model():
+        logistic(X, Y)
+
+    dpsvi(model).run(progress=False)
+
+
+@attempt("The data", "logits=x[idx] @ w", ".py:", says="size|shape|order")
+def swapped_arguments():
+    """The arguments in the wrong order."""
+    x, y = data()
+    dpsvi(logistic).step(y, x)
+
+
+@attempt("The data", "'y'", says="one row per record|same length|100")
+def different_lengths():
+    """One label is missing."""
+    x, y = data()
+    dpsvi(logistic).step(x, y[:-1])
+
+
+@attempt("The data", "'y'", says=r"squeeze|\(N,\)|one number per record", works=True)
+def column_of_labels():
+    """Labels of shape (N, 1) for logits of shape (N,): Pyro's SVI makes N x N of them."""
+    x, y = data()
+    dpsvi(logistic).step(x, y[:, None])
+
+
+@attempt("The data", "'x'", says=r"\.float\(\)", works=True)
+def float64_features():
+    """Features in float64."""
+    x, y = data()
+    dpsvi(logistic).step(x.double(), y)
+
+
+@attempt("The data", "'y'", says=r"\.float\(\)", works=True)
+def integer_labels():
+    """Labels as integers."""
+    x, y = data()
+    dpsvi(logistic).step(x, y.long())
+
+
+@attempt("The data", "'x'", says="torch.as_tensor|tensor", works=True)
+def numpy_arrays():
+    """NumPy arrays."""
+    x, y = data()
+    dpsvi(logistic).step(np.asarray(x, dtype=np.float64), y.numpy())
+
+
+@attempt("The data", "'x'", says="torch.as_tensor|tensor", works=True)
+def numeric_frame():
+    """A pandas frame of numbers."""
+    x, y = data()
+    dpsvi(logistic).step(pd.DataFrame(x.numpy(), columns=["a", "b", "c"]), pd.Series(y.numpy()))
+
+
+@attempt("The data", "'x'", says="number|tensor")
+def frame_with_text():
+    """A pandas frame with a column of text."""
+    x, y = data()
+    frame = pd.DataFrame(x.numpy(), columns=["a", "b", "c"])
+    frame["c"] = np.where(frame["c"] > 0, "yes", "no")
+    dpsvi(logistic).step(frame, y)
+
+
+@attempt("The data", "'y'", says="tensor")
+def list_of_labels():
+    """A list with one label per person."""
+    x, y = data()
+    dpsvi(logistic).step(x, y.tolist())
+
+
+@attempt("The data", "'x'", says="tensor")
+def list_of_rows():
+    """A list with one list of features per person."""
+    x, y = data()
+    dpsvi(logistic).step(x.tolist(), y)
+
+
+@attempt("The data", "'x'", says="tensor")
+def data_loader():
+    """A DataLoader."""
+    x, y = data()
+    dpsvi(logistic).step(DataLoader(TensorDataset(x, y), batch_size=10))
+
+
+@attempt("The data", "'dataset'", says="tensor")
+def dataset():
+    """A Dataset."""
+    x, y = data()
+
+    def model(dataset):
+        logistic(*dataset.tensors)
+
+    dpsvi(model).step(TensorDataset(x, y))
+
+
+@attempt("The data", "'x'", says="tensor")
+def path_of_a_file():
+    """The path of a file."""
+    x, y = data()
+    dpsvi(logistic).step("people.csv", y)
+
+
+@attempt("The data", "'x'", says="impute")
+def missing_values():
+    """Missing values."""
+    x, y = data()
+    x[5, 1] = torch.nan
+    dpsvi(logistic).step(x, y)
+
+
+@attempt("The data", "'y'", says="recode|Bernoulli|0 and 1|0 or 1")
+def labels_one_and_two():
+    """Labels 1 and 2 in a Bernoulli."""
+    x, y = data()
+    dpsvi(logistic).step(x, y + 1)
+
+
+@attempt("The data", "logits = effect[group[idx]]", ".py:", "IndexError", says="record|range|value")
+def index_out_of_range():
+    """One person's category is one that the model does not have."""
+    x, y = data()
+    group = torch.arange(100) % 5
+    group[7] = 5
+
+    def model(group, y):
+        effect = pyro.sample("effect", dist.Normal(0.0, 1.0).expand([5]).to_event(1))
+        with pyro.plate("people", len(group)) as idx:
+            logits = effect[group[idx]]
+            pyro.sample("y", dist.Bernoulli(logits=logits), obs=y[idx])
+
+    dpsvi(model).step(group, y)
+
+
+@attempt("Privacy settings", "accountant", says=r"PrivacyAccountant\(epsilon|missing")
+def no_accountant():
+    """The accountant is forgotten."""
+    DPSVI(logistic, AutoNormal(logistic), pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
+
+
+@attempt("Privacy settings", "noise_multiplier", says="give the accountant an epsilon")
+def no_epsilon():
+    """An accountant without a budget, and no noise."""
+    dpsvi(logistic, accountant=PrivacyAccountant())
+
+
+@attempt("Privacy settings", "num_steps", says="pass num_steps")
+def no_num_steps():
+    """The number of steps is missing."""
+    dpsvi(logistic, num_steps=None)
+
+
+@attempt("Privacy settings", "epsilon", says="must be a number, not str")
+def epsilon_as_text():
+    """Epsilon as text."""
+    PrivacyAccountant(epsilon="1.0")
+
+
+@attempt("Privacy settings", "delta", says=r"\(0, 1\)")
+def delta_one():
+    """A delta of 1."""
+    PrivacyAccountant(epsilon=1.0, delta=1.0)
+
+
+@attempt("Privacy settings", "noise_multiplier", says=r"\[0, inf\)")
+def negative_noise():
+    """A negative noise multiplier."""
+    dpsvi(logistic, noise_multiplier=-1.0)
+
+
+@attempt("Privacy settings", "max_grad_norm", says="must be a number|AdaptiveClip")
+def no_bound():
+    """No bound."""
+    dpsvi(logistic, max_grad_norm=None)
+
+
+@attempt("Privacy settings", "max_grad_norm", says="noise_multiplier=0")
+def infinite_bound():
+    """An infinite bound."""
+    dpsvi(logistic, max_grad_norm=float("inf"))
+
+
+@attempt("Privacy settings", "max_grad_norm", says=r"\(0, inf")
+def zero_bound():
+    """A bound of zero."""
+    dpsvi(logistic, max_grad_norm=0.0)
+
+
+@attempt("Privacy settings", "sampling", says="'poisson'")
+def shuffling():
+    """Shuffled batches."""
+    dpsvi(logistic, sampling="shuffle")
+
+
+@attempt("Privacy settings", "sampling='fixed'", says="neighboring='replace_one'")
+def fixed_batches():
+    """Batches of a fixed size, where people are added or removed."""
+    dpsvi(logistic, sampling="fixed", sample_rate=0.1)
+
+
+@attempt("Privacy settings", "sample_rate", says="batch size|fraction")
+def batch_size_as_rate():
+    """A batch size as sample rate."""
+    dpsvi(logistic, sample_rate=32)
+
+
+@attempt("Guides", "model", "guide", says="order|callable|swap")
+def model_and_guide_swapped():
+    """Model and guide in the wrong order."""
+    x, y = data()
+    dpsvi(AutoNormal(logistic), logistic).step(x, y)
+
+
+@attempt("Guides", "parameter", says=r"pyro\.param|autoguide|AutoNormal")
+def no_parameters():
+    """A guide without parameters."""
+    x, y = data()
+
+    def guide(x, y):
+        pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+
+    dpsvi(logistic, guide).step(x, y)
+
+
+@attempt("Guides", "latent", says=r"pyro\.sample|pyro\.param")
+def nothing_to_guide():
+    """An autoguide for a model without latents."""
+    x, y = data()
+
+    def model(x, y):
+        with pyro.plate("people", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=x[idx].sum(-1)), obs=y[idx])
+
+    dpsvi(model, AutoDelta(model)).step(x, y)
+
+
+@attempt("Guides", "'intercept'", says="add|sample it in the guide")
+def site_missing_in_guide():
+    """A guide without one of the model's latents."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        intercept = pyro.sample("intercept", dist.Normal(0.0, 1.0))
+        with pyro.plate("people", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + intercept), obs=y[idx])
+
+    def guide(x, y):
+        loc = pyro.param("loc", torch.zeros(3))
+        pyro.sample("w", dist.Normal(loc, 0.1).to_event(1))
+
+    dpsvi(model, guide).step(x, y)
+
+
+@attempt("Guides", "guide", "'weights'", says="add|sample it in the guide")
+def guide_of_another_model():
+    """The guide of another model."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("weights", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("people", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+    dpsvi(model, AutoNormal(logistic)).step(x, y)
+
+
+@attempt("Optimizers", "optim", says=r"pyro\.optim\.Adam\(\{'lr': 0\.01\}\)")
+def torch_optimizer_class():
+    """An optimizer class of torch."""
+    dpsvi(logistic, optim=torch.optim.Adam)
+
+
+@attempt("Optimizers", "optim", says=r"pyro\.optim\.Adam\(\{'lr': 0\.01\}\)")
+def torch_optimizer():
+    """An optimizer of torch, with the guide's parameters."""
+    x, y = data()
+    guide = AutoNormal(logistic)
+    guide(x, y)
+    dpsvi(logistic, guide, torch.optim.Adam(guide.parameters(), lr=0.01))
+
+
+@attempt("Optimizers", "LBFGS", says="pyro.optim.Adam|another optimizer|DPSEP")
+def lbfgs():
+    """LBFGS, which evaluates the loss several times in a step."""
+    x, y = data()
+    dpsvi(logistic, optim=pyro.optim.PyroOptim(torch.optim.LBFGS, {"lr": 0.1})).step(x, y)
+
+
+@attempt("Optimizers", "optim", "learning_rate", says=r"'lr'|\blr\b")
+def misspelt_learning_rate():
+    """A learning rate by another name."""
+    x, y = data()
+    dpsvi(logistic, optim=pyro.optim.Adam({"learning_rate": 0.01})).step(x, y)
+
+
+@attempt("Optimizers", "ReduceLROnPlateau", says="ExponentialLR|StepLR|another schedule")
+def reduce_on_plateau():
+    """A schedule that wants to know the loss."""
+    x, y = data()
+    arguments = {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.01}}
+    dpsvi(logistic, optim=pyro.optim.ReduceLROnPlateau(arguments)).step(x, y)
+
+
+@attempt("Losses", "loss", "RenyiELBO", says="Trace_ELBO")
+def another_loss():
+    """A loss that is no sum over records."""
+    dpsvi(logistic, loss=RenyiELBO())
+
+
+@attempt("Losses", "loss", says=r"Trace_ELBO\(\)")
+def loss_without_parentheses():
+    """The parentheses of the loss are forgotten."""
+    dpsvi(logistic, loss=Trace_ELBO)
+
+
+@attempt("Losses", "'z'", says="TraceEnum_ELBO")
+def discrete_latents_without_enumeration():
+    """Discrete latents with Trace_ELBO."""
+    x, y = data()
+    guide = AutoNormal(pyro.poutine.block(mixture, hide=["z"]))
+    dpsvi(mixture, guide, loss=Trace_ELBO()).step(x, y)
+
+
+@attempt("Losses", "'z'", says=r"poutine\.block\(model, hide=\['z'\]\)")
+def discrete_latent_in_autoguide():
+    """An autoguide that is not told of the discrete latents."""
+    x, y = data()
+    dpsvi(mixture, AutoNormal(mixture), loss=TraceEnum_ELBO()).step(x, y)
+
+
+@attempt("Losses", "'kind'", says="inside the private plate|in the guide")
+def enumerated_global():
+    """A discrete latent of all people together."""
+    x, y = data()
+
+    def model(x, y):
+        locs = pyro.sample("locs", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        kind = pyro.sample("kind", dist.Bernoulli(0.5), infer={"enumerate": "parallel"}).long()
+        with pyro.plate("people", len(x)) as idx:
+            pyro.sample("y", dist.Normal(locs[kind], 1.0), obs=x[idx, 1])
+
+    guide = AutoNormal(pyro.poutine.block(model, hide=["kind"]))
+    dpsvi(model, guide, loss=TraceEnum_ELBO()).step(x, y)
+
+
+@attempt("Steps", "evaluate_loss", says="loss_clip")
+def watching_the_loss():
+    """A look at the loss."""
+    x, y = data()
+    dpsvi(logistic).evaluate_loss(x, y)
+
+
+@attempt("Steps", "num_steps=3", says="start anew", spends=3)
+def running_twice():
+    """run() twice."""
+    x, y = data()
+    svi = dpsvi(logistic)
+    svi.run(x, y, progress=False)
+    svi.run(x, y, progress=False)
+
+
+@attempt("Steps", "epsilon", says="budget", spends=3)
+def step_beyond_the_budget():
+    """A step that the budget does not cover."""
+    x, y = data()
+    accountant = PrivacyAccountant(epsilon=1.0)
+    dpsvi(logistic, accountant=accountant).run(x, y, progress=False)
+    dpsvi(logistic, accountant=accountant, noise_multiplier=1.0).step(x, y)
+
+
+@attempt("Steps", "step", says="all data|whole|sample_rate", spends=1)
+def loop_over_batches():
+    """A loop over a DataLoader."""
+    x, y = data()
+    svi = dpsvi(logistic)
+    for x_batch, y_batch in DataLoader(TensorDataset(x, y), batch_size=10):
+        svi.step(x_batch, y_batch)
+
+
+@attempt("Steps", "step", says="all data|whole|sample_rate", spends=1)
+def first_all_then_a_batch():
+    """All data first, then a batch."""
+    x, y = data()
+    svi = dpsvi(logistic)
+    svi.step(x, y)
+    svi.step(x[:10], y[:10])
+
+
+@attempt("Steps", "step", says="same data|new|another", spends=1)
+def other_data():
+    """Other data of the same length in the second step."""
+    x, y = data()
+    svi = dpsvi(logistic)
+    svi.step(x, y)
+    svi.step(x + 1, 1 - y)
+
+
+@attempt("Steps", "DPSVI", says="state_dict")
+def deep_copy():
+    """A copy, or a pickle, of an inference."""
+    copy.deepcopy(dpsvi(logistic))
+
+
+@attempt("Steps", "'AutoNormal.locs.w'", says="model|another", spends=1)
+def state_of_another_model():
+    """The state of another model."""
+    x, y = data()
+    svi = dpsvi(logistic)
+    svi.step(x, y)
+    state = svi.state_dict()
+    pyro.clear_param_store()
+
+    def two_features(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with pyro.plate("people", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=x[idx, :2] @ w), obs=y[idx])
+
+    svi = dpsvi(two_features)
+    svi.load_state_dict(state)
+    svi.step(x, y)
+
+
+@attempt("DPSEP and VIPS", "AutoIAFNormal", says="AutoMultivariateNormal|DPSVI takes any")
+def flow_in_dpsep():
+    """DPSEP with a flow as guide."""
+    x, y = data()
+    dpsep(logistic, AutoIAFNormal(logistic)).step(x, y)
+
+
+@attempt("DPSEP and VIPS", "'y'", says="DPSVI|StudentT")
+def laplace_in_dpsep():
+    """DPSEP with a likelihood that has a kink."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("people", len(x)) as idx:
+            pyro.sample("y", dist.Laplace(x[idx] @ w, 1.0), obs=y[idx])
+
+    dpsep(model).step(x, y)
+
+
+@attempt("DPSEP and VIPS", "num_steps", says="20 to 50|missing|positive integer")
+def dpsep_without_num_steps():
+    """DPSEP without a number of steps."""
+    DPSEP(logistic, AutoNormal(logistic), accountant=PrivacyAccountant(epsilon=1.0))
+
+
+@attempt("DPSEP and VIPS", "model", "ConjugateModel", says=r"DPSVI")
+def pyro_model_in_vips():
+    """VIPS with a Pyro model."""
+    vips(logistic)
+
+
+@attempt("DPSEP and VIPS", "x must", "4 columns", says=r"it is of shape \(100, 3\)")
+def wrong_width_in_vips():
+    """VIPS with another number of features than declared."""
+    x, y = data()
+    vips(LogisticRegression(dim=4)).step(x, y)
+
+
+@attempt("DPSEP and VIPS", "y must", says="recode")
+def signs_as_labels_in_vips():
+    """VIPS with labels of -1 and 1."""
+    x, y = data()
+    vips(LogisticRegression(dim=3)).step(x, 2 * y - 1)

@@ -1,0 +1,135 @@
+"""Data that model or guide hold beside their arguments are refused by name."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from problems import logistic, regression_data
+from pyro import poutine
+from pyro.infer.autoguide import AutoNormal, init_to_value
+from torch import nn
+
+from pyro_dp import ModelError
+from pyro_dp.captured_data import refuse_captured_data, refuse_numbers, refuse_rows
+from pyro_dp.plates import PrivatePlate
+from pyro_dp.records import Records
+from pyro_dp.references import References
+
+X, Y = regression_data()
+SIZE = len(X)
+
+
+def records(x=X, y=Y):
+    plate = PrivatePlate("data", len(x), len(x))
+    return Records(logistic, plate, (x, y), {}, False)
+
+
+def check(*roots):
+    references = References(*roots)
+    refuse_rows(references, SIZE)
+    refuse_captured_data(references, records())
+
+
+def capturing(thing):
+    def model(x, y):
+        return thing
+
+    return model
+
+
+class Holding:
+    def __init__(self, thing):
+        self.thing = thing
+
+    def __call__(self, x, y):
+        logistic(x, y)
+
+
+class HoldingModule(nn.Module):
+    def __init__(self, thing):
+        super().__init__()
+        self.register_buffer("thing", thing)
+
+    def forward(self, x, y):
+        logistic(x, y)
+
+
+def test_nothing_is_held():
+    public = torch.randn(3)
+    check(logistic, AutoNormal(logistic, init_loc_fn=init_to_value(values={"w": public})))
+    check(capturing([32, 16]), HoldingModule(public))
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [X, X[2], X[3:5], X.T, X.numpy(), X.numpy()[1:4], {"deep": [X[:2]]}, nn.Parameter(X)],
+    ids=["all", "row", "rows", "turned", "array", "rows of an array", "deep", "parameter"],
+)
+@pytest.mark.parametrize(
+    "hold",
+    [
+        capturing,
+        Holding,
+        lambda thing: functools.partial(logistic, thing),
+        lambda thing: poutine.condition(logistic, data={"w": thing}),
+        lambda thing: AutoNormal(logistic, init_loc_fn=init_to_value(values={"w": thing})),
+        lambda thing: AutoNormal(logistic, init_loc_fn=lambda site: thing),
+    ],
+    ids=["closure", "attribute", "partial", "condition", "values", "init_loc_fn"],
+)
+def test_the_same_memory(thing, hold):
+    with pytest.raises(ModelError, match="cannot be protected"):
+        check(hold(thing))
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [torch.rand(SIZE, 2), np.random.rand(SIZE), [1.0] * SIZE, [[1.0]] * SIZE, tuple(range(SIZE))],
+    ids=["tensor", "array", "list", "list of lists", "tuple"],
+)
+def test_as_many_rows_as_records(thing):
+    """They need not be the arguments: they may be what these were made from."""
+    with pytest.raises(ModelError, match="'thing', which model.*30 rows"):
+        check(capturing(thing))
+    check(capturing([thing[1:]] if isinstance(thing, (list, tuple)) else thing[None]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("what", "statistic"),
+    [
+        ("means", lambda x: x.mean(0)),
+        ("standard deviations", lambda x: x.std(0)),
+        ("variances", lambda x: x.var(0)),
+        ("the mean", lambda x: x.mean()),
+        ("rows", lambda x: x[:2].clone()),
+        ("rows", lambda x: torch.cat([x[5:6], torch.zeros(2, 3).to(x)])),
+    ],
+)
+def test_numbers_of_the_data(what, statistic, dtype):
+    """Copies share no memory."""
+    x = X.to(dtype)
+    held = records(x, Y)
+    value = statistic(x)
+    with pytest.raises(ModelError, match=f"'loc'.*numbers of the data .{what}.*curator") as error:
+        refuse_numbers({"loc": value}, held)
+    assert f"{value.flatten()[0].item():.4f}" not in str(error.value)
+    with pytest.raises(ModelError, match=what):
+        refuse_captured_data(References(capturing(value)), held)
+
+
+def test_a_captured_number():
+    with pytest.raises(ModelError, match="the mean"):
+        check(capturing(X.mean().item()))
+
+
+def test_no_false_alarms():
+    """Round numbers and random ones, in the many that networks have, are nobody's."""
+    held = records(torch.randint(0, 2, (SIZE, 3)).double(), Y)
+    for value in (torch.zeros(3), torch.full((3,), 0.5), torch.ones(2, 3), torch.eye(3)):
+        refuse_numbers({"value": value}, held)
+    for dtype in (torch.float32, torch.float64):
+        held = records(torch.randn(10_000, 3, dtype=dtype), torch.ones(10_000))
+        for size in [(3,), (200, 3), (100_000,), (3, 30_000)]:
+            refuse_numbers({"value": torch.randn(size, dtype=dtype)}, held)

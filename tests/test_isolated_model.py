@@ -1,0 +1,208 @@
+"""A VIPS model of one's own is shown one record at a time, whatever its E-step does."""
+
+import pytest
+import torch
+
+from pyro_dp import VIPS, ModelError, PrivacyAccountant
+from pyro_dp.captured_state import CapturedState
+from pyro_dp.randomness import LocalStream, Randomness
+from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic
+from pyro_dp.vips.isolated_model import IsolatedModel
+
+SIZE = 20
+
+
+class Sums(ConjugateModel):
+    """A sum of vectors, a static sum, and a function of draws."""
+
+    statistics = {
+        "sum": Statistic((2,), 10.0),
+        "square": Statistic((), 100.0, static=True),
+        "drawn": Statistic((3,), 100.0),
+    }
+
+    def check(self, x):
+        pass
+
+    def static_statistics(self, x):
+        return {"square": x.square().sum(1)}
+
+    def expected_statistics(self, posterior, draws, x):
+        noise = draws.normal(0, 3) + draws.uniform(4, 3)
+        return {"sum": self.e_step(x) + posterior, "drawn": noise * x[:, :1]}
+
+    def e_step(self, x):
+        return x
+
+    def posterior(self, statistics, noise, size):
+        return statistics["sum"] / size
+
+    def marginals(self, posterior):
+        return {}
+
+    def guide(self, posterior):
+        pass
+
+    def model(self, x):
+        pass
+
+
+class Loops(Sums):
+    """What vmap cannot do."""
+
+    def e_step(self, x):
+        return x if float(x.sum()) > -1e9 else 2 * x
+
+
+def isolated(model):
+    roots = (model.expected_statistics, model.static_statistics, model.check)
+    return IsolatedModel(model, CapturedState(*roots))
+
+
+def rows(seed=0):
+    return torch.rand(SIZE, 2, generator=torch.Generator().manual_seed(seed))
+
+
+def draws(indices):
+    return Draws(LocalStream(Randomness(0).stream("local", 0)), torch.tensor(indices))
+
+
+@pytest.mark.parametrize("kind", [Sums, Loops])
+def test_as_the_model_itself(kind):
+    """On batches, in any part of them, with the same draws."""
+    x, posterior, model = rows(), torch.ones(2), kind()
+    indices = list(range(SIZE))
+    expected = Sums().expected_statistics(posterior, draws(indices), x)
+    found = isolated(model).expected_statistics(posterior, draws(indices), x)
+    part = isolated(model).expected_statistics(posterior, draws(indices[3:7]), x[3:7])
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)
+        torch.testing.assert_close(part[name], value[3:7])
+    squares = isolated(model).static_statistics(x)["square"]
+    torch.testing.assert_close(squares, x.square().sum(1))
+
+
+class Centres(Sums):
+    def e_step(self, x):
+        return x - x.mean(0)
+
+
+class Remembers(Sums):
+    largest = 0.0
+
+    def e_step(self, x):
+        self.largest = max(self.largest, float(x.abs().max()))
+        return x / self.largest
+
+
+@pytest.mark.parametrize("kind", [Sums, Loops, Centres, Remembers])
+def test_no_record_moves_another(kind):
+    """Not even where the checks were passed by."""
+    x, posterior = rows(), torch.zeros(2)
+    other = x.clone()
+    other[7] = 1e6
+    model = isolated(kind())
+    one = model.expected_statistics(posterior, draws(range(SIZE)), x)
+    two = model.expected_statistics(posterior, draws(range(SIZE)), other)
+    kept = [i for i in range(SIZE) if i != 7]
+    for name in one:
+        assert torch.equal(one[name][kept], two[name][kept])
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [(Centres, "'sum' of a record moves"), (Remembers, "'largest' of Remembers changes")],
+)
+def test_refused_before_anything_is_spent(kind, named):
+    accountant = PrivacyAccountant()
+    vips = VIPS(kind(), accountant=accountant, num_steps=2, noise_multiplier=1.0)
+    with pytest.raises(ModelError, match=named):
+        vips.step(rows())
+    assert accountant.num_releases == 0
+
+
+class KeepsInCheck(Sums):
+    def check(self, x):
+        self.scale = x.std()
+
+
+def test_a_check_that_keeps_something():
+    model, accountant = KeepsInCheck(), PrivacyAccountant()
+    vips = VIPS(model, accountant=accountant, num_steps=2, noise_multiplier=1.0)
+    with pytest.raises(ModelError, match="'scale' of KeepsInCheck"):
+        vips.step(rows())
+    assert accountant.num_releases == 0 and not hasattr(model, "scale")
+
+
+class Fails(Sums):
+    def e_step(self, x):
+        if float(x.max()) > 5.0:
+            raise ArithmeticError(f"too large: {x.max()}")
+        return x
+
+
+class FailsOnAll(Sums):
+    def e_step(self, x):
+        raise ArithmeticError(f"never: {x.max()}")
+
+
+def sums(model, x):
+    """Of all records, released without noise."""
+    vips = VIPS(model, accountant=PrivacyAccountant(), num_steps=1, noise_multiplier=0.0)
+    vips.step(x)
+    return vips._mixed.values
+
+
+def test_a_record_on_which_it_fails_counts_as_zero():
+    """In every statistic of that release, and without a word."""
+    x = rows()
+    x[7] = 6.0
+    rest = torch.cat([x[:7], x[8:]])
+    torch.testing.assert_close(sums(Fails(), x)["sum"], rest.sum(0).double())
+    with pytest.raises(ModelError, match="ArithmeticError.*in e_step: raise.*never"):
+        sums(FailsOnAll(), x)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda parts: parts.pop("sum"), "no statistic 'sum'"),
+        (lambda parts: parts.update(sum=parts["sum"][:, :1]), "'sum' has another shape"),
+    ],
+)
+def test_parts_that_do_not_fit(change, named):
+    class Other(Sums):
+        def expected_statistics(self, posterior, draws, x):
+            parts = super().expected_statistics(posterior, draws, x)
+            change(parts)
+            return parts
+
+    accountant = PrivacyAccountant()
+    vips = VIPS(Other(), accountant=accountant, num_steps=1, noise_multiplier=1.0)
+    with pytest.raises(ModelError, match=named):
+        vips.step(rows())
+    assert accountant.num_releases == 0
+
+
+def test_data_held_by_the_model():
+    x = rows()
+
+    class Holds(Sums):
+        def __init__(self):
+            self.table = x
+
+    with pytest.raises(ModelError, match="'table' of Holds"):
+        sums(Holds(), x)
+
+
+def test_whole_runs_agree():
+    """With a model that the package takes as its own, which sees batches."""
+    ends = []
+    for kind in (Sums, type("Sums", (Sums,), {"__module__": "pyro_dp.vips.sums"})):
+        vips = VIPS(
+            kind(), accountant=PrivacyAccountant(), num_steps=3, noise_multiplier=1.0, generator=0
+        )
+        vips.run(rows(), progress=False)
+        ends.append(vips._mixed.values)
+    for name, value in ends[0].items():
+        torch.testing.assert_close(value, ends[1][name], rtol=0.0, atol=1e-9)
