@@ -1328,7 +1328,7 @@ MUTATIONS = [
         "scaler: means of the data, not of the release",
         "scaler",
         "self.mean = (sums / size)",
-        "self.mean = (clipped.totals[0] / size)",
+        "self.mean = (clipped._exact_sums[0] / size)",
         "test_scaler.py",
     ),
     Mutation(
@@ -1495,9 +1495,139 @@ MUTATIONS = [
     Mutation(
         "nonprivate: a look that is not in the ledger",
         "nonprivate",
-        "inference.accountant.record_nonprivate(name)",
-        "pass",
+        "                mark_look(inference.accountant, name, stacklevel=4)\n",
+        "                pass\n",
         "test_nonprivate.py",
+    ),
+    Mutation(
+        "look: the warning before the mark",
+        "looks",
+        "    accountant.record_nonprivate(what)\n    warnings.warn(",
+        "    warnings.warn('read without noise', NotPrivateWarning, stacklevel=2)\n"
+        "    accountant.record_nonprivate(what)\n    warnings.warn(",
+        "test_nonprivate.py",
+    ),
+    Mutation(
+        "look: marked without a warning",
+        "looks",
+        "    accountant.record_nonprivate(what)\n",
+        "    return accountant.record_nonprivate(what)\n",
+        "test_ep.py",
+    ),
+    Mutation(
+        "door: EP that no ledger knows of",
+        "baselines/ep",
+        "        mark_look(self.accountant,",
+        "        mark_look(PrivacyAccountant(),",
+        "test_ep.py",
+    ),
+    Mutation(
+        "door: EP marks the ledger after it has read",
+        "baselines/ep",
+        "        mark_look(self.accountant,",
+        "        one = torch.zeros(1), torch.zeros(1, 1)\n"
+        "        _cavities(Gaussian(torch.zeros(1), torch.eye(1)), "
+        "Gaussian(one[1], one[1][None]), torch.tensor([0]))\n"
+        "        mark_look(self.accountant,",
+        "test_ep.py",
+    ),
+    Mutation(
+        "door: EP without an accountant",
+        "baselines/ep",
+        "if not isinstance(accountant, PrivacyAccountant):",
+        "if False:",
+        "test_ep.py",
+    ),
+    Mutation(
+        "door: a step that shows the exact sums",
+        "svi",
+        "        gradient, *others = self._release(clipped)\n",
+        "        self.last = clipped._exact_sums\n"
+        "        gradient, *others = self._release(clipped)\n",
+        "test_one_door.py",
+    ),
+    Mutation(
+        "door: the mean of two noisy sums",
+        "mechanisms",
+        "    return clipped._noisy(sigmas, noise)",
+        "    pairs = zip(clipped._noisy(sigmas, noise), clipped._noisy(sigmas, noise))\n"
+        "    return [(one + other) / 2 for one, other in pairs]",
+        "test_one_door.py",
+    ),
+    Mutation(
+        "door: noisy sums by another name",
+        "private_steps",
+        "        self._require_bounded(noise_multiplier, clipped)\n",
+        "        self._require_bounded(noise_multiplier, clipped)\n"
+        "        self.peek = getattr(clipped, '_no' 'isy')\n",
+        "test_one_door.py",
+    ),
+    Mutation(
+        "door: a release of its own",
+        "vips/inference",
+        "        position = self.accountant.position\n        clipped = self._once",
+        "        from pyro_dp.mechanisms import release as show\n"
+        "        position = self.accountant.position\n        clipped = self._once",
+        "test_one_door.py",
+    ),
+    Mutation(
+        "door: a noise stream for something else",
+        "vips/inference",
+        'LocalStream(self._randomness.stream("local", position))',
+        'LocalStream(self._randomness.stream("noise", position))',
+        "test_one_door.py",
+    ),
+    Mutation(
+        "door: a record that the release does not make",
+        "scaler",
+        "        sums, squares = self._release(clipped)\n",
+        "        self.entered = self.accountant.record\n"
+        "        sums, squares = self._release(clipped)\n",
+        "test_one_door.py",
+    ),
+    Mutation(
+        "door: graph and model are not compared",
+        "mechanisms",
+        "            other._exact_sums[0],\n",
+        "            self._exact_sums[0],\n",
+        "test_traced_step.py",
+    ),
+    Mutation(
+        "door: a graph's sums count twice in the checked steps",
+        "site_sums",
+        "        self._passes.add(found, public, chosen)\n",
+        "        self._passes.add(found, public, chosen)\n"
+        "        self._passes.add(clipped, public, chosen)\n",
+        "test_secure.py::test_graphs_of_sites_give_the_same_sums",
+    ),
+    Mutation(
+        "not private: perplexity without a word",
+        "vips/latent_dirichlet_allocation",
+        '        warn_not_private("perplexity", "documents", _OTHERS)\n',
+        "",
+        "test_looks.py",
+    ),
+    Mutation(
+        "not private: said at each run of an audit",
+        "auditing",
+        "                values.append(read(make_run(*worlds[int(each)])))\n",
+        "                values.append(read(make_run(*worlds[int(each)])))\n"
+        '                warn_not_private("audit", "data", _MADE_UP)\n',
+        "test_looks.py",
+    ),
+    Mutation(
+        "not private: said after the runs of an audit",
+        "auditing",
+        '    warn_not_private("audit", "data", _MADE_UP)\n    worlds = ',
+        '    make_run(*data)\n    warn_not_private("audit", "data", _MADE_UP)\n    worlds = ',
+        "test_looks.py",
+    ),
+    Mutation(
+        "not private: said of the package's own line",
+        "looks",
+        "        stacklevel=3,\n",
+        "        stacklevel=2,\n",
+        "test_looks.py",
     ),
     Mutation(
         "nonprivate: a look that moves the public generators",

@@ -8,8 +8,13 @@ from pyro_dp.accounting import (
 )
 from pyro_dp.audit_result import AuditResult
 from pyro_dp.auditing import audit, audit_one_run
-from pyro_dp.ep import EP
-from pyro_dp.errors import ConfigurationError, ModelError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.errors import (
+    ConfigurationError,
+    ModelError,
+    NotPrivateWarning,
+    PrivacyBudgetExceeded,
+    PrivacyError,
+)
 from pyro_dp.mechanisms import AdaptiveClip
 from pyro_dp.nonprivate import nonprivate
 from pyro_dp.row_adam import RowAdam
@@ -29,9 +34,9 @@ __all__ = [
     "DPSEP",
     "DPSVI",
     "DPStandardScaler",
-    "EP",
     "ModelError",
     "NonPrivateLook",
+    "NotPrivateWarning",
     "PoissonTrials",
     "PrivacyAccountant",
     "PrivacyBudgetExceeded",

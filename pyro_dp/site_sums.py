@@ -1,7 +1,5 @@
 """Clipped sums of the records' sites: by Pyro code on each batch, or by a graph."""
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ from pyro_dp.factors import Structure
 from pyro_dp.gaussian import Gaussian, restricted
 from pyro_dp.graphs import Compiler, NotTraceable
 from pyro_dp.mechanisms import ClippedSum, Contributions, Rows
-from pyro_dp.passes import CHECKED_STEPS, Passes, pass_size, require_same
+from pyro_dp.passes import CHECKED_STEPS, Passes, pass_size
 from pyro_dp.randomness import forked_rng, private_rng
 from pyro_dp.records import Records
 
@@ -102,28 +100,22 @@ class SiteSums:
     def _add_microbatch(self, clipped: ClippedSum, public: list[Tensor], chosen: Tensor) -> None:
         if self._passes:
             try:
-                sums = self._passes(clipped.blocks, public, chosen)
+                self._passes.add(clipped, public, chosen)
             except Exception:  # on some record; which one, Pyro's code finds out
-                sums = None
-            if sums is not None:
+                pass
+            else:
                 if self._unchecked:
-                    self._check(sums, clipped, public, chosen)
-                clipped.add_sums(sums)
+                    self._check(clipped, public, chosen)
                 return
         clipped.add(self._contributions(*public, chosen, self._records.rows(chosen)))
 
-    def _check(
-        self, sums: list[Tensor], clipped: ClippedSum, public: list[Tensor], chosen: Tensor
-    ) -> None:
+    def _check(self, clipped: ClippedSum, public: list[Tensor], chosen: Tensor) -> None:
+        """Of the same records by both ways, in sums of their own."""
         found, expected = (type(clipped)(clipped.blocks, self._records.device) for _ in range(2))
-        found.add_sums(sums)
+        self._passes.add(found, public, chosen)
         expected.add(self._contributions(*public, chosen, self._records.rows(chosen)))
-        bound = clipped.blocks[0].bound
-        scale = bound if bound < math.inf else 0.0
         exact = self._likelihood.dtype == torch.float64
-        rounding = clipped.rounding(len(chosen))
-        (found,), (expected,) = found.totals, expected.totals
-        require_same(found, expected, exact=exact, scale=scale, rounding=rounding)
+        found.require_same_as(expected, count=len(chosen), exact=exact)
 
     def _public(self, cavity: Gaussian) -> list[Tensor]:
         try:

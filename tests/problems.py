@@ -20,6 +20,7 @@ from pyro.infer.autoguide import (
     AutoNormalizingFlow,
 )
 from pyro.nn import PyroModule, PyroParam, PyroSample
+from sums import exact_sums
 from torch import nn
 
 import pyro_dp.private_steps
@@ -347,7 +348,7 @@ class Fixture:
         self.sums, self.released, self.events, self.bounds = [], [], [], []
 
         def spy(clipped, **named):
-            self.sums.append([total.clone() for total in clipped.totals])
+            self.sums.append([total.clone() for total in exact_sums(clipped)])
             self.events.append(named["event"])
             self.bounds.append(clipped.blocks[0].bound)
             released = release(clipped, **named)

@@ -20,6 +20,9 @@ from pyro_dp.vips import LatentDirichletAllocation
 from pyro_dp.vips.documents import Documents, WordCounts, halves, local_posterior
 from pyro_dp.vips.noisy_counts import expected_counts
 
+# Made-up data.
+pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")
+
 NOT_STEP = (0.0, 0.0)
 WORDS, TOPICS = 12, 3
 
