@@ -8,8 +8,15 @@ from pyro_dp.accounting import (
 )
 from pyro_dp.audit_result import AuditResult
 from pyro_dp.auditing import audit, audit_one_run
+from pyro_dp.clipped_fraction import ClippedFraction
 from pyro_dp.ep import EP
-from pyro_dp.errors import ConfigurationError, ModelError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.errors import (
+    ClippingWarning,
+    ConfigurationError,
+    ModelError,
+    PrivacyBudgetExceeded,
+    PrivacyError,
+)
 from pyro_dp.mechanisms import AdaptiveClip
 from pyro_dp.nonprivate import nonprivate
 from pyro_dp.row_adam import RowAdam
@@ -25,6 +32,8 @@ __all__ = [
     "AdaptiveClip",
     "ApproximateDP",
     "AuditResult",
+    "ClippedFraction",
+    "ClippingWarning",
     "ConfigurationError",
     "DPSEP",
     "DPSVI",

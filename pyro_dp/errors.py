@@ -15,3 +15,7 @@ class ModelError(PrivacyError, ValueError):
 
 class ConfigurationError(PrivacyError, ValueError):
     """A setting is out of range or does not fit the others."""
+
+
+class ClippingWarning(UserWarning):
+    """A run clipped so many records that its posterior is drawn by the clipping."""

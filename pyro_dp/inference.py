@@ -1,8 +1,9 @@
 """What every private inference from a Pyro model has in common: its private plate, its graphs."""
 
 import abc
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyro
@@ -10,9 +11,16 @@ import torch
 from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant
-from pyro_dp.errors import ConfigurationError
+from pyro_dp.clipped_fraction import (
+    SHARE,
+    ClippedFraction,
+    ClippedFractions,
+    require_fractions,
+)
+from pyro_dp.errors import ClippingWarning, ConfigurationError
 from pyro_dp.graphs import Compiler, NotTraceable
 from pyro_dp.initial_values import copied
+from pyro_dp.mechanisms import Block
 from pyro_dp.plates import find_plate
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.python_state import PythonState
@@ -33,7 +41,10 @@ class PrivateInference(PrivateSteps):
     Subclasses implement ``step`` and ``_build``. The arguments are those of :class:`DPSVI`.
 
     :param bound: the largest norm of one record's part of the first release.
+    :param report_clipping: a bit of each record, whether it was clipped, joins the release.
     """
+
+    _bound_name = ""  # of the argument that clips
 
     def __init__(
         self,
@@ -52,12 +63,14 @@ class PrivateInference(PrivateSteps):
         jit: str,
         generator: torch.Generator | int | None,
         secure: bool,
+        report_clipping: bool = False,
     ):
         for name, function in (("model", model), ("guide", guide)):
             if not callable(function):
                 raise ConfigurationError(f"{name} must be a Pyro {name}, which is a callable.")
         require_choice("jit", jit, ("trace", "compile", "none"))
         require_flag("slice_data", slice_data)
+        require_flag("report_clipping", report_clipping)
         if plate is not None and not isinstance(plate, str):
             raise ConfigurationError("plate must be the name of a pyro.plate.")
         if pyro.settings.get("module_local_params"):
@@ -79,8 +92,56 @@ class PrivateInference(PrivateSteps):
         self.slice_data = slice_data
         self.jit = jit
         self._traces_left = 0 if jit == "none" else _MOST_TRACES
+        self.report_clipping = report_clipping
+        # What cannot clip has no bit.
+        self._bit = Block(1, 0.5, SHARE) if report_clipping and bound < math.inf else None
+        self._fractions = ClippedFractions()
         self._python: PythonState | None = None
         self._records: Records | None = None
+
+    @property
+    def clipped_fraction(self) -> ClippedFraction | None:
+        """The fraction of all N records whose part was clipped, with its standard error.
+
+        The mean over the last half of the steps so far (of n steps, the last n - n // 2) of each
+        step's released estimate: the bits of the records in the step, +1/2 within the bound and
+        -1/2 beyond it, are summed, noised, and divided by the sample rate and by N. A record whose
+        part is NaN or infinite counts as half clipped. The standard error is that of the noise and
+        of the sampling of records, both public. None before the first step, and where no bit joins
+        the release: with ``report_clipping=False`` or an infinite bound.
+        """
+        return self._fractions.mean()
+
+    def _add_bit(self, released: Tensor) -> None:
+        rate, size = self._sampler.sample_rate, self._records.plate.size
+        self._fractions.add(released, size, rate, self.noise_multiplier, self._bit.share)
+
+    def _warnings(self) -> list[Warning]:
+        clipped = self.clipped_fraction
+        if not (self.report_clipping and clipped and clipped.is_large):
+            return []
+        return [
+            ClippingWarning(
+                f"About {clipped.fraction:.0%} of the records were clipped at "
+                f"{self._bound_name}={self._bound:g}: the posterior is drawn by the clipped ones. "
+                f"Raise {self._bound_name} until few are; the noise grows with it."
+            )
+        ]
+
+    def _shown(self) -> dict[str, Any]:
+        clipped = self.clipped_fraction
+        return super()._shown() | ({"clipped": str(clipped)} if clipped else {})
+
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"clipped_fractions": self._fractions.state()}
+
+    def _require_state(self, state: Any, names: Sequence[str]) -> None:
+        super()._require_state(state, names)
+        require_fractions(state.get("clipped_fractions"))
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        super()._load_state(state)
+        self._fractions.load(require_fractions(state.get("clipped_fractions")))
 
     def _prepare(self, args: tuple, kwargs: dict) -> None:
         """Before a step: refuse one too many, and check what is new. Spends nothing."""

@@ -2,6 +2,7 @@
 
 import abc
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,6 +103,8 @@ class PrivateSteps(abc.ABC):
                     results.append(result)
                     bar.set_postfix_str(f"{result:.4g}", refresh=False)
                 bar.update()
+        for warning in self._warnings():
+            warnings.warn(warning, stacklevel=2)
         return results
 
     def __reduce__(self):
@@ -109,10 +112,15 @@ class PrivateSteps(abc.ABC):
         raise PrivacyError(f"A {name} holds the data: save its state_dict() instead.")
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(num_steps={self.num_steps}, "
-            f"noise_multiplier={self._noise_multiplier}, steps_done={self._steps})"
-        )
+        shown = ", ".join(f"{name}={value!r}" for name, value in self._shown().items())
+        return f"{type(self).__name__}({shown})"
+
+    def _shown(self) -> dict[str, Any]:
+        return {
+            "num_steps": self.num_steps,
+            "noise_multiplier": self._noise_multiplier,
+            "steps_done": self._steps,
+        }
 
     @property
     def noise_multiplier(self) -> float:
@@ -136,6 +144,10 @@ class PrivateSteps(abc.ABC):
             except PrivacyBudgetExceeded as error:
                 raise PrivacyBudgetExceeded(f"{error}{self._hint}") from None
         return self._noise_multiplier
+
+    def _warnings(self) -> list[Warning]:
+        """What a user must know of a finished run, by what was released."""
+        return []
 
     def _state(self) -> dict[str, Any]:
         """What every state has."""

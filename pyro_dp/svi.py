@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.checks import build_record_term
+from pyro_dp.clipped_fraction import SHARE
 from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.gradients import RecordTerm
 from pyro_dp.inference import PrivateInference
@@ -123,6 +124,11 @@ class DPSVI(PrivateInference):
     :param secure: noise and sampling from the operating system's cryptographic generator, sums and
         noise in integers: against attacks on floating-point numbers and on generators, listed in
         :mod:`pyro_dp.grid_sums`. Refused with ``generator``.
+    :param report_clipping: release how many records were clipped: :attr:`clipped_fraction`, and a
+        :class:`ClippingWarning` at the end of :meth:`run` where it was clearly more than a quarter.
+        A bit of each record joins the release as a further block with 1% of the privacy cost: the
+        gradient's noise grows by half a per cent. :class:`AdaptiveClip` has such a bit anyway, of
+        which no warning is made.
     :raises ConfigurationError: a setting is out of range or does not fit the others; at the first
         step, parameters per record with ``sampling="fixed"``, or without ``local_optim`` if
         ``optim`` is no plain Adam.
@@ -151,6 +157,7 @@ class DPSVI(PrivateInference):
         local_optim: RowAdam | None = None,
         generator: torch.Generator | int | None = None,
         secure: bool = False,
+        report_clipping: bool = True,
     ):
         if not isinstance(optim, PyroOptim):
             raise ConfigurationError(
@@ -176,11 +183,6 @@ class DPSVI(PrivateInference):
         self.loss_clip = loss_clip
         self.loss_share = loss_share
         self._adaptive = adaptive
-        self._gradient_share = (
-            1.0 - (adaptive.share if adaptive else 0.0) - (loss_share if loss_clip else 0.0)
-        )
-        if self._gradient_share <= 0:
-            raise ConfigurationError("loss_share and AdaptiveClip.share must sum to less than 1.")
         super().__init__(
             model,
             guide,
@@ -196,11 +198,23 @@ class DPSVI(PrivateInference):
             jit=jit,
             generator=generator,
             secure=secure,
+            report_clipping=report_clipping,
         )
+        if adaptive:
+            self._bit = Block(1, 0.5, adaptive.share)
+        of_bit, of_loss = self._bit.share if self._bit else 0.0, loss_share if loss_clip else 0.0
+        self._gradient_share = 1.0 - of_bit - of_loss
+        if self._gradient_share <= 0:
+            raise ConfigurationError(
+                "loss_share must leave a part of the privacy cost to the gradient: it and "
+                f"AdaptiveClip.share, or {SHARE:g} for report_clipping, must sum to less than 1."
+            )
         self._parameters: dict[str, Tensor] = {}
         self._loaded: dict[str, Tensor] = {}
         self._term: RecordTerm | None = None
         self._rows = RowOptimizer(lambda name: local_optim or RowAdam.like(optim, name))
+
+    _bound_name = "max_grad_norm"
 
     @torch.enable_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -362,8 +376,8 @@ class DPSVI(PrivateInference):
             self._term,
             self._parameters,
             self.privatize,
-            adapts=self._adaptive is not None,
             releases_loss=self.loss_clip is not None,
+            has_bit=self._bit is not None,
             microbatch_size=self.microbatch_size,
         )
         if not self._term.vectorizes:
@@ -379,19 +393,25 @@ class DPSVI(PrivateInference):
         )
 
     def _blocks(self, size: int) -> list[Block]:
-        """The blocks of the joint release: gradient, loss, quantile bit."""
+        """The blocks of the joint release: gradient, loss, bit."""
         blocks = [Block(size, self._bound, self._gradient_share)]
         if self.loss_clip is not None:
             blocks.append(Block(1, self.loss_clip, self.loss_share))
-        if self._adaptive is not None:
-            blocks.append(Block(1, 0.5, self._adaptive.share))
+        if self._bit:
+            blocks.append(self._bit)
         return blocks
 
+    def _warnings(self) -> list[Warning]:
+        return [] if self._adaptive else super()._warnings()
+
     def _read(self, others: list[Tensor], outside: Tensor) -> float:
-        """The other released blocks: move the bound, return the loss."""
-        if self._adaptive is not None:
-            within = others.pop().item() / self._records.plate.size + 0.5
-            self._bound = self._adaptive.updated(self._bound, within)
+        """The other released blocks: keep the bit, move the bound, return the loss."""
+        if self._bit:
+            bit = others.pop()
+            self._add_bit(bit)
+            if self._adaptive is not None:
+                within = bit.item() / self._records.plate.size + 0.5
+                self._bound = self._adaptive.updated(self._bound, within)
         if self.loss_clip is None:
             return math.nan
         return others[0].item() + outside.item()
@@ -409,9 +429,8 @@ def _require_finite(leaves: dict[str, Tensor], text: str, *, constrained: bool =
         values = {name: [leaf, store[name]] for name, (leaf,) in values.items()}
     if not values:
         return
-    # One number to look at: a device is waited for once.
     largest = torch._foreach_norm([each for own in values.values() for each in own], math.inf)
-    if not math.isfinite(torch.stack(largest).sum().item()):
+    if not math.isfinite(sum(each.item() for each in largest)):
         bad = [name for name, own in values.items() if not all(x.isfinite().all() for x in own)]
         if bad:  # numbers that are large, but finite, may have an infinite sum
             raise ConfigurationError(text.format(name=bad[0]))

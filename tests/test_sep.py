@@ -73,14 +73,14 @@ def new_sep(model=logistic, guide=None, **options):
     return DPSEP(model, guide, **(settings | options))
 
 
-def spied(monkeypatch, *args, **options):
-    """A DPSEP, and lists of the sums that enter its releases and of what comes out."""
+def spied(monkeypatch, *args, block=0, **options):
+    """A DPSEP, and lists of the sums that enter its releases and of what comes out, of a block."""
     sums, released = [], []
 
     def spy(clipped, **named):
-        sums.append(clipped.totals[0].clone())
+        sums.append(clipped.totals[block].clone())
         result = release(clipped, **named)
-        released.append(result[0].clone())
+        released.append(result[block].clone())
         return result
 
     monkeypatch.setattr(pyro_dp.private_steps, "release", spy)
@@ -227,7 +227,7 @@ _KINDS = {
 
 
 def one_sum(monkeypatch, kind, data, batch, **options):
-    """The exact sum of one first step on a given batch of records."""
+    """The exact sum of a block in one first step on a given batch of records."""
     model, guide, _, settings = _KINDS[kind]
     pyro.set_rng_seed(0)
     options = {"max_factor_norm": 0.5, "generator": 0, "sample_rate": 0.5} | settings | options
@@ -259,6 +259,23 @@ def test_sensitivity(monkeypatch, kind, centred, precision):
     assert 0 < torch.linalg.vector_norm(with_it - without) <= 0.5 * (1 + 1e-12)
     assert torch.linalg.vector_norm(with_outlier - without) <= 0.5 * (1 + 1e-12)
     assert torch.linalg.vector_norm(with_outlier - with_it) <= 1.0 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["logistic", "mixture"])
+def test_sensitivity_of_the_bit(monkeypatch, kind):
+    """1/2 for one record more, 1 for one replaced, of whatever size; none for a broken one."""
+    data = _KINDS[kind][2]()
+
+    def bit(batch, size=None):
+        rows = tuple(x.clone() for x in data)
+        if size is not None:
+            rows[0][4] = size
+        return one_sum(monkeypatch, kind, rows, batch, block=1).item()
+
+    without = bit([1, 8, 20])
+    for size in (None, 0.0, 1e6):
+        assert abs(bit([1, 4, 8, 20], size) - without) == 0.5
+    assert bit([1, 4, 8, 20], 1e300) == without
 
 
 def test_the_release_bounds_matrices_in_the_frobenius_norm(monkeypatch):
@@ -301,7 +318,9 @@ def test_noise_is_added_at_the_right_scale(monkeypatch):
     )
     sep.run(*regression_data(), progress=False)
     noise = torch.stack(released) - torch.stack(sums)
-    noise = noise.numpy() / (1.5 * 0.7)  # eta (3), diagonal (3), off-diagonals times sqrt 2 (3)
+    noise = noise.numpy() / (
+        1.5 * 0.7 / math.sqrt(0.99)
+    )  # eta (3), diagonal (3), off-diagonals times sqrt 2 (3)
     for block in np.split(noise, 3, axis=1):
         assert stats.kstest(block.ravel(), "norm").pvalue > _ALARM
         assert stats.kstest(block.ravel() * 2 / 3, "norm").pvalue < _ALARM
