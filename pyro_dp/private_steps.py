@@ -98,7 +98,7 @@ class PrivateSteps(abc.ABC):
         hidden = not progress or self.accountant.silent
         with tqdm(total=self.num_steps, initial=self._steps, desc=name, disable=hidden) as bar:
             while self._steps < self.num_steps:
-                result = self.step(*args, **kwargs)
+                result = self._step_of_run(args, kwargs)
                 if not math.isnan(result):
                     results.append(result)
                     bar.set_postfix_str(f"{result:.4g}", refresh=False)
@@ -144,6 +144,9 @@ class PrivateSteps(abc.ABC):
             except PrivacyBudgetExceeded as error:
                 raise PrivacyBudgetExceeded(f"{error}{self._hint}") from None
         return self._noise_multiplier
+
+    def _step_of_run(self, args: tuple, kwargs: dict) -> float:
+        return self.step(*args, **kwargs)
 
     def _warnings(self) -> list[Warning]:
         """What a user must know of a finished run, by what was released."""

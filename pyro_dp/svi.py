@@ -7,13 +7,17 @@ plate of individuals.
 import math
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import pyro
 import torch
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.optim import PyroOptim
+from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.checks import build_record_term
@@ -80,8 +84,12 @@ class DPSVI(PrivateInference):
         plate have parameters that are computed from the record (amortisation), or a row of
         parameters per record: a dimension of length N that is read at the plate's index,
         ``loc[idx]``, or subsampled by Pyro (``event_dim``, ``AutoNormal``, ``AutoDelta``).
-    :param optim: a ``pyro.optim`` optimizer. What it clips itself (``clip_norm``) is the finished
-        gradient: that protects nobody, and costs nothing.
+    :param optim: a ``pyro.optim`` optimizer, which must step without a closure. What it clips
+        itself (``clip_norm``) is the finished gradient: that protects nobody, and costs nothing.
+        Of a scheduler, such as ``pyro.optim.ExponentialLR``, :meth:`run` calls ``step()`` once
+        after each private step (of a ``ReduceLROnPlateau`` with the private loss, which needs
+        ``loss_clip``); who loops over :meth:`step` calls it, as with Pyro's ``SVI``. States include
+        the scheduler's.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, one or several
         particles.
     :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
@@ -117,7 +125,8 @@ class DPSVI(PrivateInference):
         gradient's grows by 1 / sqrt(1 - loss_share).
     :param local_optim: settings of the Adam that moves rows of parameters per record, each on its
         own and without noise, by the gradient of its record's term (unscaled, in the steps in which
-        the record was sampled). ``None``: those of ``optim``, if it is a plain Adam.
+        the record was sampled). ``None``: those of ``optim``, if it is a plain Adam; a scheduler
+        does not change them.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
         against anyone who can guess the seed, and runs with equal seeds and separate accountants
         share their noise; the ledger says so.
@@ -243,6 +252,35 @@ class DPSVI(PrivateInference):
             self._rows.step(indices, own)
         return self._read(others, outside)
 
+    def run(self, *args: Any, progress: bool = True, **kwargs: Any) -> list[float]:
+        """What is left of ``num_steps`` steps, with a progress bar.
+
+        :returns: what the steps returned, where that is a number.
+        :raises ConfigurationError: ``num_steps`` was not given, or all of them are done; a
+            scheduler needs a metric, and there is no private loss.
+        :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
+        """
+        if self._needs_metric and self.loss_clip is None:
+            raise ConfigurationError(
+                "optim: ReduceLROnPlateau goes by a loss, and that of the data is private. Set "
+                "loss_clip, use another scheduler, or call step() and optim.step(...) yourself."
+            )
+        return super().run(*args, progress=progress, **kwargs)
+
+    @property
+    def _needs_metric(self) -> bool:
+        make = getattr(self.optim, "pt_scheduler_constructor", None)
+        return isinstance(make, type) and issubclass(make, ReduceLROnPlateau)
+
+    def _step_of_run(self, args: tuple, kwargs: dict) -> float:
+        result = super()._step_of_run(args, kwargs)
+        if isinstance(self.optim, PyroLRScheduler):
+            try:
+                self.optim.step(*([result] if self._needs_metric else []))
+            except Exception as error:
+                raise ConfigurationError(_FAILED.format(error=_named(error))) from error
+        return result
+
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
         """:raises PrivacyError: always: the loss on the data is not private."""
         raise PrivacyError(
@@ -332,13 +370,19 @@ class DPSVI(PrivateInference):
     def _require_optimizer(self) -> None:
         """An optimizer that cannot be made is refused before anything is spent."""
         for name, leaf in self._parameters.items():
-            if leaf not in self.optim.optim_objs:
-                try:
-                    self.optim._get_optim(leaf)
-                except Exception as error:
-                    raise ConfigurationError(
-                        f"optim cannot be made for parameter {name!r}: {_named(error)}"
-                    ) from error
+            try:
+                made = self.optim.optim_objs.get(leaf) or self.optim._get_optim(leaf)
+            except Exception as error:
+                raise ConfigurationError(
+                    f"optim cannot be made for parameter {name!r}: {_named(error)}"
+                ) from error
+            optimizer = getattr(made, "optimizer", made)  # a scheduler's
+            if _needs_closure(optimizer):
+                raise ConfigurationError(
+                    f"optim: {type(optimizer).__name__}.step needs a closure, which would evaluate "
+                    "the loss without noise. Use an optimizer that takes one gradient per step, "
+                    "such as pyro.optim.Adam."
+                )
 
     def _build(self, records: Records, sampler: RecordSampler) -> None:
         store = pyro.get_param_store()
@@ -434,6 +478,13 @@ def _require_finite(leaves: dict[str, Tensor], text: str, *, constrained: bool =
         bad = [name for name, own in values.items() if not all(x.isfinite().all() for x in own)]
         if bad:  # numbers that are large, but finite, may have an infinite sum
             raise ConfigurationError(text.format(name=bad[0]))
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    _, *others = signature(type(optimizer).step).parameters.values()  # the first is self
+    return any(
+        p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in others
+    )
 
 
 def _named(error: Exception) -> str:

@@ -478,12 +478,13 @@ def noisy(size=4000, **options):
 
 def test_noise_aware_covariance_is_the_closed_form():
     """Sigma + v Sigma^2, v by the recursion over the dampings; minibatches add u Sigma."""
+    sd = 20.0 * 3.0 / math.sqrt(0.99)
     for rate in (1.0, 0.5):
         sep = noisy(damping=lambda t: 1 / (1 + 0.3 * t), sample_rate=rate)
         v = u = 0.0
         for t in range(20):
             damping = 1 / (1 + 0.3 * t)
-            v = (1 - damping) ** 2 * v + damping**2 * (20.0 * 3.0 / rate) ** 2
+            v = (1 - damping) ** 2 * v + damping**2 * (sd / rate) ** 2
             u = (1 - damping) ** 2 * u + damping**2 * (1 - rate) / rate
         plain = sep.posterior(noise_aware=False).covariance_matrix
         expected = (1 + u) * plain + v * plain @ plain
@@ -493,7 +494,7 @@ def test_noise_aware_covariance_is_the_closed_form():
 def test_noise_aware_covariance_uncentred():
     sep = noisy(centred=False, damping=1.0, noise_multiplier=1.0)
     plain, mu = sep.posterior(noise_aware=False).covariance_matrix, sep.posterior().mean
-    v, kappa = (1.0 * 3.0) ** 2, 2 / 3.0
+    v, kappa = (1.0 * 3.0) ** 2 / 0.99, 2 / 3.0
     inner = torch.eye(3) + (mu @ mu * torch.eye(3) + torch.outer(mu, mu)) / (2 * kappa**2)
     expected = plain + v * plain @ inner @ plain
     torch.testing.assert_close(sep.posterior().covariance_matrix, expected)
