@@ -13,6 +13,7 @@ from pyro_dp.ep import EP
 from pyro_dp.errors import (
     ClippingWarning,
     ConfigurationError,
+    ConvergenceWarning,
     ModelError,
     PrivacyBudgetExceeded,
     PrivacyError,
@@ -35,6 +36,7 @@ __all__ = [
     "ClippedFraction",
     "ClippingWarning",
     "ConfigurationError",
+    "ConvergenceWarning",
     "DPSEP",
     "DPSVI",
     "DPStandardScaler",

@@ -17,5 +17,9 @@ class ConfigurationError(PrivacyError, ValueError):
     """A setting is out of range or does not fit the others."""
 
 
+class ConvergenceWarning(UserWarning):
+    """A run ended before its posterior settled, or the noise hides most of it."""
+
+
 class ClippingWarning(UserWarning):
     """A run clipped so many records that its posterior is drawn by the clipping."""

@@ -25,7 +25,7 @@ from torch.distributions import MultivariateNormal
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.average_factor import AverageFactor
 from pyro_dp.ep_problem import EPProblem, require_moments
-from pyro_dp.errors import ConfigurationError, ModelError
+from pyro_dp.errors import ConfigurationError, ConvergenceWarning, ModelError
 from pyro_dp.factors import STRUCTURES
 from pyro_dp.gaussian import (
     Gaussian,
@@ -55,6 +55,16 @@ from pyro_dp.step_control import StepControl
 _LARGEST_FULL = 1200  # latents
 _STATE = ("settings", "average", "control", "mean_noise", "gaussians")
 _GAUSSIANS = ("_posterior", "_prior", "_factor")
+_UNSETTLED = (
+    "The posterior did not settle, and is not to be used: {count} of the last {judged} estimates "
+    "were left aside, or made where the gradient stood out of the noise. Try DPSVI, other "
+    "coordinates (such as non-centred ones of a hierarchy), or more steps."
+)
+_HIDDEN = (
+    "In {hidden} of {dim} directions the noise may be more than what the records say: there the "
+    "posterior is little more than the prior. Try DPSVI, fewer latents, more records, a smaller "
+    "max_factor_norm or a larger epsilon."
+)
 
 
 class DPSEP(PrivateInference):
@@ -79,6 +89,12 @@ class DPSEP(PrivateInference):
     posterior that is not Gaussian; nor for the noise in the precision, which draws the mean towards
     the prior in directions that the data determine weakly. Where the noise hides all information
     the posterior falls back to the prior.
+
+    **Where it fails.** At its end :meth:`run` warns, by what was released, with a
+    :class:`ConvergenceWarning`: where most estimates of the last half of the steps were left aside
+    by the step control, or made where the gradient stood out of the noise (not with a ``damping``
+    of one's own); and where in most directions the noise may be more than what the records say.
+    Hierarchies with unknown scales are such models: :class:`DPSVI` serves them better.
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations. Discrete latents of a record are summed out where they are marked with
@@ -303,6 +319,16 @@ class DPSEP(PrivateInference):
         moments = self.moments if self._problem is None else self._problem.moments.name
         precision = self.precision if self._average is None else self._average.structure.name
         return {"moments": moments, "precision": precision} | super()._shown()
+
+    def _warnings(self) -> list[Warning]:
+        warnings, control = super()._warnings(), self._control
+        if not control.settled:
+            text = _UNSETTLED.format(count=control.unsettled, judged=control.judged)
+            warnings.append(ConvergenceWarning(text))
+        hidden, dim = self._average.hidden(), len(self._problem.places)
+        if self.noise_multiplier > 0 and 2 * hidden > dim:
+            warnings.append(ConvergenceWarning(_HIDDEN.format(hidden=hidden, dim=dim)))
+        return warnings
 
     def _build(self, records: Records, sampler: RecordSampler) -> None:
         started, before = initialised(self.guide), set(pyro.get_param_store().keys())

@@ -3,6 +3,7 @@
 import io
 import math
 import pickle
+import warnings
 
 import numpy as np
 import pyro
@@ -34,6 +35,7 @@ from pyro_dp import (
     DPSEP,
     EP,
     ConfigurationError,
+    ConvergenceWarning,
     ModelError,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
@@ -965,3 +967,48 @@ def test_a_posterior_that_noise_has_made_singular():
             assert sep.accountant.num_releases in (1, 2)
         mean, covariance = sep.posterior().mean, sep.posterior().covariance_matrix
         assert mean.isfinite().all() and covariance.isfinite().all()
+
+
+def counties(county, floor, y):
+    """Radon: a hierarchy of 20 counties, with unknown scales."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 10.0))
+    slope = pyro.sample("slope", dist.Normal(0.0, 10.0))
+    spread, scale = (pyro.sample(name, dist.LogNormal(0.0, 1.0)) for name in ("spread", "scale"))
+    with pyro.plate("counties", 20):
+        level = pyro.sample("level", dist.Normal(mu, spread))
+    with pyro.plate("data", len(y)) as idx:
+        mean = level[county[idx]] + slope * floor[idx]
+        pyro.sample("y", dist.Normal(mean, scale), obs=y[idx])
+
+
+def radon(size=200):
+    county, floor = torch.arange(size) % 20, torch.bernoulli(torch.full((size,), 0.2))
+    level = 1.5 + 0.3 * torch.randn(20)
+    return county, floor, level[county] - 0.7 * floor + 0.8 * torch.randn(size)
+
+
+@pytest.mark.parametrize("guide", [AutoNormal, AutoMultivariateNormal])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(noise_multiplier=0, max_factor_norm=3.0), "did not settle"),
+        (dict(noise_multiplier=20.0, max_factor_norm=3.0), "of 22 directions the noise"),
+    ],
+)
+def test_a_hierarchy_that_fails_is_warned_of(guide, options, words):
+    sep = new_sep(counties, guide(counties), num_steps=30, generator=0, **options)
+    with pytest.warns(ConvergenceWarning, match=words):
+        sep.run(*radon(), progress=False)
+
+
+@pytest.mark.parametrize("model", [logistic, linear])
+@pytest.mark.parametrize("sigma", [0.0, 1.0, 10.0])
+def test_a_regression_that_settles_is_not_warned_of(model, sigma):
+    x, y = regression_data(2000)
+    for seed in range(5):
+        bound = 20.0 if model is linear else 3.0
+        options = dict(noise_multiplier=sigma, max_factor_norm=bound, generator=seed)
+        sep = new_sep(model, num_steps=20, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            sep.run(x, y, progress=False)

@@ -646,6 +646,7 @@ def test_gradients_from_elsewhere_are_not_applied(jit):
         (pyro.optim.Adam({"lr": -1.0}), "Invalid learning rate"),
         (pyro.optim.Adam({"nonsense": 1}), "nonsense"),
         (pyro.optim.Adam(lambda name: None), "dictionary"),
+        (pyro.optim.PyroOptim(torch.optim.LBFGS, {"lr": 0.1}), "LBFGS.step needs a closure"),
     ],
 )
 def test_an_optimizer_that_cannot_be_made_spends_nothing(optim, words):
@@ -661,6 +662,81 @@ def test_an_optimizer_that_cannot_be_made_spends_nothing(optim, words):
     with pytest.raises(ConfigurationError, match=words):
         svi.step(*regression_data())
     assert accountant.num_releases == 0
+
+
+def scheduled(name, **options):
+    settings = {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.1}}
+    return getattr(pyro.optim, name)(settings | options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ExponentialLR", {"gamma": 0.9}),
+        ("MultiStepLR", {"milestones": [2, 5]}),
+        ("OneCycleLR", {"max_lr": 0.3, "total_steps": 10}),
+        ("LambdaLR", {"lr_lambda": lambda t: 1 / (1 + t)}),
+    ],
+)
+def test_run_steps_a_scheduler(name, options):
+    """Once for each step, also of a resumed run; who loops over step() does so himself."""
+
+    def make():
+        pyro.clear_param_store()
+        optim = scheduled(name, **options)
+        return new_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=8, sampling="full")
+
+    def rates(svi):
+        return [each.get_last_lr()[0] for each in svi.optim.optim_objs.values()]
+
+    leaf = torch.zeros(1, requires_grad=True)
+    expected = scheduled(name, **options)._get_optim(leaf)
+    for _ in range(8):
+        expected.optimizer.step()
+        expected.step()
+    data, whole, first = regression_data(), make(), make()
+    for _ in range(3):
+        first.step(*data)
+        first.optim.step()
+    state = first.state_dict()
+    resumed = make()
+    resumed.load_state_dict(state)
+    resumed.run(*data, progress=False)
+    assert rates(resumed) == pytest.approx(expected.get_last_lr() * 2)
+    pyro.clear_param_store()
+    whole.run(*data, progress=False)
+    assert rates(whole) == pytest.approx(expected.get_last_lr() * 2)
+    alone = make()
+    alone.step(*data)
+    alone.step(*data)
+    assert all(each.last_epoch == 0 for each in alone.optim.optim_objs.values())
+
+
+def test_a_scheduler_that_goes_by_a_loss():
+    """It gets the private one, or nothing is spent."""
+
+    def make(**options):
+        pyro.clear_param_store()
+        optim = scheduled("ReduceLROnPlateau", patience=0, threshold=1e9, threshold_mode="abs")
+        return new_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=4, **options)
+
+    svi = make()
+    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau.*loss_clip"):
+        svi.run(*regression_data(), progress=False)
+    assert svi.accountant.num_releases == 0
+    svi = make(loss_clip=1.0)
+    losses = svi.run(*regression_data(), progress=False)
+    for each in svi.optim.optim_objs.values():
+        assert each.best == losses[0]
+        assert each.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.1**3)
+
+
+def test_a_scheduler_that_fails_is_a_typed_error():
+    optim = scheduled("LambdaLR", lr_lambda=lambda t: 1 / (2 - t))
+    svi = new_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=4)
+    with pytest.raises(ConfigurationError, match="optim failed.*ZeroDivisionError"):
+        svi.run(*regression_data(), progress=False)
+    assert svi.accountant.num_releases == 2
 
 
 @pytest.mark.parametrize(
