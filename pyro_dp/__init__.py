@@ -8,8 +8,11 @@ from pyro_dp.accounting import (
 )
 from pyro_dp.audit_result import AuditResult
 from pyro_dp.auditing import audit, audit_one_run
+from pyro_dp.clipped_fraction import ClippedFraction
 from pyro_dp.errors import (
+    ClippingWarning,
     ConfigurationError,
+    ConvergenceWarning,
     ModelError,
     NotPrivateWarning,
     PrivacyBudgetExceeded,
@@ -30,7 +33,10 @@ __all__ = [
     "AdaptiveClip",
     "ApproximateDP",
     "AuditResult",
+    "ClippedFraction",
+    "ClippingWarning",
     "ConfigurationError",
+    "ConvergenceWarning",
     "DPSEP",
     "DPSVI",
     "DPStandardScaler",

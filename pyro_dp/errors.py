@@ -23,3 +23,11 @@ class NotPrivateWarning(UserWarning):
     Who has data that need no protection says so by
     ``warnings.simplefilter("ignore", NotPrivateWarning)``.
     """
+
+
+class ConvergenceWarning(UserWarning):
+    """A run ended before its posterior settled, or the noise hides most of it."""
+
+
+class ClippingWarning(UserWarning):
+    """A run clipped so many records that its posterior is drawn by the clipping."""

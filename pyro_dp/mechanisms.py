@@ -90,10 +90,11 @@ class AdaptiveClip:
 class Contributions(Protocol):
     """One block of a batch of records, where a tensor of shape (B, size) would be too large."""
 
-    def norms(self) -> Tensor:
+    def norms(self) -> Tensor | None:
         """Euclidean norms of the block's rows, (B, 1) in float64; never below the true ones.
 
-        A record with a NaN or infinite coordinate has a norm that is not finite.
+        A record with a NaN or infinite coordinate has a norm that is not finite. None: all rows
+        are finite and keep the bound by themselves.
         """
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -128,6 +129,39 @@ class Rows:
         return self._values
 
 
+class _Measured:
+    """A block whose norms are known already."""
+
+    def __init__(self, block: Contributions, norms: Tensor):
+        self.weighted_sum, self.dense = block.weighted_sum, block.dense
+        self._norms = norms
+
+    def norms(self) -> Tensor:
+        return self._norms
+
+
+class _Bits:
+    """Numbers +-1/2, (B, 1): a block that keeps its bound of 1/2 by itself."""
+
+    def __init__(self, values: Tensor):
+        self._values = values
+
+    def norms(self) -> None:
+        return None
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return torch.where(weights > 0, self._values, 0.0).sum(dim=0, dtype=torch.float64)
+
+    def dense(self) -> Tensor:
+        return self._values.to(torch.float64)
+
+
+def with_bit(block: Contributions, bound: Tensor | float) -> list[Contributions]:
+    """The block, and one of bound 1/2: +1/2 for each record within the bound, -1/2 beyond it."""
+    norms = block.norms()
+    return [_Measured(block, norms), _Bits(torch.where(norms <= bound, 0.5, -0.5))]
+
+
 def clipped_sums(
     values: Sequence[Contributions],
     bounds: Sequence[Tensor | float],
@@ -142,11 +176,14 @@ def clipped_sums(
     :param weights: (B, 1), one for a record and zero for a padded row; all ones by default.
     """
     norms = [each.norms() for each in values]  # (B, 1)
-    counted = torch.stack(norms).isfinite().all(dim=0)  # (B, 1)
+    counted = sum(norm for norm in norms if norm is not None) < math.inf  # (B, 1); NaN is not
     if weights is not None:
         counted = counted & (weights > 0)
     sums = []
     for each, bound, norm in zip(values, bounds, norms, strict=True):
+        if norm is None:
+            sums.append(each.weighted_sum(counted))
+            continue
         target = bound * (1 - 1e-12)  # so that rounding stays within the bound
         scale = torch.where(norm > target, target / norm, 1.0)
         sums.append(each.weighted_sum(torch.where(counted, scale, 0.0)))

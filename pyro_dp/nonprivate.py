@@ -109,7 +109,7 @@ class NonPrivate:
     def _gradients(self, stream: np.random.Generator) -> tuple[Tensor, float, float]:
         """Norms of a DPSVI's records, the sum of their losses, and the loss outside the plate."""
         step = self._inference._step
-        eager = replace(getattr(step, "eager", step), releases_loss=True, adapts=False)
+        eager = replace(getattr(step, "eager", step), releases_loss=True, has_bit=False)
         particles = eager.draw()
         local = [LocalStream(stream) for _ in particles]
         kept = _Kept([Block(eager.size(particles), 1.0)])

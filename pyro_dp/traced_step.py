@@ -5,6 +5,7 @@ released estimate -> gradients of the parameters. Both are traced from the funct
 :class:`~pyro_dp.steps.EagerStep` and compared with it in the first steps. All draws are inputs.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -32,6 +33,7 @@ from pyro_dp.record_mode import Draw, LocalDraws, PublicDraws, RecordMode
 from pyro_dp.steps import EagerStep, LocalGradients
 
 _MOST_CHECKED = 2**24  # numbers
+_NOT_RELEASED = torch.tensor(math.nan)
 PublicTables = list[list[Tensor]]  # the draws of each particle
 
 
@@ -111,7 +113,7 @@ class TracedStep:
         """As :meth:`EagerStep.gradients`; a loss that is not released is NaN."""
         with torch.no_grad():
             found = list(self._pull_back(*self._public_inputs(public), released))
-        outside = found.pop() if self._eager.releases_loss else torch.tensor(torch.nan)
+        outside = found.pop() if self._eager.releases_loss else _NOT_RELEASED
         gradients = dict.fromkeys(self._eager.parameters)
         gradients.update(zip(self._with_gradient, found, strict=True))
         return gradients, outside
@@ -175,7 +177,7 @@ class TracedStep:
             contribute,
             records,
             public,
-            blocks=1 + eager.releases_loss + eager.adapts,
+            blocks=1 + eager.releases_loss + eager.has_bit,
             size=size,
             draws=eager.term.draws,
             local=local,

@@ -289,7 +289,8 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 def new_dpsvi(model: Callable, guide: Callable, **options) -> DPSVI:
     """With an accountant of its own, and settings that are beside the point."""
     settings = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0} | options
-    return DPSVI(model, guide, pyro.optim.Adam({}), Trace_ELBO(), **settings)
+    optim = settings.pop("optim", None) or pyro.optim.Adam({})
+    return DPSVI(model, guide, optim, Trace_ELBO(), **settings)
 
 
 def eager(svi: DPSVI) -> EagerStep:

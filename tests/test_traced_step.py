@@ -314,7 +314,7 @@ def test_sensitivity(name, privatize):
         x[4] = math.nan
     broken = blocks(outlier, [1, 4, 8, 20])
     for bound, one, none, other, nan in zip(
-        (0.5, 2.0), with_it, without, replaced, broken, strict=True
+        (0.5, 2.0, 0.5), with_it, without, replaced, broken, strict=True
     ):
         assert 0 < torch.linalg.vector_norm(one - none) <= bound * (1 + 1e-12)
         assert torch.linalg.vector_norm(other - none) <= bound * (1 + 1e-12)
