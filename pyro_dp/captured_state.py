@@ -35,6 +35,7 @@ class CapturedState:
     def __init__(self, *roots: Callable):
         self.references = References(*roots)
         self._places = self.references.places
+        self._is_watched = False
         values = [
             (place.reader, name, value)
             for place in self._places[1:]  # without Pyro's parameters
@@ -67,6 +68,9 @@ class CapturedState:
 
         :raises ModelError: a tensor was changed in place; names it.
         """
+        if self._is_watched:
+            yield
+            return
         before = [(place, place.values()) for place in self._places]
         versions = [(label, t, _version(t), _address(t)) for label, t in self._tensors()]
         self._forget()
@@ -85,6 +89,8 @@ class CapturedState:
     def pristine(self) -> Iterator[Changes]:
         """As :meth:`preserved`, the contents of tensors and arrays included, which takes longer.
 
+        Within, :meth:`preserved` puts nothing back: what is kept shows.
+
         :returns: at the end, what had changed.
         """
         changes: Changes = {}
@@ -92,9 +98,11 @@ class CapturedState:
         tensors = [(label, t, t.data, t.detach().clone()) for label, t in self._tensors()]
         arrays = [(n, x, x.copy()) for n, x in self.references.held if isinstance(x, np.ndarray)]
         self._forget()
+        self._is_watched = True
         try:
             yield changes
         finally:
+            self._is_watched = False
             for place, values in before:
                 now = place.values()
                 if not _identical(now, values):
@@ -113,6 +121,9 @@ class CapturedState:
                 if not np.array_equal(array, values):
                     changes[label, ""] = array.copy()
                     array[...] = values
+            for cache in self.references.caches:
+                if cache.cache_info().currsize:
+                    changes[f"the cache of {cache.__name__}()", ""] = None
             self._forget()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
