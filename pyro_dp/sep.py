@@ -105,7 +105,8 @@ class DPSEP(PrivateInference):
     :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
         after the other.
     :param num_steps: number of steps of :meth:`run`. 20 to 50 on full batches serve regressions.
-    :param noise_multiplier: standard deviation sigma of the noise in units of C. ``None``: the
+    :param noise_multiplier: standard deviation sigma of the noise in units of C, but for what
+        ``report_clipping`` takes of the cost. ``None``: the
         smallest that fits what remains of the budget at the first step. 0: plain SEP, not private.
     :param max_factor_norm: C, to which the norm of a record's (eta_n - Lambda_n m, kappa Lambda_n)
         is clipped. Clipping acts on residuals: it should let nearly all records through. For

@@ -100,7 +100,8 @@ class DPSVI(PrivateInference):
         after the other.
     :param num_steps: number of steps of :meth:`run`; with ``noise_multiplier=None`` also the most
         steps there can be.
-    :param noise_multiplier: standard deviation sigma of the noise in units of C. ``None``: the
+    :param noise_multiplier: standard deviation sigma of the noise in units of C, but for what
+        ``report_clipping`` and ``loss_clip`` take of the cost. ``None``: the
         smallest that fits what remains of the budget at the first step. 0: a non-private reference.
     :param max_grad_norm: C, the norm to which one record's part of the release is clipped, or an
         :class:`AdaptiveClip`. ``math.inf`` needs ``noise_multiplier=0``.
