@@ -26,7 +26,28 @@ KEEPS = (
 )
 _PLAIN = (bool, int, float, complex, str, type(None))
 _DEPTH = 5
+_SMALL = 2**16  # numbers of a tensor that is worth a copy
 Changes = dict[tuple[str, str], Any]  # new values, by label and name
+
+
+class _Constant:
+    """A tensor that a graph has as a constant."""
+
+    def __init__(self, read: Callable[[Any], Any], name: Any, value: Tensor):
+        self._read, self._name, self._value = read, name, value
+        self._version = math.inf if value.requires_grad else _version(value)
+        self._kept = value.clone() if value.numel() <= _SMALL and self._version < math.inf else None
+
+    @property
+    def changed(self) -> bool:
+        value = self._value
+        if self._read(self._name) is not value:
+            return True
+        if self._version == math.inf or value._version == self._version:
+            return False
+        # A parameter that started at this tensor counts its versions, and has other memory.
+        self._version = value._version
+        return self._kept is None or not torch.equal(value, self._kept)
 
 
 class CapturedState:
@@ -44,11 +65,7 @@ class CapturedState:
         ]
         self._plain = [each for each in values if isinstance(each[2], _PLAIN)]
         # Parameters are inputs of a graph, and change in every step.
-        self._constants = [
-            (*each, math.inf if each[2].requires_grad else _version(each[2]))
-            for each in values
-            if isinstance(each[2], Tensor)
-        ]
+        self._constants = [_Constant(*each) for each in values if isinstance(each[2], Tensor)]
 
     @property
     def changed(self) -> bool:
@@ -57,10 +74,7 @@ class CapturedState:
             new = read(name)
             if new is not value and not (type(new) is type(value) and new == value):
                 return True
-        for read, name, value, version in self._constants:
-            if read(name) is not value or value._version > version:
-                return True
-        return False
+        return any(constant.changed for constant in self._constants)
 
     @contextlib.contextmanager
     def preserved(self) -> Iterator[None]:
