@@ -406,7 +406,7 @@ MUTATIONS = [
     Mutation(
         "initial values may be numbers of the data",
         "initial_values",
-        "    refuse_numbers(initial, records)\n",
+        "    refuse_numbers(first.values, records)\n",
         "",
         "test_leaks.py",
     ),
