@@ -65,7 +65,11 @@ class CapturedState:
         ]
         self._plain = [each for each in values if isinstance(each[2], _PLAIN)]
         # Parameters are inputs of a graph, and change in every step.
-        self._constants = [_Constant(*each) for each in values if isinstance(each[2], Tensor)]
+        self._constants = [
+            _Constant(*each)
+            for each in values
+            if isinstance(each[2], Tensor) and not isinstance(each[2], UninitializedTensorMixin)
+        ]
 
     @property
     def changed(self) -> bool:
