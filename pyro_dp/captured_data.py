@@ -56,8 +56,7 @@ def refuse_captured_data(references: References, records: Records) -> None:
     for label, tensor in [*references.tensors, *_arrays(references)]:
         numbers.refuse(label, tensor)
     for place in references.places:
-        for value in place.floats():
-            numbers.refuse(place.label, torch.tensor(value, dtype=torch.float64))
+        numbers.refuse(place.label, torch.tensor(place.floats(), dtype=torch.float64))
 
 
 def refuse_numbers(values: dict[str, Tensor], records: Records) -> None:
@@ -93,7 +92,7 @@ class DataNumbers:
 
     def refuse(self, label: str, value: Tensor) -> None:
         """:raises ModelError: the value has a row of the data in it, or a mean of theirs."""
-        if not value.is_floating_point() or value.numel() == 0 or value.is_meta:
+        if not value.is_floating_point() or value.numel() == 0 or value.is_meta or value.is_sparse:
             return
         value = value.detach().cpu()
         for what, numbers, rounding in self._statistics:

@@ -8,6 +8,7 @@ record that it is shown is put back at once; a model that keeps what depends on 
 import collections
 import contextlib
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 
 from pyro_dp.errors import ModelError
-from pyro_dp.references import MISSING, References, sentence
+from pyro_dp.graphs import untraced
+from pyro_dp.references import LONGEST, MISSING, References, sentence
 
 KEEPS = (
     "{label} changes with the data that the model or guide is shown. What it keeps of one record "
@@ -50,10 +52,38 @@ class _Constant:
         return self._kept is None or not torch.equal(value, self._kept)
 
 
+class _Kept:
+    """What a tensor was.
+
+    :param whole: with its numbers; else only where they are, and how often they were changed.
+    """
+
+    def __init__(self, tensor: Tensor, whole: bool):
+        self.tensor = tensor
+        self._memory, self._version = tensor.data, _version(tensor)
+        self._numbers = tensor.detach().clone() if whole else None
+
+    @property
+    def changed(self) -> bool:
+        if self._numbers is not None:
+            return not _same_numbers(self.tensor.data, self._numbers)
+        return self._is_elsewhere or _version(self.tensor) != self._version
+
+    def put_back(self) -> None:
+        if self._numbers is not None and self.changed:
+            self._memory.copy_(self._numbers)
+        if self._is_elsewhere:
+            self.tensor.data = self._memory
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        return _address(self.tensor) != _address(self._memory)
+
+
 class CapturedState:
     """All that model and guide refer to, and what it was when this was made."""
 
-    def __init__(self, *roots: Callable):
+    def __init__(self, *roots: Callable | tuple[str, Any]):
         self.references = References(*roots)
         self._places = self.references.places
         self._is_watched = False
@@ -61,7 +91,7 @@ class CapturedState:
             (place.reader, name, value)
             for place in self._places[1:]  # without Pyro's parameters
             if not isinstance(place.owner, (set, collections.deque))
-            for name, value in _items(place.values()).items()
+            for name, value in _few(_items(place.values())).items()
         ]
         self._plain = [each for each in values if isinstance(each[2], _PLAIN)]
         # Parameters are inputs of a graph, and change in every step.
@@ -82,80 +112,86 @@ class CapturedState:
 
     @contextlib.contextmanager
     def preserved(self) -> Iterator[None]:
-        """Within, records are shown: Python values that were kept are put back at the end.
+        """Within, records are shown: what was kept of them is put back at the end.
 
-        :raises ModelError: a tensor was changed in place; names it.
+        :raises ModelError: a tensor or array was changed in place; names it.
         """
         if self._is_watched:
             yield
             return
-        before = [(place, place.values()) for place in self._places]
-        versions = [(label, t, _version(t), _address(t)) for label, t in self._tensors()]
-        self._forget()
-        try:
+        memory: Changes = {}
+        with self._put_back({}, memory, largest=_SMALL):
             yield
-        finally:
-            for place, values in before:
-                if not _identical(place.values(), values):
-                    place.put_back(values)
-            self._forget()
-        for label, tensor, version, address in versions:
-            if _version(tensor) != version or _address(tensor) != address:
-                raise ModelError(KEEPS.format(label=sentence(label)))
+        require_no_changes(memory)
 
     @contextlib.contextmanager
     def pristine(self) -> Iterator[Changes]:
-        """As :meth:`preserved`, the contents of tensors and arrays included, which takes longer.
+        """The same, without the error, and for large tensors, too.
 
         Within, :meth:`preserved` puts nothing back: what is kept shows.
 
         :returns: at the end, what had changed.
         """
         changes: Changes = {}
-        before = [(place, place.values()) for place in self._places]
-        tensors = [(label, t, t.data, t.detach().clone()) for label, t in self._tensors()]
-        arrays = [(n, x, x.copy()) for n, x in self.references.held if isinstance(x, np.ndarray)]
-        self._forget()
         self._is_watched = True
         try:
-            yield changes
+            with self._put_back(changes, changes):
+                yield changes
         finally:
             self._is_watched = False
+
+    @contextlib.contextmanager
+    def _put_back(
+        self, changes: Changes, memory: Changes, largest: float = math.inf
+    ) -> Iterator[None]:
+        """
+        :param changes: takes what changed but for the contents of tensors and arrays.
+        :param memory: takes these.
+        :param largest: size of a tensor of which there is a copy to put back.
+        """
+        before = [(place, place.values()) for place in self._places]
+        misses = [cache.cache_info().misses for cache in self.references.caches]
+        with untraced():
+            tensors = [(label, _Kept(t, t.numel() <= largest)) for label, t in self._tensors()]
+        arrays = [(n, x, x.copy()) for n, x in self.references.held if isinstance(x, np.ndarray)]
+        try:
+            yield
+        finally:
             for place, values in before:
                 now = place.values()
                 if not _identical(now, values):
                     old = _items(values)
                     for name, value in _items(now).items():
                         if value is not old.get(name, MISSING):
-                            changes[place.described(name), str(name)] = value
+                            changes[place.described(name), _key(name)] = value
                     place.put_back(values)
-            for label, tensor, memory, values in tensors:
-                if not torch.equal(_bits(tensor.data), _bits(values)):
-                    changes[label, ""] = tensor.detach().clone()
-                    memory.copy_(values)
-                if _address(tensor) != _address(memory):
-                    tensor.data = memory
+            with untraced():
+                for label, kept in tensors:
+                    if kept.changed:
+                        memory[label, ""] = kept.tensor.detach().clone()
+                    kept.put_back()
             for label, array, values in arrays:
-                if not np.array_equal(array, values):
-                    changes[label, ""] = array.copy()
+                if not np.array_equal(array, values, equal_nan=array.dtype.kind in "fc"):
+                    memory[label, ""] = array.copy()
                     array[...] = values
-            for cache in self.references.caches:
-                if cache.cache_info().currsize:
+            for cache, known in zip(self.references.caches, misses, strict=True):
+                if cache.cache_info().misses != known:
                     changes[f"the cache of {cache.__name__}()", ""] = None
-            self._forget()
+                    cache.cache_clear()
+
+    def forget(self) -> None:
+        """What functions with a cache computed before, of whatever the user showed them."""
+        for cache in self.references.caches:
+            cache.cache_clear()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from (
             (label, t)
             for label, t in self.references.tensors
-            if not isinstance(t, UninitializedTensorMixin)
+            if t.layout is torch.strided and not isinstance(t, UninitializedTensorMixin)
         )
         for name, leaf in self._places[0].leaves.items():
             yield f"parameter {name!r}", leaf
-
-    def _forget(self) -> None:
-        for cache in self.references.caches:
-            cache.cache_clear()
 
 
 def require_same_changes(one: Changes, other: Changes) -> None:
@@ -177,12 +213,21 @@ def _items(values: Any) -> dict[Any, Any]:
     return dict(enumerate(values))
 
 
+def _few(items: dict[Any, Any]) -> dict[Any, Any]:
+    return items if len(items) <= LONGEST else {}
+
+
+def _key(name: Any) -> str:
+    """The same for the same place in another run, where objects have other addresses."""
+    return str(name) if isinstance(name, (*_PLAIN, tuple)) else type(name).__name__
+
+
 def _identical(now: Any, before: Any) -> bool:
     if isinstance(before, dict):
         return now.keys() == before.keys() and all(now[k] is v for k, v in before.items())
     if isinstance(before, set):
         return now == before
-    return len(now) == len(before) and all(x is y for x, y in zip(now, before, strict=True))
+    return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
 def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
@@ -205,6 +250,12 @@ def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
     if hasattr(one, "__dict__"):
         return _alike(vars(one), vars(other), depth - 1)
     return True if not isinstance(one, (*_PLAIN, set, frozenset)) else one == other
+
+
+def _same_numbers(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or torch.equal(_bits(one), _bits(other))
 
 
 def _bits(tensor: Tensor) -> Tensor:

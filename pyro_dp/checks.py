@@ -59,8 +59,8 @@ def build_record_term(
         marked = marked_parameters(records.plate.size)
         with marked.shown(marked.constants()):
             initialise(model, guide, records)
-        state = CapturedState(model, guide)  # with what the first run made
         local = find_local_parameters(model, guide, records, marked)
+        state = CapturedState(model, guide, *records.constants)  # with what the first run made
         outside = Runs(model, guide, records, Outside, local, state)
         check_outside(outside, records)
         particle = draw_particle(loss, model, guide, records, local=local)
@@ -79,6 +79,7 @@ def build_record_term(
             runs_guide=bool(in_guide),
             enumerates=bool(latent - in_guide.keys()),
             max_plate_nesting=plate_nesting(loss, inside),
+            constants=records.constants,
         )
         term.local = local
         _let_touch(term, particle, outside.public, inside)

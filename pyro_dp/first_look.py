@@ -3,11 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyro_dp.arguments import as_tensors
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_dp.arguments import argument_names, as_tensors
 from pyro_dp.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.captured_state import CapturedState
 from pyro_dp.plates import find_plate
 from pyro_dp.records import Records
+from pyro_dp.references import References
 
 
 def first_look(
@@ -28,11 +32,24 @@ def first_look(
     :raises ModelError: there is no such plate; an argument is no data that can be read record by
         record; model or guide hold data beside their arguments.
     """
-    state = CapturedState(model, guide, *others)
     tensors = as_tensors(model, args, kwargs)
+    state = CapturedState(model, guide, *others, *_objects(model, *tensors))
+    state.forget()
     with state.pristine():
         found = find_plate(model, *tensors, plate)
     refuse_rows(state.references, found.size)
     records = Records(model, found, *tensors, slice_data, given=(args, kwargs))
-    refuse_captured_data(state.references, records)
+    references = References(model, guide, *others, *records.constants)
+    refuse_captured_data(references, records)
     return records
+
+
+def _objects(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
+    """Arguments that are no tensors: they may hold data, or keep them."""
+    names = argument_names(model, args, kwargs)
+    leaves = pytree.tree_leaves((args, kwargs))
+    return [
+        (f"argument {name!r}", leaf)
+        for name, leaf in zip(names, leaves, strict=True)
+        if not isinstance(leaf, Tensor)
+    ]

@@ -10,7 +10,7 @@ record's own (private).
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,7 @@ class RecordTerm:
     :param runs_guide: whether the guide has sites inside the plate.
     :param enumerates: whether the model has latents inside the plate that are summed out.
     :param max_plate_nesting: number of nested plates, to the left of which latents are enumerated.
+    :param constants: (label, argument), of the arguments that are no data.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class RecordTerm:
         runs_guide: bool,
         enumerates: bool,
         max_plate_nesting: float,
+        constants: Sequence[tuple[str, Any]] = (),
     ):
         self.loss = single_particle(loss)
         self.loss.max_plate_nesting = max_plate_nesting
@@ -91,7 +93,7 @@ class RecordTerm:
         self.runs_guide = runs_guide
         self.enumerates = enumerates
         # What model and guide refer to: of a record they keep nothing.
-        self.state = CapturedState(model, *([guide] if runs_guide else []))
+        self.state = CapturedState(model, *([guide] if runs_guide else []), *constants)
         self.latents: set[str] = set()  # names of the global latents that the term uses
         self.parameters: dict[str, Tensor] = {}  # unconstrained parameters that the term uses
         self.released: dict[str, Tensor] = {}  # those, and what the latents' draws depend on

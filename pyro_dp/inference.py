@@ -103,6 +103,7 @@ class PrivateInference(PrivateSteps):
         self._bit = Block(1, 0.5, SHARE) if report_clipping and bound < math.inf else None
         self._fractions = ClippedFractions()
         self._python: CapturedState | None = None
+        self._constants: list[tuple[str, Any]] = []  # arguments that are no data
         self._records: Records | None = None
         self._data: Records | None = None  # of the first step
 
@@ -182,6 +183,7 @@ class PrivateInference(PrivateSteps):
         if rate is None:
             rate = 1.0 if self.sampling == "full" else plate.subsample_size / plate.size
         sampler = RecordSampler(self.sampling, plate.size, rate)
+        self._constants = records.constants
         self._build(records, sampler)
         self._records, self._sampler = records, sampler
         if not self._steps or self._data is None:
@@ -204,7 +206,7 @@ class PrivateInference(PrivateSteps):
         """The result of tracing, or None: with a warning, if no graph can be had."""
         if not self._traces_left:
             return None
-        self._python = CapturedState(self.model, self.guide)
+        self._python = CapturedState(self.model, self.guide, *self._constants)
         self._traces_left -= 1
         try:
             if not self._traces_left:

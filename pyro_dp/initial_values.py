@@ -90,7 +90,7 @@ def _first_run(
         forked_rng(),
         store.scope(store.get_state()),
         guarded("Running guide and model once", public=True),
-        CapturedState(model, guide).pristine() as changes,
+        CapturedState(model, guide, *records.constants).pristine() as changes,
     ):
         with poutine.trace(param_only=True) as captured:
             if runs_guide:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyro
@@ -17,7 +18,13 @@ from pyro_dp.errors import ModelError
 from pyro_dp.graphs import untraced
 from pyro_dp.guard import PLACEHOLDERS, guarded
 from pyro_dp.randomness import forked_rng
-from pyro_dp.stand_ins import is_table, placeholder
+from pyro_dp.stand_ins import identity, is_table, placeholder
+
+_LONGER = (
+    "The private plate {plate.name!r} has size {plate.size}, but the longest argument has "
+    "{longest} rows: arguments that are longer than the data must be such that the model runs "
+    "where all tensors are placeholders. " + PLACEHOLDERS
+)
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,9 @@ def is_random(site: Mapping) -> bool:
 def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> PrivatePlate:
     """Run the model once, on placeholders, and find the plate that holds the observations.
 
-    Every tensor is replaced by a placeholder of its shape; where the model does not run on these
-    (a covariance of ones, say), only those that are as long as the longest.
+    Every tensor is replaced by a placeholder of its shape; where the model does not run on these,
+    square matrices by identities; where it does not run on these, either, only tensors that are as
+    long as the longest are replaced.
 
     Random state and parameter store are restored.
 
@@ -68,21 +76,29 @@ def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> 
         not run on placeholders.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    longest = max((len(x) for x in leaves if is_table(x)), default=0)
-    try:
-        return _find_plate(model, *pytree.tree_unflatten(map(placeholder, leaves), spec), name)
-    except ModelError:
-        if all(len(x) == longest for x in leaves if is_table(x)):
-            raise
-    shown = [placeholder(x) if is_table(x) and len(x) == longest else x for x in leaves]
-    plate = _find_plate(model, *pytree.tree_unflatten(shown, spec), name)
-    if plate.size != longest:
-        raise ModelError(
-            f"The private plate {plate.name!r} has size {plate.size}, but the longest argument has "
-            f"{longest} rows: arguments that are longer than the data must be such that the model "
-            f"runs where all tensors are placeholders. {PLACEHOLDERS}"
-        )
-    return plate
+    lengths = [len(x) for x in leaves if is_table(x)]
+    longest = max(lengths, default=0)
+    attempts = [placeholder]
+    if any(is_table(x) and x.shape[-1:] == x.shape[-2:-1] for x in leaves):
+        attempts.append(identity)
+    if any(length < longest for length in lengths):
+        attempts.append(partial(_unless_longest, longest))
+    first: ModelError | None = None
+    for stand_in in attempts:
+        try:
+            plate = _find_plate(model, *pytree.tree_unflatten(map(stand_in, leaves), spec), name)
+        except ModelError as error:
+            # A later text could quote what is shorter than the longest, and data all the same.
+            first = first or error
+            continue
+        if stand_in not in (placeholder, identity) and plate.size != longest:
+            raise ModelError(_LONGER.format(plate=plate, longest=longest))
+        return plate
+    raise first
+
+
+def _unless_longest(longest: int, leaf: object) -> object:
+    return leaf.clone() if is_table(leaf) and len(leaf) < longest else placeholder(leaf)
 
 
 def _find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> PrivatePlate:

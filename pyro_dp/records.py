@@ -71,6 +71,15 @@ class Records:
         return [self._leaves[i] for i in self._data]
 
     @property
+    def constants(self) -> list[tuple[str, Any]]:
+        """(label, argument), of the arguments that are no data."""
+        return [
+            (f"argument {name!r}", leaf)
+            for i, (name, leaf) in enumerate(zip(self._names, self._leaves, strict=True))
+            if i not in self._data
+        ]
+
+    @property
     def device(self) -> torch.device:
         return self.tables[0].device
 
@@ -125,7 +134,8 @@ class Records:
             times.
         """
         length = length or (1 if self.slice_data else self.plate.size)
-        return self._with_tables([value.expand(length, *value.shape) for value in row])
+        # A copy: the model may write into what it is shown.
+        return self._with_tables([value.clone().expand(length, *value.shape) for value in row])
 
     def _with_tables(self, tables: Sequence[Tensor]) -> Arguments:
         leaves = list(self._leaves)

@@ -17,17 +17,22 @@ from typing import Any
 import numpy as np
 import pyro
 import torch
+from pyro.contrib.easyguide import EasyGuide
+from pyro.infer.autoguide import AutoGuide
 from pyro.poutine import Trace
 from torch import Tensor
+from torch.nn.modules.lazy import LazyModuleMixin
 
 _LIBRARIES = sys.stdlib_module_names | {
     *("IPython", "_pytest", "arviz", "funsor", "jax", "matplotlib", "numpy", "opt_einsum"),
     *("pandas", "pluggy", "pyro", "pyro_dp", "pytest", "scipy", "sklearn", "torch", "tqdm"),
 }
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
-_LISTS = (list, collections.deque)
+_LISTS = (list, collections.deque, bytearray)
+_BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # of an object that is no Python class
+_CACHE = type(functools.cache(len))
 _MOST_THINGS = 50_000
-_LONGEST = 10_000  # of a container whose elements are looked at
+LONGEST = 10_000  # of a container whose elements are looked at
 # What autoguides keep of their first run, which is on placeholders.
 _OWN_RECORDS = ("prototype_trace", "_prototype_frames", "_pyro_context", "_init_locs", "plates")
 MISSING = object()
@@ -89,6 +94,40 @@ class Names(Place):
                 self.owner.pop(name, None)
             else:
                 self.owner[name] = value
+
+
+class PublicAttributes(Place):
+    """Of a library's object: what users write there, and no cache of its own."""
+
+    def values(self) -> dict[str, Any]:
+        return {name: x for name, x in vars(self.owner).items() if not name.startswith("_")}
+
+    @property
+    def reader(self) -> Callable[[str], Any]:
+        return vars(self.owner).get
+
+    def put_back(self, values: dict[str, Any]) -> None:
+        for name in self.values().keys() - values.keys():
+            del vars(self.owner)[name]
+        vars(self.owner).update(values)
+
+
+class Slots(Place):
+    """Attributes that are declared by ``__slots__``."""
+
+    def values(self) -> dict[str, Any]:
+        found = {name: getattr(self.owner, name, MISSING) for name in _slots(type(self.owner))}
+        return {name: value for name, value in found.items() if value is not MISSING}
+
+    @property
+    def reader(self) -> Callable[[str], Any]:
+        return lambda name: getattr(self.owner, name, None)
+
+    def put_back(self, values: dict[str, Any]) -> None:
+        for name in self.values().keys() - values.keys():
+            object.__delattr__(self.owner, name)
+        for name, value in values.items():
+            object.__setattr__(self.owner, name, value)
 
 
 class Cell(Place):
@@ -166,19 +205,23 @@ class ParameterStore(Place):
 class References:
     """All that some functions, methods, modules and other callables refer to.
 
+    :param roots: these; or (label, thing).
     :ivar places: where they can keep Python values.
     :ivar tensors: (label, tensor), parameters and buffers of modules included.
     :ivar held: (label, thing), the tensors, arrays and sequences that user code itself holds.
     :ivar caches: functions with an ``lru_cache``.
     """
 
-    def __init__(self, *roots: Callable):
+    def __init__(self, *roots: Callable | tuple[str, Any]):
         self.places: list[Place] = [ParameterStore()]
         self.tensors: list[tuple[str, Tensor]] = []
         self.held: list[tuple[str, Any]] = []
         self.caches: list[Any] = []
         self._seen: dict[int, Any] = {}  # alive, so that no id is used twice
-        self._waiting = collections.deque((root, _name(root), True) for root in roots)
+        self._waiting = collections.deque(
+            (root[1], root[0], True) if isinstance(root, tuple) else (root, _name(root), True)
+            for root in roots
+        )
         while self._waiting and len(self._seen) < _MOST_THINGS:
             thing, label, users = self._waiting.popleft()
             if not isinstance(thing, (*_PLAIN, Trace)) and id(thing) not in self._seen:
@@ -195,7 +238,7 @@ class References:
                 self.held.append((label, thing))
         elif isinstance(thing, np.ndarray) or _is_frame(thing):
             self.held.append((label, thing))
-        elif isinstance(thing, (dict, set, list, tuple, frozenset, collections.deque)):
+        elif isinstance(thing, (dict, set, tuple, frozenset, *_LISTS)):
             self._look_at_container(thing, label, users)
         elif inspect.isfunction(thing):
             self._look_at_function(thing)
@@ -209,7 +252,9 @@ class References:
                 self._wait(value, f"argument {i} {of}")
             for name, value in {**thing.keywords, **vars(thing)}.items():
                 self._wait(value, f"argument {name!r} {of}")
-        elif hasattr(thing, "cache_clear") and hasattr(thing, "__wrapped__"):
+        elif isinstance(thing, _BOUND):
+            self._wait(thing.__self__, label, users)
+        elif isinstance(thing, _CACHE):
             self.caches.append(thing)
             self._wait(thing.__wrapped__, label)
         elif isinstance(thing, type):
@@ -218,7 +263,7 @@ class References:
             self._wait(thing.fget, label)
         elif isinstance(thing, (staticmethod, classmethod)):
             self._wait(thing.__func__, label)
-        elif not isinstance(thing, types.ModuleType) and hasattr(thing, "__dict__"):
+        elif not isinstance(thing, types.ModuleType):
             self._look_at_object(thing, label, users)
 
     def _wait(self, thing: Any, label: str, users: bool = True) -> None:
@@ -227,10 +272,12 @@ class References:
     def _look_at_container(self, thing: Any, label: str, users: bool) -> None:
         if users:
             self.held.append((label, thing))
-        if len(thing) > _LONGEST:
-            return
         if isinstance(thing, (dict, set, *_LISTS)):
             self.places.append(Place(label, thing))
+        if is_users(type(thing)):
+            self._look_at_object(thing, label, users)
+        if len(thing) > LONGEST:
+            return
         if isinstance(thing, dict):
             for key, value in thing.items():
                 self._wait(
@@ -250,14 +297,21 @@ class References:
                 self._wait(value, label)
         if not is_users(function):
             return
-        for parameter in inspect.signature(function).parameters.values():
-            self._wait(parameter.default, f"the default of argument {parameter.name!r} of {name}")
+        for parameter, value in _defaults(function).items():
+            self._wait(value, f"the default of argument {parameter!r} of {name}")
         self._look_at_namespace(vars(function), f"of {name}", None)
-        loaded, named = _globals_of(function.__code__)
+        loaded, imported, named = _globals_of(function.__code__)
         self._look_at_namespace(function.__globals__, f"that {name} reads", loaded)
-        for module in [function.__globals__.get(each) for each in loaded]:
-            if isinstance(module, types.ModuleType) and is_users(module):
+        modules = [function.__globals__.get(each) for each in sorted(loaded)]
+        modules += [sys.modules.get(each) for each in sorted(imported)]
+        seen: set[int] = set()
+        while modules:
+            module = modules.pop()
+            users = isinstance(module, types.ModuleType) and is_users(module)
+            if users and id(module) not in seen:
+                seen.add(id(module))
                 self._look_at_namespace(vars(module), f"of module {module.__name__}", named)
+                modules += [value for each, value in vars(module).items() if each in named]
 
     def _look_at_namespace(
         self, mapping: MutableMapping, owner: str, names: set[str] | None
@@ -271,7 +325,7 @@ class References:
             names = set(mapping)
         elif names:
             self.places.append(Names(f"global variable {', '.join(sorted(names))}", mapping, names))
-        for name in names & mapping.keys():
+        for name in [name for name in mapping if name in names]:  # in the order of definition
             self._wait(mapping[name], f"{word} {name!r} {owner}")
 
     def _look_at_class(self, kind: type) -> None:
@@ -281,54 +335,106 @@ class References:
         self.places.append(ClassAttributes(label, kind))
         for name, value in self.places[-1].values().items():
             self._wait(value, f"attribute {name!r} of class {kind.__name__}")
-        for special in ("__call__", "__init__", "__getattr__"):
-            self._wait(vars(kind).get(special), f"{kind.__name__}.{special}")
-        for base in kind.__bases__:
+        for name, value in vars(kind).items():
+            if name.startswith("__") and inspect.isfunction(value):
+                self._wait(value, f"{kind.__name__}.{name}")
+        for base in (*kind.__bases__, type(kind)):
             self._wait(base, base.__name__)
 
     def _look_at_object(self, thing: Any, label: str, users: bool) -> None:
         owner = f"of {type(thing).__name__}"
         if "'" in label and "(" not in label:
             owner += f" ({label.rstrip(',')})"
-        values = dict(vars(thing))
+        values = dict(_attributes(thing))
+        own = _OWN_RECORDS if isinstance(thing, (AutoGuide, EasyGuide)) else ("_pyro_context",)
+        if isinstance(thing, torch.jit.ScriptModule):
+            self._look_at_script(thing, owner)
+            return
         if isinstance(thing, torch.nn.Module):
             users = self._look_at_module(thing, values, owner)
         elif is_users(type(thing)) or isinstance(thing, types.SimpleNamespace):
-            self._look_at_namespace(vars(thing), owner, None)
+            self._look_at_namespace(_attributes(thing), owner, None)
+        elif users and values and _keeps_for_users(type(thing)):
+            self.places.append(PublicAttributes(f"an attribute {owner}", thing))
+        if is_users(type(thing)) and _slots(type(thing)):
+            self.places.append(Slots(f"an attribute {owner}", thing))
+            values |= self.places[-1].values()
         for name, value in values.items():
-            if name not in _OWN_RECORDS:
+            if name not in own:
                 self._wait(value, f"attribute {name!r} {owner}", users)
         self._wait(type(thing), type(thing).__name__)
+
+    def _look_at_script(self, module: torch.jit.ScriptModule, owner: str) -> None:
+        for name, value in [*module.named_parameters(), *module.named_buffers()]:
+            self._wait(value, f"attribute {name!r} {owner}", users=False)
 
     def _look_at_module(self, module: torch.nn.Module, values: dict, owner: str) -> bool:
         """Takes what modules have in common out of the values; whether it is a user's own."""
         users = is_users(type(module))
+        if isinstance(module, LazyModuleMixin) and not users:
+            values.clear()  # it takes shapes from its first input, and becomes another class
+            return users
         for kind in ("buffer", "parameter"):
             own = values.pop(f"_{kind}s")
             self.places.append(Place(f"a {kind} {owner}", own))
             for name, value in own.items():
                 # A library's own buffers, such as permutations, are not what users hold.
                 self._wait(value, f"{kind} {name!r} {owner}", users)
-        for name, value in values.pop("_modules").items():
+        modules = values.pop("_modules")
+        for name, value in modules.items():
             self._wait(value, f"module {name!r} {owner}", users)
         if users:
+            self.places.append(Place(f"an attribute {owner}", modules))
             self.places.append(Place(f"an attribute {owner}", vars(module)))
         else:
-            self.places.append(Names(f"an attribute {owner}", vars(module), ["training"]))
+            self.places.append(PublicAttributes(f"an attribute {owner}", module))
         return users
 
 
-def _globals_of(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Global names that code, or a function defined in it, reads or sets; and all its names."""
-    found, named = set(), set(code.co_names)
+def _keeps_for_users(kind: type) -> bool:
+    """Whether a library's objects are made to be written to: handlers, namespaces."""
+    root = (kind.__module__ or "").split(".")[0]
+    return root == "pyro" or root in sys.stdlib_module_names
+
+
+def _attributes(thing: Any) -> MutableMapping:
+    try:
+        return vars(thing)
+    except TypeError:
+        return {}
+
+
+def _slots(kind: type) -> list[str]:
+    """Names of attributes beside those of ``__dict__``."""
+    return [
+        name
+        for each in kind.__mro__
+        if "__slots__" in vars(each)
+        for name, value in vars(each).items()
+        if isinstance(value, types.MemberDescriptorType)
+    ]
+
+
+def _defaults(function: types.FunctionType) -> dict[str, Any]:
+    # Its own: those of its signature may be another function's, which it wraps.
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    return dict(zip(names, values, strict=True)) | (function.__kwdefaults__ or {})
+
+
+def _globals_of(code: types.CodeType) -> tuple[set[str], set[str], set[str]]:
+    """What code, or a function defined in it, uses: global names, imported modules, all names."""
+    found, imported, named = set(), set(), set(code.co_names)
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
             found.add(instruction.argval)
+        elif instruction.opname == "IMPORT_NAME":
+            imported.add(instruction.argval)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            inner, names = _globals_of(constant)
-            found, named = found | inner, named | names
-    return found, named
+            inner = _globals_of(constant)
+            found, imported, named = found | inner[0], imported | inner[1], named | inner[2]
+    return found, imported, named
 
 
 def sentence(label: str) -> str:

@@ -29,6 +29,13 @@ def placeholder(leaf: object) -> object:
     return placeholder_row(leaf).expand(leaf.shape)
 
 
+def identity(leaf: object) -> object:
+    """The same, but identities for square matrices, such as covariances."""
+    if is_table(leaf) and leaf.dim() > 1 and leaf.shape[-1] == leaf.shape[-2]:
+        return torch.eye(leaf.shape[-1], dtype=leaf.dtype, device=leaf.device).expand(leaf.shape)
+    return placeholder(leaf)
+
+
 def spacing(table: Tensor, length: int) -> int:
     """How far apart the first :func:`varied` rows are that have no number in common."""
     size = table.shape[1:].numel()

@@ -295,7 +295,7 @@ class VIPS(PrivateSteps):
             refuse_rows(state.references, size)
         refuse_captured_data(state.references, records)
         with state.pristine() as kept:
-            self.model.check(*data)
+            self.model.check(*(x.clone() for x in data))  # it may write into what it is shown
         require_no_changes(kept)
         return records
 

@@ -73,7 +73,7 @@ class IsolatedModel:
         self._public(posterior, _public_draws(torch.arange(1)), first)
         kept = []
         for i in records.examples():
-            row = [each.unsqueeze(0) for each in records.row(i)]
+            row = [each.clone().unsqueeze(0) for each in records.row(i)]
             with forked_rng(), self._state.pristine() as changes, guarded("The E-step"):
                 self._both(posterior, _public_draws(torch.tensor([i])), row)
             kept.append(changes)
@@ -105,6 +105,7 @@ class IsolatedModel:
     def _alone(
         self, e_step: EStep, draws: Draws | None, rows: tuple[Tensor, ...], *, static: bool
     ) -> Parts:
+        rows = tuple(row.clone() for row in rows)  # it may write into what it is shown
         try:
             return self._vectorized(e_step, draws, rows)
         except Exception:  # it cannot be vectorised, or fails on some record
@@ -139,7 +140,7 @@ class IsolatedModel:
             own = draws and draws.of(b)
             try:
                 with forked_rng(), self._state.preserved(), guarded("The E-step"):
-                    parts = e_step(own, *[row[b : b + 1] for row in rows])
+                    parts = e_step(own, *[row[b : b + 1].clone() for row in rows])
                     found = {name: _dense(part) for name, part in parts.items()}
             except ModelError:
                 found = {}
