@@ -128,9 +128,9 @@ def test_standard_error(rate):
         fractions = ClippedFractions()
         for _ in range(3):  # of which two are the last half
             taken = generator.random(1000) < rate
-            total = bits[taken].sum() + 2.0 / math.sqrt(0.01) * 0.5 * generator.standard_normal()
+            total = bits[taken].sum() + 0.2 / math.sqrt(0.01) * 0.5 * generator.standard_normal()
             released = torch.tensor([total / rate])
-            fractions.add(released, 1000, rate, noise_multiplier=2.0, share=0.01)
+            fractions.add(released, 1000, rate, noise_multiplier=0.2, share=0.01)
         (estimates, variances) = fractions.state()[1:].T
         errors.append((estimates.mean() - 0.3).item() / (variances.sum().sqrt() / 2).item())
     assert fractions.mean().standard_error == pytest.approx((variances.sum().sqrt() / 2).item())
