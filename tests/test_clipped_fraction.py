@@ -225,6 +225,29 @@ def test_noise_alone_is_not_warned_of(clipped, expected):
     assert count == expected
 
 
+def test_a_bias_by_clipping_is_warned_of():
+    """A skewed regression: C = 40 turns the mean slope, about 9, into the median one, about 4."""
+    x = torch.ones(1000) + torch.rand(1000)
+    y = x * 4.2 * (1.25 * torch.randn(1000)).exp()
+
+    def model(x, y):
+        slope = pyro.sample("slope", dist.Normal(0.0, 10.0))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Normal(slope * x[idx], 0.2), obs=y[idx])
+
+    def fit(bound):
+        sep = new_sep(model, max_factor_norm=bound, num_steps=30)
+        sep.run(x, y, progress=False)
+        return sep.posterior().mean.item()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = (x @ y / (x @ x)).item()
+        assert fit(1e6) == pytest.approx(expected, rel=1e-3) and expected > 8.0
+    with pytest.warns(ClippingWarning, match="max_factor_norm=40"):
+        assert fit(40.0) < 5.5
+
+
 def test_a_broken_record_is_no_bit(monkeypatch):
     """A record whose gradient is NaN, in eager code; graphs are in test_traced_step."""
     sums = []
