@@ -129,9 +129,9 @@ def test_standard_error(rate):
         fractions = ClippedFractions()
         for _ in range(3):  # of which two are the last half
             taken = generator.random(1000) < rate
-            total = bits[taken].sum() + 2.0 / math.sqrt(0.01) * 0.5 * generator.standard_normal()
+            total = bits[taken].sum() + 0.2 / math.sqrt(0.01) * 0.5 * generator.standard_normal()
             released = torch.tensor([total / rate])
-            fractions.add(released, 1000, rate, noise_multiplier=2.0, share=0.01)
+            fractions.add(released, 1000, rate, noise_multiplier=0.2, share=0.01)
         (estimates, variances) = fractions.state()[1:].T
         errors.append((estimates.mean() - 0.3).item() / (variances.sum().sqrt() / 2).item())
     assert fractions.mean().standard_error == pytest.approx((variances.sum().sqrt() / 2).item())
@@ -224,6 +224,29 @@ def test_noise_alone_is_not_warned_of(clipped, expected):
         count += any(each.category is ClippingWarning for each in caught)
     assert svi.clipped_fraction.standard_error == pytest.approx(0.0884, abs=1e-3)
     assert count == expected
+
+
+def test_a_bias_by_clipping_is_warned_of():
+    """A skewed regression: C = 40 turns the mean slope, about 9, into the median one, about 4."""
+    x = torch.ones(1000) + torch.rand(1000)
+    y = x * 4.2 * (1.25 * torch.randn(1000)).exp()
+
+    def model(x, y):
+        slope = pyro.sample("slope", dist.Normal(0.0, 10.0))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Normal(slope * x[idx], 0.2), obs=y[idx])
+
+    def fit(bound):
+        sep = new_sep(model, max_factor_norm=bound, num_steps=30)
+        sep.run(x, y, progress=False)
+        return sep.posterior().mean.item()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = (x @ y / (x @ x)).item()
+        assert fit(1e6) == pytest.approx(expected, rel=1e-3) and expected > 8.0
+    with pytest.warns(ClippingWarning, match="max_factor_norm=40"):
+        assert fit(40.0) < 5.5
 
 
 def test_a_broken_record_is_no_bit(monkeypatch):
