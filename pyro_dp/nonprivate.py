@@ -130,7 +130,7 @@ class NonPrivate:
     @torch.no_grad()
     def _of_statistics(self, stream: np.random.Generator) -> dict[str, Tensor]:
         vips, local = self._inference, LocalStream(stream)
-        model, norms = vips._shown, {name: [] for name in vips.model.statistics}
+        model, norms = vips._e_step, {name: [] for name in vips.model.statistics}
         for chosen in self._batches():
             rows = vips._records.rows(chosen)
             with guarded("The E-step"):

@@ -130,10 +130,10 @@ class VIPS(PrivateSteps):
         each = {n: x for n, x in self._declared.items() if n not in once}
         # What users write is behind a wall; what this package has was written for one.
         self._own = None if _is_ours(model) else CapturedState(*_methods(model))
-        shown = model if self._own is None else IsolatedModel(model, self._own)
-        self._shown = shown
-        self._once = Release(shown, once, self.microbatch_size, self._sum_type) if once else None
-        self._each = Release(shown, each, self.microbatch_size, self._sum_type) if each else None
+        e_step = model if self._own is None else IsolatedModel(model, self._own)
+        self._e_step = e_step
+        self._once = Release(e_step, once, self.microbatch_size, self._sum_type) if once else None
+        self._each = Release(e_step, each, self.microbatch_size, self._sum_type) if each else None
         if not each and num_steps != 1:
             raise ConfigurationError(
                 f"num_steps must be 1: all statistics of {type(model).__name__} are static, and "
@@ -224,7 +224,7 @@ class VIPS(PrivateSteps):
             once = self._once.statistics if self._once else {}
             static = MixedStatistics.from_state(state["static"], once)
         self._load_state(state)
-        self._records = None  # to look at the data anew
+        self._records = self._data = None  # to look at the data anew
         self._size, self._mixed, self._static = state["size"], mixed, static
         self._posterior = posterior
 
@@ -272,7 +272,7 @@ class VIPS(PrivateSteps):
             self._static = self._static and self._static.to(records.device)
             self._posterior = self._m_step(self._mixed, size)
             if self._own is not None:
-                self._shown.check(self._posterior, records)
+                self._e_step.check(self._posterior, records)
             if not self._steps or self._data is None:
                 self._data = records
 
