@@ -19,6 +19,7 @@ import json
 import math
 import operator
 import time
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -34,6 +35,7 @@ from pyro_dp import (
     DPSEP,
     DPSVI,
     AuditResult,
+    NotPrivateWarning,
     PrivacyAccountant,
     SubsampledGaussian,
     audit,
@@ -288,7 +290,7 @@ def unclipped():
     def sums(values, bounds, weights=None):
         return original(values, [math.inf] * len(bounds), weights)
 
-    with mock.patch.object(mechanisms.ClippedSum, "sums", staticmethod(sums)):
+    with mock.patch.object(mechanisms.ClippedSum, "clipped_sums", staticmethod(sums)):
         yield
 
 
@@ -421,6 +423,7 @@ def figure(results: dict) -> None:
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", NotPrivateWarning)  # made-up data
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="*", default=[], choices=tuple(PARTS))
     parser.add_argument("--share", type=float, default=1.0, help="of the trials, for a quick look")

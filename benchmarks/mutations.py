@@ -76,9 +76,93 @@ MUTATIONS = [
     Mutation(
         "a broken record counts in the other blocks",
         "mechanisms",
-        ".isfinite().all(dim=0)",
-        ".isfinite().any(dim=0)",
+        "counted = sum(norm for norm in norms if norm is not None) < math.inf",
+        "counted = norms[-1 if norms[-1] is not None else 0] < math.inf",
         "test_mechanisms.py",
+    ),
+    Mutation(
+        "a bit with half its noise",
+        "inference",
+        "self._bit = Block(1, 0.5, SHARE)",
+        "self._bit = Block(1, 0.25, SHARE)",
+        "test_clipped_fraction.py test_svi.py",
+    ),
+    Mutation(
+        "a bit without its share of the cost",
+        "svi",
+        "self._gradient_share = 1.0 - of_bit - of_loss",
+        "self._gradient_share = 1.0 - of_loss",
+        "test_clipped_fraction.py",
+    ),
+    Mutation(
+        "DPSEP: a bit without its share of the cost",
+        "sep",
+        "self._share = 1.0 - (self._bit.share if self._bit else 0.0)",
+        "self._share = 1.0",
+        "test_clipped_fraction.py",
+    ),
+    Mutation(
+        "DPSEP: noise of sites that forgets the share",
+        "sep",
+        "sigma = self.noise_multiplier / math.sqrt(self._share)",
+        "sigma = self.noise_multiplier",
+        "test_clipped_fraction.py",
+    ),
+    Mutation(
+        "the bit of a broken record counts",
+        "mechanisms",
+        "sums.append(each.weighted_sum(counted))",
+        "sums.append(each.weighted_sum(torch.ones_like(counted)))",
+        "test_clipped_fraction.py",
+    ),
+    Mutation(
+        "bits of whole units, not halves",
+        "mechanisms",
+        "torch.where(norms <= bound, 0.5, -0.5)",
+        "torch.where(norms <= bound, 1.0, -1.0)",
+        "test_svi.py",
+    ),
+    Mutation(
+        "a clipped fraction that is the fraction within",
+        "clipped_fraction",
+        "(0.5 - total / size, variance)",
+        "(0.5 + total / size, variance)",
+        "test_clipped_fraction.py",
+    ),
+    Mutation(
+        "a standard error without the sampling",
+        "clipped_fraction",
+        "variance = noise**2 + (1 - rate) / (4 * rate * size)",
+        "variance = noise**2",
+        "test_clipped_fraction.py",
+    ),
+    Mutation(
+        "a scheduler that is never stepped",
+        "svi",
+        "if isinstance(self.optim, PyroLRScheduler):",
+        "if False:",
+        "test_svi.py",
+    ),
+    Mutation(
+        "an optimizer that needs a closure",
+        "svi",
+        "if _needs_closure(optimizer):",
+        "if False:",
+        "test_svi.py",
+    ),
+    Mutation(
+        "DPSEP: gradients that stand out are nothing to warn of",
+        "step_control",
+        "self.unsettled += not accepted or",
+        "self.unsettled += not accepted and",
+        "test_step_control.py",
+    ),
+    Mutation(
+        "DPSEP: what the noise hides is not counted",
+        "average_factor",
+        "return int((values < self._radius).sum())",
+        "return 0",
+        "test_sep.py",
     ),
     Mutation(
         "released before it is recorded",
@@ -322,7 +406,7 @@ MUTATIONS = [
     Mutation(
         "initial values may be numbers of the data",
         "initial_values",
-        "    refuse_numbers(initial, records)\n",
+        "    refuse_numbers(first.values, records)\n",
         "",
         "test_leaks.py",
     ),
@@ -496,11 +580,10 @@ MUTATIONS = [
         "test_traced_step.py",
     ),
     Mutation(
-        "padding that adds its quantile bit",
+        "padding that adds its bit",
         "mechanisms",
-        "sums.append(each.weighted_sum(torch.where(counted, scale, 0.0)))",
-        "sums.append(each.weighted_sum(torch.where("
-        "counted if len(sums) < 2 else norm.isfinite(), scale, 0.0)))",
+        "sums.append(each.weighted_sum(counted))",
+        "sums.append(each.weighted_sum(norms[0] < math.inf))",
         "test_traced_step.py",
     ),
     Mutation(
@@ -1328,7 +1411,7 @@ MUTATIONS = [
         "scaler: means of the data, not of the release",
         "scaler",
         "self.mean = (sums / size)",
-        "self.mean = (clipped.totals[0] / size)",
+        "self.mean = (clipped._exact_sums[0] / size)",
         "test_scaler.py",
     ),
     Mutation(
@@ -1495,9 +1578,139 @@ MUTATIONS = [
     Mutation(
         "nonprivate: a look that is not in the ledger",
         "nonprivate",
-        "inference.accountant.record_nonprivate(name)",
-        "pass",
+        "                mark_look(inference.accountant, name, stacklevel=4)\n",
+        "                pass\n",
         "test_nonprivate.py",
+    ),
+    Mutation(
+        "look: the warning before the mark",
+        "looks",
+        "    accountant.record_nonprivate(what)\n    warnings.warn(",
+        "    warnings.warn('read without noise', NotPrivateWarning, stacklevel=2)\n"
+        "    accountant.record_nonprivate(what)\n    warnings.warn(",
+        "test_nonprivate.py",
+    ),
+    Mutation(
+        "look: marked without a warning",
+        "looks",
+        "    accountant.record_nonprivate(what)\n",
+        "    return accountant.record_nonprivate(what)\n",
+        "test_ep.py",
+    ),
+    Mutation(
+        "door: EP that no ledger knows of",
+        "baselines/ep",
+        "        mark_look(self.accountant,",
+        "        mark_look(PrivacyAccountant(),",
+        "test_ep.py",
+    ),
+    Mutation(
+        "door: EP marks the ledger after it has read",
+        "baselines/ep",
+        "        mark_look(self.accountant,",
+        "        one = torch.zeros(1), torch.zeros(1, 1)\n"
+        "        _cavities(Gaussian(torch.zeros(1), torch.eye(1)), "
+        "Gaussian(one[1], one[1][None]), torch.tensor([0]))\n"
+        "        mark_look(self.accountant,",
+        "test_ep.py",
+    ),
+    Mutation(
+        "door: EP without an accountant",
+        "baselines/ep",
+        "if not isinstance(accountant, PrivacyAccountant):",
+        "if False:",
+        "test_ep.py",
+    ),
+    Mutation(
+        "door: a step that shows the exact sums",
+        "svi",
+        "        gradient, *others = self._release(clipped)\n",
+        "        self.last = clipped._exact_sums\n"
+        "        gradient, *others = self._release(clipped)\n",
+        "test_one_door.py",
+    ),
+    Mutation(
+        "door: the mean of two noisy sums",
+        "mechanisms",
+        "    return clipped._noisy(sigmas, noise)",
+        "    pairs = zip(clipped._noisy(sigmas, noise), clipped._noisy(sigmas, noise))\n"
+        "    return [(one + other) / 2 for one, other in pairs]",
+        "test_one_door.py",
+    ),
+    Mutation(
+        "door: noisy sums by another name",
+        "private_steps",
+        "        self._require_bounded(noise_multiplier, clipped)\n",
+        "        self._require_bounded(noise_multiplier, clipped)\n"
+        "        self.peek = getattr(clipped, '_no' 'isy')\n",
+        "test_one_door.py",
+    ),
+    Mutation(
+        "door: a release of its own",
+        "vips/inference",
+        "        position = self.accountant.position\n        clipped = self._once",
+        "        from pyro_dp.mechanisms import release as show\n"
+        "        position = self.accountant.position\n        clipped = self._once",
+        "test_one_door.py",
+    ),
+    Mutation(
+        "door: a noise stream for something else",
+        "vips/inference",
+        'LocalStream(self._randomness.stream("local", position))',
+        'LocalStream(self._randomness.stream("noise", position))',
+        "test_one_door.py",
+    ),
+    Mutation(
+        "door: a record that the release does not make",
+        "scaler",
+        "        sums, squares = self._release(clipped)\n",
+        "        self.entered = self.accountant.record\n"
+        "        sums, squares = self._release(clipped)\n",
+        "test_one_door.py",
+    ),
+    Mutation(
+        "door: graph and model are not compared",
+        "mechanisms",
+        "            other._exact_sums[0],\n",
+        "            self._exact_sums[0],\n",
+        "test_traced_step.py",
+    ),
+    Mutation(
+        "door: a graph's sums count twice in the checked steps",
+        "site_sums",
+        "        self._passes.add(found, public, chosen)\n",
+        "        self._passes.add(found, public, chosen)\n"
+        "        self._passes.add(clipped, public, chosen)\n",
+        "test_secure.py::test_graphs_of_sites_give_the_same_sums",
+    ),
+    Mutation(
+        "not private: perplexity without a word",
+        "vips/latent_dirichlet_allocation",
+        '        warn_not_private("perplexity", "documents", _OTHERS)\n',
+        "",
+        "test_looks.py",
+    ),
+    Mutation(
+        "not private: said at each run of an audit",
+        "auditing",
+        "                values.append(read(make_run(*worlds[int(each)])))\n",
+        "                values.append(read(make_run(*worlds[int(each)])))\n"
+        '                warn_not_private("audit", "data", _MADE_UP)\n',
+        "test_looks.py",
+    ),
+    Mutation(
+        "not private: said after the runs of an audit",
+        "auditing",
+        '    warn_not_private("audit", "data", _MADE_UP)\n    worlds = ',
+        '    make_run(*data)\n    warn_not_private("audit", "data", _MADE_UP)\n    worlds = ',
+        "test_looks.py",
+    ),
+    Mutation(
+        "not private: said of the package's own line",
+        "looks",
+        "        stacklevel=3,\n",
+        "        stacklevel=2,\n",
+        "test_looks.py",
     ),
     Mutation(
         "nonprivate: a look that moves the public generators",

@@ -213,8 +213,10 @@ def ablate(folder: Path, seeds: int) -> None:
         names = list(LogisticRegression(x.shape[1]).statistics)
 
         def release(clipped, exact=exact, names=names, **options):
-            pairs = zip(names, noisy(clipped, **options), clipped.totals, strict=True)
-            return [total.clone() if name in exact else r for name, r, total in pairs]
+            without = {"accountant": PrivacyAccountant(), "event": SubsampledGaussian(0.0)}
+            released, sums = noisy(clipped, **options), noisy(clipped, **options | without)
+            pairs = zip(names, released, sums, strict=True)
+            return [total if name in exact else r for name, r, total in pairs]
 
         pyro_dp.private_steps.release = release
         aucs = []

@@ -22,6 +22,7 @@ out. The choice is not covered by epsilon.
 
 import argparse
 import math
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from common import ROOT, summarise, write_section
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp import PrivacyAccountant, SubsampledGaussian
+from pyro_dp import NotPrivateWarning, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.vips import VIPS, LatentDirichletAllocation
 
 DELTA = 1e-5
@@ -254,6 +255,7 @@ def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", NotPrivateWarning)  # public documents
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=5, help="repeats of every run (default 5)")
     parser.add_argument("--only", choices=tuple(CHOSEN), help="one of the data sets")

@@ -15,6 +15,7 @@ what it is in most training images, and is not private.
 
 import argparse
 import math
+import warnings
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -26,7 +27,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp import PrivacyAccountant
+from pyro_dp import NotPrivateWarning, PrivacyAccountant
 from pyro_dp.vips import VIPS, SigmoidBeliefNetwork
 
 DELTA = 1e-5
@@ -142,6 +143,7 @@ def draw(table: pd.DataFrame, path: Path) -> None:
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", NotPrivateWarning)  # public images
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=10, help="repeats of every run (default 10)")
     parser.add_argument(

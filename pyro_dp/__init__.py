@@ -8,8 +8,16 @@ from pyro_dp.accounting import (
 )
 from pyro_dp.audit_result import AuditResult
 from pyro_dp.auditing import audit, audit_one_run
-from pyro_dp.ep import EP
-from pyro_dp.errors import ConfigurationError, ModelError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.clipped_fraction import ClippedFraction
+from pyro_dp.errors import (
+    ClippingWarning,
+    ConfigurationError,
+    ConvergenceWarning,
+    ModelError,
+    NotPrivateWarning,
+    PrivacyBudgetExceeded,
+    PrivacyError,
+)
 from pyro_dp.mechanisms import AdaptiveClip
 from pyro_dp.nonprivate import nonprivate
 from pyro_dp.row_adam import RowAdam
@@ -25,13 +33,16 @@ __all__ = [
     "AdaptiveClip",
     "ApproximateDP",
     "AuditResult",
+    "ClippedFraction",
+    "ClippingWarning",
     "ConfigurationError",
+    "ConvergenceWarning",
     "DPSEP",
     "DPSVI",
     "DPStandardScaler",
-    "EP",
     "ModelError",
     "NonPrivateLook",
+    "NotPrivateWarning",
     "PoissonTrials",
     "PrivacyAccountant",
     "PrivacyBudgetExceeded",

@@ -19,9 +19,11 @@ from pyro_dp.audit_result import AuditResult
 from pyro_dp.canaries import Column, canary_rows, with_canaries
 from pyro_dp.errors import ConfigurationError
 from pyro_dp.guesses import chosen_thresholds, count_guesses, error_rates
+from pyro_dp.looks import warn_not_private
 from pyro_dp.settings import require_count, require_number
 from pyro_dp.trade_off import trade_off
 
+_MADE_UP = "made-up data"
 _LENGTHS = "score=None needs equally many numbers from every run: pass a score."
 _PART = 0.2  # of the runs: they choose thresholds, and as many the direction of a score
 _ALPHA = np.concatenate([[0.0], np.geomspace(1e-5, 0.01, 31), np.linspace(0.02, 1.0, 99)])
@@ -52,8 +54,8 @@ def audit(
     confidence, whatever the canary and the score.
 
     **Not protected.** Nothing is: the result is not private, and ``make_run`` gets the data as they
-    are. Use made-up data, or be their curator. And an audit proves no privacy: a low bound may come
-    from a weak canary, a weak score or too few runs.
+    are. Use made-up data, or be their curator; a :class:`NotPrivateWarning` says so. And an audit
+    proves no privacy: a low bound may come from a weak canary, a weak score or too few runs.
 
     :param make_run: called as ``make_run(*records)``; runs the inference from its start, with fresh
         noise, and returns what it released. What it keeps from one run for the next would make the
@@ -78,6 +80,7 @@ def audit(
     _check(make_run, score, delta, confidence, claim)
     num_trials = require_count("num_trials", num_trials, least=100)
     canaries = canary_rows(data, canary, single=True)
+    warn_not_private("audit", "data", _MADE_UP)
     worlds = tuple(data), with_canaries(data, canaries, np.array([True]))
 
     part = int(_PART * num_trials)
@@ -167,6 +170,7 @@ def audit_one_run(
             f"positive + negative must lie in [1, {m}], the number of canaries; it is {guesses}."
         )
     coins = _generator(seed).integers(2, size=m) == 1
+    warn_not_private("audit_one_run", "data", _MADE_UP)
     scores = _vector(score(make_run(*with_canaries(data, canaries, coins))))
     if scores.shape != (m,):
         raise ConfigurationError(f"score must return one number for each of the {m} canaries.")

@@ -64,6 +64,12 @@ class AverageFactor:
         precision = floored(self._average.precision, 0.0)
         return self._average.with_precision(precision, self._centre)
 
+    def hidden(self) -> int:
+        """In how many directions the next step's precision is less than the noise in it may be."""
+        stepping = self._stepping
+        values = stepping if stepping.dim() == 1 else torch.linalg.eigvalsh(stepping)
+        return int((values < self._radius).sum())
+
     def projected(self, least: float = 0.0) -> Gaussian:
         """The average, with no precision below the noise level, nor below ``least``."""
         radius = torch.as_tensor(self._radius, dtype=torch.float64).clamp(min=least)

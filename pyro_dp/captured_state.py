@@ -28,7 +28,28 @@ KEEPS = (
 )
 _PLAIN = (bool, int, float, complex, str, type(None))
 _DEPTH = 5
+_SMALL = 2**16  # numbers of a tensor that is worth a copy
 Changes = dict[tuple[str, str], Any]  # new values, by label and name
+
+
+class _Constant:
+    """A tensor that a graph has as a constant."""
+
+    def __init__(self, read: Callable[[Any], Any], name: Any, value: Tensor):
+        self._read, self._name, self._value = read, name, value
+        self._version = math.inf if value.requires_grad else _version(value)
+        self._kept = value.clone() if value.numel() <= _SMALL and self._version < math.inf else None
+
+    @property
+    def changed(self) -> bool:
+        value = self._value
+        if self._read(self._name) is not value:
+            return True
+        if self._version == math.inf or value._version == self._version:
+            return False
+        # A parameter that started at this tensor counts its versions, and has other memory.
+        self._version = value._version
+        return self._kept is None or not torch.equal(value, self._kept)
 
 
 class CapturedState:
@@ -37,6 +58,7 @@ class CapturedState:
     def __init__(self, *roots: Callable | tuple[str, Any]):
         self.references = References(*roots)
         self._places = self.references.places
+        self._is_watched = False
         values = [
             (place.reader, name, value)
             for place in self._places[1:]  # without Pyro's parameters
@@ -46,9 +68,9 @@ class CapturedState:
         self._plain = [each for each in values if isinstance(each[2], _PLAIN)]
         # Parameters are inputs of a graph, and change in every step.
         self._constants = [
-            (*each, math.inf if each[2].requires_grad else _version(each[2]))
+            _Constant(*each)
             for each in values
-            if isinstance(each[2], Tensor)
+            if isinstance(each[2], Tensor) and not isinstance(each[2], UninitializedTensorMixin)
         ]
 
     @property
@@ -58,10 +80,7 @@ class CapturedState:
             new = read(name)
             if new is not value and not (type(new) is type(value) and new == value):
                 return True
-        for read, name, value, version in self._constants:
-            if read(name) is not value or value._version > version:
-                return True
-        return False
+        return any(constant.changed for constant in self._constants)
 
     @contextlib.contextmanager
     def preserved(self) -> Iterator[None]:
@@ -69,9 +88,11 @@ class CapturedState:
 
         :raises ModelError: a tensor or array was changed in place; names it.
         """
-        changes: Changes = {}
+        if self._is_watched:
+            yield
+            return
         memory: Changes = {}
-        with self._watched(changes, memory):
+        with self._put_back({}, memory):
             yield
         require_no_changes(memory)
 
@@ -79,16 +100,27 @@ class CapturedState:
     def pristine(self) -> Iterator[Changes]:
         """The same, without the error.
 
+        Within, :meth:`preserved` puts nothing back: what is kept shows.
+
         :returns: at the end, what had changed.
         """
         changes: Changes = {}
-        with self._watched(changes, changes):
-            yield changes
+        self._is_watched = True
+        try:
+            with self._put_back(changes, changes):
+                yield changes
+        finally:
+            self._is_watched = False
+
+    def forget(self) -> None:
+        """Drop what functions with a cache computed before: users may have shown them data."""
+        for cache in self.references.caches:
+            cache.cache_clear()
 
     @contextlib.contextmanager
-    def _watched(self, changes: Changes, memory: Changes) -> Iterator[None]:
+    def _put_back(self, changes: Changes, memory: Changes) -> Iterator[None]:
         """
-        :param changes: takes what changed but for the contents of tensors and arrays.
+        :param changes: takes what changed, but for the contents of tensors and arrays.
         :param memory: takes these.
         """
         before = [(place, place.values()) for place in self._places]
@@ -120,12 +152,8 @@ class CapturedState:
                     array[...] = values
             for cache, known in zip(self.references.caches, misses, strict=True):
                 if cache.cache_info().misses != known:
+                    changes[f"the cache of {cache.__name__}()", ""] = None
                     cache.cache_clear()
-
-    def forget(self) -> None:
-        """What functions with a cache computed before, of whatever the user showed them."""
-        for cache in self.references.caches:
-            cache.cache_clear()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from (

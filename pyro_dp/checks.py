@@ -55,11 +55,10 @@ def build_record_term(
     :raises ModelError: names the site, parameter or argument that does not fit, and what to do.
     """
     records.require_finite()
-    state = CapturedState(model, guide, *records.constants)
     with forked_rng():
         marked = marked_parameters(records.plate.size)
         with marked.shown(marked.constants()):
-            initialise(model, guide, records, state)
+            initialise(model, guide, records)
         local = find_local_parameters(model, guide, records, marked)
         state = CapturedState(model, guide, *records.constants)  # with what the first run made
         outside = Runs(model, guide, records, Outside, local, state)
@@ -139,15 +138,14 @@ def _check_isolation(term: RecordTerm, records: Records, particle: Particle) -> 
                 "or not indexed along their first dimension. Pass them as a tensor with one row "
                 "per record."
             )
-    kept = []
-    for i in records.examples():
-        with term.state.pristine() as changes:
+    with term.state.pristine() as once:
+        at(0, first)
+    with term.state.pristine() as changes:
+        for i in records.examples()[1:]:
             at(i, records.arguments(records.row(i)))
-        kept.append(changes)
-    for changes in kept[1:]:
-        require_same_changes(kept[0], changes)
-    _, again = at(0, first)
+        _, again = at(0, first)
     if not agree(loss, again):
+        require_same_changes(once, changes)
         raise ModelError(_REMEMBERS)
 
 

@@ -1,4 +1,4 @@
-"""Typed errors. Their texts name arguments, sites and settings, never a value of the data."""
+"""Typed errors, and a warning. Texts name arguments, sites and settings, never a value of data."""
 
 
 class PrivacyError(Exception):
@@ -15,3 +15,19 @@ class ModelError(PrivacyError, ValueError):
 
 class ConfigurationError(PrivacyError, ValueError):
     """A setting is out of range or does not fit the others."""
+
+
+class NotPrivateWarning(UserWarning):
+    """What a call returns was computed without noise: it is as secret as what it was computed from.
+
+    Who has data that need no protection says so by
+    ``warnings.simplefilter("ignore", NotPrivateWarning)``.
+    """
+
+
+class ConvergenceWarning(UserWarning):
+    """A run ended before its posterior settled, or the noise hides most of it."""
+
+
+class ClippingWarning(UserWarning):
+    """A run clipped so many records that its posterior is drawn by the clipping."""

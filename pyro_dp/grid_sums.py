@@ -80,18 +80,11 @@ def rounded_sums(
 class GridSum(ClippedSum):
     """Sum over records of their clipped blocks in whole units, 2^-30 of each block's bound."""
 
-    sums = staticmethod(rounded_sums)
+    clipped_sums = staticmethod(rounded_sums)
 
     @staticmethod
     def most_records(size: int, limit: int | None) -> int:
         return min(limit or _MOST_NUMBERS, max(1, _MOST_NUMBERS // size))
-
-    @property
-    def totals(self) -> tuple[Tensor, ...]:
-        return tuple(
-            self._in_bounds(units, block.bound)
-            for units, block in zip(self._units, self.blocks, strict=True)
-        )
 
     def rounding(self, count: int) -> float:
         return count / _UNITS
@@ -106,7 +99,14 @@ class GridSum(ClippedSum):
         if not all(block.bound < math.inf for block in self.blocks):
             raise ConfigurationError("secure=True needs a finite bound: no grid fits an infinite.")
 
-    def noisy(self, sigmas: Sequence[float], noise: SystemStream) -> list[Tensor]:
+    @property
+    def _exact_sums(self) -> tuple[Tensor, ...]:
+        return tuple(
+            self._in_bounds(units, block.bound)
+            for units, block in zip(self._units, self.blocks, strict=True)
+        )
+
+    def _noisy(self, sigmas: Sequence[float], noise: SystemStream) -> list[Tensor]:
         released = []
         for block, units, sigma in zip(self.blocks, self._units, sigmas, strict=True):
             # (a + 1)^2 >= a^2 + 16 from a = 8 on.

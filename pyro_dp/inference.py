@@ -1,8 +1,9 @@
 """What every private inference from a Pyro model has in common: its private plate, its graphs."""
 
 import abc
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyro
@@ -13,10 +14,17 @@ from torch import Tensor
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.arguments import described
 from pyro_dp.captured_state import CapturedState
-from pyro_dp.errors import ConfigurationError, ModelError
+from pyro_dp.clipped_fraction import (
+    SHARE,
+    ClippedFraction,
+    ClippedFractions,
+    require_fractions,
+)
+from pyro_dp.errors import ClippingWarning, ConfigurationError, ModelError
 from pyro_dp.first_look import first_look
 from pyro_dp.graphs import Compiler, NotTraceable
 from pyro_dp.guard import RaisedOnPlaceholders
+from pyro_dp.mechanisms import Block
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
@@ -35,7 +43,10 @@ class PrivateInference(PrivateSteps):
     Subclasses implement ``step`` and ``_build``. The arguments are those of :class:`DPSVI`.
 
     :param bound: the largest norm of one record's part of the first release.
+    :param report_clipping: a bit of each record, whether it was clipped, joins the release.
     """
+
+    _bound_name = ""  # of the argument that clips
 
     def __init__(
         self,
@@ -54,6 +65,7 @@ class PrivateInference(PrivateSteps):
         jit: str,
         generator: torch.Generator | int | None,
         secure: bool,
+        report_clipping: bool = False,
     ):
         for name, function in (("model", model), ("guide", guide)):
             if not callable(function):
@@ -64,6 +76,7 @@ class PrivateInference(PrivateSteps):
             )
         require_choice("jit", jit, ("trace", "compile", "none"))
         require_flag("slice_data", slice_data)
+        require_flag("report_clipping", report_clipping)
         if plate is not None and not isinstance(plate, str):
             raise ConfigurationError("plate must be the name of a pyro.plate.")
         if pyro.settings.get("module_local_params"):
@@ -85,10 +98,58 @@ class PrivateInference(PrivateSteps):
         self.slice_data = slice_data
         self.jit = jit
         self._traces_left = 0 if jit == "none" else _MOST_TRACES
+        self.report_clipping = report_clipping
+        # What cannot clip has no bit.
+        self._bit = Block(1, 0.5, SHARE) if report_clipping and bound < math.inf else None
+        self._fractions = ClippedFractions()
         self._python: CapturedState | None = None
         self._constants: list[tuple[str, Any]] = []  # arguments that are no data
         self._records: Records | None = None
         self._data: Records | None = None  # of the first step
+
+    @property
+    def clipped_fraction(self) -> ClippedFraction | None:
+        """The fraction of all N records whose part was clipped, with its standard error.
+
+        The mean over the last half of the steps so far (of n steps, the last n - n // 2) of each
+        step's released estimate: the bits of the records in the step, +1/2 within the bound and
+        -1/2 beyond it, are summed, noised, and divided by the sample rate and by N. A record whose
+        part is NaN or infinite counts as half clipped. The standard error is that of the noise and
+        of the sampling of records, both public. None before the first step, and where no bit joins
+        the release: with ``report_clipping=False`` or an infinite bound.
+        """
+        return self._fractions.mean()
+
+    def _add_bit(self, released: Tensor) -> None:
+        rate, size = self._sampler.sample_rate, self._records.plate.size
+        self._fractions.add(released, size, rate, self.noise_multiplier, self._bit.share)
+
+    def _warnings(self) -> list[Warning]:
+        clipped = self.clipped_fraction
+        if not (self.report_clipping and clipped and clipped.is_large):
+            return []
+        return [
+            ClippingWarning(
+                f"About {clipped.fraction:.0%} of the records were clipped at "
+                f"{self._bound_name}={self._bound:g}: the posterior is drawn by the clipped ones. "
+                f"Raise {self._bound_name} until few are; the noise grows with it."
+            )
+        ]
+
+    def _shown(self) -> dict[str, Any]:
+        clipped = self.clipped_fraction
+        return super()._shown() | ({"clipped": str(clipped)} if clipped else {})
+
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"clipped_fractions": self._fractions.state()}
+
+    def _require_state(self, state: Any, names: Sequence[str]) -> None:
+        super()._require_state(state, names)
+        require_fractions(state.get("clipped_fractions"))
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        super()._load_state(state)
+        self._fractions.load(require_fractions(state.get("clipped_fractions")))
 
     def _prepare(self, args: tuple, kwargs: dict) -> None:
         """Before a step: refuse one too many, and check what is new. Spends nothing."""

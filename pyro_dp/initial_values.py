@@ -1,8 +1,10 @@
 """Initial values of parameters: computed on placeholders, so that they say nothing of the data."""
 
+import contextlib
 import copy
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pyro
 import torch
@@ -15,38 +17,40 @@ from pyro_dp.captured_data import refuse_numbers
 from pyro_dp.captured_state import CapturedState, Changes, require_same_changes
 from pyro_dp.errors import ModelError
 from pyro_dp.guard import guarded
+from pyro_dp.plates import OneRecord, is_random
 from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Records
 
+_STARTS = (
+    "The initial value of parameter {name!r} depends on the data, and would be public: start it at "
+    "a constant or at random."
+)
+_REMEMBERS = (
+    "Site {name!r} of the {part} changes after other data were shown: something of them is "
+    "kept{by}. Compute it from the record each time, in a local variable."
+)
 
-def initialise(model: Callable, guide: Callable, records: Records, state: CapturedState) -> None:
+
+def initialise(model: Callable, guide: Callable, records: Records) -> None:
     """Run the guide once, on placeholders.
 
-    :param state: what model and guide refer to.
-    :raises ModelError: on other rows a parameter would have started at another value, or something
-        would have been kept of them; or a value is one of the data's.
+    :raises ModelError: after a first run on other rows a parameter would have another value, or a
+        record another term; or a parameter starts at numbers of the data.
     """
     # All N rows, so that a guide with latents per record shows it.
     public = records.arguments(records.placeholder(), length=records.plate.size)
     new = [each for each in _autoguides(guide) if each.prototype_trace is None]
-    initial, kept = _first_run(model, guide, public, state)
-    on_others = _first_run_on_others(model, guide, records, state)
-    if on_others is not None:
-        values, kept_of_others = on_others
-        for name in initial.keys() & values.keys():
-            if not agree(initial[name], values[name]):
-                raise ModelError(
-                    f"The initial value of parameter {name!r} depends on the data, and would be "
-                    "public: start it at a constant or at random."
-                )
-        require_same_changes(kept, kept_of_others)
+    first = _first_run(model, guide, records, public)
+    other = _first_run_on_others(model, guide, records)
+    if other is not None:
+        _require_same(first, other)
     args, kwargs = public
     with guarded("Initialising the guide on placeholder data", public=True):
         guide(*args, **kwargs)
     for leaf in [leaf for each in new for leaf in each.parameters()]:
         # init_to_value hands over the user's own tensor, which the next guide may start from.
         leaf.data = leaf.data.clone()
-    refuse_numbers(initial, records)
+    refuse_numbers(first.values, records)
 
 
 def initialised(guide: Callable) -> bool:
@@ -59,44 +63,90 @@ def _autoguides(guide: Callable) -> list[AutoGuide]:
     return [module for module in modules if isinstance(module, AutoGuide)]
 
 
-def _first_run(
-    model: Callable, guide: Callable, arguments: Arguments, state: CapturedState
-) -> tuple[dict[str, Tensor], Changes]:
-    """Parameters as they start on public rows, and what else changes; all is put back.
+@dataclass(frozen=True)
+class FirstRun:
+    """What a first run on public rows leads to.
 
-    Without the parameters, if there is something that cannot be copied.
+    :param values: of parameters, as they start; none, if there is something without a copy.
+    :param terms: log densities of a placeholder's sites, afterwards.
+    :param changes: what user code kept. It is put back.
     """
+
+    values: dict[str, Tensor]
+    terms: dict[tuple[str, str], Tensor]
+    changes: Changes
+
+
+def _first_run(
+    model: Callable, guide: Callable, records: Records, arguments: Arguments
+) -> FirstRun:
     copies = copied(model, guide)
+    model, guide = copies or (model, guide)
+    # Pyro's guides keep what they are first shown, and only a copy of them can forget it.
+    runs_guide = copies is not None or not isinstance(guide, torch.nn.Module)
     store = pyro.get_param_store()
     args, kwargs = arguments
     with (
         forked_rng(),
         store.scope(store.get_state()),
         guarded("Running guide and model once", public=True),
-        state.pristine() as kept,
-        poutine.trace(param_only=True) as captured,
+        CapturedState(model, guide, *records.constants).pristine() as changes,
     ):
-        if copies is not None:
-            model, guide = copies
-            guide(*args, **kwargs)
-        model(*args, **kwargs)
-    if copies is None:
-        return {}, kept
-    nodes = captured.trace.nodes.items()
-    return {name: site["value"].detach().clone() for name, site in nodes}, kept
+        with poutine.trace(param_only=True) as captured:
+            if runs_guide:
+                guide(*args, **kwargs)
+            model(*args, **kwargs)
+        terms = _terms_afterwards(model, guide if runs_guide else _no_sites, records)
+    nodes = captured.trace.nodes.items() if copies else ()
+    values = {name: site["value"].detach().clone() for name, site in nodes}
+    return FirstRun(values, terms, changes)
 
 
-def _first_run_on_others(
-    model: Callable, guide: Callable, records: Records, state: CapturedState
-) -> tuple[dict[str, Tensor], Changes] | None:
+def _terms_afterwards(
+    model: Callable, guide: Callable, records: Records
+) -> dict[tuple[str, str], Tensor]:
+    args, kwargs = records.arguments(records.placeholder())
+    first = torch.zeros(1, dtype=torch.long, device=records.device)
+    torch.manual_seed(0)
+    with OneRecord(records.plate, first), contextlib.suppress(Exception):  # later checks say why
+        of_guide = poutine.trace(guide).get_trace(*args, **kwargs)
+        of_model = poutine.trace(poutine.replay(model, trace=of_guide)).get_trace(*args, **kwargs)
+        terms = {}
+        for part, trace in (("guide", of_guide), ("model", of_model)):
+            trace.compute_log_prob(lambda name, site: is_random(site))
+            for name, site in trace.nodes.items():
+                if is_random(site):
+                    terms[part, name] = site["log_prob"].detach()
+        return terms
+    return {}
+
+
+def _no_sites(*args, **kwargs) -> None:
+    """In place of a guide that cannot be run."""
+
+
+def _first_run_on_others(model: Callable, guide: Callable, records: Records) -> FirstRun | None:
     """The same on rows that vary, if the model runs on such."""
     for integers in (True, False):
         rows = records.varied(records.plate.size, seed=1, integers=integers)
         try:
-            return _first_run(model, guide, rows, state)
+            return _first_run(model, guide, records, rows)
         except ModelError:
             continue
     return None
+
+
+def _require_same(first: FirstRun, other: FirstRun) -> None:
+    for name in first.values.keys() & other.values.keys():
+        if not agree(first.values[name], other.values[name]):
+            raise ModelError(_STARTS.format(name=name))
+    for key in first.terms.keys() & other.terms.keys():
+        if not agree(first.terms[key], other.terms[key]):
+            require_same_changes(first.changes, other.changes)
+            part, name = key
+            kept = ", ".join(label for label, _ in other.changes)
+            by = f" ({kept})" if kept else ""
+            raise ModelError(_REMEMBERS.format(name=name, part=part, by=by))
 
 
 def copied(model: Callable, guide: Callable) -> tuple[Callable, Callable] | None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.agreement import require_same
 from pyro_dp.errors import ConfigurationError
 from pyro_dp.settings import require_number
 from pyro_dp.system_stream import SystemStream
@@ -89,10 +90,11 @@ class AdaptiveClip:
 class Contributions(Protocol):
     """One block of a batch of records, where a tensor of shape (B, size) would be too large."""
 
-    def norms(self) -> Tensor:
+    def norms(self) -> Tensor | None:
         """Euclidean norms of the block's rows, (B, 1) in float64; never below the true ones.
 
-        A record with a NaN or infinite coordinate has a norm that is not finite.
+        A record with a NaN or infinite coordinate has a norm that is not finite. None: all rows
+        are finite and keep the bound by themselves.
         """
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -127,6 +129,39 @@ class Rows:
         return self._values
 
 
+class _Measured:
+    """A block whose norms are known already."""
+
+    def __init__(self, block: Contributions, norms: Tensor):
+        self.weighted_sum, self.dense = block.weighted_sum, block.dense
+        self._norms = norms
+
+    def norms(self) -> Tensor:
+        return self._norms
+
+
+class _Bits:
+    """Numbers +-1/2, (B, 1): a block that keeps its bound of 1/2 by itself."""
+
+    def __init__(self, values: Tensor):
+        self._values = values
+
+    def norms(self) -> None:
+        return None
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return torch.where(weights > 0, self._values, 0.0).sum(dim=0, dtype=torch.float64)
+
+    def dense(self) -> Tensor:
+        return self._values.to(torch.float64)
+
+
+def with_bit(block: Contributions, bound: Tensor | float) -> list[Contributions]:
+    """The block, and one of bound 1/2: +1/2 for each record within the bound, -1/2 beyond it."""
+    norms = block.norms()
+    return [_Measured(block, norms), _Bits(torch.where(norms <= bound, 0.5, -0.5))]
+
+
 def clipped_sums(
     values: Sequence[Contributions],
     bounds: Sequence[Tensor | float],
@@ -141,11 +176,14 @@ def clipped_sums(
     :param weights: (B, 1), one for a record and zero for a padded row; all ones by default.
     """
     norms = [each.norms() for each in values]  # (B, 1)
-    counted = torch.stack(norms).isfinite().all(dim=0)  # (B, 1)
+    counted = sum(norm for norm in norms if norm is not None) < math.inf  # (B, 1); NaN is not
     if weights is not None:
         counted = counted & (weights > 0)
     sums = []
     for each, bound, norm in zip(values, bounds, norms, strict=True):
+        if norm is None:
+            sums.append(each.weighted_sum(counted))
+            continue
         target = bound * (1 - 1e-12)  # so that rounding stays within the bound
         scale = torch.where(norm > target, target / norm, 1.0)
         sums.append(each.weighted_sum(torch.where(counted, scale, 0.0)))
@@ -159,7 +197,7 @@ class ClippedSum:
     (:class:`~pyro_dp.grid_sums.GridSum` keeps them in integers, against attacks on rounding.)
     """
 
-    sums = staticmethod(clipped_sums)
+    clipped_sums = staticmethod(clipped_sums)
 
     @staticmethod
     def most_records(size: int, limit: int | None) -> int | None:
@@ -180,19 +218,29 @@ class ClippedSum:
         :param values: one tensor of shape (B, size), or its equivalent, per block; private.
         """
         rows = [Rows(value) if isinstance(value, Tensor) else value for value in values]
-        self.add_sums(self.sums(rows, [block.bound for block in self.blocks]))
+        self.add_sums(self.clipped_sums(rows, [block.bound for block in self.blocks]))
 
     def add_sums(self, sums: Sequence[Tensor]) -> None:
-        """Add what :attr:`sums` gave for these bounds."""
+        """Add what :attr:`clipped_sums` gave for these bounds."""
         if self._totals:
             sums = [total + new for total, new in zip(self._totals, sums, strict=True)]
         self._totals = tuple(sums)
 
-    @property
-    def totals(self) -> tuple[Tensor, ...]:
-        """The exact sums: private until released."""
-        return self._totals or tuple(
-            torch.zeros(b.size, dtype=torch.float64, device=self._device) for b in self.blocks
+    def require_same_as(self, other: "ClippedSum", *, count: int, exact: bool) -> None:
+        """Compare first blocks that two ways of computing gave. No sum leaves this class for it.
+
+        :param other: of the same records and bounds.
+        :param count: number of the records.
+        :param exact: whether the model computes in float64.
+        :raises ModelError: they differ by more than rounding explains.
+        """
+        bound = self.blocks[0].bound
+        require_same(
+            self._exact_sums[0],
+            other._exact_sums[0],
+            exact=exact,
+            scale=bound if bound < math.inf else 0.0,
+            rounding=self.rounding(count),
         )
 
     def rounding(self, count: int) -> float:
@@ -202,13 +250,20 @@ class ClippedSum:
     def require_noise(self, sigmas: Sequence[float]) -> None:
         """:raises ConfigurationError: noise of such a size, one per block, cannot be added."""
 
-    def noisy(self, sigmas: Sequence[float], noise: np.random.Generator) -> list[Tensor]:
+    @property
+    def _exact_sums(self) -> tuple[Tensor, ...]:
+        """Private until released."""
+        return self._totals or tuple(
+            torch.zeros(b.size, dtype=torch.float64, device=self._device) for b in self.blocks
+        )
+
+    def _noisy(self, sigmas: Sequence[float], noise: np.random.Generator) -> list[Tensor]:
         """For :func:`release` only: the sums with noise.
 
         :param sigmas: standard deviation of each block's noise in units of the block's bound.
         """
         released = []
-        for block, total, sigma in zip(self.blocks, self.totals, sigmas, strict=True):
+        for block, total, sigma in zip(self.blocks, self._exact_sums, sigmas, strict=True):
             if sigma > 0:
                 draw = noise.standard_normal(block.size)
                 draw *= sigma * block.bound
@@ -245,4 +300,4 @@ def release(
     sigmas = [event.noise_multiplier / math.sqrt(block.share) for block in clipped.blocks]
     clipped.require_noise(sigmas)
     accountant.record(event)
-    return clipped.noisy(sigmas, noise)
+    return clipped._noisy(sigmas, noise)

@@ -1,10 +1,19 @@
-"""The one door to numbers of the data without noise, for somebody who insists.
+"""Numbers of an inference's data without noise, for somebody who insists.
 
-No other function of the package gives such numbers. Whoever goes through it leaves a line in the
-ledger first, and epsilon is infinite from then on.
+Whoever asks leaves a line in the ledger first, and epsilon is infinite from then on. What else is
+exported and gives such numbers says so in one of these ways:
+
+* :class:`pyro_dp.baselines.EP`, a posterior without noise, leaves the same line.
+* ``noise_multiplier=0`` is an event of the ledger whose epsilon is infinite.
+* ``perplexity``, ``topic_weights`` and ``pixel_accuracy`` of models, :func:`clipped_kl`,
+  :func:`sep_kl_bound`, :func:`audit` and :func:`audit_one_run` know no ledger. They are for other
+  data, which need no protection, and give a :class:`NotPrivateWarning` at the call.
+* What holds rows of the records is the curator's: parameters per record, which are never released
+  (:mod:`pyro_dp.local_parameters`), and data that :class:`DPStandardScaler` has transformed.
+
+tests/test_one_door.py states who may touch the exact sums, the ledger and the noise.
 """
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +25,7 @@ from torch import Tensor
 
 from pyro_dp.errors import ConfigurationError
 from pyro_dp.guard import guarded
+from pyro_dp.looks import mark_look
 from pyro_dp.mechanisms import Block, Contributions, Rows
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.randomness import LocalStream, forked_rng, private_rng
@@ -83,12 +93,7 @@ class NonPrivate:
             else:
                 inference._look_at(args, kwargs)
             with inference.accountant.next_position() as position:
-                inference.accountant.record_nonprivate(name)
-            warnings.warn(
-                f"{name}: read without noise. The ledger says so, and there is no privacy "
-                "guarantee any more: epsilon is infinite.",
-                stacklevel=4,
-            )
+                mark_look(inference.accountant, name, stacklevel=4)
             yield inference._randomness.stream("local", position)
 
     def _batches(self) -> Iterator[Tensor]:
@@ -104,7 +109,7 @@ class NonPrivate:
     def _gradients(self, stream: np.random.Generator) -> tuple[Tensor, float, float]:
         """Norms of a DPSVI's records, the sum of their losses, and the loss outside the plate."""
         step = self._inference._step
-        eager = replace(getattr(step, "eager", step), releases_loss=True, adapts=False)
+        eager = replace(getattr(step, "eager", step), releases_loss=True, has_bit=False)
         particles = eager.draw()
         local = [LocalStream(stream) for _ in particles]
         kept = _Kept([Block(eager.size(particles), 1.0)])

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pyro_dp.errors import ModelError
 from pyro_dp.graphs import Compiler, trace
 from pyro_dp.mechanisms import Block, ClippedSum, Contributions
 from pyro_dp.randomness import LocalStream
@@ -14,10 +13,6 @@ from pyro_dp.record_mode import Draw
 from pyro_dp.records import Records
 
 CHECKED_STEPS = 3
-MISMATCH = (
-    "The traced step gives other numbers than the model itself, which must have a state, or depend "
-    "on values in a way that a graph cannot: use jit='none'."
-)
 
 Contribute = Callable[
     [list[Tensor], list[Tensor], Tensor, list[Tensor], list[Tensor]], list[Contributions]
@@ -62,7 +57,8 @@ class Passes:
         def sums(*inputs: Tensor) -> list[Tensor]:
             counts = [blocks, 1, len(public), 1, len(records.placeholder())]
             bounds, (weights,), own, (indices,), rows, tables = parted(inputs, counts)
-            return sum_type.sums(contribute(bounds, own, indices, rows, tables), bounds, weights)
+            values = contribute(bounds, own, indices, rows, tables)
+            return sum_type.clipped_sums(values, bounds, weights)
 
         inputs = [
             *self._bounds_of([Block(1, 1.0)] * blocks),
@@ -72,22 +68,22 @@ class Passes:
         ]
         self._graph = compiler(trace(sums, inputs), inputs)
 
-    def __call__(
+    def add(
         self,
-        blocks: Sequence[Block],
+        clipped: ClippedSum,
         public: Sequence[Tensor],
         chosen: Tensor,
         local: Sequence[LocalStream | None] = (),
-    ) -> list[Tensor]:
-        """The sums over at most ``size`` records; raises whatever the graph raises."""
+    ) -> None:
+        """Clip and add at most ``size`` records. Whatever the graph raises, nothing was added."""
         weights, padding = self._weights(len(chosen)), self.size - len(chosen)
         if padding:
             chosen = torch.cat([chosen, chosen[:1].expand(padding)])
         rows = [row.contiguous() for row in self._records.rows(chosen, distinct=not padding)]
         tables = _tables(self._draws, chosen, local)
         with torch.no_grad():
-            sums = self._graph(*self._bounds_of(blocks), weights, *public, chosen, *rows, *tables)
-        return list(sums)
+            bounds = self._bounds_of(clipped.blocks)
+            clipped.add_sums(self._graph(*bounds, weights, *public, chosen, *rows, *tables))
 
     def _bounds_of(self, blocks: Sequence[Block]) -> list[Tensor]:
         bounds = [block.bound for block in blocks]
@@ -121,21 +117,6 @@ def pass_size(batch: int, limit: int | None) -> int:
     """Size of equal passes, none above the limit, that a batch of this size takes."""
     limit = limit or batch
     return math.ceil(batch / math.ceil(batch / limit))
-
-
-def require_same(
-    found: Tensor, expected: Tensor, *, exact: bool, scale: float = 0.0, rounding: float = 0.0
-) -> None:
-    """:raises ModelError: a graph's numbers are not those of the model.
-
-    :param exact: whether the model computes in float64.
-    :param scale: of numbers that are large for these.
-    :param rounding: by how much they may differ in any case, in units of the scale.
-    """
-    size = max(scale, expected.abs().nan_to_num(0.0, 0.0, 0.0).max().item())
-    tolerance = (1e-8 if exact else 1e-3) * size + rounding * scale
-    if not torch.allclose(found, expected, rtol=0.0, atol=tolerance, equal_nan=True):
-        raise ModelError(MISMATCH)
 
 
 def parted(flat: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:

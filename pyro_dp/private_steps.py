@@ -2,6 +2,7 @@
 
 import abc
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,11 +98,13 @@ class PrivateSteps(abc.ABC):
         hidden = not progress or self.accountant.silent
         with tqdm(total=self.num_steps, initial=self._steps, desc=name, disable=hidden) as bar:
             while self._steps < self.num_steps:
-                result = self.step(*args, **kwargs)
+                result = self._step_of_run(args, kwargs)
                 if not math.isnan(result):
                     results.append(result)
                     bar.set_postfix_str(f"{result:.4g}", refresh=False)
                 bar.update()
+        for warning in self._warnings():
+            warnings.warn(warning, stacklevel=2)
         return results
 
     def __reduce__(self):
@@ -109,10 +112,15 @@ class PrivateSteps(abc.ABC):
         raise PrivacyError(f"A {name} holds the data: save its state_dict() instead.")
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(num_steps={self.num_steps}, "
-            f"noise_multiplier={self._noise_multiplier}, steps_done={self._steps})"
-        )
+        shown = ", ".join(f"{name}={value!r}" for name, value in self._shown().items())
+        return f"{type(self).__name__}({shown})"
+
+    def _shown(self) -> dict[str, Any]:
+        return {
+            "num_steps": self.num_steps,
+            "noise_multiplier": self._noise_multiplier,
+            "steps_done": self._steps,
+        }
 
     @property
     def noise_multiplier(self) -> float:
@@ -136,6 +144,13 @@ class PrivateSteps(abc.ABC):
             except PrivacyBudgetExceeded as error:
                 raise PrivacyBudgetExceeded(f"{error}{self._hint}") from None
         return self._noise_multiplier
+
+    def _step_of_run(self, args: tuple, kwargs: dict) -> float:
+        return self.step(*args, **kwargs)
+
+    def _warnings(self) -> list[Warning]:
+        """What a user must know of a finished run, by what was released."""
+        return []
 
     def _state(self) -> dict[str, Any]:
         """What every state has."""
@@ -253,7 +268,8 @@ class PrivateSteps(abc.ABC):
                 "PrivacyAccountant(neighboring='replace_one'), or sampling='poisson'."
             )
         if self.sample_rate is not None:
-            require_number("sample_rate", self.sample_rate, above=0.0, below=1.0, closed=True)
+            name = "sample_rate, the expected fraction of the records in a step,"
+            require_number(name, self.sample_rate, above=0.0, below=1.0, closed=True)
             if self.sampling == "full" and self.sample_rate != 1.0:
                 raise ConfigurationError("sample_rate must be 1 or None with sampling='full'.")
 
@@ -275,5 +291,6 @@ class PrivateSteps(abc.ABC):
             raise ConfigurationError("secure=True needs noise: noise_multiplier=0 adds none.")
         if self._bound == math.inf and sigma != 0:
             raise ConfigurationError(
-                "An infinite bound needs noise_multiplier=0: no noise hides an unbounded record."
+                "An infinite bound (max_grad_norm, max_factor_norm) needs noise_multiplier=0: no "
+                "noise hides an unbounded record. Choose a finite one."
             )

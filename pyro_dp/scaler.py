@@ -84,11 +84,11 @@ class DPStandardScaler:
         rows = _rows(X)
         middle, half = self._bounds(rows.shape[1])
         scaled = ((rows - middle.to(rows.device)) / half.to(rows.device)).clamp(-1.0, 1.0)
-        release = _MomentRelease(
+        moments = _MomentRelease(
             self.accountant, self.noise_multiplier, self.generator, self.secure
         )
-        release.step(scaled)
-        mean, variance = release.mean.cpu(), release.variance.cpu()
+        moments.step(scaled)
+        mean, variance = moments.mean.cpu(), moments.variance.cpu()
         self.mean_ = (middle + half * mean).numpy()
         self.var_ = (half.square() * variance).numpy()
         self.scale_ = (half * variance.sqrt()).numpy()

@@ -25,7 +25,7 @@ from torch.distributions import MultivariateNormal
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.average_factor import AverageFactor
 from pyro_dp.ep_problem import EPProblem, require_moments
-from pyro_dp.errors import ConfigurationError, ModelError
+from pyro_dp.errors import ConfigurationError, ConvergenceWarning, ModelError
 from pyro_dp.factors import STRUCTURES
 from pyro_dp.gaussian import (
     Gaussian,
@@ -55,6 +55,16 @@ from pyro_dp.step_control import StepControl
 _LARGEST_FULL = 1200  # latents
 _STATE = ("settings", "average", "control", "mean_noise", "gaussians")
 _GAUSSIANS = ("_posterior", "_prior", "_factor")
+_UNSETTLED = (
+    "The posterior did not settle, and is not to be used: {count} of the last {judged} estimates "
+    "were left aside, or made where the gradient stood out of the noise. Try DPSVI, other "
+    "coordinates (such as non-centred ones of a hierarchy), or more steps."
+)
+_HIDDEN = (
+    "In {hidden} of {dim} directions the noise may be more than what the records say: there the "
+    "posterior is little more than the prior. Try DPSVI, fewer latents, more records, a smaller "
+    "max_factor_norm or a larger epsilon."
+)
 
 
 class DPSEP(PrivateInference):
@@ -80,6 +90,12 @@ class DPSEP(PrivateInference):
     the prior in directions that the data determine weakly. Where the noise hides all information
     the posterior falls back to the prior.
 
+    **Where it fails.** At its end :meth:`run` warns, by what was released, with a
+    :class:`ConvergenceWarning`: where most estimates of the last half of the steps were left aside
+    by the step control, or made where the gradient stood out of the noise (not with a ``damping``
+    of one's own); and where in most directions the noise may be more than what the records say.
+    Hierarchies with unknown scales are such models: :class:`DPSVI` serves them better.
+
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations. Discrete latents of a record are summed out where they are marked with
         ``infer={"enumerate": "parallel"}``; it can have no other latents inside the plate.
@@ -89,7 +105,8 @@ class DPSEP(PrivateInference):
     :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
         after the other.
     :param num_steps: number of steps of :meth:`run`. 20 to 50 on full batches serve regressions.
-    :param noise_multiplier: standard deviation sigma of the noise in units of C. ``None``: the
+    :param noise_multiplier: standard deviation sigma of the noise in units of C, but for what
+        ``report_clipping`` takes of the cost. ``None``: the
         smallest that fits what remains of the budget at the first step. 0: plain SEP, not private.
     :param max_factor_norm: C, to which the norm of a record's (eta_n - Lambda_n m, kappa Lambda_n)
         is clipped. Clipping acts on residuals: it should let nearly all records through. For
@@ -122,7 +139,7 @@ class DPSEP(PrivateInference):
         batches gain little: tracing takes a second or two, compiling up to a minute.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
         against anyone who can guess the seed, and the ledger says so.
-    :param secure: as for :class:`DPSVI`.
+    :param secure: as for :class:`DPSVI`, as is ``report_clipping``.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 
@@ -149,6 +166,7 @@ class DPSEP(PrivateInference):
         jit: str = "none",
         generator: torch.Generator | int | None = None,
         secure: bool = False,
+        report_clipping: bool = True,
     ):
         require_scale("max_factor_norm", max_factor_norm, infinite=True)
         require_flag("centred", centred)
@@ -182,12 +200,16 @@ class DPSEP(PrivateInference):
             jit=jit,
             generator=generator,
             secure=secure,
+            report_clipping=report_clipping,
         )
         default_weight = 1.0 if max_factor_norm == math.inf else 2.0 / max_factor_norm
         self._weight = precision_weight or default_weight
+        self._share = 1.0 - (self._bit.share if self._bit else 0.0)
         self._problem: EPProblem | None = None
         self._average: AverageFactor | None = None
         self._loaded: dict[str, Any] | None = None  # until the first step
+
+    _bound_name = "max_factor_norm"
 
     @torch.no_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -204,7 +226,9 @@ class DPSEP(PrivateInference):
         position = self.accountant.position
         cavity = self._posterior / self._factor ** (1 / self._records.plate.size)
         clipped = self._clipped_sum(cavity, self._sample(position), position)
-        (released,) = self._release(clipped)
+        released, *bit = self._release(clipped)
+        if bit:
+            self._add_bit(*bit)
         with self._all_or_nothing():
             change = self._update(self._estimate(released, cavity), cavity, damping)
             self._advance()
@@ -292,10 +316,20 @@ class DPSEP(PrivateInference):
         for name in _GAUSSIANS:
             setattr(self, name, Gaussian(*state["gaussians"][name]).to(device))
 
-    def __repr__(self) -> str:
+    def _shown(self) -> dict[str, Any]:
         moments = self.moments if self._problem is None else self._problem.moments.name
         precision = self.precision if self._average is None else self._average.structure.name
-        return f"DPSEP(moments={moments!r}, precision={precision!r}, num_steps={self.num_steps})"
+        return {"moments": moments, "precision": precision} | super()._shown()
+
+    def _warnings(self) -> list[Warning]:
+        warnings, control = super()._warnings(), self._control
+        if not control.settled:
+            text = _UNSETTLED.format(count=control.unsettled, judged=control.judged)
+            warnings.append(ConvergenceWarning(text))
+        hidden, dim = self._average.hidden(), len(self._problem.places)
+        if self.noise_multiplier > 0 and 2 * hidden > dim:
+            warnings.append(ConvergenceWarning(_HIDDEN.format(hidden=hidden, dim=dim)))
+        return warnings
 
     def _build(self, records: Records, sampler: RecordSampler) -> None:
         started, before = initialised(self.guide), set(pyro.get_param_store().keys())
@@ -321,6 +355,7 @@ class DPSEP(PrivateInference):
             self._average.structure,
             centred=self.centred,
             weight=self._weight,
+            has_bit=self._bit is not None,
             microbatch_size=self.microbatch_size,
         )
         if self._problem.likelihood.term.vectorizes:
@@ -383,7 +418,8 @@ class DPSEP(PrivateInference):
     def _clipped_sum(self, cavity: Gaussian, indices: Tensor, position: int) -> ClippedSum:
         """Per-record sites, clipped and summed, one microbatch after the other."""
         size = len(self._problem.places) + self._average.structure.size
-        clipped = self._sum_type([Block(size, self._bound)], self._records.device)
+        blocks = [Block(size, self._bound, self._share), *([self._bit] if self._bit else [])]
+        clipped = self._sum_type(blocks, self._records.device)
         self._sites.add(clipped, cavity, indices, self._randomness.stream("local", position))
         return clipped
 
@@ -407,7 +443,8 @@ class DPSEP(PrivateInference):
         """f <- (1 - damping) f + damping f_hat, unless the step control refuses the estimate."""
         rate, noise = self._sampler.sample_rate, 0.0
         if self.noise_multiplier > 0:
-            noise = self.noise_multiplier * self._bound / rate
+            sigma = self.noise_multiplier / math.sqrt(self._share)
+            noise = sigma * self._bound / rate
         if damping is None:
             if not self._control.accepts(*self._judged(estimate, cavity.mean, noise)):
                 return 0.0

@@ -1,7 +1,5 @@
 """Clipped sums of the records' sites: by Pyro code on each batch, or by a graph."""
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,8 +9,8 @@ from pyro_dp.errors import ConfigurationError
 from pyro_dp.factors import Structure
 from pyro_dp.gaussian import Gaussian, restricted
 from pyro_dp.graphs import Compiler, NotTraceable
-from pyro_dp.mechanisms import ClippedSum, Contributions, Rows
-from pyro_dp.passes import CHECKED_STEPS, Passes, pass_size, require_same
+from pyro_dp.mechanisms import ClippedSum, Contributions, Rows, with_bit
+from pyro_dp.passes import CHECKED_STEPS, Passes, pass_size
 from pyro_dp.randomness import forked_rng, private_rng
 from pyro_dp.records import Records
 
@@ -23,6 +21,7 @@ class SiteSums:
     :param structure: of the released precisions.
     :param centred: whether eta_n - Lambda_n m is released, m the cavity mean, or eta_n.
     :param weight: kappa.
+    :param has_bit: whether the release has a block for the bit of being within the bound.
     :param microbatch_size: at most so many records are worked on at a time.
     """
 
@@ -34,6 +33,7 @@ class SiteSums:
         *,
         centred: bool,
         weight: float,
+        has_bit: bool,
         microbatch_size: int | None,
     ):
         self._moments, self._places = problem.moments, problem.places
@@ -42,6 +42,7 @@ class SiteSums:
         self._structure = structure
         self._centred = centred
         self._weight = weight
+        self._has_bit = has_bit
         self._size = len(problem.places) + structure.size
         self._limit = microbatch_size or problem.moments.microbatch_size
         self._passes: Passes | None = None
@@ -64,14 +65,14 @@ class SiteSums:
             raise NotTraceable("records are taken one at a time")
 
         def contribute(bounds, public, indices, rows, tables) -> list[Contributions]:
-            return [self._contributions(*public, indices, rows)]
+            return self._blocks(self._sites(*public, indices, rows), bounds[0])
 
         with forked_rng():
             self._passes = Passes(
                 contribute,
                 self._records,
                 self._public(cavity),
-                blocks=1,
+                blocks=1 + self._has_bit,
                 size=pass_size(usual_size, sum_type.most_records(self._size, self._limit)),
                 sum_type=sum_type,
                 compiler=compiler,
@@ -97,33 +98,35 @@ class SiteSums:
     def norms(self, cavity: Gaussian, indices: Tensor) -> Tensor:
         """Of the records' sites before clipping, (B,): private, for the door without noise only."""
         public = self._public(cavity)
-        return self._contributions(*public, indices, self._records.rows(indices)).norms()[:, 0]
+        return self._sites(*public, indices, self._records.rows(indices)).norms()[:, 0]
 
     def _add_microbatch(self, clipped: ClippedSum, public: list[Tensor], chosen: Tensor) -> None:
         if self._passes:
             try:
-                sums = self._passes(clipped.blocks, public, chosen)
+                self._passes.add(clipped, public, chosen)
             except Exception:  # on some record; which one, Pyro's code finds out
-                sums = None
-            if sums is not None:
+                pass
+            else:
                 if self._unchecked:
-                    self._check(sums, clipped, public, chosen)
-                clipped.add_sums(sums)
+                    self._check(clipped, public, chosen)
                 return
-        clipped.add(self._contributions(*public, chosen, self._records.rows(chosen)))
+        self._add_by_pyro(clipped, public, chosen)
 
-    def _check(
-        self, sums: list[Tensor], clipped: ClippedSum, public: list[Tensor], chosen: Tensor
-    ) -> None:
+    def _add_by_pyro(self, clipped: ClippedSum, public: list[Tensor], chosen: Tensor) -> None:
+        sites = self._sites(*public, chosen, self._records.rows(chosen))
+        clipped.add(*self._blocks(sites, clipped.blocks[0].bound))
+
+    def _blocks(self, sites: Contributions, bound: Tensor | float) -> list[Contributions]:
+        """The blocks of the joint release: sites, bit."""
+        return with_bit(sites, bound) if self._has_bit else [sites]
+
+    def _check(self, clipped: ClippedSum, public: list[Tensor], chosen: Tensor) -> None:
+        """Of the same records by both ways, in sums of their own."""
         found, expected = (type(clipped)(clipped.blocks, self._records.device) for _ in range(2))
-        found.add_sums(sums)
-        expected.add(self._contributions(*public, chosen, self._records.rows(chosen)))
-        bound = clipped.blocks[0].bound
-        scale = bound if bound < math.inf else 0.0
+        self._passes.add(found, public, chosen)
+        self._add_by_pyro(expected, public, chosen)
         exact = self._likelihood.dtype == torch.float64
-        rounding = clipped.rounding(len(chosen))
-        (found,), (expected,) = found.totals, expected.totals
-        require_same(found, expected, exact=exact, scale=scale, rounding=rounding)
+        found.require_same_as(expected, count=len(chosen), exact=exact)
 
     def _public(self, cavity: Gaussian) -> list[Tensor]:
         try:
@@ -135,7 +138,7 @@ class SiteSums:
                 "nothing. Use a smaller max_factor_norm, noise_multiplier or damping."
             ) from None
 
-    def _contributions(
+    def _sites(
         self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]
     ) -> Contributions:
         sites = self._moments.factors(mean, spread, indices, rows)

@@ -7,17 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dp.gaussian import apply, dense, inverse
+from pyro_dp.gaussian import apply, inverse
 
 _SIGNIFICANT = 3.0  # standard deviations of the noise
 _RELEVANT = 0.01  # nats
+_SETTLED = 1.0  # nats that one more step would gain
 _LONGEST_WAY = 0.5  # of the steps
 _CURVED_WAY = 0.8
-_CHANGING = ("floor", "_way", "_averaged", "_anchor")
+_CHANGING = ("floor", "_way", "_averaged", "_anchor", "taken", "judged", "unsettled")
 
 
 class StepControl:
-    """Two judgements on G, the gradient of the log posterior at the cavity means.
+    """Judgements on G, the gradient of the log posterior at the cavity means.
 
     *Overshooting.* From anchor a to mean m the log posterior has changed by about
     (m - a)'(G_a + G_m) / 2. If it fell by more than noise explains, the estimate made at m is left
@@ -29,6 +30,10 @@ class StepControl:
     are averaged. Where predictors are curved, as in networks, gradients are weak and turn while the
     mean moves: there the way always takes four fifths of the steps.
 
+    *Settling.* An estimate of the last half of the steps speaks against it if it was left aside, or
+    if G' P^-1 G at its cavity mean stood out of the noise: by more than noise explains, and by more
+    than one nat. If most of them do, the posterior has not :attr:`settled`.
+
     :param num_steps: of the whole run.
     :param curved: the predictors are no linear function of the latents.
     :param floor: of the first step.
@@ -39,6 +44,10 @@ class StepControl:
         self._curved = curved
         self._way = math.ceil((_CURVED_WAY if curved else _LONGEST_WAY) * num_steps)
         self._averaged = 0
+        self._last_half = num_steps // 2
+        self.taken = 0  # steps
+        self.judged = 0  # of these, in the last half
+        self.unsettled = 0  # of these, that speak against it
         self._anchor: tuple[Tensor, Tensor, float] | None = None
 
     def state(self) -> dict[str, Any]:
@@ -47,8 +56,8 @@ class StepControl:
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Go on from what :meth:`state` gave."""
-        for name in _CHANGING:
-            setattr(self, name, state[name])
+        for name in _CHANGING:  # states of older versions have fewer
+            setattr(self, name, state.get(name, getattr(self, name)))
         if self._anchor is not None:
             mean, gradient, size = self._anchor
             self._anchor = mean.to(device), gradient.to(device), size
@@ -58,6 +67,11 @@ class StepControl:
         """1 on the way, then 1/2, 1/3, ...: the average of all estimates since."""
         return 1 / max(1, self._averaged)
 
+    @property
+    def settled(self) -> bool:
+        """Whether the estimates of the last half of the steps say so, so far as there are any."""
+        return 2 * self.unsettled <= self.judged
+
     def accepts(self, mean: Tensor, gradient: Tensor, precision: Tensor, noise: Tensor) -> bool:
         """Judge an estimate: whether to use it.
 
@@ -66,6 +80,16 @@ class StepControl:
         :param precision: P, the posterior's estimated precision, (d, d) or (d,).
         :param noise: covariance of the gradient's noise, of the same shape.
         """
+        accepted = self._uses(mean, gradient, precision, noise)
+        self.taken += 1
+        if self.taken > self._last_half:
+            self.judged += 1
+            self.unsettled += not accepted or not (
+                _excess(gradient, precision, noise) <= 2 * _SETTLED
+            )
+        return accepted
+
+    def _uses(self, mean: Tensor, gradient: Tensor, precision: Tensor, noise: Tensor) -> bool:
         self._way -= 1
         if self._averaged == 0 and self._overshot(mean, gradient, noise):
             _, _, size = self._anchor
@@ -90,8 +114,18 @@ class StepControl:
     def _arrived(self, gradient: Tensor, precision: Tensor, noise: Tensor) -> bool:
         if self._curved or self._way <= 0:
             return self._way <= 0
-        # If there were noise only, G' P^-1 G would have this mean and variance.
-        covariance = dense(inverse(precision))
-        relative = covariance @ dense(noise)
+        return _excess(gradient, precision, noise) <= 0
+
+
+def _excess(gradient: Tensor, precision: Tensor, noise: Tensor) -> float:
+    """By how much G' P^-1 G is more than noise explains."""
+    covariance = inverse(precision)
+    squared = gradient @ apply(covariance, gradient)
+    # If there were noise only, it would have this mean and variance.
+    if covariance.dim() == 1:
+        relative = covariance * noise
+        mean, variance = relative.sum(), 2 * relative.square().sum()
+    else:
+        relative = covariance @ noise
         mean, variance = relative.trace(), 2 * (relative * relative.T).sum()
-        return bool(gradient @ covariance @ gradient <= mean + _SIGNIFICANT * variance.sqrt())
+    return (squared - mean - _SIGNIFICANT * variance.sqrt()).item()

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
 from pyro_dp.errors import ModelError
 from pyro_dp.gradients import Batch, RecordTerm
-from pyro_dp.mechanisms import ClippedSum, Contributions, Rows
+from pyro_dp.mechanisms import ClippedSum, Contributions, Rows, with_bit
 from pyro_dp.outside import Particle, draw_particle
 from pyro_dp.randomness import LocalStream, private_rng
 from pyro_dp.record_mode import RecordMode
@@ -33,8 +33,8 @@ class EagerStep:
     :param term: one record's part of it.
     :param parameters: all unconstrained parameters, by name.
     :param privatize: "latents" or "parameters".
-    :param adapts: whether the release has a block for the quantile bit.
-    :param releases_loss: whether it has one for the loss.
+    :param releases_loss: whether the release has a block for the loss.
+    :param has_bit: whether it has one for the bit of being within the bound.
     :param microbatch_size: at most so many records are worked on at a time.
     """
 
@@ -45,8 +45,8 @@ class EagerStep:
     term: RecordTerm
     parameters: dict[str, Tensor]
     privatize: str
-    adapts: bool
     releases_loss: bool
+    has_bit: bool
     microbatch_size: int | None
 
     def draw(self, given: Sequence[RecordMode] | None = None) -> list[Particle]:
@@ -105,12 +105,10 @@ class EagerStep:
     def blocks(
         self, gradient: Contributions, losses: Tensor, bound: Tensor | float
     ) -> list[Contributions]:
-        """The blocks of the joint release: gradient, loss, quantile bit."""
-        blocks = [gradient]
+        """The blocks of the joint release: gradient, loss, bit."""
+        blocks = with_bit(gradient, bound) if self.has_bit else [gradient]
         if self.releases_loss:
-            blocks.append(Rows(losses.unsqueeze(1)))
-        if self.adapts:
-            blocks.append(Rows(torch.where(gradient.norms() <= bound, 0.5, -0.5)))
+            blocks.insert(1, Rows(losses.unsqueeze(1)))
         return blocks
 
     def gradients(

@@ -7,16 +7,21 @@ plate of individuals.
 import math
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import pyro
 import torch
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.optim import PyroOptim
+from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.checks import build_record_term
+from pyro_dp.clipped_fraction import SHARE
 from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.gradients import RecordTerm
 from pyro_dp.inference import PrivateInference
@@ -38,6 +43,9 @@ from pyro_dp.traced_step import TracedStep
 
 _LOSSES = (Trace_ELBO, TraceMeanField_ELBO, TraceEnum_ELBO)
 _STATE = ("parameters", "optimizer", "bound")
+_OTHER_SHAPE = (
+    "Parameter {name!r} has another shape than when it was saved: the state is of another model."
+)
 _STARTED = "Parameter {name!r} is NaN or infinite before the step: start it at a finite value."
 _LEFT = (
     "Parameter {name!r} became NaN or infinite; the release was spent. Use a smaller learning rate "
@@ -80,15 +88,20 @@ class DPSVI(PrivateInference):
         plate have parameters that are computed from the record (amortisation), or a row of
         parameters per record: a dimension of length N that is read at the plate's index,
         ``loc[idx]``, or subsampled by Pyro (``event_dim``, ``AutoNormal``, ``AutoDelta``).
-    :param optim: a ``pyro.optim`` optimizer. What it clips itself (``clip_norm``) is the finished
-        gradient: that protects nobody, and costs nothing.
+    :param optim: a ``pyro.optim`` optimizer, which must step without a closure. What it clips
+        itself (``clip_norm``) is the finished gradient: that protects nobody, and costs nothing.
+        Of a scheduler, such as ``pyro.optim.ExponentialLR``, :meth:`run` calls ``step()`` once
+        after each private step (of a ``ReduceLROnPlateau`` with the private loss, which needs
+        ``loss_clip``); who loops over :meth:`step` calls it, as with Pyro's ``SVI``. States include
+        the scheduler's.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, one or several
         particles.
     :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
         after the other.
     :param num_steps: number of steps of :meth:`run`; with ``noise_multiplier=None`` also the most
         steps there can be.
-    :param noise_multiplier: standard deviation sigma of the noise in units of C. ``None``: the
+    :param noise_multiplier: standard deviation sigma of the noise in units of C, but for what
+        ``report_clipping`` and ``loss_clip`` take of the cost. ``None``: the
         smallest that fits what remains of the budget at the first step. 0: a non-private reference.
     :param max_grad_norm: C, the norm to which one record's part of the release is clipped, or an
         :class:`AdaptiveClip`. ``math.inf`` needs ``noise_multiplier=0``.
@@ -117,13 +130,19 @@ class DPSVI(PrivateInference):
         gradient's grows by 1 / sqrt(1 - loss_share).
     :param local_optim: settings of the Adam that moves rows of parameters per record, each on its
         own and without noise, by the gradient of its record's term (unscaled, in the steps in which
-        the record was sampled). ``None``: those of ``optim``, if it is a plain Adam.
+        the record was sampled). ``None``: those of ``optim``, if it is a plain Adam; a scheduler
+        does not change them.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
         against anyone who can guess the seed, and runs with equal seeds and separate accountants
         share their noise; the ledger says so.
     :param secure: noise and sampling from the operating system's cryptographic generator, sums and
         noise in integers: against attacks on floating-point numbers and on generators, listed in
         :mod:`pyro_dp.grid_sums`. Refused with ``generator``.
+    :param report_clipping: release how many records were clipped: :attr:`clipped_fraction`, and a
+        :class:`ClippingWarning` at the end of :meth:`run` where it was clearly more than a quarter.
+        A bit of each record joins the release as a further block with 1% of the privacy cost: the
+        gradient's noise grows by half a per cent. :class:`AdaptiveClip` has such a bit anyway, of
+        which no warning is made.
     :raises ConfigurationError: a setting is out of range or does not fit the others; at the first
         step, parameters per record with ``sampling="fixed"``, or without ``local_optim`` if
         ``optim`` is no plain Adam.
@@ -152,6 +171,7 @@ class DPSVI(PrivateInference):
         local_optim: RowAdam | None = None,
         generator: torch.Generator | int | None = None,
         secure: bool = False,
+        report_clipping: bool = True,
     ):
         if not isinstance(optim, PyroOptim):
             raise ConfigurationError(
@@ -159,7 +179,7 @@ class DPSVI(PrivateInference):
             )
         if type(loss) not in _LOSSES:
             names = ", ".join(kind.__name__ for kind in _LOSSES)
-            raise ConfigurationError(f"loss must be one of {names}, not {type(loss).__name__}.")
+            raise ConfigurationError(f"loss must be one of {names}, not {_kind(loss)}.")
         require_count("loss.num_particles", loss.num_particles)
         require_choice("privatize", privatize, tuple(COORDINATES))
         adaptive = max_grad_norm if isinstance(max_grad_norm, AdaptiveClip) else None
@@ -177,11 +197,6 @@ class DPSVI(PrivateInference):
         self.loss_clip = loss_clip
         self.loss_share = loss_share
         self._adaptive = adaptive
-        self._gradient_share = (
-            1.0 - (adaptive.share if adaptive else 0.0) - (loss_share if loss_clip else 0.0)
-        )
-        if self._gradient_share <= 0:
-            raise ConfigurationError("loss_share and AdaptiveClip.share must sum to less than 1.")
         super().__init__(
             model,
             guide,
@@ -197,11 +212,23 @@ class DPSVI(PrivateInference):
             jit=jit,
             generator=generator,
             secure=secure,
+            report_clipping=report_clipping,
         )
+        if adaptive:
+            self._bit = Block(1, 0.5, adaptive.share)
+        of_bit, of_loss = self._bit.share if self._bit else 0.0, loss_share if loss_clip else 0.0
+        self._gradient_share = 1.0 - of_bit - of_loss
+        if self._gradient_share <= 0:
+            raise ConfigurationError(
+                "loss_share must leave a part of the privacy cost to the gradient: it and "
+                f"AdaptiveClip.share, or {SHARE:g} for report_clipping, must sum to less than 1."
+            )
         self._parameters: dict[str, Tensor] = {}
         self._loaded: dict[str, Tensor] = {}
         self._term: RecordTerm | None = None
         self._rows = RowOptimizer(lambda name: local_optim or RowAdam.like(optim, name))
+
+    _bound_name = "max_grad_norm"
 
     @torch.enable_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -229,6 +256,35 @@ class DPSVI(PrivateInference):
         for indices, own in moves:  # behind the privacy wall
             self._rows.step(indices, own)
         return self._read(others, outside)
+
+    def run(self, *args: Any, progress: bool = True, **kwargs: Any) -> list[float]:
+        """What is left of ``num_steps`` steps, with a progress bar.
+
+        :returns: what the steps returned, where that is a number.
+        :raises ConfigurationError: ``num_steps`` was not given, or all of them are done; a
+            scheduler needs a metric, and there is no private loss.
+        :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
+        """
+        if self._needs_metric and self.loss_clip is None:
+            raise ConfigurationError(
+                "optim: ReduceLROnPlateau goes by a loss, and that of the data is private. Set "
+                "loss_clip, use another scheduler, or call step() and optim.step(...) yourself."
+            )
+        return super().run(*args, progress=progress, **kwargs)
+
+    @property
+    def _needs_metric(self) -> bool:
+        make = getattr(self.optim, "pt_scheduler_constructor", None)
+        return isinstance(make, type) and issubclass(make, ReduceLROnPlateau)
+
+    def _step_of_run(self, args: tuple, kwargs: dict) -> float:
+        result = super()._step_of_run(args, kwargs)
+        if isinstance(self.optim, PyroLRScheduler):
+            try:
+                self.optim.step(*([result] if self._needs_metric else []))
+            except Exception as error:
+                raise ConfigurationError(_FAILED.format(error=_named(error))) from error
+        return result
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
         """:raises PrivacyError: always: the loss on the data is not private."""
@@ -279,7 +335,7 @@ class DPSVI(PrivateInference):
         store = pyro.get_param_store()
         for name, value in require_tensors("parameters", state["parameters"]).items():
             if name in store and store[name].unconstrained().shape != value.shape:
-                raise ConfigurationError(f"Parameter {name!r} has another shape than when saved.")
+                raise ConfigurationError(_OTHER_SHAPE.format(name=name))
         if not isinstance(state["optimizer"], dict):
             raise ConfigurationError("load_state_dict: optimizer must be a dictionary.")
         local = state.get("private_local_state", {})
@@ -296,7 +352,10 @@ class DPSVI(PrivateInference):
         store = pyro.get_param_store()
         with torch.no_grad():
             for name in [name for name in self._loaded if name in store]:
-                store[name].unconstrained().copy_(self._loaded.pop(name))
+                leaf = store[name].unconstrained()
+                if leaf.shape != self._loaded[name].shape:
+                    raise ConfigurationError(_OTHER_SHAPE.format(name=name))
+                leaf.copy_(self._loaded.pop(name))
 
     def _optimise(self) -> None:
         """The optimizer's step: post-processing."""
@@ -319,13 +378,20 @@ class DPSVI(PrivateInference):
     def _require_optimizer(self) -> None:
         """An optimizer that cannot be made is refused before anything is spent."""
         for name, leaf in self._parameters.items():
-            if leaf not in self.optim.optim_objs:
-                try:
-                    self.optim._get_optim(leaf)
-                except Exception as error:
-                    raise ConfigurationError(
-                        f"optim cannot be made for parameter {name!r}: {_named(error)}"
-                    ) from error
+            try:
+                made = self.optim.optim_objs.get(leaf) or self.optim._get_optim(leaf)
+            except Exception as error:
+                raise ConfigurationError(
+                    f"optim cannot be made for parameter {name!r}: {_named(error)}. Its arguments "
+                    "are those of torch's optimizer, for example {'lr': 0.01}."
+                ) from error
+            optimizer = getattr(made, "optimizer", made)  # a scheduler's
+            if _needs_closure(optimizer):
+                raise ConfigurationError(
+                    f"optim: {type(optimizer).__name__}.step needs a closure, which would evaluate "
+                    "the loss without noise. Use an optimizer that takes one gradient per step, "
+                    "such as pyro.optim.Adam({'lr': 0.01})."
+                )
 
     def _build(self, records: Records, sampler: RecordSampler) -> None:
         store = pyro.get_param_store()
@@ -340,7 +406,10 @@ class DPSVI(PrivateInference):
             microbatch_size=self.microbatch_size,
         )
         if not (parameters or term.local):
-            raise ModelError("Neither model nor guide has a parameter: there is nothing to learn.")
+            raise ModelError(
+                "Neither model nor guide has a parameter: there is nothing to learn. Use an "
+                "autoguide, such as AutoNormal(model), or pyro.param in the guide."
+            )
         if term.local and self.sampling == "fixed":
             raise ConfigurationError(FIXED.format(names=term.local.listed))
         self._rows.use(term.local)
@@ -350,6 +419,12 @@ class DPSVI(PrivateInference):
         if started or self.optim.optim_objs or before & (parameters | term.local.leaves).keys():
             self._note_earlier_values()
         self._set_loaded()
+        if self._loaded:
+            names = ", ".join(map(repr, self._loaded))
+            raise ConfigurationError(
+                f"load_state_dict: the state has parameters {names}, which model and guide have "
+                "not: it is of another model."
+            )
         _require_finite(parameters, _STARTED)
         self._require_optimizer()
         self._step = self._choose_step(records, sampler)
@@ -363,8 +438,8 @@ class DPSVI(PrivateInference):
             self._term,
             self._parameters,
             self.privatize,
-            adapts=self._adaptive is not None,
             releases_loss=self.loss_clip is not None,
+            has_bit=self._bit is not None,
             microbatch_size=self.microbatch_size,
         )
         if not self._term.vectorizes:
@@ -384,19 +459,25 @@ class DPSVI(PrivateInference):
         )
 
     def _blocks(self, size: int) -> list[Block]:
-        """The blocks of the joint release: gradient, loss, quantile bit."""
+        """The blocks of the joint release: gradient, loss, bit."""
         blocks = [Block(size, self._bound, self._gradient_share)]
         if self.loss_clip is not None:
             blocks.append(Block(1, self.loss_clip, self.loss_share))
-        if self._adaptive is not None:
-            blocks.append(Block(1, 0.5, self._adaptive.share))
+        if self._bit:
+            blocks.append(self._bit)
         return blocks
 
+    def _warnings(self) -> list[Warning]:
+        return [] if self._adaptive else super()._warnings()
+
     def _read(self, others: list[Tensor], outside: Tensor) -> float:
-        """The other released blocks: move the bound, return the loss."""
-        if self._adaptive is not None:
-            within = others.pop().item() / self._records.plate.size + 0.5
-            self._bound = self._adaptive.updated(self._bound, within)
+        """The other released blocks: keep the bit, move the bound, return the loss."""
+        if self._bit:
+            bit = others.pop()
+            self._add_bit(bit)
+            if self._adaptive is not None:
+                within = bit.item() / self._records.plate.size + 0.5
+                self._bound = self._adaptive.updated(self._bound, within)
         if self.loss_clip is None:
             return math.nan
         return others[0].item() + outside.item()
@@ -414,12 +495,25 @@ def _require_finite(leaves: dict[str, Tensor], text: str, *, constrained: bool =
         values = {name: [leaf, store[name]] for name, (leaf,) in values.items()}
     if not values:
         return
-    # One number to look at: a device is waited for once.
     largest = torch._foreach_norm([each for own in values.values() for each in own], math.inf)
-    if not math.isfinite(torch.stack(largest).sum().item()):
+    if not math.isfinite(sum(each.item() for each in largest)):
         bad = [name for name, own in values.items() if not all(x.isfinite().all() for x in own)]
         if bad:  # numbers that are large, but finite, may have an infinite sum
             raise ConfigurationError(text.format(name=bad[0]))
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    _, *others = signature(type(optimizer).step).parameters.values()  # the first is self
+    return any(
+        p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in others
+    )
+
+
+def _kind(loss: Any) -> str:
+    """What was passed instead of a loss."""
+    if isinstance(loss, type):
+        return f"the class itself: write {loss.__name__}()"
+    return type(loss).__name__
 
 
 def _named(error: Exception) -> str:

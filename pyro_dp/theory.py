@@ -13,6 +13,7 @@ from scipy.special import chdtri, ndtri
 from torch import Tensor
 
 from pyro_dp.errors import ConfigurationError
+from pyro_dp.looks import warn_not_private
 from pyro_dp.settings import LARGEST, require_number, require_scale
 
 
@@ -66,7 +67,7 @@ def sep_kl_bound(
     eigenvalues bounds those of a product of positive definite matrices, which E is not.
 
     The bound depends on the precision and the mean, hence on data: it is for analysis, and private
-    only where both are.
+    only where both are. A :class:`NotPrivateWarning` says so.
 
     :param precision: (d, d), symmetric and positive definite: the posterior without noise.
     :param mean: (d,).
@@ -88,6 +89,7 @@ def sep_kl_bound(
     d = len(root)
     mean = _tensor("mean", mean, (d,))
     shift = torch.zeros_like(mean) if centre is None else mean - _tensor("centre", centre, (d,))
+    warn_not_private("sep_kl_bound", "posterior", "one that was released")
 
     half = torch.linalg.solve_triangular(root, torch.eye(d, dtype=root.dtype), upper=False)
     variances = torch.linalg.eigvalsh(half @ half.mT).clamp_min(0.0)  # of q, ascending
@@ -131,7 +133,7 @@ def clipped_kl(
     The sites are those of one pass, the same for both: at convergence clipped SEP has other
     cavities, hence other sites, unless sites do not depend on them (linear-Gaussian models).
     (The authors' code, ``mvinaroz/stochastic-EP``, clips each of the two blocks to C on its own.)
-    The value depends on data and is not private.
+    The value depends on data and is not private, as a :class:`NotPrivateWarning` says.
 
     :param prior_eta: (d,).
     :param prior_precision: (d, d), symmetric.
@@ -152,6 +154,7 @@ def clipped_kl(
     site_eta = _tensor("site_eta", site_eta, (None, d))
     site_precision = _tensor("site_precision", site_precision, (len(site_eta), d, d))
     _require_symmetric("site_precision", site_precision)
+    warn_not_private("clipped_kl", "records", "sites of data that need no protection")
 
     gradients = site_eta
     if centre is not None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_dp.agreement import MISMATCH, require_same
 from pyro_dp.coordinates import mean, mean_loss
 from pyro_dp.errors import ModelError
 from pyro_dp.gradients import Batch
@@ -22,18 +23,17 @@ from pyro_dp.outer_products import Joined, factorised
 from pyro_dp.outside import Particle
 from pyro_dp.passes import (
     CHECKED_STEPS,
-    MISMATCH,
     Passes,
     parted,
     pass_size,
     placeholder_batch,
-    require_same,
 )
 from pyro_dp.randomness import LocalStream, forked_rng, private_rng
 from pyro_dp.record_mode import Draw, LocalDraws, PublicDraws, RecordMode
 from pyro_dp.steps import EagerStep, LocalGradients
 
 _MOST_CHECKED = 2**24  # numbers
+_NOT_RELEASED = torch.tensor(math.nan)
 PublicTables = list[list[Tensor]]  # the draws of each particle
 
 
@@ -96,14 +96,13 @@ class TracedStep:
             if len(chosen) == 0:
                 continue
             try:
-                sums = self._passes(clipped.blocks, inputs, chosen, local)
+                self._passes.add(clipped, inputs, chosen, local)
             except Exception:  # on some record; which one, the eager step finds out
                 with private_rng(new_stream()):
                     self._eager.add_microbatch(clipped, self._particles(public), chosen, local)
                 continue
             if self._unchecked:
                 self._check_sums(clipped, public, chosen, local)
-            clipped.add_sums(sums)
         if len(indices):
             self._unchecked = max(0, self._unchecked - 1)
         return []
@@ -114,7 +113,7 @@ class TracedStep:
         """As :meth:`EagerStep.gradients`; a loss that is not released is NaN."""
         with torch.no_grad():
             found = list(self._pull_back(*self._public_inputs(public), released))
-        outside = found.pop() if self._eager.releases_loss else torch.tensor(torch.nan)
+        outside = found.pop() if self._eager.releases_loss else _NOT_RELEASED
         gradients = dict.fromkeys(self._eager.parameters)
         gradients.update(zip(self._with_gradient, found, strict=True))
         return gradients, outside
@@ -178,7 +177,7 @@ class TracedStep:
             contribute,
             records,
             public,
-            blocks=1 + eager.releases_loss + eager.adapts,
+            blocks=1 + eager.releases_loss + eager.has_bit,
             size=size,
             draws=eager.term.draws,
             local=local,
@@ -215,21 +214,12 @@ class TracedStep:
     ) -> None:
         # Pyro's code holds the gradients of all records, of which a large model affords only a few.
         chosen = chosen[: max(1, _MOST_CHECKED // self._size)]
-        sums = self._passes(clipped.blocks, self._public_inputs(public), chosen, local)
         found, expected = (
             type(clipped)(clipped.blocks, self._eager.records.device) for _ in range(2)
         )
-        found.add_sums(sums)
+        self._passes.add(found, self._public_inputs(public), chosen, local)
         self._eager.add_microbatch(expected, self._particles(public), chosen, local)
-        bound = clipped.blocks[0].bound
-        scale = bound if bound < math.inf else 0.0
-        require_same(
-            found.totals[0],
-            expected.totals[0],
-            exact=self._exact,
-            scale=scale,
-            rounding=clipped.rounding(len(chosen)),
-        )
+        found.require_same_as(expected, count=len(chosen), exact=self._exact)
 
     def _check_gradients(self, public: PublicTables) -> None:
         """With a constant in place of a release: before anything is spent."""

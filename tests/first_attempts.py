@@ -663,7 +663,7 @@ def reduce_on_plateau():
     """A schedule that wants to know the loss."""
     x, y = data()
     arguments = {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.01}}
-    dpsvi(logistic, optim=pyro.optim.ReduceLROnPlateau(arguments)).step(x, y)
+    dpsvi(logistic, optim=pyro.optim.ReduceLROnPlateau(arguments)).run(x, y, progress=False)
 
 
 @attempt("Losses", "loss", "RenyiELBO", says="Trace_ELBO")

@@ -20,6 +20,7 @@ from pyro.infer.autoguide import (
     AutoNormalizingFlow,
 )
 from pyro.nn import PyroModule, PyroParam, PyroSample
+from sums import exact_sums
 from torch import nn
 
 import pyro_dp.private_steps
@@ -288,7 +289,8 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 def new_dpsvi(model: Callable, guide: Callable, **options) -> DPSVI:
     """With an accountant of its own, and settings that are beside the point."""
     settings = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0} | options
-    return DPSVI(model, guide, pyro.optim.Adam({}), Trace_ELBO(), **settings)
+    optim = settings.pop("optim", None) or pyro.optim.Adam({})
+    return DPSVI(model, guide, optim, Trace_ELBO(), **settings)
 
 
 def eager(svi: DPSVI) -> EagerStep:
@@ -347,7 +349,7 @@ class Fixture:
         self.sums, self.released, self.events, self.bounds = [], [], [], []
 
         def spy(clipped, **named):
-            self.sums.append([total.clone() for total in clipped.totals])
+            self.sums.append([total.clone() for total in exact_sums(clipped)])
             self.events.append(named["event"])
             self.bounds.append(clipped.blocks[0].bound)
             released = release(clipped, **named)

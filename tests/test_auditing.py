@@ -16,6 +16,9 @@ from scipy.stats import binomtest
 from pyro_dp import PrivacyAccountant, SubsampledGaussian, audit, audit_one_run
 from pyro_dp.errors import ConfigurationError
 
+# Made-up data.
+pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")
+
 SURE = 1 - 1e-8
 DATA = (np.zeros((5, 2)), torch.zeros(5))
 CANARY = ([1.0, 0.0], 1.0)

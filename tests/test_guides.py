@@ -21,7 +21,6 @@ from pyro.nn import PyroModule, PyroParam
 from torch import nn
 
 from pyro_dp import ModelError
-from pyro_dp.captured_state import CapturedState
 from pyro_dp.guides import GaussianGuide
 from pyro_dp.initial_values import initialise
 from pyro_dp.plates import find_plate
@@ -32,7 +31,7 @@ AUTOGUIDES = [AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal]
 
 def found(model, guide, *data):
     records = Records(model, find_plate(model, data, {}, "data"), data, {}, False)
-    initialise(model, guide, records, CapturedState(model, guide))
+    initialise(model, guide, records)
     return GaussianGuide(model, guide, records)
 
 

@@ -9,7 +9,6 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 
 from pyro_dp import initial_values
-from pyro_dp.captured_state import CapturedState
 from pyro_dp.outside import draw_particle, single_particle
 from pyro_dp.plates import find_plate
 from pyro_dp.records import Records
@@ -44,8 +43,7 @@ def test_initial_values_do_not_depend_on_the_data(monkeypatch):
     """Not even if the check that compares them were blind."""
     monkeypatch.setattr(initial_values, "agree", lambda one, other: True)
     x, y = regression_data()
-    state = CapturedState(logistic, peeking_guide)
-    initial_values.initialise(logistic, peeking_guide, of((1e6 * x, y), logistic), state)
+    initial_values.initialise(logistic, peeking_guide, of((1e6 * x, y), logistic))
     assert torch.equal(pyro.param("loc").detach(), torch.ones(3))
 
 

@@ -21,6 +21,7 @@ from problems import (
 from pyro.infer import Predictive
 from pyro.infer.autoguide import init_to_value
 from scipy import stats
+from sums import exact_sums
 
 import pyro_dp.private_steps
 import pyro_dp.sampling
@@ -75,7 +76,7 @@ class Spy:
         self.sums, self.released, self.batches = [], [], []
 
         def spy(clipped, **named):
-            self.sums.append([total.clone() for total in clipped.totals])
+            self.sums.append([total.clone() for total in exact_sums(clipped)])
             self.released.append([block.clone() for block in release(clipped, **named)])
             return self.released[-1]
 

@@ -63,3 +63,42 @@ def test_the_way_ends(curved, way):
         assert steps.accepts(torch.zeros(2), gradient, PRECISION, noise)
         dampings.append(steps.damping)
     assert dampings[:way] == [1.0] * way and dampings[way] == 1 / 2
+
+
+def test_settled_where_gradients_are_noise():
+    """G' P^-1 G of pure noise, 3 sds beyond its mean in 1% of the steps; half of them count."""
+    torch.manual_seed(0)
+    for precision in (PRECISION, torch.diag(PRECISION)):
+        steps, noise = control(), torch.full((2,), 100.0)
+        noise = noise if precision.dim() == 1 else torch.diag(noise)
+        for _ in range(20):
+            steps.accepts(torch.zeros(2), 10.0 * torch.randn(2), precision, noise)
+        assert steps.judged == 10 and steps.unsettled <= 1 and steps.settled
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_not_settled_where_gradients_stand_out(quiet):
+    """In most of the steps of the last half; what was before does not matter."""
+    noise = QUIET if quiet else torch.full((2,), 100.0)
+    for late, settled in ((5, True), (6, False)):
+        steps = control()
+        for step in range(20):
+            size = 400.0 if step < 10 + late else 1.0
+            steps.accepts(torch.zeros(2), torch.tensor([size, 0.0]), PRECISION, noise)
+        assert steps.unsettled == late and steps.settled == settled
+
+
+def test_not_settled_where_estimates_are_left_aside():
+    steps = control(4)
+    for size in (2.0, -3.0, -3.0, -3.0):
+        mean = torch.tensor([0.0 if size > 0 else 0.1, 0.0])
+        steps.accepts(mean, torch.tensor([size, 0.0]), PRECISION, QUIET)
+    assert steps.unsettled == 2 and not steps.settled
+
+
+def test_states_of_older_versions_have_no_judgement():
+    steps, old = control(), control().state()
+    for name in ("taken", "judged", "unsettled"):
+        del old[name]
+    steps.load(old, torch.device("cpu"))
+    assert steps.settled

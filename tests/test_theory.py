@@ -9,6 +9,9 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from pyro_dp.errors import ConfigurationError
 from pyro_dp.theory import clipped_kl, sep_kl_bound
 
+# Made-up data.
+pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")
+
 DRAWS, BETA = 2000, 0.05
 POINT = dict(eta_noise=0.1, precision_noise=0.1, beta=BETA)
 

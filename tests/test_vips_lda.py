@@ -20,6 +20,9 @@ from pyro_dp.vips import LatentDirichletAllocation
 from pyro_dp.vips.documents import Documents, WordCounts, halves, local_posterior
 from pyro_dp.vips.noisy_counts import expected_counts
 
+# Made-up data.
+pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")
+
 NOT_STEP = (0.0, 0.0)
 WORDS, TOPICS = 12, 3
 
@@ -188,6 +191,7 @@ def sums_of(monkeypatch, counts, batch, **options):
     fixture = Fixture(monkeypatch, model_of(**options), sample_rate=0.5, generator=0)
     torch.manual_seed(0)
     fixture.vips.step(corpus(30, seed=5)[0])
+    fixture.vips._data = None  # as in a run that was resumed
     with monkeypatch.context() as patch:
         patch.setattr(pyro_dp.sampling.RecordSampler, "draw", lambda *_: torch.tensor(batch))
         fixture.vips.step(counts)

@@ -21,6 +21,9 @@ from pyro_dp.vips.noisy_regression import noisy_regression
 from pyro_dp.vips.polya_gamma import polya_gamma_mean
 from pyro_dp.vips.shrinkage import ShrinkagePrior
 
+# Made-up data.
+pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")
+
 NOT_STEP = (0.0, 0.0)
 PIXELS, UNITS = 9, 3
 

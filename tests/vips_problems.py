@@ -3,6 +3,7 @@
 import math
 
 import torch
+from sums import exact_sums
 
 import pyro_dp.private_steps
 from pyro_dp import VIPS, PrivacyAccountant
@@ -94,7 +95,7 @@ class Fixture:
         self.sums, self.released, self.events = [], [], []
 
         def spy(clipped, **named):
-            self.sums.append([total.clone() for total in clipped.totals])
+            self.sums.append([total.clone() for total in exact_sums(clipped)])
             self.events.append(named["event"])
             released = release(clipped, **named)
             self.released.append([block.clone() for block in released])

@@ -238,8 +238,8 @@ class DPSGLD(PrivateInference):
             term,
             parameters,
             "latents",
-            adapts=False,
             releases_loss=False,
+            has_bit=False,
             microbatch_size=self.microbatch_size,
         )
         if term.vectorizes:

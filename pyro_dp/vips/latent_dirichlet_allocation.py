@@ -14,6 +14,7 @@ from pyro.distributions import Dirichlet, Distribution
 from torch import Tensor
 
 from pyro_dp.errors import ConfigurationError, ModelError
+from pyro_dp.looks import warn_not_private
 from pyro_dp.settings import require_count, require_number, require_scale
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, require_rows
 from pyro_dp.vips.documents import (
@@ -26,6 +27,7 @@ from pyro_dp.vips.noisy_counts import expected_counts
 
 _INITIAL_SHAPE = 100.0  # of the Gamma of the initial counts, as in Hoffman et al. 2010
 _COMPLETION_ITERATIONS = 100
+_OTHERS = "some that need no protection"
 
 
 class LatentDirichletAllocation(ConjugateModel):
@@ -174,7 +176,8 @@ class LatentDirichletAllocation(ConjugateModel):
 
         Half of a document's tokens, drawn at random, say what it is about; the others are
         predicted, by the posterior means of its topic weights and of the topics. Documents keep
-        their lengths. **The result is not private: use documents that need no protection.**
+        their lengths. **The result is not private: use documents that need no protection.** A
+        :class:`NotPrivateWarning` says so.
 
         :param posterior: of ``topics``: ``vips.posterior()``.
         :param documents: counts of shape (M, words) of documents that were not learned from.
@@ -185,6 +188,7 @@ class LatentDirichletAllocation(ConjugateModel):
         bag = Documents.of(documents)
         if not (bag.lengths > 1).any():
             raise ModelError("perplexity() needs a document of two or more words.")
+        warn_not_private("perplexity", "documents", _OTHERS)
         topics = posterior["topics"].base_dist
         return completion_perplexity(
             topics.mean.T,
@@ -201,7 +205,7 @@ class LatentDirichletAllocation(ConjugateModel):
         """What documents are about: the variational posterior of each one's topic weights.
 
         **The result is not private**: it tells what the documents hold. It is for the curator, or
-        for documents that need no protection.
+        for documents that need no protection. A :class:`NotPrivateWarning` says so.
 
         :param posterior: of ``topics``: ``vips.posterior()``.
         :param documents: counts of shape (M, words).
@@ -209,6 +213,7 @@ class LatentDirichletAllocation(ConjugateModel):
         :raises ModelError: they do not fit.
         """
         self.check(documents)
+        warn_not_private("topic_weights", "documents", _OTHERS)
         log_topics = _log_topics(posterior["topics"].base_dist)
         bag = Documents.of(documents)
         local = local_posterior(log_topics, bag, self.alpha, _COMPLETION_ITERATIONS)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pyro_dp.errors import ModelError
 from pyro_dp.gaussian import floored
+from pyro_dp.looks import warn_not_private
 from pyro_dp.outer_products import Joined, OuterProducts
 from pyro_dp.settings import require_count, require_scale
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic, require_rows
@@ -251,7 +252,8 @@ class SigmoidBeliefNetwork(ConjugateModel):
 
         The pixels are dealt at random into ten groups. Each group is hidden in all images and
         predicted from the others: they tell the hidden units, and these the pixel. All of it is at
-        the posterior means. **The result is not private: use images that need no protection.**
+        the posterior means. **The result is not private: use images that need no protection.** A
+        :class:`NotPrivateWarning` says so.
 
         :param posterior: of ``weights``, ``biases`` and ``hidden_biases``: ``vips.posterior()``.
         :param images: of shape (M, pixels), not learned from.
@@ -259,6 +261,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
         :raises ModelError: the images do not fit.
         """
         self.check(images)
+        warn_not_private("pixel_accuracy", "images", "some that need no protection")
         names = ("weights", "biases", "hidden_biases")
         weights, biases, hidden_biases = (posterior[name].mean.double() for name in names)
         x = torch.tanh(hidden_biases / 2) / 2  # before any pixel is seen

@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from tqdm.auto import trange
 
+from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.ep_problem import EPProblem, require_moments
 from pyro_dp.errors import ConfigurationError, ModelError
 from pyro_dp.first_look import first_look
 from pyro_dp.gaussian import Gaussian, dense, inverse
+from pyro_dp.looks import mark_look
 from pyro_dp.settings import require_count, require_flag, require_number
 
 
@@ -22,16 +24,18 @@ class EP:
     """Expectation propagation with full precisions, all sites updated at once.
 
     **No guarantee.** Its sites are functions of single records: they, and the guide, are as secret
-    as the data. It holds N d^2 numbers and is meant for comparison on small data.
+    as the data. Every :meth:`run` enters a :class:`NonPrivateLook` into the ledger before it reads
+    them: epsilon is infinite from then on. It holds N d^2 numbers and is meant for comparison on
+    small data.
 
     :param model: as for :class:`DPSEP`; the same for ``guide``, which holds the result.
+    :param accountant: that of these data: its ledger is marked.
     :param num_steps: sweeps of :meth:`run`.
     :param damping: weight of a new site, in (0, 1].
-    :param accountant: refused: there is nothing to account for.
     :param plate: name of the plate of records; found if exactly one plate holds observations.
     :param moments: "auto", "linear" or "stein".
     :param slice_data: the model is written for whole tensors.
-    :raises ConfigurationError: a setting is out of range, or an accountant was given.
+    :raises ConfigurationError: a setting is out of range.
     """
 
     def __init__(
@@ -39,33 +43,36 @@ class EP:
         model: Callable,
         guide: Callable,
         *,
+        accountant: PrivacyAccountant,
         num_steps: int,
         damping: float = 0.5,
-        accountant: None = None,
         plate: str | None = None,
         moments: str = "auto",
         slice_data: bool = False,
     ):
-        if accountant is not None:
-            raise ConfigurationError("EP is not private and takes no accountant: use DPSEP.")
+        if not isinstance(accountant, PrivacyAccountant):
+            raise ConfigurationError("accountant must be a PrivacyAccountant: EP marks its ledger.")
         require_count("num_steps", num_steps)
         require_number("damping", damping, above=0.0, below=1.0, closed=True)
         require_moments(moments)
         require_flag("slice_data", slice_data)
-        self.model, self.guide, self.num_steps, self.damping = model, guide, num_steps, damping
+        self.model, self.guide, self.accountant = model, guide, accountant
+        self.num_steps, self.damping = num_steps, damping
         self.plate, self.moments, self.slice_data = plate, moments, slice_data
 
     @torch.no_grad()
     def run(self, *args: Any, progress: bool = True, **kwargs: Any) -> MultivariateNormal:
         """Fit the guide, and return the posterior over its unconstrained latents.
 
-        :raises ModelError: model, guide and data do not fit.
+        :raises ModelError: model, guide and data do not fit, and nothing was read; or the sites
+            diverged.
         """
         records = first_look(
             self.model, self.guide, args, kwargs, plate=self.plate, slice_data=self.slice_data
         )
         plate = records.plate
         problem = EPProblem.build(self.model, self.guide, records, self.moments, None)
+        mark_look(self.accountant, f"the posterior of EP of plate {plate.name!r}", stacklevel=3)
         indices = torch.arange(plate.size, device=records.device)
         rows, places = records.rows(indices), problem.places
         mean, covariance = problem.guide.read()

@@ -1,0 +1,10 @@
+"""What tests read of a clipped sum, and nothing else may."""
+
+from torch import Tensor
+
+from pyro_dp.mechanisms import ClippedSum
+
+
+def exact_sums(clipped: ClippedSum) -> tuple[Tensor, ...]:
+    """The sums before any noise, one for each block."""
+    return clipped._exact_sums

@@ -1,0 +1,313 @@
+"""The bit that tells how many records were clipped: its value, cost, report and state."""
+
+import io
+import math
+import warnings
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import Fixture, logistic, regression_data
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal, init_to_value
+from sums import exact_sums
+
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    AdaptiveClip,
+    ClippingWarning,
+    ConfigurationError,
+    PrivacyAccountant,
+    RowAdam,
+    SubsampledGaussian,
+)
+from pyro_dp.clipped_fraction import ClippedFractions
+
+
+def location(y):
+    m = pyro.sample("m", dist.Normal(0.0, 10.0))
+    with pyro.plate("data", len(y)) as idx:
+        pyro.sample("y", dist.Normal(m, 1.0), obs=y[idx])
+
+
+def delta(model):
+    return AutoDelta(model, init_loc_fn=init_to_value(values={"m": torch.zeros(())}))
+
+
+def new_svi(model=location, guide=None, **options):
+    """Its records' gradients are m - y, at the present m."""
+    pyro.clear_param_store()
+    settings = dict(accountant=PrivacyAccountant(), num_steps=6, noise_multiplier=0)
+    settings |= dict(max_grad_norm=0.7, sampling="full")
+    guide = delta(model) if guide is None else guide
+    optim = pyro.optim.Adam({"lr": 0.05})
+    return DPSVI(model, guide, optim, Trace_ELBO(), **(settings | options))
+
+
+def new_sep(model=location, **options):
+    pyro.clear_param_store()
+    settings = dict(accountant=PrivacyAccountant(), num_steps=6, noise_multiplier=0)
+    settings |= dict(max_factor_norm=1.5)
+    return DPSEP(model, AutoMultivariateNormal(model), **(settings | options))
+
+
+def true_fractions(monkeypatch, inference, y):
+    """A list that gets the fraction of all records beyond the bound, before each release."""
+    found = []
+
+    def note(norms):
+        found.append((norms > inference._bound).double().mean().item())
+
+    if isinstance(inference, DPSVI):
+        step = inference.step
+
+        def spy(*args):
+            m = pyro.get_param_store()["AutoDelta.m"].item() if found else 0.0
+            note((y - m).abs())
+            return step(*args)
+
+        monkeypatch.setattr(inference, "step", spy)
+    else:
+        clipped_sum = inference._clipped_sum
+
+        def spy(cavity, *args):
+            note(inference._sites.norms(cavity, torch.arange(len(y))))
+            return clipped_sum(cavity, *args)
+
+        monkeypatch.setattr(inference, "_clipped_sum", spy)
+    return found
+
+
+@pytest.mark.parametrize("jit", ["none", "trace", "compile"])
+@pytest.mark.parametrize("make", [new_svi, new_sep])
+def test_without_noise_it_is_exact(monkeypatch, make, jit):
+    """The mean over the last half of the steps, on full batches."""
+    y = 0.5 + torch.randn(200)
+    inference = make(jit=jit)
+    fractions = true_fractions(monkeypatch, inference, y)
+    inference.run(y, progress=False)
+    fraction, error = inference.clipped_fraction
+    assert len(set(fractions)) > 1 or make is new_sep  # a Gaussian posterior is found at once
+    assert 0.1 < fraction < 0.9 and error == 0.0
+    assert fraction == pytest.approx(np.mean(fractions[3:]), abs=1e-12)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (new_svi, dict(num_steps=20)),
+        (new_svi, dict(num_steps=200, sampling="poisson", sample_rate=0.05)),
+        (new_sep, dict(num_steps=10)),
+    ],
+)
+def test_close_to_the_truth(monkeypatch, make, options, secure):
+    """Within 0.02 at epsilon 1 and N = 20,000, where the standard error is at most 0.003."""
+    if secure:
+        options = options | dict(num_steps=6)
+    y = 0.5 + torch.randn(20_000)
+    accountant = PrivacyAccountant(epsilon=1.0)
+    inference = make(accountant=accountant, noise_multiplier=None, secure=secure, **options)
+    fractions = true_fractions(monkeypatch, inference, y)
+    inference.run(y, progress=False)
+    fraction, error = inference.clipped_fraction
+    truth = np.mean(fractions[len(fractions) // 2 :])
+    assert 0.1 < truth < 0.9
+    assert abs(fraction - truth) < min(0.02, 5.5 * error)  # false alarms: 4e-8
+    assert error < 0.02 if secure else error < 0.003
+
+
+@pytest.mark.parametrize("rate", [0.02, 1.0])
+def test_standard_error(rate):
+    """Of 4,000 runs' errors, in standard errors: sd 1 to 6%, which is 5.4 of its own sds."""
+    generator, errors = np.random.default_rng(0), []
+    bits = np.where(np.arange(1000) < 300, -0.5, 0.5)
+    for _ in range(4000):
+        fractions = ClippedFractions()
+        for _ in range(3):  # of which two are the last half
+            taken = generator.random(1000) < rate
+            total = bits[taken].sum() + 2.0 / math.sqrt(0.01) * 0.5 * generator.standard_normal()
+            released = torch.tensor([total / rate])
+            fractions.add(released, 1000, rate, noise_multiplier=2.0, share=0.01)
+        (estimates, variances) = fractions.state()[1:].T
+        errors.append((estimates.mean() - 0.3).item() / (variances.sum().sqrt() / 2).item())
+    assert fractions.mean().standard_error == pytest.approx((variances.sum().sqrt() / 2).item())
+    assert abs(np.mean(errors)) < 5.5 / math.sqrt(4000)
+    assert np.std(errors) == pytest.approx(1.0, abs=0.06)
+
+
+def test_fraction_is_a_fraction():
+    """Noise may have carried the estimate beyond 0 or 1."""
+    fractions = ClippedFractions()
+    assert fractions.mean() is None
+    fractions.add(torch.tensor([700.0]), 1000, 1.0, noise_multiplier=2.0, share=0.01)
+    assert fractions.mean().fraction == 0.0
+    fractions = ClippedFractions()
+    fractions.add(torch.tensor([-700.0]), 1000, 1.0, noise_multiplier=2.0, share=0.01)
+    assert fractions.mean().fraction == 1.0
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "full"])
+def test_a_share_of_one_per_cent(monkeypatch, sampling):
+    """One event, whatever is in it; no block where nothing is clipped or nobody asks."""
+    fixture = Fixture(monkeypatch, noise_multiplier=2.0, sampling=sampling, generator=0)
+    blocks = fixture.svi._blocks(3)
+    assert [block.share for block in blocks] == [0.99, 0.01]
+    assert blocks[1].bound == 0.5 and blocks[1].size == 1
+    fixture.svi.step(*regression_data())
+    assert fixture.svi.accountant.ledger == ((SubsampledGaussian(2.0, 1.0, sampling), 1),)
+    for options in (dict(report_clipping=False), dict(noise_multiplier=0, max_grad_norm=math.inf)):
+        fixture = Fixture(monkeypatch, **options)
+        fixture.svi.step(*regression_data())
+        assert len(fixture.sums[0]) == 1
+        assert fixture.svi.clipped_fraction is None and "clipped" not in repr(fixture.svi)
+        assert fixture.svi._blocks(3)[0].share == 1.0
+
+
+def test_an_adaptive_bound_has_one_bit(monkeypatch):
+    """Its own serves; moving the bound is its business, and nothing is warned of."""
+    fixture = Fixture(
+        monkeypatch, max_grad_norm=AdaptiveClip(1e-3, learning_rate=1e-3, share=0.2), num_steps=2
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fixture.svi.run(*regression_data(), progress=False)
+    assert [block.share for block in fixture.svi._blocks(3)] == [0.8, 0.2]
+    assert len(fixture.sums[0]) == 2
+    assert fixture.svi.clipped_fraction.fraction == 1.0
+
+
+def test_noise_of_sep_counts_the_share(monkeypatch):
+    """What the noise-aware posterior adds is the noise of the sites' block."""
+    y = torch.randn(50)
+    variances = []
+    for report in (True, False):
+        sep = new_sep(noise_multiplier=3.0, damping=1.0, report_clipping=report, generator=0)
+        sep.run(y, progress=False)
+        variances.append(sep._average.noise_variance)
+    assert variances[0] / variances[1] == pytest.approx(1 / 0.99)
+    assert variances[1] == pytest.approx((3.0 * 1.5) ** 2)
+
+
+@pytest.mark.parametrize("jit", ["none", "trace"])
+@pytest.mark.parametrize("make", [new_svi, new_sep])
+def test_many_clipped_records_are_warned_of(make, jit):
+    y = 0.5 + torch.randn(300)
+    name = "max_grad_norm" if make is new_svi else "max_factor_norm"
+    few, many = {name: 8.0}, {name: 0.01}
+    with pytest.warns(ClippingWarning, match=f"About 100% of the records .* {name}=0.01: .*Raise"):
+        make(jit=jit, **many).run(y, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        inference = make(jit=jit, **few)
+        inference.run(y, progress=False)
+        make(jit=jit, report_clipping=False, **many).run(y, progress=False)
+    assert "clipped='0% +- 0.0%'" in repr(inference)
+
+
+@pytest.mark.parametrize(("clipped", "expected"), [(200, 0), (800, 20)])
+def test_noise_alone_is_not_warned_of(clipped, expected):
+    """With a standard error of 9%, 20% are not more than a quarter, and 80% are.
+
+    False alarms: 2e-4 and 6e-4 a run.
+    """
+    y, count = torch.where(torch.arange(1000) < clipped, 5.0, 0.0), 0
+    for seed in range(20):
+        svi = new_svi(noise_multiplier=25.0, num_steps=4, generator=seed, max_grad_norm=2.0)
+        svi.optim = pyro.optim.SGD({"lr": 0.0})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ClippingWarning)
+            svi.run(y, progress=False)
+        count += any(each.category is ClippingWarning for each in caught)
+    assert svi.clipped_fraction.standard_error == pytest.approx(0.0884, abs=1e-3)
+    assert count == expected
+
+
+def test_a_broken_record_is_no_bit(monkeypatch):
+    """A record whose gradient is NaN, in eager code; graphs are in test_traced_step."""
+    sums = []
+    for broken in (False, True):
+        fixture = Fixture(monkeypatch, location, delta(location), sampling="full")
+        y = torch.arange(20.0) / 10
+        fixture.svi._prepare((y,), {})
+        y[4] = math.nan
+        clipped = fixture.svi._sum_type(fixture.svi._blocks(1), "cpu")
+        batch = torch.tensor([i for i in range(20) if broken or i != 4])
+        step = fixture.svi._step
+        step.add(clipped, step.draw(), batch, lambda: np.random.default_rng(0))
+        sums.append(exact_sums(clipped))
+        pyro.clear_param_store()
+    for one, other in zip(*sums, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def one_by_one(x, y):
+    """A branch on values, which takes records one at a time."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        logits = x[idx] @ w if (x[idx] > -1e9).all() else w.sum()
+        pyro.sample("y", dist.Bernoulli(logits=logits), obs=y[idx])
+
+
+def random_effects(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        effect = pyro.sample("effect", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w + effect), obs=y[idx])
+
+
+@pytest.mark.filterwarnings("ignore:.*one record at a time")
+@pytest.mark.parametrize("microbatch_size", [None, 7])
+@pytest.mark.parametrize("model", [logistic, one_by_one, random_effects])
+def test_every_way_of_taking_records_counts(model, microbatch_size):
+    """All or none of them, as C is tiny or large."""
+    for bound, expected in ((1e-4, 1.0), (1e4, 0.0)):
+        svi = new_svi(
+            model,
+            AutoNormal(model),
+            max_grad_norm=bound,
+            num_steps=2,
+            microbatch_size=microbatch_size,
+            local_optim=RowAdam(),
+        )
+        svi.run(*regression_data(), progress=False)
+        assert svi.clipped_fraction.fraction == expected
+
+
+@pytest.mark.parametrize("make", [new_svi, new_sep])
+def test_state(make):
+    """The mean goes on where it stood; a state of an older version has none."""
+    y = torch.randn(100)
+    first = make(num_steps=7, noise_multiplier=1.0)
+    for _ in range(4):
+        first.step(y)
+    buffer = io.BytesIO()
+    torch.save(first.state_dict(), buffer)
+    buffer.seek(0)
+    state = torch.load(buffer, weights_only=True)
+    second = make(num_steps=7, noise_multiplier=1.0)
+    second.load_state_dict(state)
+    assert second.clipped_fraction == first.clipped_fraction
+    second.run(y, progress=False)
+    kept = second.state_dict()["clipped_fractions"]
+    assert kept.shape == (7, 2) and torch.equal(kept[:4], state["clipped_fractions"])
+    for damaged in (0.5, torch.zeros(3), torch.full((3, 2), math.nan)):
+        with pytest.raises(ConfigurationError, match="clipped_fractions"):
+            make(noise_multiplier=1.0).load_state_dict(state | {"clipped_fractions": damaged})
+    del state["clipped_fractions"]
+    third = make(num_steps=7, noise_multiplier=1.0)
+    third.load_state_dict(state)
+    assert third.clipped_fraction is None
+    third.run(y, progress=False)
+    assert third.state_dict()["clipped_fractions"].shape == (3, 2)
+
+
+def test_settings():
+    with pytest.raises(ConfigurationError, match="report_clipping must be True or False"):
+        new_svi(report_clipping=0.01)
+    with pytest.raises(ConfigurationError, match="report_clipping"):
+        new_svi(loss_clip=1.0, loss_share=0.995)
+    new_svi(loss_clip=1.0, loss_share=0.995, report_clipping=False)

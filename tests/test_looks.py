@@ -1,0 +1,97 @@
+"""What is said at calls whose results are not private: once, at the caller's line, before reading.
+
+That the ledger is marked, by those that know one: test_nonprivate.py and test_ep.py.
+"""
+
+import inspect
+import warnings
+from pathlib import Path
+
+import pyro.distributions as dist
+import pytest
+import torch
+
+from pyro_dp import NotPrivateWarning, audit, audit_one_run, clipped_kl, nonprivate, sep_kl_bound
+from pyro_dp.vips import LatentDirichletAllocation, SigmoidBeliefNetwork
+
+EYE = torch.eye(2)
+LDA = LatentDirichletAllocation(2, 3)
+TOPICS = {"topics": dist.Dirichlet(torch.ones(2, 3)).to_event(1)}
+COUNTS = torch.ones(4, 3)
+NETWORK = SigmoidBeliefNetwork(12, 2)
+WEIGHTS = {
+    "weights": dist.Delta(torch.zeros(12, 2)),
+    "biases": dist.Delta(torch.zeros(12)),
+    "hidden_biases": dist.Delta(torch.zeros(2)),
+}
+DATA = (torch.zeros(200, 1),)
+
+
+def first(rows):
+    return rows[0]
+
+
+CALLS = {
+    "sep_kl_bound": lambda: sep_kl_bound(
+        EYE, torch.zeros(2), eta_noise=0.1, precision_noise=0.01, beta=0.1
+    ),
+    "clipped_kl": lambda: clipped_kl(
+        torch.zeros(2), EYE, torch.ones(4, 2), EYE.expand(4, 2, 2), max_factor_norm=1.0
+    ),
+    "perplexity": lambda: LDA.perplexity(TOPICS, COUNTS),
+    "topic_weights": lambda: LDA.topic_weights(TOPICS, COUNTS),
+    "pixel_accuracy": lambda: NETWORK.pixel_accuracy(WEIGHTS, torch.ones(5, 12)),
+    "audit": lambda: audit(first, DATA, ([1.0],), num_trials=1000, progress=False),
+    "audit_one_run": lambda: audit_one_run(
+        lambda rows: rows[:50, 0], DATA, (torch.ones(50, 1),), lambda found: found
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_says_once_where_it_was_called(name):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        CALLS[name]()
+    (said,) = caught  # also of an audit's thousand runs
+    assert said.category is NotPrivateWarning
+    text = str(said.message)
+    assert text.startswith(f"{name}() adds no noise") and "use " in text
+    assert text.count(".") <= 1
+    assert Path(said.filename).name == Path(__file__).name
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_is_told_where_warnings_are_errors(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(NotPrivateWarning, match=name):
+            CALLS[name]()
+
+
+@pytest.mark.parametrize("one_run", [False, True])
+def test_an_audit_says_so_before_its_runs(one_run):
+    runs = []
+
+    def make_run(rows):
+        runs.append(rows)
+        return rows[:50, 0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(NotPrivateWarning):
+            if one_run:
+                audit_one_run(make_run, DATA, (torch.ones(50, 1),), lambda found: found)
+            else:
+                audit(make_run, DATA, ([1.0],), num_trials=100, progress=False)
+    assert not runs
+
+
+def test_what_says_so_says_it_in_its_documentation():
+    """And that of nonprivate lists all of them."""
+    methods = [LDA.perplexity, LDA.topic_weights, NETWORK.pixel_accuracy]
+    listed = inspect.getmodule(nonprivate).__doc__
+    for function in (sep_kl_bound, clipped_kl, audit, *methods):
+        assert "NotPrivateWarning" in function.__doc__
+    for name in CALLS:
+        assert name in listed

@@ -1,0 +1,244 @@
+"""One door: who in the package may touch exact sums, the ledger and the noise. Nobody else does.
+
+This reads the source, not what runs. A use is any place where the name stands: a call, an alias, an
+import, a definition, a pattern, a text as in ``getattr(x, "name")``. A name that is put together at
+run time is not found.
+"""
+
+import ast
+import functools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import pyro_dp
+
+# Module, and the innermost class and function of each use, as often as it is used there.
+USES = {
+    # The sums of a batch, without noise: made and added, compared, and released.
+    "_totals": """
+        mechanisms.ClippedSum.__init__
+        mechanisms.ClippedSum.add_sums mechanisms.ClippedSum.add_sums mechanisms.ClippedSum.add_sums
+        mechanisms.ClippedSum._exact_sums grid_sums.GridSum._units
+    """,
+    "_units": "grid_sums.GridSum grid_sums.GridSum._exact_sums grid_sums.GridSum._noisy",
+    "_exact_sums": """
+        mechanisms.ClippedSum grid_sums.GridSum mechanisms.ClippedSum._noisy
+        mechanisms.ClippedSum.require_same_as mechanisms.ClippedSum.require_same_as
+    """,
+    "clipped_sums": """
+        mechanisms mechanisms.ClippedSum mechanisms.ClippedSum mechanisms.ClippedSum.add
+        grid_sums.GridSum passes.Passes.__init__.sums
+    """,
+    "rounded_sums": "grid_sums grid_sums.GridSum",
+    "add_sums": "mechanisms.ClippedSum mechanisms.ClippedSum.add passes.Passes.add",
+    # With noise: the door, and the one function that goes through it, of all inferences.
+    "_noisy": "mechanisms.ClippedSum grid_sums.GridSum mechanisms.release",
+    "release": """
+        mechanisms private_steps private_steps.PrivateSteps._account_and_release
+        ledger report._releases
+    """,  # the last two are a heading and a word of a report
+    # The noise itself, and its streams.
+    "standard_normal": "mechanisms.ClippedSum._noisy",
+    "discrete_gaussian": "discrete_gaussian grid_sums grid_sums.GridSum._noisy",
+    "'noise'": """
+        randomness private_steps.PrivateSteps._account_and_release
+        vips.mixed_statistics.MixedStatistics.state vips.mixed_statistics.MixedStatistics.from_state
+    """,  # the last two: how noisy a released statistic is
+    ".stream": """
+        private_steps.PrivateSteps._account_and_release private_steps.PrivateSteps._sample
+        svi.DPSVI.step sep.DPSEP._clipped_sum baselines.sgld.DPSGLD.step
+        vips.inference.VIPS._release_expected nonprivate.NonPrivate._looking checks._stream
+        vips.isolated_model._public_draws
+        selection.private_selection selection.private_selection
+    """,  # but for the first they sample records, or draw their latents
+    # The ledger.
+    ".record": """
+        mechanisms.release selection.private_selection
+        accounting.PrivacyAccountant.record_nonprivate trial_accountant.TrialAccountant.record
+        accounting.PrivacyAccountant.record
+        plotting._epsilon_of_first vips.inference.VIPS._require_room
+    """,  # the fifth writes the journal; the last two compute with ledgers of their own
+    "record_nonprivate": "accounting.PrivacyAccountant looks.mark_look",
+    "mark_look": """
+        looks nonprivate nonprivate.NonPrivate._looking baselines.ep baselines.ep.EP.run
+    """,
+    # Imports of whatever there is.
+    "*": "",
+}
+
+
+def sources():
+    """By module."""
+    root = Path(pyro_dp.__file__).parent
+    paths = {path.relative_to(root).with_suffix(""): path for path in root.rglob("*.py")}
+    return {".".join(name.parts): path.read_text() for name, path in paths.items()}
+
+
+@functools.cache
+def uses(source: str, module: str) -> Counter:
+    """How often which name of :data:`USES` stands where."""
+    found = Counter()
+    pending = [(ast.parse(source), module)]
+    while pending:
+        node, place = pending.pop()
+        words, texts = _words(node)
+        for name in USES:
+            if name.startswith("'"):
+                count = texts.count(name[1:-1])
+            elif name.startswith("."):  # a plain word: as an attribute, or where it may be one
+                by_attribute = isinstance(node, ast.Attribute | ast.alias | ast.MatchClass)
+                count = texts.count(name[1:]) + by_attribute * words.count(name[1:])
+            else:
+                count = (words + texts).count(name)
+            if count:
+                found[name, place] += count
+        inner = place
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = f"{place}.{node.name}"
+        folded = _text(node) is not None
+        pending += [(child, inner) for child in ast.iter_child_nodes(node) if not folded]
+    return found
+
+
+def _words(node: ast.AST) -> tuple[list[str], list[str]]:
+    """The names that a node holds itself, and those in the text that it is: "a.b" has two.
+
+    What is imported under another name counts twice: the other name is not looked for.
+    """
+    text = _text(node)
+    if text is not None:
+        return [], text.split(".")
+    words = [node.name] if isinstance(node, ast.alias) and node.asname else []
+    for _, value in ast.iter_fields(node):
+        words += value if isinstance(value, list) else [value]
+    return [word for word in words if isinstance(word, str)], []
+
+
+def _text(node: ast.AST) -> str | None:
+    """Of a constant, or of constants that are put together."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        parts = [_text(node.left), _text(node.right)]
+    elif isinstance(node, ast.JoinedStr):
+        parts = [_text(part) for part in node.values]
+    elif isinstance(node, ast.FormattedValue):
+        return _text(node.value)
+    else:
+        return None
+    return None if None in parts else "".join(parts)
+
+
+def wrong(modules: dict[str, str]) -> list[str]:
+    """Uses that are not stated, or stated and not there."""
+    found = sum((uses(source, module) for module, source in modules.items()), Counter())
+    stated = Counter((name, place) for name, places in USES.items() for place in places.split())
+    return [
+        *(f"{name} is used in {place}" for name, place in found - stated),
+        *(f"{name} is not used in {place}" for name, place in stated - found),
+    ]
+
+
+def test_nobody_else():
+    assert wrong(sources()) == []
+
+
+PLANTED = {
+    "called": ("svi", "def f(clipped): return clipped._noisy([0.0], None)", "_noisy", "svi.f"),
+    "exact": ("steps", "def f(clipped): return clipped._exact_sums", "_exact_sums", "steps.f"),
+    "its field": ("factors", "def f(c): return c._totals", "_totals", "factors.f"),
+    "in units": ("vips.e_step", "def f(c): return c._units", "_units", "vips.e_step.f"),
+    "getattr": ("sep", "def f(c): return getattr(c, '_noisy')([0.0], None)", "_noisy", "sep.f"),
+    "getattr in parts": ("sep", "def f(c): return getattr(c, '_no' + 'isy')", "_noisy", "sep.f"),
+    "formatted": ("sep", "def f(c): return getattr(c, f'_no{\"isy\"}')", "_noisy", "sep.f"),
+    "attrgetter": ("sep", "f = attrgetter('_sum._totals')", "_totals", "sep"),
+    "by dictionary": ("sep", "def f(c): return vars(c)['_totals']", "_totals", "sep.f"),
+    "by pattern": (
+        "sep",
+        "def f(c):\n    match c:\n        case ClippedSum(_totals=t): return t",
+        "_totals",
+        "sep.f",
+    ),
+    "alias": ("private_steps", "peek = ClippedSum._noisy", "_noisy", "private_steps"),
+    "alias within": ("mechanisms", "peek = ClippedSum._noisy", "_noisy", "mechanisms"),
+    "alias of the door": ("private_steps", "again = release", "release", "private_steps"),
+    "subclass": (
+        "grid_sums",
+        "class Mine(ClippedSum):\n    def _noisy(self, *given): return self.blocks",
+        "_noisy",
+        "grid_sums.Mine",
+    ),
+    "through super": (
+        "svi",
+        "class Mine(ClippedSum):\n    def f(self): return super()._exact_sums",
+        "_exact_sums",
+        "svi.Mine.f",
+    ),
+    "imported": ("svi", "from pyro_dp.mechanisms import release", "release", "svi"),
+    "imported as": ("svi", "from pyro_dp.mechanisms import release as r", "release", "svi"),
+    "again as": (
+        "private_steps",
+        "from pyro_dp.mechanisms import release as r",
+        "release",
+        "private_steps",
+    ),
+    "from another": ("svi", "from pyro_dp.private_steps import release", "release", "svi"),
+    "module": (
+        "vips.inference",
+        "import pyro_dp.mechanisms as m\ndef f(c): return m.clipped_sums([c], [1.0])",
+        "clipped_sums",
+        "vips.inference.f",
+    ),
+    "all imported": ("svi", "from pyro_dp.mechanisms import *", "*", "svi"),
+    "sums of a graph": ("svi", "def f(g, c): c.add_sums(g())", "add_sums", "svi.f"),
+    "rounded": ("svi", "from pyro_dp.grid_sums import rounded_sums", "rounded_sums", "svi"),
+    "recorded": ("svi", "def f(a, event): a.record(event)", ".record", "svi.f"),
+    "recorded by alias": ("svi", "def f(a): return a.record", ".record", "svi.f"),
+    "recorded by getattr": ("svi", "def f(a): return getattr(a, 'record')", ".record", "svi.f"),
+    "a look": ("theory", "def f(a): a.record_nonprivate('x')", "record_nonprivate", "theory.f"),
+    "a marked look": ("theory", "from pyro_dp.looks import mark_look", "mark_look", "theory"),
+    "stream": ("scaler", "def f(r): return r.stream('noise', 0)", "'noise'", "scaler.f"),
+    "stream of a name": ("scaler", "def f(r, p): return r.stream(p, 0)", ".stream", "scaler.f"),
+    "purpose": ("scaler", "P = 'noise'", "'noise'", "scaler"),
+    "normals": ("svi", "def f(g): return g.standard_normal(3)", "standard_normal", "svi.f"),
+    "integers": (
+        "svi",
+        "from pyro_dp.discrete_gaussian import discrete_gaussian as draw",
+        "discrete_gaussian",
+        "svi",
+    ),
+    "a new module": ("leak", "def f(c): return c._noisy([0.0], None)", "_noisy", "leak.f"),
+    "deep inside": (
+        "leak",
+        "class A:\n    async def g(self):\n        return [(lambda c: c._noisy)(c) for c in self]",
+        "_noisy",
+        "leak.A.g",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_second_one_is_found(kind):
+    module, source, name, place = PLANTED[kind]
+    modules = sources()
+    modules[module] = f"{modules.get(module, '')}\n{source}\n"
+    assert f"{name} is used in {place}" in wrong(modules)
+
+
+@pytest.mark.parametrize(
+    "module, old, new",
+    [
+        ("mechanisms", "return clipped._noisy(sigmas, noise)", "a = clipped._noisy(sigmas, noise)"),
+        ("mechanisms", "    accountant.record(event)\n", ""),
+        ("private_steps", "import ClippedSum, release\n", "import ClippedSum, release as r\n"),
+        ("private_steps", "released = release(", "released = r("),
+    ],
+)
+def test_neither_twice_nor_left_out(module, old, new):
+    """Two uses in one place count, as for the mean of two draws; so does a use that is gone."""
+    modules = sources()
+    assert modules[module].count(old) == 1
+    double = f"{new}\n    {old}" if "_noisy" in old else new
+    assert wrong(modules | {module: modules[module].replace(old, double)})
