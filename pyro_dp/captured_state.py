@@ -140,12 +140,17 @@ class CapturedState:
         finally:
             self._is_watched = False
 
+    def forget(self) -> None:
+        """Drop what functions with a cache computed before: users may have shown them data."""
+        for cache in self.references.caches:
+            cache.cache_clear()
+
     @contextlib.contextmanager
     def _put_back(
         self, changes: Changes, memory: Changes, largest: float = math.inf
     ) -> Iterator[None]:
         """
-        :param changes: takes what changed but for the contents of tensors and arrays.
+        :param changes: takes what changed, but for the contents of tensors and arrays.
         :param memory: takes these.
         :param largest: size of a tensor of which there is a copy to put back.
         """
@@ -178,11 +183,6 @@ class CapturedState:
                 if cache.cache_info().misses != known:
                     changes[f"the cache of {cache.__name__}()", ""] = None
                     cache.cache_clear()
-
-    def forget(self) -> None:
-        """What functions with a cache computed before, of whatever the user showed them."""
-        for cache in self.references.caches:
-            cache.cache_clear()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from (

@@ -290,11 +290,13 @@ class References:
     def _look_at_function(self, function: types.FunctionType) -> None:
         name = _name(function)
         names = function.__code__.co_freevars
+        modules = []
         for variable, cell in zip(names, function.__closure__ or (), strict=True):
             label = f"variable {variable!r}, which {name} captures,"
             self.places.append(Cell(label, cell))
             for value in self.places[-1].values().values():
                 self._wait(value, label)
+                modules.append(value)
         if not is_users(function):
             return
         for parameter, value in _defaults(function).items():
@@ -302,16 +304,23 @@ class References:
         self._look_at_namespace(vars(function), f"of {name}", None)
         loaded, imported, named = _globals_of(function.__code__)
         self._look_at_namespace(function.__globals__, f"that {name} reads", loaded)
-        modules = [function.__globals__.get(each) for each in sorted(loaded)]
+        modules += [function.__globals__.get(each) for each in sorted(loaded)]
         modules += [sys.modules.get(each) for each in sorted(imported)]
+        self._look_at_modules(modules, named)
+
+    def _look_at_modules(self, modules: list[Any], names: set[str]) -> None:
+        """
+        :param modules: and other things.
+        :param names: of the attributes that matter.
+        """
         seen: set[int] = set()
         while modules:
             module = modules.pop()
             users = isinstance(module, types.ModuleType) and is_users(module)
             if users and id(module) not in seen:
                 seen.add(id(module))
-                self._look_at_namespace(vars(module), f"of module {module.__name__}", named)
-                modules += [value for each, value in vars(module).items() if each in named]
+                self._look_at_namespace(vars(module), f"of module {module.__name__}", names)
+                modules += [value for each, value in vars(module).items() if each in names]
 
     def _look_at_namespace(
         self, mapping: MutableMapping, owner: str, names: set[str] | None
