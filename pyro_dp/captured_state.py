@@ -19,7 +19,8 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from pyro_dp.errors import ModelError
 from pyro_dp.graphs import untraced
-from pyro_dp.references import LONGEST, MISSING, References, sentence
+from pyro_dp.places import MISSING
+from pyro_dp.references import LONGEST, References, sentence
 
 KEEPS = (
     "{label} changes with the data that the model or guide is shown. What it keeps of one record "

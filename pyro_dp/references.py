@@ -11,11 +11,10 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import numpy as np
-import pyro
 import torch
 from pyro.contrib.easyguide import EasyGuide
 from pyro.infer.autoguide import AutoGuide
@@ -23,183 +22,29 @@ from pyro.poutine import Trace
 from torch import Tensor
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from pyro_dp.places import (
+    LISTS,
+    Cell,
+    ClassAttributes,
+    Names,
+    ParameterStore,
+    Place,
+    PublicAttributes,
+    Slots,
+    slots_of,
+)
+
 _LIBRARIES = sys.stdlib_module_names | {
     *("IPython", "_pytest", "arviz", "funsor", "jax", "matplotlib", "numpy", "opt_einsum"),
     *("pandas", "pluggy", "pyro", "pyro_dp", "pytest", "scipy", "sklearn", "torch", "tqdm"),
 }
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
-_LISTS = (list, collections.deque, bytearray)
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # of an object that is no Python class
 _CACHE = type(functools.cache(len))
 _MOST_THINGS = 50_000
 LONGEST = 10_000  # of a container whose elements are looked at
 # What autoguides keep of their first run, which is on placeholders.
 _OWN_RECORDS = ("prototype_trace", "_prototype_frames", "_pyro_context", "_init_locs", "plates")
-MISSING = object()
-
-
-class Place:
-    """Where user code can keep Python values: a namespace, a closure's cell, a container.
-
-    :param label: its name in messages.
-    """
-
-    def __init__(self, label: str, owner: Any):
-        self.label = label
-        self.owner = owner
-
-    def values(self) -> Any:
-        """A shallow copy of what is kept."""
-        return self.owner.copy()
-
-    @property
-    def reader(self) -> Callable[[Any], Any]:
-        """A fast way to one of the values, by name or position; ``None`` if it is gone."""
-        owner = self.owner
-        if isinstance(owner, dict):
-            return owner.get
-        return lambda i: owner[i] if i < len(owner) else None
-
-    def described(self, name: Any) -> str:
-        """The label of one of the values."""
-        if isinstance(name, str) and name:
-            return self.label.replace("an attribute", f"attribute {name!r}", 1)
-        return self.label
-
-    def floats(self) -> list[float]:
-        """The numbers among the values, but for integers."""
-        values = self.values()
-        values = values.values() if isinstance(values, dict) else values
-        return [value for value in values if isinstance(value, float)]
-
-    def put_back(self, values: Any) -> None:
-        """Undo what happened since :meth:`values`."""
-        self.owner.clear()
-        (self.owner.extend if isinstance(self.owner, _LISTS) else self.owner.update)(values)
-
-
-class Names(Place):
-    """Some names of a namespace that holds others, too."""
-
-    def __init__(self, label: str, owner: MutableMapping, names: Iterable[str]):
-        super().__init__(label, owner)
-        self.names = sorted(names)
-
-    def values(self) -> dict[str, Any]:
-        return {name: self.owner.get(name, MISSING) for name in self.names}
-
-    def put_back(self, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            if value is MISSING:
-                self.owner.pop(name, None)
-            else:
-                self.owner[name] = value
-
-
-class PublicAttributes(Place):
-    """Of a library's object: what users write there, and no cache of its own."""
-
-    def values(self) -> dict[str, Any]:
-        return {name: x for name, x in vars(self.owner).items() if not name.startswith("_")}
-
-    @property
-    def reader(self) -> Callable[[str], Any]:
-        return vars(self.owner).get
-
-    def put_back(self, values: dict[str, Any]) -> None:
-        for name in self.values().keys() - values.keys():
-            del vars(self.owner)[name]
-        vars(self.owner).update(values)
-
-
-class Slots(Place):
-    """Attributes that are declared by ``__slots__``."""
-
-    def values(self) -> dict[str, Any]:
-        found = {name: getattr(self.owner, name, MISSING) for name in _slots(type(self.owner))}
-        return {name: value for name, value in found.items() if value is not MISSING}
-
-    @property
-    def reader(self) -> Callable[[str], Any]:
-        return lambda name: getattr(self.owner, name, None)
-
-    def put_back(self, values: dict[str, Any]) -> None:
-        for name in self.values().keys() - values.keys():
-            object.__delattr__(self.owner, name)
-        for name, value in values.items():
-            object.__setattr__(self.owner, name, value)
-
-
-class Cell(Place):
-    """A variable that a function captures."""
-
-    def values(self) -> dict[str, Any]:
-        try:
-            return {"": self.owner.cell_contents}
-        except ValueError:  # not filled yet
-            return {}
-
-    @property
-    def reader(self) -> Callable[[str], Any]:
-        return lambda name: self.values().get(name)
-
-    def put_back(self, values: dict[str, Any]) -> None:
-        if values:
-            self.owner.cell_contents = values[""]
-        else:
-            del self.owner.cell_contents
-
-
-class ClassAttributes(Place):
-    """What a class keeps for all its objects."""
-
-    def values(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in vars(self.owner).items() if not name.startswith("__")
-        }
-
-    @property
-    def reader(self) -> Callable[[str], Any]:
-        return vars(self.owner).get
-
-    def put_back(self, values: dict[str, Any]) -> None:
-        for name in self.values().keys() - values.keys():
-            delattr(self.owner, name)
-        for name, value in values.items():
-            if vars(self.owner).get(name, MISSING) is not value:
-                setattr(self.owner, name, value)
-
-
-class ParameterStore(Place):
-    """Pyro's, in which user code can also write by hand."""
-
-    def __init__(self):
-        super().__init__("Pyro's parameter store", None)
-
-    def values(self) -> dict[tuple[str, str], Any]:
-        kept = (("_params", self.leaves), ("_constraints", self._own("_constraints")))
-        return {(own, name): value for own, values in kept for name, value in values.items()}
-
-    def put_back(self, values: dict[tuple[str, str], Any]) -> None:
-        for own in ("_params", "_constraints", "_param_to_name"):
-            self._own(own).clear()
-        for (own, name), value in values.items():
-            self._own(own)[name] = value
-            if own == "_params":
-                self._own("_param_to_name")[value] = name
-
-    def described(self, name: tuple[str, str]) -> str:
-        return f"parameter {name[1]!r}"
-
-    @property
-    def leaves(self) -> dict[str, Tensor]:
-        """Unconstrained parameters by name."""
-        return self._own("_params")
-
-    @staticmethod
-    def _own(name: str) -> dict:
-        # Its get_state() makes parameters that are in use forget their unconstrained values.
-        return getattr(pyro.get_param_store(), name)
 
 
 class References:
@@ -238,7 +83,7 @@ class References:
                 self.held.append((label, thing))
         elif isinstance(thing, np.ndarray) or _is_frame(thing):
             self.held.append((label, thing))
-        elif isinstance(thing, (dict, set, tuple, frozenset, *_LISTS)):
+        elif isinstance(thing, (dict, set, tuple, frozenset, *LISTS)):
             self._look_at_container(thing, label, users)
         elif inspect.isfunction(thing):
             self._look_at_function(thing)
@@ -272,7 +117,7 @@ class References:
     def _look_at_container(self, thing: Any, label: str, users: bool) -> None:
         if users:
             self.held.append((label, thing))
-        if isinstance(thing, (dict, set, *_LISTS)):
+        if isinstance(thing, (dict, set, *LISTS)):
             self.places.append(Place(label, thing))
         if is_users(type(thing)):
             self._look_at_object(thing, label, users)
@@ -365,7 +210,7 @@ class References:
             self._look_at_namespace(_attributes(thing), owner, None)
         elif users and values and _keeps_for_users(type(thing)):
             self.places.append(PublicAttributes(f"an attribute {owner}", thing))
-        if is_users(type(thing)) and _slots(type(thing)):
+        if is_users(type(thing)) and slots_of(type(thing)):
             self.places.append(Slots(f"an attribute {owner}", thing))
             values |= self.places[-1].values()
         for name, value in values.items():
@@ -411,17 +256,6 @@ def _attributes(thing: Any) -> MutableMapping:
         return vars(thing)
     except TypeError:
         return {}
-
-
-def _slots(kind: type) -> list[str]:
-    """Names of attributes beside those of ``__dict__``."""
-    return [
-        name
-        for each in kind.__mro__
-        if "__slots__" in vars(each)
-        for name, value in vars(each).items()
-        if isinstance(value, types.MemberDescriptorType)
-    ]
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
