@@ -304,8 +304,8 @@ class References:
         self._look_at_namespace(vars(function), f"of {name}", None)
         loaded, imported, named = _globals_of(function.__code__)
         self._look_at_namespace(function.__globals__, f"that {name} reads", loaded)
-        modules += [function.__globals__.get(each) for each in loaded]
-        modules += [sys.modules.get(each) for each in imported]
+        modules += [function.__globals__.get(each) for each in sorted(loaded)]
+        modules += [sys.modules.get(each) for each in sorted(imported)]
         self._look_at_modules(modules, named)
 
     def _look_at_modules(self, modules: list[Any], names: set[str]) -> None:
@@ -320,7 +320,7 @@ class References:
             if users and id(module) not in seen:
                 seen.add(id(module))
                 self._look_at_namespace(vars(module), f"of module {module.__name__}", names)
-                modules += [vars(module)[each] for each in names & vars(module).keys()]
+                modules += [vars(module)[each] for each in sorted(names & vars(module).keys())]
 
     def _look_at_namespace(
         self, mapping: MutableMapping, owner: str, names: set[str] | None
@@ -334,7 +334,7 @@ class References:
             names = set(mapping)
         elif names:
             self.places.append(Names(f"global variable {', '.join(sorted(names))}", mapping, names))
-        for name in names & mapping.keys():
+        for name in sorted(names & mapping.keys()):
             self._wait(mapping[name], f"{word} {name!r} {owner}")
 
     def _look_at_class(self, kind: type) -> None:
