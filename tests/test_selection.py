@@ -472,7 +472,7 @@ def test_learning_rates_of_dpsvi():
         dict(delta=math.nan),
         dict(generator="seed"),
     ],
-    ids=str,
+    ids=lambda settings: "-".join(settings),
 )
 def test_settings_out_of_range(settings):
     accountant = PrivacyAccountant()
