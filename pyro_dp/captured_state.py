@@ -112,16 +112,18 @@ class CapturedState:
         return any(constant.changed for constant in self._constants)
 
     @contextlib.contextmanager
-    def preserved(self) -> Iterator[None]:
+    def preserved(self, *, batched: bool = False) -> Iterator[None]:
         """Within, records are shown: what was kept of them is put back at the end.
 
+        :param batched: they are all shown at once by ``torch.vmap``, which can't write what it is
+            shown into a captured tensor or array: of these there need be no copies.
         :raises ModelError: a tensor or array was changed in place; names it.
         """
         if self._is_watched:
             yield
             return
         memory: Changes = {}
-        with self._put_back({}, memory, largest=_SMALL):
+        with self._put_back({}, memory, largest=-1 if batched else _SMALL):
             yield
         require_no_changes(memory)
 
@@ -159,7 +161,8 @@ class CapturedState:
         misses = [cache.cache_info().misses for cache in self.references.caches]
         with untraced():
             tensors = [(label, _Kept(t, t.numel() <= largest)) for label, t in self._tensors()]
-        arrays = [(n, x, x.copy()) for n, x in self.references.held if isinstance(x, np.ndarray)]
+        held = self.references.held if largest >= 0 else ()
+        arrays = [(n, x, x.copy()) for n, x in held if isinstance(x, np.ndarray)]
         try:
             yield
         finally:

@@ -18,6 +18,7 @@ import torch
 from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 
 from pyro_dp.captured_state import CapturedState
 from pyro_dp.errors import ModelError
@@ -259,7 +260,9 @@ class RecordTerm:
         """Model, guide and arguments of one record, in the context that they run in."""
         args, kwargs = records.arguments(row)
         draws = draws or LocalDraws()
-        with self._one_record(records, particle, index, draws, substitutes, local_rows):
+        batched = all(map(is_batchedtensor, row))
+        own = (index, draws, substitutes, local_rows)
+        with self._one_record(records, particle, *own, batched=batched):
             model, guide = self._inside(records, particle.values(latents))
             yield model, guide, args, kwargs
 
@@ -280,10 +283,12 @@ class RecordTerm:
         draws: LocalDraws,
         substitutes: dict[int, Tensor] | None = None,
         local_rows: dict[str, Tensor] | None = None,
+        *,
+        batched: bool = False,
     ) -> Iterator[None]:
         local_rows = local_rows or self.local.constants()  # before draws are the record's own
         with (
-            self.state.preserved(),
+            self.state.preserved(batched=batched),
             guarded("Running the model on one record"),
             RecordMode(draws, substitutes),
             self.local.shown(local_rows),

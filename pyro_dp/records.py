@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.arguments import Arguments, argument_names, named_arguments, refuse_untyped
@@ -94,12 +95,12 @@ class Records:
                 )
 
     def rows(self, indices: Tensor, *, distinct: bool = True) -> list[Tensor]:
-        """Rows of every data tensor, each (B, ...).
+        """Rows of every data tensor, each (B, ...), with memory of their own.
 
         :param indices: (B,); ascending, if they are distinct.
         """
         if distinct and len(indices) == self.plate.size:
-            return [self._leaves[i] for i in self._data]
+            return [self._leaves[i].clone() for i in self._data]
         return [
             self._leaves[i].index_select(0, indices.to(self._leaves[i].device)) for i in self._data
         ]
@@ -134,8 +135,9 @@ class Records:
             times.
         """
         length = length or (1 if self.slice_data else self.plate.size)
-        # A copy: the model may write into what it is shown.
-        return self._with_tables([value.clone().expand(length, *value.shape) for value in row])
+        # A copy of its own: the model may write into what it is shown.
+        own = [value if is_batchedtensor(value) else value.clone() for value in row]
+        return self._with_tables([value.expand(length, *value.shape) for value in own])
 
     def _with_tables(self, tables: Sequence[Tensor]) -> Arguments:
         leaves = list(self._leaves)
