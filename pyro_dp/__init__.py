@@ -9,15 +9,6 @@ from pyro_dp.accounting import (
 from pyro_dp.audit_result import AuditResult
 from pyro_dp.auditing import audit, audit_one_run
 from pyro_dp.clipped_fraction import ClippedFraction
-from pyro_dp.errors import (
-    ClippingWarning,
-    ConfigurationError,
-    ConvergenceWarning,
-    ModelError,
-    NotPrivateWarning,
-    PrivacyBudgetExceeded,
-    PrivacyError,
-)
 from pyro_dp.mechanisms import AdaptiveClip
 from pyro_dp.nonprivate import nonprivate
 from pyro_dp.row_adam import RowAdam
@@ -27,6 +18,15 @@ from pyro_dp.sep import DPSEP
 from pyro_dp.svi import DPSVI
 from pyro_dp.theory import clipped_kl, sep_kl_bound
 from pyro_dp.trials import PoissonTrials, TruncatedNegativeBinomial
+from pyro_dp.utils.errors import (
+    ClippingWarning,
+    ConfigurationError,
+    ConvergenceWarning,
+    ModelError,
+    NotPrivateWarning,
+    PrivacyBudgetExceeded,
+    PrivacyError,
+)
 from pyro_dp.vips import VIPS
 
 __all__ = [

@@ -15,12 +15,12 @@ from typing import Any
 
 from pyro_dp import engines, ledger
 from pyro_dp.calibration import least_noise
-from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.events import EVENTS, ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
 from pyro_dp.journal import Journal
 from pyro_dp.ledger import LedgerEntry
 from pyro_dp.plan import Plan
-from pyro_dp.settings import require_choice, require_count, require_number
+from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.validation import require_choice, require_count, require_number
 
 __all__ = [
     "ApproximateDP",

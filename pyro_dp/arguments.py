@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
-from pyro_dp.errors import ModelError
+from pyro_dp.utils.errors import ModelError
 
 Arguments = tuple[tuple, dict]
 

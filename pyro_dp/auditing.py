@@ -17,11 +17,11 @@ from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.audit_bounds import canaries_bound, runs_bound
 from pyro_dp.audit_result import AuditResult
 from pyro_dp.canaries import Column, canary_rows, with_canaries
-from pyro_dp.errors import ConfigurationError
 from pyro_dp.guesses import chosen_thresholds, count_guesses, error_rates
 from pyro_dp.looks import warn_not_private
-from pyro_dp.settings import require_count, require_number
 from pyro_dp.trade_off import trade_off
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import require_count, require_number
 
 _MADE_UP = "made-up data"
 _LENGTHS = "score=None needs equally many numbers from every run: pass a score."

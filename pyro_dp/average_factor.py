@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pyro_dp.factors import Structure
-from pyro_dp.gaussian import Gaussian, floored
+from pyro_dp.gaussian import Gaussian
+from pyro_dp.utils.linalg import floored
 
 _CHANGING = (
     "noise_variance",

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pyro_dp.errors import ConfigurationError
+from pyro_dp.utils.errors import ConfigurationError
 
 Column = torch.Tensor | np.ndarray
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.errors import ModelError
 from pyro_dp.records import Records
 from pyro_dp.references import References, sentence
+from pyro_dp.utils.errors import ModelError
 
 _SAME_MEMORY = (
     "{label} is (part of) the data that are given to step(): what is captured cannot be protected. "

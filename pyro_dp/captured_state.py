@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 
-from pyro_dp.errors import ModelError
 from pyro_dp.graphs import untraced
 from pyro_dp.places import MISSING
 from pyro_dp.references import LONGEST, References, sentence
+from pyro_dp.utils.errors import ModelError
 
 KEEPS = (
     "{label} changes with the data that the model or guide is shown. What it keeps of one record "

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from pyro_dp.captured_state import CapturedState, require_same_changes
 from pyro_dp.coupling import check_coupling
-from pyro_dp.errors import ModelError, PrivacyError
 from pyro_dp.gradients import Batch, RecordGradients, RecordTerm
 from pyro_dp.initial_values import agree, initialise
 from pyro_dp.local_parameters import find_local_parameters, marked_parameters
 from pyro_dp.outside import Particle, draw_particle
 from pyro_dp.plates import Inside, Outside
-from pyro_dp.randomness import LocalStream, Randomness, forked_rng
+from pyro_dp.randomness import LocalStream, Randomness
 from pyro_dp.record_mode import LocalDraws
 from pyro_dp.records import Arguments, Records
 from pyro_dp.sites import (
@@ -32,6 +31,8 @@ from pyro_dp.sites import (
     plate_nesting,
     random_sites,
 )
+from pyro_dp.utils.errors import ModelError, PrivacyError
+from pyro_dp.utils.rng import forked_rng
 
 _REMEMBERS = (
     "The term of a record changes after another record was looked at: the model keeps something of "

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_dp.errors import ConfigurationError
+from pyro_dp.utils.errors import ConfigurationError
 
 SHARE = 0.01  # of the privacy cost, that the bit takes
 MANY = 0.25  # of the records

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dp.errors import ModelError
 from pyro_dp.initial_values import agree
 from pyro_dp.plates import PrivatePlate
 from pyro_dp.records import Records
 from pyro_dp.sites import Runs, random_sites
+from pyro_dp.utils.errors import ModelError
 
 _COUNT = 3
 _COUPLED = (

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from pyro_dp.errors import ConfigurationError
 from pyro_dp.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.privacy_loss import RATES, Curve, Side, Step, compose, log_moments
 from pyro_dp.profiles import step_delta, step_epsilon
 from pyro_dp.renyi import autodp_moments, renyi_delta, renyi_epsilon
-from pyro_dp.settings import LARGEST
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import LARGEST
 
 ENGINES = ("pld", "rdp", "advanced", "basic")
 NEIGHBORING = ("add_or_remove_one", "replace_one")

@@ -9,15 +9,15 @@ from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 
 from pyro_dp.checks import build_record_term
-from pyro_dp.errors import ModelError
 from pyro_dp.guides import GaussianGuide
 from pyro_dp.moments import Likelihood, LinearMoments, SteinMoments
 from pyro_dp.outside import draw_particle
 from pyro_dp.predictors import NotLinear, innermost
 from pyro_dp.prior import Prior
-from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Records
-from pyro_dp.settings import LARGEST, require_choice
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.validation import LARGEST, require_choice
 
 _NO_DRAWS = (
     "The model draws at random inside the private plate (dropout, or a latent that is not "

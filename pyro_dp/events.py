@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from pyro_dp.errors import ConfigurationError
-from pyro_dp.settings import require_choice, require_number
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import require_choice, require_number
 
 SAMPLING = ("poisson", "fixed", "full")
 LONGEST_TEXT = 200

@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pyro_dp.gaussian import product, stacked, unstacked
 from pyro_dp.outer_products import finite
+from pyro_dp.utils.linalg import product, stacked, unstacked
 
 
 class Factors(Protocol):

@@ -4,11 +4,12 @@ A precision of shape (d, d) is full, one of shape (d,) diagonal; a covariance ha
 its precision.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from pyro_dp.utils.linalg import apply, cholesky, inverse, restricted
 
 
 @dataclass(frozen=True)
@@ -68,95 +69,3 @@ class Gaussian:
     def with_precision(self, precision: Tensor, centre: Tensor) -> "Gaussian":
         """Another precision, and the same gradient of the log density at ``centre``."""
         return Gaussian(self.eta + apply(precision - self.precision, centre), precision)
-
-
-def apply(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Matrix (full or diagonal) times vector."""
-    return matrix * vector if matrix.dim() == 1 else matrix @ vector
-
-
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """Batched left @ right; elementwise, which is faster, where one row or column is all."""
-    if left.shape[-2:] == (1, 1):
-        return left * right
-    if left.shape[-2] == right.shape[-1] == 1:
-        return (left * right.mT).sum(dim=-1, keepdim=True)
-    return left @ right
-
-
-def inverse(matrix: Tensor) -> Tensor:
-    """Of a positive definite matrix, full or diagonal."""
-    if matrix.dim() == 1:
-        return 1.0 / matrix
-    return torch.cholesky_inverse(cholesky(matrix))
-
-
-def cholesky(matrix: Tensor) -> Tensor:
-    """Lower triangular factor of matrices (..., d, d), positive definite but for rounding.
-
-    Of others, the factor of the matrix with its eigenvalues raised.
-    """
-    size = matrix.diagonal(dim1=-2, dim2=-1).abs().amax(dim=-1)[..., None, None]
-    identity = torch.eye(matrix.shape[-1]).to(matrix)
-    for jitter in (0.0, 1e-15, 1e-13, 1e-11, 1e-9):
-        factor, failed = torch.linalg.cholesky_ex(matrix + jitter * size * identity)
-        if not failed.any():
-            return factor
-    values, vectors = torch.linalg.eigh(matrix)
-    values = values.clamp(min=1e-9 * size.squeeze(-1)).sqrt().unsqueeze(-2)
-    factor = torch.linalg.qr((vectors * values).mT)[1].mT
-    return factor * factor.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
-
-
-def capped(covariance: Tensor, precision: Tensor) -> Tensor:
-    """A covariance, nowhere larger than the inverse of a precision; both full or both diagonal."""
-    if covariance.dim() == 1:
-        return torch.minimum(covariance, 1 / precision)
-    _, failed = torch.linalg.cholesky_ex(inverse(precision) - covariance)
-    if not failed:
-        return covariance
-    root = cholesky(precision)
-    values, vectors = torch.linalg.eigh(root.mT @ covariance @ root)
-    back = torch.linalg.solve_triangular(root.mT, vectors, upper=True)
-    return (back * values.clamp(max=1.0)) @ back.mT
-
-
-def restricted(matrix: Tensor, places: Tensor) -> Tensor:
-    """The part of a matrix, full or diagonal, on these coordinates."""
-    return matrix[places] if matrix.dim() == 1 else matrix[places.unsqueeze(1), places]
-
-
-def dense(matrix: Tensor) -> Tensor:
-    """(d, d) in either case."""
-    return torch.diag(matrix) if matrix.dim() == 1 else matrix
-
-
-def floored(matrix: Tensor, least: Tensor | float) -> Tensor:
-    """The closest symmetric matrix without an eigenvalue below ``least``.
-
-    :param matrix: (d, d), or (d,) for a diagonal.
-    :param least: a number, or (d,) for a diagonal.
-    """
-    if matrix.dim() == 1:
-        return matrix.clamp(min=torch.as_tensor(least, dtype=matrix.dtype))
-    values, vectors = torch.linalg.eigh(matrix)
-    if values[0] >= least:
-        return matrix
-    return (vectors * values.clamp(min=least)) @ vectors.T
-
-
-def stacked(matrix: Tensor) -> Tensor:
-    """A symmetric matrix (d, d) as a vector (d (d + 1) / 2,) of the same Euclidean norm.
-
-    Off-diagonals, which occur twice, come times sqrt 2; the diagonal comes first.
-    """
-    rows, columns = torch.triu_indices(*matrix.shape, offset=1)
-    return torch.cat([matrix.diagonal(), math.sqrt(2) * matrix[rows, columns]])
-
-
-def unstacked(vector: Tensor, size: int) -> Tensor:
-    """The symmetric matrix (size, size) of :func:`stacked`."""
-    rows, columns = torch.triu_indices(size, size, offset=1)
-    matrix = torch.diag(vector[:size])
-    matrix[rows, columns] = matrix[columns, rows] = vector[size:] / math.sqrt(2)
-    return matrix

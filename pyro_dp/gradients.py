@@ -21,7 +21,6 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
 from pyro_dp.captured_state import CapturedState
-from pyro_dp.errors import ModelError
 from pyro_dp.guard import guarded
 from pyro_dp.local_parameters import LocalParameters
 from pyro_dp.outside import Particle, single_particle
@@ -30,6 +29,7 @@ from pyro_dp.randomness import LocalStream
 from pyro_dp.record_mode import Draw, LocalDraws, RecordMode
 from pyro_dp.records import Records
 from pyro_dp.terms import record_loss
+from pyro_dp.utils.errors import ModelError
 
 
 @dataclass(frozen=True)

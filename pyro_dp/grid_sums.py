@@ -45,9 +45,9 @@ import torch
 from torch import Tensor
 
 from pyro_dp.discrete_gaussian import MOST, discrete_gaussian
-from pyro_dp.errors import ConfigurationError
 from pyro_dp.mechanisms import ClippedSum, Contributions
 from pyro_dp.system_stream import SystemStream
+from pyro_dp.utils.errors import ConfigurationError
 
 _UNITS = 2**30  # of the grid in a block's bound: 2^32 records fit into 63 bits
 _MOST_NUMBERS = 2**24  # that are held at a time: sums by matrix products are not to be had

@@ -12,8 +12,8 @@ from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from pyro_dp.errors import ModelError, PrivacyError
 from pyro_dp.references import is_library
+from pyro_dp.utils.errors import ModelError, PrivacyError
 
 PLACEHOLDERS = (
     "Where no data may be read their rows are ones (zeros for integers): the model must run on "

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.distributions import transform_to
 from torch.distributions.constraints import Constraint
 
-from pyro_dp.errors import ModelError
-from pyro_dp.gaussian import cholesky
 from pyro_dp.guard import guarded
 from pyro_dp.latents import Latent, latents_of
 from pyro_dp.plates import PrivatePlate
-from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Records
 from pyro_dp.sites import Sites, random_sites
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.linalg import cholesky
+from pyro_dp.utils.rng import forked_rng
 
 _AUTOGUIDES = (AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal)
 _SUPPORTED = (

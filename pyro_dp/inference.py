@@ -20,7 +20,6 @@ from pyro_dp.clipped_fraction import (
     ClippedFractions,
     require_fractions,
 )
-from pyro_dp.errors import ClippingWarning, ConfigurationError, ModelError
 from pyro_dp.first_look import first_look
 from pyro_dp.graphs import Compiler, NotTraceable
 from pyro_dp.guard import RaisedOnPlaceholders
@@ -28,7 +27,8 @@ from pyro_dp.mechanisms import Block
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_choice, require_flag
+from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError
+from pyro_dp.utils.validation import require_choice, require_flag
 
 _MOST_TRACES = 4  # where more are needed, tracing takes longer than it saves
 _CHANGING = (

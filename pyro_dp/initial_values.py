@@ -15,11 +15,11 @@ from torch import Tensor
 from pyro_dp.arguments import Arguments
 from pyro_dp.captured_data import refuse_numbers
 from pyro_dp.captured_state import CapturedState, Changes, require_same_changes
-from pyro_dp.errors import ModelError
 from pyro_dp.guard import guarded
 from pyro_dp.plates import OneRecord, is_random
-from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Records
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.rng import forked_rng
 
 _STARTS = (
     "The initial value of parameter {name!r} depends on the data, and would be public: start it at "

@@ -29,9 +29,9 @@ from typing import Any
 
 from pyro_dp import ledger
 from pyro_dp.engines import require_known
-from pyro_dp.errors import ConfigurationError, PrivacyError
 from pyro_dp.events import Event
-from pyro_dp.settings import require_count
+from pyro_dp.utils.errors import ConfigurationError, PrivacyError
+from pyro_dp.utils.validation import require_count
 
 try:
     import fcntl

@@ -7,8 +7,8 @@ import torch
 from torch.distributions import Transform, biject_to, constraints
 from torch.distributions.constraints import Constraint
 
-from pyro_dp.errors import ModelError
 from pyro_dp.sites import Sites
+from pyro_dp.utils.errors import ModelError
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,20 @@
 """The ledger on paper: its state as plain numbers, its file, its table."""
 
 import html
-import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyro_dp.engines import require_known
-from pyro_dp.errors import ConfigurationError
 from pyro_dp.events import ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
-from pyro_dp.settings import require_count, same
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import require_count, same
 
 VERSION = 1
+
+
 MOST = 10**12  # releases of a kind: rounding of a step's cost, times more than that, would count
+
+
 _DAMAGED = "the accountant's state is damaged or not one: "
 
 
@@ -30,6 +30,8 @@ _MECHANISMS: dict[str, tuple[type, tuple[str, ...]]] = {
     "approximate_dp": (ApproximateDP, ("epsilon", "delta", "name")),
     "nonprivate_look": (NonPrivateLook, ("what", "time")),
 }
+
+
 _NAMES = {kind: name for name, (kind, _) in _MECHANISMS.items()}
 
 
@@ -122,53 +124,8 @@ def first_missing(counts: Mapping[Event, int], of: Mapping[Event, int]) -> Event
     return next((event for event, n in counts.items() if of.get(event, 0) < n), None)
 
 
-def write_file(path: str | os.PathLike, state: Mapping[str, Any]) -> None:
-    """Write JSON; the file is the old one or the new one, never half of it, and on the disk.
-
-    :param path: of the file.
-    """
-    path = Path(path)
-    text = json.dumps(state, indent=1)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    sync_folder(path)
-
-
-def sync_folder(path: Path) -> None:
-    """Make a file's new name last, where the system lets folders be synchronised.
-
-    :param path: of the file.
-    """
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def read_file(path: str | os.PathLike) -> Any:
-    """
-    :param path: of a file that :func:`write_file` wrote.
-    :raises ConfigurationError: if it is not JSON.
-    """
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigurationError(
-            f"{os.fspath(path)} is damaged or not an accountant's state: not JSON ({error})."
-        ) from None
-
-
 Facts = list[tuple[str, str]]
+
 
 _HEAD = ("release", "sample rate", "noise multiplier", "count")
 

@@ -41,13 +41,13 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions.constraints import Constraint, real
 
-from pyro_dp.errors import ModelError
 from pyro_dp.guard import guarded, whole_tensors
 from pyro_dp.initial_values import agree
 from pyro_dp.own_rows import OwnRow, Substitution, shown
 from pyro_dp.plates import OneRecord, is_random
-from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Records
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.rng import forked_rng
 
 NOTE = (
     "Parameters {names} hold a private row per record, learnt without noise: they, and what guide "

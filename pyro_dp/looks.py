@@ -3,7 +3,7 @@
 import warnings
 
 from pyro_dp.accounting import PrivacyAccountant
-from pyro_dp.errors import NotPrivateWarning
+from pyro_dp.utils.errors import NotPrivateWarning
 
 
 def mark_look(accountant: PrivacyAccountant, what: str, *, stacklevel: int) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyro_dp.settings import require_choice
+from pyro_dp.utils.validation import require_choice
 
 FORMATS = ("markdown", "html")
 

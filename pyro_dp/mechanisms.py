@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
-from pyro_dp.agreement import require_same
-from pyro_dp.errors import ConfigurationError
-from pyro_dp.settings import require_number
 from pyro_dp.system_stream import SystemStream
+from pyro_dp.utils.agreement import require_same
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import require_number
 
 LEAST_BOUND = 1e-6
 

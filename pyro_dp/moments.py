@@ -25,9 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.errors import ModelError
 from pyro_dp.factors import Dense, Factors, LowRank
-from pyro_dp.gaussian import cholesky, product
 from pyro_dp.gradients import RecordTerm
 from pyro_dp.graphs import tracing
 from pyro_dp.initial_values import agree
@@ -35,6 +33,8 @@ from pyro_dp.outside import Particle
 from pyro_dp.predictors import Family, NotLinear
 from pyro_dp.quadrature import tilted_moments
 from pyro_dp.records import Records
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.linalg import cholesky, product
 
 _NUM_DRAWS = 16
 _MICROBATCH = 8192  # records; bounds the memory

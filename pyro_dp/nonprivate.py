@@ -23,14 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.errors import ConfigurationError
 from pyro_dp.guard import guarded
 from pyro_dp.looks import mark_look
 from pyro_dp.mechanisms import Block, Contributions, Rows
 from pyro_dp.private_steps import PrivateSteps
-from pyro_dp.randomness import LocalStream, forked_rng, private_rng
+from pyro_dp.randomness import LocalStream
 from pyro_dp.sep import DPSEP
 from pyro_dp.svi import DPSVI
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.rng import forked_rng, private_rng
 from pyro_dp.vips import VIPS
 from pyro_dp.vips.conjugate_model import Draws
 

@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping
 
 from pyro_dp import engines
-from pyro_dp.errors import PrivacyBudgetExceeded
 from pyro_dp.events import ApproximateDP, Event, NonPrivateLook
 from pyro_dp.ledger import brief
+from pyro_dp.utils.errors import PrivacyBudgetExceeded
 
 Counts = Mapping[Event, int]
 

@@ -14,11 +14,11 @@ from pyro.poutine.subsample_messenger import SubsampleMessenger, _Subsample
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.errors import ModelError
 from pyro_dp.graphs import untraced
 from pyro_dp.guard import PLACEHOLDERS, guarded
-from pyro_dp.randomness import forked_rng
 from pyro_dp.stand_ins import identity, is_table, placeholder
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.rng import forked_rng
 
 _LONGER = (
     "The private plate {plate.name!r} has size {plate.size}, but the longest argument has "

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from pyro_dp.accounting import NonPrivateLook, PrivacyAccountant
-from pyro_dp.errors import ConfigurationError
 from pyro_dp.ledger import LedgerEntry
 from pyro_dp.report import FALSE_POSITIVES, best_power
 from pyro_dp.trade_off import trade_off
+from pyro_dp.utils.errors import ConfigurationError
 
 _MOST_POINTS = 30
 

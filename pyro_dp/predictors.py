@@ -13,7 +13,7 @@ from pyro.distributions import MaskedDistribution
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, biject_to, constraints
 
-from pyro_dp.errors import PrivacyError
+from pyro_dp.utils.errors import PrivacyError
 
 MAX_RANK = 2
 

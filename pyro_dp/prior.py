@@ -6,12 +6,13 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dp.errors import ModelError
-from pyro_dp.gaussian import Gaussian, apply, cholesky, floored
+from pyro_dp.gaussian import Gaussian
 from pyro_dp.guard import guarded
 from pyro_dp.guides import GaussianGuide
 from pyro_dp.plates import OneRecord, Outside
 from pyro_dp.records import Records
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.linalg import apply, cholesky, floored
 
 _NUM_DRAWS = 16
 _LEAST_PRECISION = 1e-4  # of a prior that is not log-concave

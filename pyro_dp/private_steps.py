@@ -11,12 +11,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
-from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.grid_sums import GridSum
 from pyro_dp.mechanisms import ClippedSum, release
 from pyro_dp.randomness import Randomness
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import (
+from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.validation import (
     LARGEST,
     require_choice,
     require_count,

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.gaussian import product
+from pyro_dp.utils.linalg import product
 
 _NODES = {1: 15, 2: 9}  # per dimension
 _MODE_STEPS = 10

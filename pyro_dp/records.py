@@ -9,9 +9,9 @@ from torch._C._functorch import is_batchedtensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.arguments import Arguments, argument_names, named_arguments, refuse_untyped
-from pyro_dp.errors import ModelError
 from pyro_dp.plates import PrivatePlate
 from pyro_dp.stand_ins import is_table, placeholder_row, spacing, varied
+from pyro_dp.utils.errors import ModelError
 
 _NO_DATA = (
     "No argument of step() is a tensor of length {plate.size}, the size of the private plate "

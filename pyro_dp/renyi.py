@@ -7,7 +7,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from pyro_dp.privacy_loss import Side, Step, losses_at
-from pyro_dp.settings import LARGEST
+from pyro_dp.utils.validation import LARGEST
 
 ORDERS = np.array([*range(2, 65), *(round(64 * 1.15**k) for k in range(1, 25))], float)
 

@@ -11,9 +11,9 @@ from pyro.optim import PyroOptim
 from pyro.params.param_store import normalize_param_name
 from torch import Tensor
 
-from pyro_dp.errors import ConfigurationError
 from pyro_dp.local_parameters import LocalParameters
-from pyro_dp.settings import require_number
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import require_number
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.errors import ConfigurationError
+from pyro_dp.utils.errors import ConfigurationError
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from pyro_dp.accounting import PrivacyAccountant
-from pyro_dp.errors import ConfigurationError, ModelError
 from pyro_dp.mechanisms import Block
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.sampling import RecordSampler
+from pyro_dp.utils.errors import ConfigurationError, ModelError
 
 _LEAST_VARIANCE = 1e-8  # in units where the bounds are -1 and 1
 _CURATOR = "(This message depends on the data: it is for the curator only.)"

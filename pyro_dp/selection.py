@@ -22,15 +22,16 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp import engines
 from pyro_dp.accounting import ApproximateDP, PrivacyAccountant, SubsampledGaussian
-from pyro_dp.errors import ConfigurationError, PrivacyError
 from pyro_dp.privacy_loss import RATES
 from pyro_dp.private_steps import SEEDED
-from pyro_dp.randomness import Randomness, private_rng
+from pyro_dp.randomness import Randomness
 from pyro_dp.renyi import renyi_epsilon
-from pyro_dp.settings import require_count, require_number
 from pyro_dp.system_stream import SystemStream
 from pyro_dp.trial_accountant import NOTE, TrialAccountant
 from pyro_dp.trials import Trials, TruncatedNegativeBinomial
+from pyro_dp.utils.errors import ConfigurationError, PrivacyError
+from pyro_dp.utils.rng import private_rng
+from pyro_dp.utils.validation import require_count, require_number
 
 Releases = Mapping[SubsampledGaussian, int]
 

@@ -25,32 +25,25 @@ from torch.distributions import MultivariateNormal
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.average_factor import AverageFactor
 from pyro_dp.ep_problem import EPProblem, require_moments
-from pyro_dp.errors import ConfigurationError, ConvergenceWarning, ModelError
 from pyro_dp.factors import STRUCTURES
-from pyro_dp.gaussian import (
-    Gaussian,
-    apply,
-    capped,
-    cholesky,
-    dense,
-    floored,
-    inverse,
-)
+from pyro_dp.gaussian import Gaussian
 from pyro_dp.inference import PrivateInference
 from pyro_dp.initial_values import initialised
 from pyro_dp.mechanisms import Block, ClippedSum
 from pyro_dp.noise_aware import mean_noise
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import (
+from pyro_dp.site_sums import SiteSums
+from pyro_dp.step_control import StepControl
+from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning, ModelError
+from pyro_dp.utils.linalg import apply, capped, cholesky, dense, floored, inverse
+from pyro_dp.utils.validation import (
     require_choice,
     require_flag,
     require_number,
     require_scale,
     value_at,
 )
-from pyro_dp.site_sums import SiteSums
-from pyro_dp.step_control import StepControl
 
 _LARGEST_FULL = 1200  # latents
 _STATE = ("settings", "average", "control", "mean_noise", "gaussians")

@@ -5,14 +5,15 @@ import torch
 from torch import Tensor
 
 from pyro_dp.ep_problem import EPProblem
-from pyro_dp.errors import ConfigurationError
 from pyro_dp.factors import Structure
-from pyro_dp.gaussian import Gaussian, restricted
+from pyro_dp.gaussian import Gaussian
 from pyro_dp.graphs import Compiler, NotTraceable
 from pyro_dp.mechanisms import ClippedSum, Contributions, Rows, with_bit
 from pyro_dp.passes import CHECKED_STEPS, Passes, pass_size
-from pyro_dp.randomness import forked_rng, private_rng
 from pyro_dp.records import Records
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.linalg import restricted
+from pyro_dp.utils.rng import forked_rng, private_rng
 
 
 class SiteSums:

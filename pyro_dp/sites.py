@@ -9,14 +9,14 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_dp.captured_state import CapturedState
-from pyro_dp.errors import ModelError
 from pyro_dp.guard import guarded, whole_tensors
 from pyro_dp.initial_values import agree
 from pyro_dp.local_parameters import LocalParameters
 from pyro_dp.outside import Particle
 from pyro_dp.plates import OneRecord, Outside, PrivatePlate, is_random
-from pyro_dp.randomness import forked_rng
 from pyro_dp.records import Arguments, Records
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.rng import forked_rng
 
 _COMPARED = ("value", "log_prob")
 Sites = dict[str, dict]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dp.gaussian import apply, inverse
+from pyro_dp.utils.linalg import apply, inverse
 
 _SIGNIFICANT = 3.0  # standard deviations of the noise
 _RELEVANT = 0.01  # nats

@@ -13,13 +13,14 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
-from pyro_dp.errors import ModelError
 from pyro_dp.gradients import Batch, RecordTerm
 from pyro_dp.mechanisms import ClippedSum, Contributions, Rows, with_bit
 from pyro_dp.outside import Particle, draw_particle
-from pyro_dp.randomness import LocalStream, private_rng
+from pyro_dp.randomness import LocalStream
 from pyro_dp.record_mode import RecordMode
 from pyro_dp.records import Records
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.rng import private_rng
 
 COORDINATES = {"latents": LatentCoordinates, "parameters": ParameterCoordinates}
 LocalGradients = tuple[Tensor, dict[str, Tensor]]  # of B records, (B,): (B, ...) by parameter

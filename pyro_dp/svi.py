@@ -22,7 +22,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.checks import build_record_term
 from pyro_dp.clipped_fraction import SHARE
-from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.gradients import RecordTerm
 from pyro_dp.inference import PrivateInference
 from pyro_dp.initial_values import initialised
@@ -31,15 +30,16 @@ from pyro_dp.mechanisms import AdaptiveClip, Block
 from pyro_dp.records import Records
 from pyro_dp.row_adam import RowAdam, RowOptimizer
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import (
+from pyro_dp.steps import COORDINATES, EagerStep
+from pyro_dp.traced_step import TracedStep
+from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
+from pyro_dp.utils.validation import (
     require_choice,
     require_count,
     require_number,
     require_scale,
     require_tensors,
 )
-from pyro_dp.steps import COORDINATES, EagerStep
-from pyro_dp.traced_step import TracedStep
 
 _LOSSES = (Trace_ELBO, TraceMeanField_ELBO, TraceEnum_ELBO)
 _STATE = ("parameters", "optimizer", "bound")

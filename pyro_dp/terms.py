@@ -23,7 +23,7 @@ from pyro.poutine.enum_messenger import EnumMessenger
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from pyro_dp.errors import PrivacyError
+from pyro_dp.utils.errors import PrivacyError
 
 
 class NotVectorizable(PrivacyError):

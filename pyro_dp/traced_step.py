@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.agreement import MISMATCH, require_same
 from pyro_dp.coordinates import mean, mean_loss
-from pyro_dp.errors import ModelError
 from pyro_dp.gradients import Batch
 from pyro_dp.graphs import Compiler, NotTraceable, trace
 from pyro_dp.mechanisms import ClippedSum, Contributions
@@ -28,9 +26,12 @@ from pyro_dp.passes import (
     pass_size,
     placeholder_batch,
 )
-from pyro_dp.randomness import LocalStream, forked_rng, private_rng
+from pyro_dp.randomness import LocalStream
 from pyro_dp.record_mode import Draw, LocalDraws, PublicDraws, RecordMode
 from pyro_dp.steps import EagerStep, LocalGradients
+from pyro_dp.utils.agreement import MISMATCH, require_same
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.rng import forked_rng, private_rng
 
 _MOST_CHECKED = 2**24  # numbers
 _NOT_RELEASED = torch.tensor(math.nan)

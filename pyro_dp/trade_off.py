@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pyro_dp.accounting import PrivacyAccountant
-from pyro_dp.errors import ConfigurationError
+from pyro_dp.utils.errors import ConfigurationError
 
 _SUPPORTS = 33
 _LEAST_DELTA = 1e-6  # of the last epsilon: no smaller false-positive rate can be told from zero

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
-from pyro_dp.errors import PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.events import Event
-from pyro_dp.settings import require_count
+from pyro_dp.utils.errors import PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.validation import require_count
 
 NOTE = "This is the ledger of one trial of a private_selection: it lacks what the selection cost."
 

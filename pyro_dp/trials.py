@@ -21,7 +21,7 @@ from scipy import optimize
 
 from pyro_dp.privacy_loss import RATES
 from pyro_dp.renyi import renyi_delta
-from pyro_dp.settings import require_number
+from pyro_dp.utils.validation import require_number
 
 _MOST = 500.0  # trials, on average: e^-mean is the first probability of a Poisson draw
 _LEAST = 1e-6  # away from what divides by zero

@@ -22,7 +22,7 @@ from pyro_dp.accounting import (
     PrivacyAccountant,
     SubsampledGaussian,
 )
-from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -14,7 +14,7 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import binomtest
 
 from pyro_dp import PrivacyAccountant, SubsampledGaussian, audit, audit_one_run
-from pyro_dp.errors import ConfigurationError
+from pyro_dp.utils.errors import ConfigurationError
 
 # Made-up data.
 pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")

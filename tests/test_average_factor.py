@@ -7,7 +7,8 @@ import torch
 
 from pyro_dp.average_factor import AverageFactor
 from pyro_dp.factors import Full
-from pyro_dp.gaussian import Gaussian, apply
+from pyro_dp.gaussian import Gaussian
+from pyro_dp.utils.linalg import apply
 
 SETTINGS = {"weight": 0.5, "sample_rate": 1.0}
 PRECISION = torch.tensor([[900.0, 30.0], [30.0, 400.0]], dtype=torch.float64)

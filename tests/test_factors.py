@@ -8,8 +8,8 @@ import torch
 from sums import exact_sums
 
 from pyro_dp.factors import Dense, Diagonal, Full, LowRank, Shared
-from pyro_dp.gaussian import dense
 from pyro_dp.mechanisms import Block, ClippedSum
+from pyro_dp.utils.linalg import dense
 
 WIDTHS = [2, 1, 3]  # of the latent sites, 6 coordinates
 STRUCTURES = [Full, Diagonal, Shared]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
-from pyro_dp.gaussian import (
-    Gaussian,
+from pyro_dp.gaussian import Gaussian
+from pyro_dp.utils.linalg import (
     apply,
     cholesky,
     dense,

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch._inductor
 
-from pyro_dp.errors import ModelError
 from pyro_dp.graphs import Compiler, NotTraceable, trace, untraced
 from pyro_dp.guard import guarded
+from pyro_dp.utils.errors import ModelError
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("c++") or shutil.which("g++")), reason="needs a C++ compiler"

@@ -22,8 +22,8 @@ from pyro_dp.accounting import (
     PrivacyAccountant,
     SubsampledGaussian,
 )
-from pyro_dp.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.mechanisms import Block, ClippedSum, release
+from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 
 EVENT = SubsampledGaussian(4.0, 0.01)
 OTHER = ApproximateDP(0.5, 1e-6, "selection of a prior")

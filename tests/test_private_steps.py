@@ -11,7 +11,7 @@ from pyro.infer.autoguide import AutoNormal
 
 from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant, PrivacyError, private_steps
 from pyro_dp.baselines import DPEM, DPSGLD
-from pyro_dp.errors import PrivacyBudgetExceeded
+from pyro_dp.utils.errors import PrivacyBudgetExceeded
 from pyro_dp.vips import LogisticRegression
 
 STEPS = 6

@@ -8,7 +8,8 @@ import torch
 from scipy import stats
 
 from pyro_dp import ConfigurationError
-from pyro_dp.randomness import LocalStream, Randomness, _philox, forked_rng, private_rng
+from pyro_dp.randomness import LocalStream, Randomness, _philox
+from pyro_dp.utils.rng import forked_rng, private_rng
 
 
 def first(randomness, purpose="noise", position=0):

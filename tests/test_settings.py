@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_dp.errors import ConfigurationError
-from pyro_dp.settings import (
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import (
     require_choice,
     require_count,
     require_flag,

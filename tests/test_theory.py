@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from pyro_dp.errors import ConfigurationError
 from pyro_dp.theory import clipped_kl, sep_kl_bound
+from pyro_dp.utils.errors import ConfigurationError
 
 # Made-up data.
 pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")

@@ -21,7 +21,7 @@ from vips_problems import (
 )
 
 from pyro_dp import DPSEP, DPSVI, VIPS, ConfigurationError, PrivacyAccountant
-from pyro_dp.gaussian import stacked
+from pyro_dp.utils.linalg import stacked
 from pyro_dp.vips import GaussianMixture, LinearRegression, LogisticRegression
 from pyro_dp.vips.second_moments import NoisySecondMoment, WeightedSquares
 

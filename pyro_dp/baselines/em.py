@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
 from pyro_dp.accounting import PrivacyAccountant
-from pyro_dp.errors import ConfigurationError, ModelError
-from pyro_dp.gaussian import stacked, unstacked
 from pyro_dp.mechanisms import Block
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_count, require_number, require_scale, require_tensors
+from pyro_dp.utils.errors import ConfigurationError, ModelError
+from pyro_dp.utils.linalg import stacked, unstacked
+from pyro_dp.utils.validation import require_count, require_number, require_scale, require_tensors
 
 _SHARES = (0.2, 0.3, 0.5)  # of sigma^-2: counts, sums, second moments
 _STATE = ("weights", "locs", "covariances", "radius")

@@ -16,15 +16,15 @@ from torch import Tensor
 from pyro_dp.accounting import PrivacyAccountant
 from pyro_dp.baselines.target import global_latents, point_guide, suitable_loss
 from pyro_dp.checks import build_record_term
-from pyro_dp.errors import ConfigurationError, ModelError
 from pyro_dp.inference import PrivateInference
 from pyro_dp.latents import Latent
 from pyro_dp.mechanisms import Block
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_count, require_scale, require_tensors, value_at
 from pyro_dp.steps import EagerStep
 from pyro_dp.traced_step import TracedStep
+from pyro_dp.utils.errors import ConfigurationError, ModelError
+from pyro_dp.utils.validation import require_count, require_scale, require_tensors, value_at
 
 _STATE = ("position", "samples", "bound")
 _OTHER_LATENTS = "The saved state is of a model with other latents."

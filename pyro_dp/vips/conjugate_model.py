@@ -11,10 +11,10 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.errors import ModelError
 from pyro_dp.mechanisms import Contributions
 from pyro_dp.randomness import LocalStream
-from pyro_dp.settings import require_count, require_number
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.validation import require_count, require_number
 
 
 @dataclass(frozen=True)

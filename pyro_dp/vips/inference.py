@@ -23,13 +23,13 @@ from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
 from pyro_dp.arguments import as_tensors
 from pyro_dp.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.captured_state import CapturedState, require_no_changes
-from pyro_dp.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.plates import PrivatePlate
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.randomness import LocalStream
 from pyro_dp.records import Records
 from pyro_dp.sampling import RecordSampler
-from pyro_dp.settings import require_count, require_number
+from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
+from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.conjugate_model import ConjugateModel
 from pyro_dp.vips.e_step import Release
 from pyro_dp.vips.isolated_model import IsolatedModel

@@ -9,9 +9,9 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.errors import ModelError
-from pyro_dp.gaussian import floored, inverse, unstacked
-from pyro_dp.settings import require_count, require_scale
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.linalg import floored, inverse, unstacked
+from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
     Draws,

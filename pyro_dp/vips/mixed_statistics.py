@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dp.errors import ConfigurationError
-from pyro_dp.settings import require_number
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import require_number
 from pyro_dp.vips.conjugate_model import Statistic
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pyro_dp.gaussian import cholesky
+from pyro_dp.utils.linalg import cholesky
 
 
 def noisy_regression(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_dp.gaussian import stacked, unstacked
 from pyro_dp.outer_products import finite
+from pyro_dp.utils.linalg import stacked, unstacked
 
 
 def stacked_size(dim: int) -> int:
@@ -22,7 +22,7 @@ def noise_radius(sd: float, dim: int) -> float:
 
 @dataclass(frozen=True)
 class WeightedSquares:
-    """w_n x_n x_n' of B records, as :func:`~pyro_dp.gaussian.stacked` would stack it.
+    """w_n x_n x_n' of B records, as :func:`~pyro_dp.utils.linalg.stacked` would stack it.
 
     One of :class:`~pyro_dp.mechanisms.Contributions`; the matrices are never made.
 

@@ -14,11 +14,11 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.errors import ModelError
-from pyro_dp.gaussian import floored
 from pyro_dp.looks import warn_not_private
 from pyro_dp.outer_products import Joined, OuterProducts
-from pyro_dp.settings import require_count, require_scale
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.linalg import floored
+from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic, require_rows
 from pyro_dp.vips.hidden_units import hidden_units
 from pyro_dp.vips.noisy_regression import noisy_regression

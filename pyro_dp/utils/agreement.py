@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pyro_dp.errors import ModelError
+from pyro_dp.utils.errors import ModelError
 
 MISMATCH = (
     "The traced step gives other numbers than the model itself, which must have a state, or depend "

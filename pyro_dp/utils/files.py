@@ -1,0 +1,56 @@
+"""Files that are never half written."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyro_dp.utils.errors import ConfigurationError
+
+
+def write_file(path: str | os.PathLike, state: Mapping[str, Any]) -> None:
+    """Write JSON; the file is the old one or the new one, never half of it, and on the disk.
+
+    :param path: of the file.
+    """
+    path = Path(path)
+    text = json.dumps(state, indent=1)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    sync_folder(path)
+
+
+def sync_folder(path: Path) -> None:
+    """Make a file's new name last, where the system lets folders be synchronised.
+
+    :param path: of the file.
+    """
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read_file(path: str | os.PathLike) -> Any:
+    """
+    :param path: of a file that :func:`write_file` wrote.
+    :raises ConfigurationError: if it is not JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{os.fspath(path)} is damaged or not an accountant's state: not JSON ({error})."
+        ) from None
