@@ -23,8 +23,8 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 from scipy import fft
 from scipy.special import logsumexp, ndtr, ndtri_exp
 
-from pyro_dp import engines
-from pyro_dp.events import SubsampledGaussian
+from pyro_dp.accounting import composition
+from pyro_dp.accounting.events import SubsampledGaussian
 
 POINTS = 1 << 17
 KINDS = ("poisson, add or remove", "poisson, replace", "fixed, replace", "mixed")
@@ -265,12 +265,12 @@ def check(events, relation, delta, points=POINTS, with_theirs=True):
     """
     out = {"steps": sum(events.values())}
     start = time.perf_counter()
-    engines._pld_epsilon.cache_clear()
-    engines._pld_delta.cache_clear()
-    out["epsilon"] = engines.epsilon(events, delta, relation, "pld")
+    composition._pld_epsilon.cache_clear()
+    composition._pld_delta.cache_clear()
+    out["epsilon"] = composition.epsilon(events, delta, relation, "pld")
     out["seconds"] = time.perf_counter() - start
     eps = min(out["epsilon"], 500.0)
-    out["delta"] = engines.delta(events, eps, relation, "pld")
+    out["delta"] = composition.delta(events, eps, relation, "pld")
     sides = [dominating(event, relation) for event in events]
     ledgers = [list(zip(side, events.values(), strict=True)) for side in zip(*sides, strict=True)]
     for size in (points, 8 * points):  # the finer one only where the coarser one says little

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pyro_dp import engines
-from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.accounting import composition
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import SubsampledGaussian
 
 EVENT = SubsampledGaussian(20.0, 0.001)
 
@@ -69,8 +70,8 @@ def main(folder):
         ("replace_one", "fixed"),
     ):
         ledger = many_kinds(1000, sampling)
-        bound, _ = seconds(engines.epsilon_bound, ledger, 1e-5, relation, "pld")
-        spent, epsilon = seconds(engines.epsilon, ledger, 1e-5, relation, "pld")
+        bound, _ = seconds(composition.epsilon_bound, ledger, 1e-5, relation, "pld")
+        spent, epsilon = seconds(composition.epsilon, ledger, 1e-5, relation, "pld")
         print(
             f"1,000 kinds, {sampling}, {relation}: epsilon {epsilon:.4f} in {spent:.1f} s "
             f"(and {bound:.1f} s for the moments)",

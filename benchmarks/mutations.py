@@ -664,13 +664,13 @@ MUTATIONS = [
     Mutation(
         "half the sensitivity under replace-one",
         "interpret",
-        'return Step("fixed", sigma / 2.0, rate)',
-        'return Step("fixed", sigma, rate)',
+        'return DominatingPair("fixed", sigma / 2.0, rate)',
+        'return DominatingPair("fixed", sigma, rate)',
         "test_engines.py test_accounting.py",
     ),
     Mutation(
         "a budget that is never checked",
-        "Plan._extend",
+        "Budget._extend",
         "cost = self.cost(needed)\n        if cost > self._budget:",
         "cost = self.cost(needed)\n        if False:",
         "test_accounting.py test_svi.py",
@@ -1575,8 +1575,8 @@ MUTATIONS = [
     Mutation(
         "plot: epsilon at the end everywhere",
         "_epsilon_of_first",
-        "min(count, number))\n        number",
-        "count)\n        number",
+        "= min(count, number)",
+        "= count",
         "test_plotting.py",
     ),
     Mutation(

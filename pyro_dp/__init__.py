@@ -1,11 +1,7 @@
 """Private Bayesian inference for Pyro models."""
 
-from pyro_dp.accounting import (
-    ApproximateDP,
-    NonPrivateLook,
-    PrivacyAccountant,
-    SubsampledGaussian,
-)
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.audit_result import AuditResult
 from pyro_dp.auditing import audit, audit_one_run
 from pyro_dp.clipped_fraction import ClippedFraction

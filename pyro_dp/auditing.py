@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.looks import warn_not_private
+from pyro_dp.accounting.trade_off import trade_off
 from pyro_dp.audit_bounds import canaries_bound, runs_bound
 from pyro_dp.audit_result import AuditResult
 from pyro_dp.canaries import Column, canary_rows, with_canaries
 from pyro_dp.guesses import chosen_thresholds, count_guesses, error_rates
-from pyro_dp.looks import warn_not_private
-from pyro_dp.trade_off import trade_off
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, require_number
 

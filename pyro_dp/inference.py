@@ -11,7 +11,7 @@ import torch
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
-from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.arguments import described
 from pyro_dp.captured_state import CapturedState
 from pyro_dp.clipped_fraction import (

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import SubsampledGaussian
 from pyro_dp.system_stream import SystemStream
 from pyro_dp.utils.agreement import require_same
 from pyro_dp.utils.errors import ConfigurationError

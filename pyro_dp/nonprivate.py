@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_dp.accounting.looks import mark_look
 from pyro_dp.guard import guarded
-from pyro_dp.looks import mark_look
 from pyro_dp.mechanisms import Block, Contributions, Rows
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.randomness import LocalStream

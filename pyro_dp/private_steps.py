@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import SubsampledGaussian
+from pyro_dp.accounting.notes import SECURE, SEEDED
 from pyro_dp.grid_sums import GridSum
 from pyro_dp.mechanisms import ClippedSum, release
 from pyro_dp.randomness import Randomness
@@ -23,15 +25,6 @@ from pyro_dp.utils.validation import (
     require_flag,
     require_number,
     same,
-)
-
-SEEDED = (
-    "A seeded generator was used: the run can be repeated, and is not private against anyone who "
-    "can guess the seed."
-)
-SECURE = (
-    "secure=True was used: noise and sampling from the operating system's cryptographic generator, "
-    "sums and noise in integers. A ledger that is shared may have other runs, too."
 )
 
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.mechanisms import Block
 from pyro_dp.private_steps import PrivateSteps
 from pyro_dp.sampling import RecordSampler

@@ -20,12 +20,13 @@ from pyro.optim import PyroOptim
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from pyro_dp import engines
-from pyro_dp.accounting import ApproximateDP, PrivacyAccountant, SubsampledGaussian
-from pyro_dp.privacy_loss import RATES
-from pyro_dp.private_steps import SEEDED
+from pyro_dp.accounting import composition
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import ApproximateDP, SubsampledGaussian
+from pyro_dp.accounting.notes import SEEDED
+from pyro_dp.accounting.pld import RATES
+from pyro_dp.accounting.rdp import renyi_epsilon
 from pyro_dp.randomness import Randomness
-from pyro_dp.renyi import renyi_epsilon
 from pyro_dp.system_stream import SystemStream
 from pyro_dp.trial_accountant import NOTE, TrialAccountant
 from pyro_dp.trials import Trials, TruncatedNegativeBinomial
@@ -188,7 +189,7 @@ def selection_epsilon(
         raise ConfigurationError("trials must be a TruncatedNegativeBinomial or PoissonTrials.")
     delta = require_number("delta", delta, above=0.0, below=1.0)
     each = [releases] if isinstance(releases, Mapping) else list(releases)
-    parts = [engines.moments(_checked(one), neighboring) for one in each]
+    parts = [composition.moments(_checked(one), neighboring) for one in each]
     # A random setting that is public once drawn costs at most what the worst one does.
     base = np.max([moments for moments, _ in parts], axis=0)
     if not np.isfinite(base).any():

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.average_factor import AverageFactor
 from pyro_dp.ep_problem import EPProblem, require_moments
 from pyro_dp.factors import STRUCTURES

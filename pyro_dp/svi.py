@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.checks import build_record_term
 from pyro_dp.clipped_fraction import SHARE
 from pyro_dp.gradients import RecordTerm

@@ -12,7 +12,7 @@ import torch
 from scipy.special import chdtri, ndtri
 from torch import Tensor
 
-from pyro_dp.looks import warn_not_private
+from pyro_dp.accounting.looks import warn_not_private
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import LARGEST, require_number, require_scale
 

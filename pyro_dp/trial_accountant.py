@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
-from pyro_dp.events import Event
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.utils.errors import PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.utils.validation import require_count
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import optimize
 
-from pyro_dp.privacy_loss import RATES
-from pyro_dp.renyi import renyi_delta
+from pyro_dp.accounting.pld import RATES
+from pyro_dp.accounting.rdp import renyi_delta
 from pyro_dp.utils.validation import require_number
 
 _MOST = 500.0  # trials, on average: e^-mean is the first probability of a Poisson draw

@@ -15,13 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_dp import engines
-from pyro_dp.accounting import (
-    ApproximateDP,
-    NonPrivateLook,
-    PrivacyAccountant,
-    SubsampledGaussian,
-)
+from pyro_dp.accounting import composition
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -109,16 +105,16 @@ def test_budget_is_exact(engine):
 @pytest.fixture
 def evaluations(monkeypatch):
     """The ledgers of which an engine was asked the epsilon."""
-    ledgers, exact = [], engines.epsilon
-    monkeypatch.setattr(engines, "epsilon", lambda *a: ledgers.append(a[0]) or exact(*a))
+    ledgers, exact = [], composition.epsilon
+    monkeypatch.setattr(composition, "epsilon", lambda *a: ledgers.append(a[0]) or exact(*a))
     return ledgers
 
 
 @pytest.mark.parametrize("budget", [None, 2.0])
 def test_recording_asks_the_engine_seldom(evaluations, monkeypatch, budget):
     composed = []
-    exact = engines.compose
-    monkeypatch.setattr(engines, "compose", lambda *a: composed.append(1) or exact(*a))
+    exact = composition.compose
+    monkeypatch.setattr(composition, "compose", lambda *a: composed.append(1) or exact(*a))
     accountant = PrivacyAccountant(budget)
     for _ in range(1000):
         accountant.record(SubsampledGaussian(1.25, 0.01))
@@ -145,7 +141,7 @@ def test_alternating_events_need_few_evaluations(evaluations):
     assert [e for e, _ in accountant.ledger] == list(events)
     counts = [n for _, n in accountant.ledger]
     assert sum(counts) == accountant.num_releases > 500 and abs(counts[0] - counts[1]) <= 1
-    assert 1.99 < engines.epsilon(dict(accountant.ledger), DELTA, ADD, "pld") <= 2.0
+    assert 1.99 < composition.epsilon(dict(accountant.ledger), DELTA, ADD, "pld") <= 2.0
 
 
 def test_ledger_merges_and_empty_and_noiseless():
@@ -420,7 +416,7 @@ def test_many_selections_need_few_evaluations(evaluations, eps, delta):
             accountant.record(ApproximateDP(eps, delta, "selection"))
     assert len(evaluations) < 60
     assert 900 <= accountant.num_releases - 100 <= 2000
-    assert engines.epsilon(dict(accountant.ledger), DELTA, ADD, "pld") <= 2.0
+    assert composition.epsilon(dict(accountant.ledger), DELTA, ADD, "pld") <= 2.0
 
 
 def test_display_has_the_numbers():
@@ -505,7 +501,9 @@ def test_many_kinds_of_events_between_few():
         cell, row = math.floor(noise / 0.25) * 0.25, math.floor(rate / 0.0025) * 0.0025
         more[SubsampledGaussian(cell, row + 0.0025)] += count
         less[SubsampledGaussian(cell + 0.25, row)] += count
-    low, exact, high = (engines.epsilon(each, DELTA, ADD, "pld") for each in (less, ledger, more))
+    low, exact, high = (
+        composition.epsilon(each, DELTA, ADD, "pld") for each in (less, ledger, more)
+    )
     assert len(more) == 32 and low < exact < high < 2 * low
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyro_dp import engines
-from pyro_dp.accounting import ApproximateDP, PrivacyAccountant, SubsampledGaussian
+from pyro_dp.accounting import composition
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import ApproximateDP, SubsampledGaussian
 
 ADD, REPLACE = "add_or_remove_one", "replace_one"
 TOLERANCE = 1e-3  # relative: the answers are upper bounds, refined to about this
@@ -58,7 +59,7 @@ def equal(one, other):
     return at_most(one, other) and at_most(other, one)
 
 
-ENGINES = pytest.mark.parametrize("engine", engines.ENGINES)
+ENGINES = pytest.mark.parametrize("engine", composition.ENGINES)
 
 
 @law(20)
@@ -67,7 +68,7 @@ def test_order_does_not_matter(ledger, random):
     relation, delta, entries = ledger
     shuffled = list(entries)
     random.shuffle(shuffled)
-    for engine in engines.ENGINES:
+    for engine in composition.ENGINES:
         one, other = (cost(each, relation, delta, engine) for each in (entries, shuffled))
         assert one == pytest.approx(other, rel=1e-12)
 
@@ -137,6 +138,6 @@ def test_loss_distributions_are_never_above_renyi(ledger):
 @given(ledgers())
 def test_epsilon_and_delta_are_inverse(ledger):
     relation, delta, entries = ledger
-    epsilon = engines.epsilon(dict(entries), delta, relation, "pld")
-    again = engines.delta(dict(entries), epsilon, relation, "pld")
+    epsilon = composition.epsilon(dict(entries), delta, relation, "pld")
+    again = composition.delta(dict(entries), epsilon, relation, "pld")
     assert again <= delta * (1.0 + 5.0 * TOLERANCE)

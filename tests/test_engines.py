@@ -8,13 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from pyro_dp import engines, profiles, renyi
-from pyro_dp.accounting import (
-    ApproximateDP,
-    NonPrivateLook,
-    PrivacyAccountant,
-    SubsampledGaussian,
-)
+from pyro_dp.accounting import composition, privacy_profile, rdp
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -55,7 +51,7 @@ def test_reference_rows_and_their_renyi_bounds(sigma, rate, steps, poisson, fixe
         for engine in ("rdp", "advanced", "basic"):
             other = spend([(event, steps)], relation, engine).get_epsilon()
             assert expected * 0.995 < other < math.inf
-        bound = engines.epsilon_bound({event: steps}, DELTA, relation, "pld")
+        bound = composition.epsilon_bound({event: steps}, DELTA, relation, "pld")
         assert expected * 0.995 < bound
 
 
@@ -113,74 +109,74 @@ def test_the_bounds_reject_a_wrong_pair():
     assert not bounds.violations(out)
     for noise in (1.02, 0.98):
         wrong = {SubsampledGaussian(2.0 * noise, 0.05): 200}
-        out["epsilon"] = engines.epsilon(wrong, DELTA, REPLACE, "pld")
+        out["epsilon"] = composition.epsilon(wrong, DELTA, REPLACE, "pld")
         assert bounds.violations(out)
 
 
 def test_renyi_of_poisson_matches_dp_accounting():
-    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+    from dp_accounting.rdp import rdp_privacy_accountant as their_rdp
 
-    step = engines.interpret(SubsampledGaussian(1.3, 0.02), ADD)
-    orders = renyi.ORDERS[:40]
-    theirs = rdp._compute_rdp_poisson_subsampled_gaussian(0.02, 1.3, orders)
-    np.testing.assert_allclose(renyi.step_divergences(step)[:40], theirs, rtol=1e-6)
+    step = composition.interpret(SubsampledGaussian(1.3, 0.02), ADD)
+    orders = rdp.ORDERS[:40]
+    theirs = their_rdp._compute_rdp_poisson_subsampled_gaussian(0.02, 1.3, orders)
+    np.testing.assert_allclose(rdp.step_divergences(step)[:40], theirs, rtol=1e-6)
 
 
 def test_renyi_conversion_matches_dp_accounting():
-    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+    from dp_accounting.rdp import rdp_privacy_accountant as their_rdp
 
-    orders = renyi.ORDERS
+    orders = rdp.ORDERS
     for mu in (0.1, 1.0, 5.0):
         divergences = orders * mu**2 / 2
-        theirs, _ = rdp.compute_epsilon(orders, divergences, 1e-5)
+        theirs, _ = their_rdp.compute_epsilon(orders, divergences, 1e-5)
         moments = (orders - 1) * divergences
-        assert renyi.renyi_epsilon(orders - 1, moments, 1e-5) == pytest.approx(theirs)
-        theirs, _ = rdp.compute_delta(orders, divergences, 1.0)
-        assert renyi.renyi_delta(orders - 1, moments, 1.0) == pytest.approx(theirs)
+        assert rdp.renyi_epsilon(orders - 1, moments, 1e-5) == pytest.approx(theirs)
+        theirs, _ = their_rdp.compute_delta(orders, divergences, 1.0)
+        assert rdp.renyi_delta(orders - 1, moments, 1.0) == pytest.approx(theirs)
 
 
 def test_single_steps_at_large_epsilon():
-    step = engines.Step("remove", 0.01, 1e-9)  # a hit is in the clear: delta is the rate
+    step = composition.DominatingPair(
+        "remove", 0.01, 1e-9
+    )  # a hit is in the clear: delta is the rate
     for eps in (0.5, 300.0, 690.0, 710.0):
-        assert profiles.step_delta(step, eps) == pytest.approx(1e-9, rel=1e-9)
-    assert profiles.step_delta(engines.Step("fixed", 0.5, 1e-17), 1.5) <= 1e-17
+        assert privacy_profile.step_delta(step, eps) == pytest.approx(1e-9, rel=1e-9)
+    assert privacy_profile.step_delta(composition.DominatingPair("fixed", 0.5, 1e-17), 1.5) <= 1e-17
 
 
 def test_renyi_of_fixed_subsets_is_above_a_data_set_that_attains_it():
     # All other records at -C, one moved to +C: the pair of Poisson sampling at sensitivity 2C.
     for noise in (0.5, 2.0):
         for rate in (0.001, 0.2):
-            fixed = renyi.step_divergences(engines.Step("fixed", noise, rate))
-            poisson = renyi.step_divergences(engines.Step("remove", noise, rate))
+            fixed = rdp.step_divergences(composition.DominatingPair("fixed", noise, rate))
+            poisson = rdp.step_divergences(composition.DominatingPair("remove", noise, rate))
             assert np.all(fixed >= poisson * (1 - 1e-9))
 
 
 def test_renyi_of_poisson_replacement_against_its_closed_form():
-    step = engines.Step("replace", 1.3, 1.0 - 1e-14)
+    step = composition.DominatingPair("replace", 1.3, 1.0 - 1e-14)
     for order in (2.0, 8.0):
-        assert renyi.replacement_divergence(step, order) == pytest.approx(
-            2 * order / 1.69, rel=1e-6
-        )
+        assert rdp.replacement_divergence(step, order) == pytest.approx(2 * order / 1.69, rel=1e-6)
 
 
 def test_negligible_noise_and_rate_are_rounded_towards_more_cost():
-    rate = engines.interpret(SubsampledGaussian(1.0, 1.0 - 1e-10), ADD).rate
-    noise = engines.interpret(SubsampledGaussian(1e12, 0.5), ADD).noise
+    rate = composition.interpret(SubsampledGaussian(1.0, 1.0 - 1e-10), ADD).rate
+    noise = composition.interpret(SubsampledGaussian(1e12, 0.5), ADD).noise
     assert rate == 1.0 and noise == 1e6
     mixed = {SubsampledGaussian(1e300): 1, SubsampledGaussian(1.0, 0.01): 100}
     alone = {SubsampledGaussian(1.0, 0.01): 100}
-    cost = [engines.epsilon(events, DELTA, ADD, "pld") for events in (mixed, alone)]
+    cost = [composition.epsilon(events, DELTA, ADD, "pld") for events in (mixed, alone)]
     assert cost[0] == pytest.approx(cost[1], rel=1e-3)
 
 
 @pytest.mark.parametrize("delta", [1e-30, 1e-60, 1e-300, 5e-324, 0.3, 0.999])
 def test_unusual_delta(delta):
     ledger = {SubsampledGaussian(1.0, 0.01): 100, SubsampledGaussian(30.0): 2}
-    got = engines.epsilon(ledger, delta, ADD, "pld")
-    assert got >= engines.epsilon(ledger, min(0.9999, 2 * delta), ADD, "pld") >= 0.0
+    got = composition.epsilon(ledger, delta, ADD, "pld")
+    assert got >= composition.epsilon(ledger, min(0.9999, 2 * delta), ADD, "pld") >= 0.0
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize("engine", composition.ENGINES)
 @pytest.mark.parametrize(
     "sigma, rate, steps, delta",
     [
@@ -209,7 +205,7 @@ def test_delta_at_epsilon_zero():
     events = {SubsampledGaussian(23.318, 0.00066543): 7}
     mu = math.sqrt(7) * 0.00066543 * math.sqrt(math.expm1(1 / 23.318**2))
     expected = norm.cdf(mu / 2) - norm.cdf(-mu / 2)
-    assert engines.delta(events, 0.0, ADD, "pld") == pytest.approx(expected, rel=5e-3)
+    assert composition.delta(events, 0.0, ADD, "pld") == pytest.approx(expected, rel=5e-3)
 
 
 def test_hardly_any_noise():
@@ -220,24 +216,24 @@ def test_hardly_any_noise():
 GAUSSIANS = {SubsampledGaussian(1.2, 0.02): 200, SubsampledGaussian(20.0): 3}
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize("engine", composition.ENGINES)
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
 def test_what_is_private_by_itself_is_added(engine, relation):
     own = {ApproximateDP(0.25, 1e-6, "a"): 2, ApproximateDP(0.1, 0.0, "b"): 1}
     both = own | GAUSSIANS
-    rest = engines.epsilon(GAUSSIANS, DELTA - 2e-6, relation, engine)
-    assert engines.epsilon(both, DELTA, relation, engine) == pytest.approx(0.6 + rest, rel=1e-9)
+    rest = composition.epsilon(GAUSSIANS, DELTA - 2e-6, relation, engine)
+    assert composition.epsilon(both, DELTA, relation, engine) == pytest.approx(0.6 + rest, rel=1e-9)
     eps = 0.6 + rest
-    rest = engines.delta(GAUSSIANS, eps - 0.6, relation, engine)
-    assert engines.delta(both, eps, relation, engine) == pytest.approx(2e-6 + rest, rel=1e-9)
-    assert engines.delta(both, 0.59, relation, engine) == 1.0
-    bound = engines.epsilon_bound(both, DELTA, relation, engine)
-    assert bound >= engines.epsilon(both, DELTA, relation, engine)
+    rest = composition.delta(GAUSSIANS, eps - 0.6, relation, engine)
+    assert composition.delta(both, eps, relation, engine) == pytest.approx(2e-6 + rest, rel=1e-9)
+    assert composition.delta(both, 0.59, relation, engine) == 1.0
+    bound = composition.epsilon_bound(both, DELTA, relation, engine)
+    assert bound >= composition.epsilon(both, DELTA, relation, engine)
     assert (bound == math.inf) == (engine != "pld")
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES)
-@pytest.mark.parametrize("cost", [engines.epsilon, engines.epsilon_bound])
+@pytest.mark.parametrize("engine", composition.ENGINES)
+@pytest.mark.parametrize("cost", [composition.epsilon, composition.epsilon_bound])
 def test_deltas_must_leave_room(engine, cost):
     def of(events, delta=DELTA):
         return cost(events, delta, ADD, engine)
@@ -250,13 +246,13 @@ def test_deltas_must_leave_room(engine, cost):
     assert of({ApproximateDP(0.5, 0.5, "a"): 0}) == 0.0
     for rest in ({}, GAUSSIANS, {ApproximateDP(0.5, 0.0, "pure"): 1}):
         assert of({NonPrivateLook("loss"): 1} | rest) == math.inf
-        assert engines.delta({NonPrivateLook("loss"): 1} | rest, math.inf, ADD, engine) == 1.0
+        assert composition.delta({NonPrivateLook("loss"): 1} | rest, math.inf, ADD, engine) == 1.0
         assert of({NonPrivateLook("loss"): 0} | rest) == of(rest)
 
 
 def test_deltas_of_what_is_private_by_itself():
     def delta(events, eps):
-        return engines.delta(events, eps, ADD, "pld")
+        return composition.delta(events, eps, ADD, "pld")
 
     assert delta({ApproximateDP(0.5, 1e-6, "a"): 3}, 1.5) == pytest.approx(3e-6)
     assert delta({ApproximateDP(0.5, 1e-6, "a"): 3}, math.inf) == pytest.approx(3e-6)
@@ -264,13 +260,13 @@ def test_deltas_of_what_is_private_by_itself():
     assert delta({ApproximateDP(0.5, 0.0, "a"): 3}, 1.4) == 1.0
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES)
-@pytest.mark.parametrize("relation", engines.NEIGHBORING)
+@pytest.mark.parametrize("engine", composition.ENGINES)
+@pytest.mark.parametrize("relation", composition.NEIGHBORING)
 def test_who_hardly_ever_takes_part_has_nothing_to_fear(relation, engine):
     """Where the probability to take part is at most delta, whatever the noise: (0, delta)."""
     ledger = {SubsampledGaussian(1e-4, 1e-9): 10**4}
-    assert engines.epsilon(ledger, 1e-5, relation, engine) == 0.0
-    assert engines.epsilon(ledger, 0.9e-5, relation, engine) > 0.0
-    assert 0.0 < engines.delta(ledger, 0.0, relation, engine) <= 1.0000001e-5
+    assert composition.epsilon(ledger, 1e-5, relation, engine) == 0.0
+    assert composition.epsilon(ledger, 0.9e-5, relation, engine) > 0.0
+    assert 0.0 < composition.delta(ledger, 0.0, relation, engine) <= 1.0000001e-5
     both = ledger | {ApproximateDP(0.5, 1e-6, "other"): 1}
-    assert engines.epsilon(both, 1.2e-5, relation, engine) == 0.5
+    assert composition.epsilon(both, 1.2e-5, relation, engine) == 0.5

@@ -15,13 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_dp import journal as journals
-from pyro_dp.accounting import (
-    ApproximateDP,
-    NonPrivateLook,
-    PrivacyAccountant,
-    SubsampledGaussian,
-)
+from pyro_dp.accounting import journal as journals
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.mechanisms import Block, ClippedSum, release
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 

@@ -37,8 +37,8 @@ USES = {
     "_noisy": "mechanisms.ClippedSum grid_sums.GridSum mechanisms.release",
     "release": """
         mechanisms private_steps private_steps.PrivateSteps._account_and_release
-        ledger report._releases
-    """,  # the last two are a heading and a word of a report
+        accounting.ledger_table accounting.report._releases
+    """,  # the last two are a heading and a word of a accounting.report
     # The noise itself, and its streams.
     "standard_normal": "mechanisms.ClippedSum._noisy",
     "discrete_gaussian": "discrete_gaussian grid_sums grid_sums.GridSum._noisy",
@@ -56,13 +56,14 @@ USES = {
     # The ledger.
     ".record": """
         mechanisms.release selection.private_selection
-        accounting.PrivacyAccountant.record_nonprivate trial_accountant.TrialAccountant.record
-        accounting.PrivacyAccountant.record
-        plotting._epsilon_of_first vips.inference.VIPS._require_room
-    """,  # the fifth writes the journal; the last two compute with ledgers of their own
-    "record_nonprivate": "accounting.PrivacyAccountant looks.mark_look",
+        accounting.accountant.PrivacyAccountant.record_nonprivate
+        trial_accountant.TrialAccountant.record
+        accounting.accountant.PrivacyAccountant.record
+        vips.inference.VIPS._require_room
+    """,  # the fifth writes the journal; the last computes with a ledger of its own
+    "record_nonprivate": "accounting.accountant.PrivacyAccountant accounting.looks.mark_look",
     "mark_look": """
-        looks nonprivate nonprivate.NonPrivate._looking baselines.ep baselines.ep.EP.run
+        accounting.looks nonprivate nonprivate.NonPrivate._looking baselines.ep baselines.ep.EP.run
     """,
     # Imports of whatever there is.
     "*": "",
@@ -198,7 +199,12 @@ PLANTED = {
     "recorded by alias": ("svi", "def f(a): return a.record", ".record", "svi.f"),
     "recorded by getattr": ("svi", "def f(a): return getattr(a, 'record')", ".record", "svi.f"),
     "a look": ("theory", "def f(a): a.record_nonprivate('x')", "record_nonprivate", "theory.f"),
-    "a marked look": ("theory", "from pyro_dp.looks import mark_look", "mark_look", "theory"),
+    "a marked look": (
+        "theory",
+        "from pyro_dp.accounting.looks import mark_look",
+        "mark_look",
+        "theory",
+    ),
     "stream": ("scaler", "def f(r): return r.stream('noise', 0)", "'noise'", "scaler.f"),
     "stream of a name": ("scaler", "def f(r, p): return r.stream(p, 0)", ".stream", "scaler.f"),
     "purpose": ("scaler", "P = 'noise'", "'noise'", "scaler"),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from pyro_dp import privacy_loss
-from pyro_dp.privacy_loss import Step, compose, log_moments
+from pyro_dp.accounting import pld
+from pyro_dp.accounting.pld import DominatingPair, compose, log_moments
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -28,7 +28,7 @@ def densities(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_step_is_never_below_its_profile(kind):
     p, q, dx = densities(kind)
-    side = ((Step(kind, NOISE, RATE), 1),)
+    side = ((DominatingPair(kind, NOISE, RATE), 1),)
     for spread, tolerance in ((1e-2, 1.0), (1e-6, 1e-4)):
         curve = compose(side, 2.0, math.log(1e-4), spread)
         for eps in (0.1, 0.1234, 0.5, 1.0):
@@ -41,14 +41,14 @@ def test_one_step_is_never_below_its_profile(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_epsilon_and_delta_are_inverse_between_grid_points(kind):
-    curve = compose(((Step(kind, NOISE, RATE), 5),), 2.0, math.log(1e-4), 1e-3)
+    curve = compose(((DominatingPair(kind, NOISE, RATE), 5),), 2.0, math.log(1e-4), 1e-3)
     for eps in np.linspace(1.0, 2.0, 17) if kind != "add" else np.linspace(0.2, 0.9, 17):
         assert curve.epsilon(curve.delta(eps)) == pytest.approx(eps, rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_finer_grids_cost_less(kind):
-    side = ((Step(kind, NOISE, RATE), 20), (Step(kind, 3.0, 0.01), 50))
+    side = ((DominatingPair(kind, NOISE, RATE), 20), (DominatingPair(kind, 3.0, 0.01), 50))
     costs = [compose(side, 2.0, math.log(1e-5), 1e-2 * 16.0**-k).epsilon(1e-5) for k in range(4)]
     assert costs == sorted(costs, reverse=True)
     assert costs[2] - costs[3] < costs[1] - costs[2] < costs[0] - costs[1]
@@ -57,9 +57,9 @@ def test_finer_grids_cost_less(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("noise, rate", [(0.3, 1e-4), (1.0, 0.01), (50.0, 0.9), (1e6, 1e-4)])
 def test_grids_keep_the_mass_of_both(kind, noise, rate):
-    step = Step(kind, noise, rate)
-    ends = privacy_loss.losses_at(step, privacy_loss._range(step, math.log(1e-15)))
-    grid = privacy_loss._grid(step, *ends, np.ptp(ends) / 1000)
+    step = DominatingPair(kind, noise, rate)
+    ends = pld.losses_at(step, pld._range(step, math.log(1e-15)))
+    grid = pld._grid(step, *ends, np.ptp(ends) / 1000)
     assert np.all(grid.probs >= 0.0) and np.all(np.diff(grid.losses) > 0.0)
     assert grid.probs.sum() + grid.infinity == pytest.approx(1.0, abs=1e-12)
     assert grid.infinity <= 1.1e-15
@@ -70,34 +70,34 @@ def test_grids_keep_the_mass_of_both(kind, noise, rate):
 @pytest.mark.parametrize("kind", ["remove", "replace"])
 @pytest.mark.parametrize("noise, rate", [(0.05, 0.3), (1.0, 1e-6), (30.0, 0.5), (1.0, 1.0)])
 def test_outcomes_invert_losses(kind, noise, rate):
-    step = Step(kind, noise, rate)
+    step = DominatingPair(kind, noise, rate)
     x = np.linspace(-1.0 - 5.0 * noise, 1.0 + 5.0 * noise, 101)
-    losses = privacy_loss.losses_at(step, x)
-    again = privacy_loss.losses_at(step, privacy_loss.outcomes_at(step, losses))
+    losses = pld.losses_at(step, x)
+    again = pld.losses_at(step, pld.outcomes_at(step, losses))
     np.testing.assert_allclose(again, losses, rtol=1e-11, atol=1e-15)
 
 
 @pytest.mark.parametrize("kind", ["remove", "add", "replace"])
 def test_moments_bound_those_of_quadrature(kind):
     p, q, dx = densities(kind)
-    moments, lost = log_moments(((Step(kind, NOISE, RATE), 3),))
+    moments, lost = log_moments(((DominatingPair(kind, NOISE, RATE), 3),))
     assert lost < 1e-35
     for i in (0, 10, 20, 23):
-        rate = privacy_loss.RATES[i]
+        rate = pld.RATES[i]
         some = (p > 0.0) & (q > 0.0)
         exact = 3 * math.log((p[some] * (p[some] / q[some]) ** rate).sum() * dx)
         assert exact - 1e-9 <= moments[i] <= exact * 1.01 + 1e-9
 
 
 def test_nothing_is_known_below_the_window():
-    curve = compose(((Step("remove", 0.5, 0.5), 1000),), 1.0, math.log(1e-5), 1e-3)
+    curve = compose(((DominatingPair("remove", 0.5, 0.5), 1000),), 1.0, math.log(1e-5), 1e-3)
     assert curve.low > 0
     assert curve.delta(0.5 * curve.low * curve.gap) is None and curve.epsilon(0.999999) is None
 
 
 def test_mass_above_the_window_does_not_come_back():
     # Three steps with rare hits: the tilted distribution has a long tail.
-    side = ((Step("remove", 0.828, 0.00415), 3),)
+    side = ((DominatingPair("remove", 0.828, 0.00415), 3),)
     coarse, fine = (
         compose(side, 6.3, math.log(1.7e-7), spread).delta(0.636) for spread in (1e-4, 1e-8)
     )

@@ -14,8 +14,8 @@ from pyro_dp import (
     PrivacyAccountant,
     SubsampledGaussian,
 )
-from pyro_dp.report import _up
-from pyro_dp.trade_off import trade_off
+from pyro_dp.accounting.report import _up
+from pyro_dp.accounting.trade_off import trade_off
 
 
 def ledger(*entries, **settings):

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from pyro_dp import PrivacyAccountant, SubsampledGaussian
-from pyro_dp.trade_off import trade_off
+from pyro_dp.accounting.trade_off import trade_off
 from pyro_dp.utils.errors import ConfigurationError
 
 ALPHA = np.concatenate([[0.0, 1.0], np.geomspace(1e-5, 0.999, 60)])

@@ -13,11 +13,11 @@ from pyro_dp import (
     PoissonTrials,
     SubsampledGaussian,
     TruncatedNegativeBinomial,
-    engines,
     selection_epsilon,
 )
-from pyro_dp.privacy_loss import RATES
-from pyro_dp.profiles import gaussian_epsilon
+from pyro_dp.accounting import composition
+from pyro_dp.accounting.pld import RATES
+from pyro_dp.accounting.privacy_profile import gaussian_epsilon
 
 KINDS = [
     TruncatedNegativeBinomial(10.0),
@@ -133,20 +133,20 @@ def test_costs_more_than_one_trial_and_less_than_all_of_them():
 def test_moments_of_a_ledger():
     """Of a Gaussian: order (order - 1) / (2 sigma^2); under replace-one four times that."""
     for relation, factor in (("add_or_remove_one", 1.0), ("replace_one", 4.0)):
-        found, lost = engines.moments({SubsampledGaussian(3.0, 1.0, "full"): 2}, relation)
+        found, lost = composition.moments({SubsampledGaussian(3.0, 1.0, "full"): 2}, relation)
         some = RATES < 10.0  # beyond, what was left out is missing
         expected = factor * 2 * (RATES + 1.0) * RATES / (2 * 3.0**2)
         np.testing.assert_allclose(found[some], expected[some], rtol=1e-3)
         assert 0.0 <= lost < 1e-38
-    found, lost = engines.moments({}, "replace_one")
+    found, lost = composition.moments({}, "replace_one")
     assert not found.any() and lost == 0.0
-    found, _ = engines.moments({SubsampledGaussian(0.0): 1}, "replace_one")
+    found, _ = composition.moments({SubsampledGaussian(0.0): 1}, "replace_one")
     assert np.isinf(found).all()
     # Poisson sampling: the worse of adding and removing
     event = {SubsampledGaussian(1.0, 0.3): 5}
-    found, _ = engines.moments(event, "add_or_remove_one")
-    for side in engines._sides(engines._steps(event, "add_or_remove_one")):
-        assert (found >= engines.log_moments(side)[0]).all()
+    found, _ = composition.moments(event, "add_or_remove_one")
+    for side in composition._sides(composition._steps(event, "add_or_remove_one")):
+        assert (found >= composition.log_moments(side)[0]).all()
 
 
 @pytest.mark.parametrize("trials", KINDS, ids=repr)

@@ -13,7 +13,7 @@ import torch
 from pyro.infer.autoguide.initialization import init_to_median
 from torch import Tensor
 
-from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.baselines.target import global_latents, point_guide, suitable_loss
 from pyro_dp.checks import build_record_term
 from pyro_dp.inference import PrivateInference

@@ -19,7 +19,8 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.accounting import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import SubsampledGaussian
 from pyro_dp.arguments import as_tensors
 from pyro_dp.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.captured_state import CapturedState, require_no_changes

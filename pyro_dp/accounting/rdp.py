@@ -6,7 +6,7 @@ import math
 import numpy as np
 from scipy.special import logsumexp
 
-from pyro_dp.privacy_loss import Side, Step, losses_at
+from pyro_dp.accounting.pld import DominatingPair, Side, losses_at
 from pyro_dp.utils.validation import LARGEST
 
 ORDERS = np.array([*range(2, 65), *(round(64 * 1.15**k) for k in range(1, 25))], float)
@@ -32,7 +32,7 @@ def renyi_delta(rates: np.ndarray, moments: np.ndarray, eps: float) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def step_divergences(step: Step) -> np.ndarray:
+def step_divergences(step: DominatingPair) -> np.ndarray:
     """Rényi divergences of one step at :data:`ORDERS`.
 
     A fresh transformer for every step: autodp's accountant caches on (function, rate) only.
@@ -63,7 +63,7 @@ def step_divergences(step: Step) -> np.ndarray:
     return np.minimum(found, ORDERS / (2.0 * min(step.noise, LARGEST) ** 2))
 
 
-def replacement_divergence(step: Step, order: float) -> float:
+def replacement_divergence(step: DominatingPair, order: float) -> float:
     """Rényi divergence of the Poisson replace-one pair (-C, +C), by the trapezoidal rule.
 
     The integrand is a bump of width s between -1 and its peak for q = 1, and analytic in a strip of

@@ -25,7 +25,7 @@ from scipy import fft, signal
 from scipy.special import ndtr, ndtri_exp
 
 
-class Step(NamedTuple):
+class DominatingPair(NamedTuple):
     """A dominating pair (P, Q), in units where the bound of one record's effect is 1.
 
     ``remove``: P = (1-q) N(0, s^2) + q N(1, s^2), Q = N(0, s^2); ``add`` is (Q, P).
@@ -45,7 +45,7 @@ class Step(NamedTuple):
     rate: float  # q
 
 
-Side = tuple[tuple[Step, int], ...]  # pairs with their counts
+Side = tuple[tuple[DominatingPair, int], ...]  # pairs with their counts
 
 
 class Distribution(NamedTuple):
@@ -56,7 +56,7 @@ class Distribution(NamedTuple):
     infinity: float
 
 
-def losses_at(step: Step, x: np.ndarray) -> np.ndarray:
+def losses_at(step: DominatingPair, x: np.ndarray) -> np.ndarray:
     """log(p/q) of the ``remove`` or ``replace`` pair, increasing in the outcome x."""
     q, s2 = step.rate, step.noise**2
     if q == 1.0:
@@ -67,7 +67,7 @@ def losses_at(step: Step, x: np.ndarray) -> np.ndarray:
     return up
 
 
-def outcomes_at(step: Step, losses: np.ndarray) -> np.ndarray:
+def outcomes_at(step: DominatingPair, losses: np.ndarray) -> np.ndarray:
     """The inverse of :func:`losses_at`; -inf below the smallest loss, log(1-q) for ``remove``."""
     q, s2 = step.rate, step.noise**2
     if q == 1.0:
@@ -86,7 +86,7 @@ def outcomes_at(step: Step, losses: np.ndarray) -> np.ndarray:
         return s2 * (np.where(losses > 0.0, above, below) - math.log(q)) + 0.5
 
 
-def masses_between(step: Step, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def masses_between(step: DominatingPair, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """P and Q of the intervals (-inf, x_0], (x_0, x_1], ..., (x_n, inf), to relative accuracy."""
     edges = np.concatenate(([-np.inf], x, [np.inf]))
 
@@ -99,7 +99,7 @@ def masses_between(step: Step, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return p, (1.0 - q) * centre + q * normal(-1.0) if step.kind == "replace" else centre
 
 
-def connect_dots(step: Step, losses: np.ndarray, x: np.ndarray) -> Distribution:
+def connect_dots(step: DominatingPair, losses: np.ndarray, x: np.ndarray) -> Distribution:
     """Move the mass between neighbouring losses onto them so that P and Q both keep theirs.
 
     Mass below the first loss is moved up to it, mass above the last one to infinity.
@@ -132,7 +132,7 @@ def connect_dots(step: Step, losses: np.ndarray, x: np.ndarray) -> Distribution:
     return Distribution(losses, probs, float(above[0]))
 
 
-def _range(step: Step, tail: float) -> np.ndarray:
+def _range(step: DominatingPair, tail: float) -> np.ndarray:
     """The outcomes between which all but ``exp(tail)`` of P and Q lies, on either side."""
     reach = -float(ndtri_exp(tail)) * step.noise
     left = {"fixed": 0.5, "replace": -1.0 - reach}.get(step.kind, -reach)
@@ -144,7 +144,7 @@ RATES = np.geomspace(1e-2, 1e7, 91)  # Rényi order - 1
 
 
 @functools.lru_cache(maxsize=4096)
-def _moments(step: Step) -> tuple[np.ndarray, float]:
+def _moments(step: DominatingPair) -> tuple[np.ndarray, float]:
     """Upper bounds on log E_P exp(rate * loss) at :data:`RATES`, and the mass left out.
 
     Connect-the-Dots on outcomes s/40 apart: any grid gives an upper bound, as exp(rate * loss) is
@@ -278,7 +278,7 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
     )
 
 
-def _grid(step: Step, low: float, high: float, gap: float) -> Distribution:
+def _grid(step: DominatingPair, low: float, high: float, gap: float) -> Distribution:
     first = 0 if step.kind == "fixed" else math.floor(low / gap)
     losses = np.arange(first, math.ceil(high / gap) + 1) * gap
     return connect_dots(step, losses, np.maximum.accumulate(outcomes_at(step, losses)))

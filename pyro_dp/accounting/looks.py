@@ -2,7 +2,7 @@
 
 import warnings
 
-from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.utils.errors import NotPrivateWarning
 
 

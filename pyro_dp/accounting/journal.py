@@ -27,10 +27,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyro_dp import ledger
-from pyro_dp.engines import require_known
-from pyro_dp.events import Event
+from pyro_dp.accounting import ledger
+from pyro_dp.accounting.composition import require_known
+from pyro_dp.accounting.events import Event, brief
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
+from pyro_dp.utils.files import sync_folder
 from pyro_dp.utils.validation import require_count
 
 try:
@@ -92,7 +93,7 @@ class Journal:
         # Also where the journal is forgotten without close(): an open file would stay locked.
         self._finalizer = weakref.finalize(self, os.close, self._file)
         try:
-            ledger.sync_folder(self.path)  # also where who made the file was killed before this
+            sync_folder(self.path)  # also where who made the file was killed before this
             self._identity = os.fstat(self._file).st_ino
             torn = self._read(settings)
             self._require_contained(counts)
@@ -217,7 +218,7 @@ class Journal:
         if event is not None:
             raise PrivacyError(
                 f"The journal {self.path} counts {self.counts.get(event, 0)} of the "
-                f"{counts[event]} releases of {ledger.brief(event)} in this ledger, so it is not "
+                f"{counts[event]} releases of {brief(event)} in this ledger, so it is not "
                 "this ledger's, or an older copy of it. Open a journal before the first release, "
                 "and always the same one."
             )

@@ -2,7 +2,7 @@
 
 Four engines, each a valid upper bound on the cost of ``{event: count}``:
 
-* ``pld``, privacy loss distributions: tight, see :mod:`pyro_dp.privacy_loss`. Full batches merge
+* ``pld``, privacy loss distributions: tight, see :mod:`pyro_dp.accounting.pld`. Full batches merge
   into one Gaussian, whose closed form is Balle & Wang 2018, Theorem 8. The answer never exceeds
   the Rényi bound of the same distributions.
 * ``rdp``: Rényi divergences from ``autodp``, converted as in Canonne, Kamath & Steinke 2020.
@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from pyro_dp.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
-from pyro_dp.privacy_loss import RATES, Curve, Side, Step, compose, log_moments
-from pyro_dp.profiles import step_delta, step_epsilon
-from pyro_dp.renyi import autodp_moments, renyi_delta, renyi_epsilon
+from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.pld import RATES, Curve, DominatingPair, Side, compose, log_moments
+from pyro_dp.accounting.privacy_profile import step_delta, step_epsilon
+from pyro_dp.accounting.rdp import autodp_moments, renyi_delta, renyi_epsilon
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import LARGEST
 
@@ -42,7 +42,7 @@ def require_known(event: Any, neighboring: str) -> None:
         interpret(event, neighboring)
 
 
-def interpret(event: Any, neighboring: str) -> Step:
+def interpret(event: Any, neighboring: str) -> DominatingPair:
     """
     :param event: a :class:`SubsampledGaussian`.
     :param neighboring: the relation, see :data:`NEIGHBORING`.
@@ -67,10 +67,10 @@ def interpret(event: Any, neighboring: str) -> Step:
                 "sampling='fixed' has a fixed batch size, which add_or_remove_one cannot have: "
                 "use neighboring='replace_one', or sampling='poisson'."
             )
-        return Step("remove", sigma, rate)
+        return DominatingPair("remove", sigma, rate)
     if event.sampling == "fixed" or rate == 1.0:
-        return Step("fixed", sigma / 2.0, rate)  # the bound of one record's effect is 2C
-    return Step("replace", sigma, rate)
+        return DominatingPair("fixed", sigma / 2.0, rate)  # the bound of one record's effect is 2C
+    return DominatingPair("replace", sigma, rate)
 
 
 def epsilon(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: str) -> float:
@@ -126,7 +126,7 @@ def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[np.ndarray, fl
 
     :param ledger: counts of :class:`SubsampledGaussian`.
     :param neighboring: the relation, see :data:`NEIGHBORING`.
-    :returns: bounds of log E exp(rate * loss) at :data:`~pyro_dp.privacy_loss.RATES`, for both
+    :returns: bounds of log E exp(rate * loss) at :data:`~pyro_dp.accounting.pld.RATES`, for both
         directions of the relation (inf without noise), and the mass of outcomes left out of them.
     :raises ConfigurationError: if an event is no sum, or does not fit the relation.
     """
@@ -173,7 +173,7 @@ def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:
 
     n_k Gaussians of noise s_k are one Gaussian with s^-2 = sum n_k s_k^-2 (Dong, Roth & Su 2022).
     """
-    counts: dict[Step, int] = {}
+    counts: dict[DominatingPair, int] = {}
     for event, count in ledger.items():
         step = interpret(event, neighboring)
         if count:
@@ -187,7 +187,7 @@ def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:
         noise = 1.0 / math.hypot(*(math.sqrt(n) / s for s, n in full), 1e-300)
         if merged:  # rounded down, as in ``interpret``
             noise = min(noise, 1e6)
-        merged.append((Step(kind, noise, 1.0), 1))
+        merged.append((DominatingPair(kind, noise, 1.0), 1))
     return tuple(merged)
 
 

@@ -94,3 +94,15 @@ def _require_short_text(name: str, value: Any) -> None:
         raise ConfigurationError(
             f"{name} must be one line of text of 1 to {LONGEST_TEXT} characters."
         )
+
+
+def brief(event: Event) -> str:
+    """An event in a line of text."""
+    if isinstance(event, ApproximateDP):
+        return f"{event.name} (epsilon={event.epsilon:.6g}, delta={event.delta:.6g})"
+    if isinstance(event, NonPrivateLook):
+        return f"non-private look: {event.what}" + (f" ({event.time})" if event.time else "")
+    return (
+        f"(noise_multiplier={event.noise_multiplier:.6g}, sample_rate={event.sample_rate:.6g}, "
+        f"sampling={event.sampling!r})"
+    )

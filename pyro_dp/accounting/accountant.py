@@ -1,7 +1,8 @@
 """The ledger: what was released, what it cost, what remains, and how much noise the rest needs.
 
 Every release is recorded here *before* it happens. What an event costs is the business of
-:mod:`pyro_dp.engines`; this module merges events, holds the budget and keeps the state.
+:mod:`pyro_dp.accounting.composition`; this module merges events, holds the budget and keeps the
+state.
 """
 
 import contextlib
@@ -13,23 +14,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from pyro_dp import engines, ledger
-from pyro_dp.calibration import least_noise
-from pyro_dp.events import EVENTS, ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
-from pyro_dp.journal import Journal
-from pyro_dp.ledger import LedgerEntry
-from pyro_dp.plan import Plan
+from pyro_dp.accounting import composition, ledger, plotting, report
+from pyro_dp.accounting.budget import Budget
+from pyro_dp.accounting.calibration import least_noise
+from pyro_dp.accounting.events import (
+    EVENTS,
+    Event,
+    NonPrivateLook,
+    SubsampledGaussian,
+    brief,
+)
+from pyro_dp.accounting.journal import Journal
+from pyro_dp.accounting.ledger import LedgerEntry
+from pyro_dp.accounting.ledger_table import as_html, as_text
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.files import read_file, write_file
 from pyro_dp.utils.validation import require_choice, require_count, require_number
-
-__all__ = [
-    "ApproximateDP",
-    "LedgerEntry",
-    "NonPrivateLook",
-    "PrivacyAccountant",
-    "SubsampledGaussian",
-]
-
 
 _STAYS = (
     "what was released stays released. Load it into a new accountant, or a later state into this "
@@ -58,7 +58,7 @@ class PrivacyAccountant:
     **Guarantee.** All releases in the ledger together are (epsilon, delta)-differentially private
     with respect to one record, epsilon being :meth:`get_epsilon`, whatever is done with them
     afterwards. Every engine returns an upper bound. With a budget, a release that would exceed it
-    is refused before it happens. Sources: see :mod:`pyro_dp.engines`.
+    is refused before it happens. Sources: see :mod:`pyro_dp.accounting.composition`.
 
     **Not protected.** The number of records, the plate's size and the sample rate are public in
     both relations; to hide the number of records, declare a bound instead. Data must be finite.
@@ -81,8 +81,8 @@ class PrivacyAccountant:
     ) -> None:
         if epsilon is not None:
             epsilon = require_number("epsilon", epsilon, above=0.0, below=math.inf)
-        require_choice("neighboring", neighboring, engines.NEIGHBORING)
-        require_choice("engine", engine, engines.ENGINES)
+        require_choice("neighboring", neighboring, composition.NEIGHBORING)
+        require_choice("engine", engine, composition.ENGINES)
         self._epsilon = epsilon
         self._delta = require_number("delta", delta, above=0.0, below=1.0)
         self._neighboring, self._engine = neighboring, engine
@@ -92,7 +92,7 @@ class PrivacyAccountant:
         self._process = os.getpid()
         self._journal: Journal | None = None
         self._start = 0
-        self._plan = Plan(epsilon, self._delta, neighboring, engine)
+        self._plan = Budget(epsilon, self._delta, neighboring, engine)
 
     @property
     def epsilon(self) -> float | None:
@@ -177,7 +177,7 @@ class PrivacyAccountant:
             counts = dict(self._counts)
             planned = self._plan.bound(counts) if delta == self._delta else math.inf
         # The plan contains the ledger: its cost is a bound as well, and never above the budget.
-        return min(planned, engines.epsilon(counts, delta, self._neighboring, self._engine))
+        return min(planned, composition.epsilon(counts, delta, self._neighboring, self._engine))
 
     def get_delta(self, epsilon: float) -> float:
         """
@@ -190,7 +190,7 @@ class PrivacyAccountant:
         )
         with self._lock:
             counts = dict(self._counts)
-        return engines.delta(counts, epsilon, self._neighboring, self._engine)
+        return composition.delta(counts, epsilon, self._neighboring, self._engine)
 
     @property
     def remaining(self) -> float:
@@ -219,7 +219,7 @@ class PrivacyAccountant:
         with self._lock:
             known = self._counts.get(event, 0) if type(event) in EVENTS else 0
             if not known:
-                engines.require_known(event, self._neighboring)
+                composition.require_known(event, self._neighboring)
             if not count:
                 return
             if known + count > ledger.MOST:
@@ -277,7 +277,7 @@ class PrivacyAccountant:
         :raises ConfigurationError: without a budget, or if an event does not fit the relation.
         """
         for event in releases(1.0):
-            engines.require_known(event, self._neighboring)
+            composition.require_known(event, self._neighboring)
         if self._epsilon is None:
             raise ConfigurationError(
                 "epsilon=None is no budget to calibrate from: give the accountant an epsilon, or "
@@ -342,7 +342,7 @@ class PrivacyAccountant:
             event = ledger.first_missing(small, large)
             if event is not None:
                 raise PrivacyError(
-                    f"the state counts {counts.get(event, 0)} releases of {ledger.brief(event)}, "
+                    f"the state counts {counts.get(event, 0)} releases of {brief(event)}, "
                     f"this accountant {self._counts.get(event, 0)}: {why}"
                 )
             self._adopt(large, notes)
@@ -362,7 +362,7 @@ class PrivacyAccountant:
         one, this accountant goes on with its ledger: a process that was killed at any moment goes
         on with a ledger that counts whatever it released. A state that was saved before the last
         release can then be loaded into an inference, which goes on from there; what was released
-        after it is lost, but counted. See :mod:`pyro_dp.journal`.
+        after it is lost, but counted. See :mod:`pyro_dp.accounting.journal`.
 
         :param path: of the file, on a local file system.
         :returns: the open journal. Keep the file, and do not copy it back and forth.
@@ -386,14 +386,14 @@ class PrivacyAccountant:
 
         :param path: of the file.
         """
-        ledger.write_file(path, self.state_dict())
+        write_file(path, self.state_dict())
 
     def load(self, path: str | os.PathLike) -> None:
         """Read what :meth:`save` wrote; see :meth:`load_state_dict`.
 
         :param path: of the file.
         """
-        self.load_state_dict(ledger.read_file(path))
+        self.load_state_dict(read_file(path))
 
     def report(self, format: str = "markdown") -> str:
         """The guarantee in words, every release, and what is not covered.
@@ -402,18 +402,14 @@ class PrivacyAccountant:
         :returns: text to be saved and shown; nothing is spent.
         :raises ConfigurationError: the format is another one.
         """
-        from pyro_dp.report import report
-
-        return report(self, format)
+        return report.report(self, format)
 
     def plot(self) -> Any:
         """Epsilon against releases, and the trade-off curve: a ``matplotlib.figure.Figure``.
 
         :raises ConfigurationError: matplotlib is not installed.
         """
-        from pyro_dp.plotting import plot
-
-        return plot(self)
+        return plotting.plot(self)
 
     def _facts(self) -> list[tuple[str, str]]:
         spent, budget = self.get_epsilon(), self._epsilon
@@ -429,8 +425,8 @@ class PrivacyAccountant:
 
     def __repr__(self) -> str:
         with self._lock:
-            return ledger.as_text(self.ledger, self._facts())
+            return as_text(self.ledger, self._facts())
 
     def _repr_html_(self) -> str:
         with self._lock:
-            return ledger.as_html(self.ledger, self._facts())
+            return as_html(self.ledger, self._facts())

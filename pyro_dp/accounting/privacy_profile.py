@@ -7,7 +7,7 @@ import numpy as np
 from scipy import optimize
 from scipy.special import erfcx, log_ndtr, ndtr
 
-from pyro_dp.privacy_loss import Step, masses_between, outcomes_at
+from pyro_dp.accounting.pld import DominatingPair, masses_between, outcomes_at
 
 
 def gaussian_delta(mu: float, eps: float) -> float:
@@ -34,7 +34,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return min(high, root * (1.0 + 1e-12) + 4e-12)  # at or above the root, whatever brentq left
 
 
-def step_delta(step: Step, eps: float) -> float:
+def step_delta(step: DominatingPair, eps: float) -> float:
     """The exact profile of one step at eps >= 0, where ``remove`` is not below ``add``.
 
     With v - w = e^eps - 1 >= 0 both are max_A w N_0(A) - v N_1(A): w = q for ``remove``, and less
@@ -52,7 +52,7 @@ def step_delta(step: Step, eps: float) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def step_epsilon(step: Step, delta: float) -> float:
+def step_epsilon(step: DominatingPair, delta: float) -> float:
     if step.rate == 1.0:
         return gaussian_epsilon(1.0 / step.noise, delta)
     if step_delta(step, 0.0) <= delta:

@@ -5,14 +5,14 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pyro_dp.accounting import PrivacyAccountant
+from pyro_dp.accounting.privacy_curve import PrivacyCurve
 from pyro_dp.utils.errors import ConfigurationError
 
 _SUPPORTS = 33
 _LEAST_DELTA = 1e-6  # of the last epsilon: no smaller false-positive rate can be told from zero
 
 
-def trade_off(accountant: PrivacyAccountant, alpha: ArrayLike) -> np.ndarray:
+def trade_off(accountant: PrivacyCurve, alpha: ArrayLike) -> np.ndarray:
     """The least false-negative rate that an attacker can have who wrongly accuses at a rate alpha.
 
     The attacker sees everything that the ledger lists, knows all records but one, and tests
@@ -32,7 +32,7 @@ def trade_off(accountant: PrivacyAccountant, alpha: ArrayLike) -> np.ndarray:
         after a noiseless release.
     :raises ConfigurationError: an argument is not as stated.
     """
-    if not isinstance(accountant, PrivacyAccountant):
+    if not isinstance(accountant, PrivacyCurve):
         raise ConfigurationError("accountant must be a PrivacyAccountant.")
     try:
         alpha = np.asarray(alpha, dtype=np.float64)

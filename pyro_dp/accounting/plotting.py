@@ -5,22 +5,25 @@ from typing import Any
 
 import numpy as np
 
-from pyro_dp.accounting import NonPrivateLook, PrivacyAccountant
-from pyro_dp.ledger import LedgerEntry
-from pyro_dp.report import FALSE_POSITIVES, best_power
-from pyro_dp.trade_off import trade_off
+from pyro_dp.accounting import composition
+from pyro_dp.accounting.events import NonPrivateLook
+from pyro_dp.accounting.ledger import LedgerEntry
+from pyro_dp.accounting.privacy_curve import PrivacyCurve
+from pyro_dp.accounting.report import FALSE_POSITIVES, best_power
+from pyro_dp.accounting.trade_off import trade_off
 from pyro_dp.utils.errors import ConfigurationError
 
 _MOST_POINTS = 30
 
 
-def plot(accountant: PrivacyAccountant) -> Any:
+def plot(accountant: PrivacyCurve) -> Any:
     """Two panels: epsilon against the number of releases, and the trade-off curve.
 
     Epsilon is that of the first n releases in the order of the ledger, where equal ones are listed
-    together. The trade-off curve is :func:`~pyro_dp.trade_off.trade_off`: whatever an attacker who
-    tests "without this record" against "with it" does, both of his error rates together lie on it
-    or above. Where a look without noise, or a release without it, leaves no guarantee, the curves
+    together. The trade-off curve is :func:`~pyro_dp.accounting.trade_off.trade_off`: whatever an
+    attacker who tests "without this record" against "with it" does, both of his error rates
+    together lie on it or above. Where a look without noise, or a release without it, leaves no
+    guarantee, the curves
     end there and the title says so.
 
     :param accountant: its ledger is read; nothing is spent. It takes seconds for long ledgers.
@@ -40,7 +43,7 @@ def plot(accountant: PrivacyAccountant) -> Any:
     return figure
 
 
-def growth(accountant: PrivacyAccountant) -> tuple[np.ndarray, np.ndarray]:
+def growth(accountant: PrivacyCurve) -> tuple[np.ndarray, np.ndarray]:
     """Epsilon of the first n releases in the order of the ledger, at about 30 values of n.
 
     :returns: n, from 0, and epsilon in nats; inf once there is no guarantee.
@@ -55,18 +58,17 @@ def growth(accountant: PrivacyAccountant) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _epsilon_of_first(
-    accountant: PrivacyAccountant, entries: Sequence[LedgerEntry], number: int
+    accountant: PrivacyCurve, entries: Sequence[LedgerEntry], number: int
 ) -> float:
-    first = PrivacyAccountant(
-        delta=accountant.delta, neighboring=accountant.neighboring, engine=accountant.engine
-    )
+    counts = {}
     for event, count in entries:
-        first.record(event, min(count, number))
-        number -= min(count, number)
-    return first.get_epsilon()
+        if number:
+            counts[event] = min(count, number)
+            number -= counts[event]
+    return composition.epsilon(counts, accountant.delta, accountant.neighboring, accountant.engine)
 
 
-def _plot_epsilon(axes: Any, accountant: PrivacyAccountant) -> None:
+def _plot_epsilon(axes: Any, accountant: PrivacyCurve) -> None:
     numbers, epsilons = growth(accountant)
     finite = np.isfinite(epsilons)
     axes.plot(numbers[finite], epsilons[finite], color="C0", marker=".", label="spent")
@@ -91,7 +93,7 @@ def _end(entries: Sequence[LedgerEntry]) -> str:
     return "a look without noise" if looked else "no guarantee from here on"
 
 
-def _plot_trade_off(axes: Any, accountant: PrivacyAccountant) -> None:
+def _plot_trade_off(axes: Any, accountant: PrivacyCurve) -> None:
     alpha = np.unique(np.concatenate([np.geomspace(1e-5, 1.0, 150), np.linspace(0.0, 1.0, 150)]))
     curve = trade_off(accountant, alpha)
     axes.plot([0.0, 1.0], [1.0, 0.0], color="0.5", linestyle="--", label="perfect privacy")

@@ -7,11 +7,12 @@ import platform
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from pyro_dp.accounting import ApproximateDP, NonPrivateLook, PrivacyAccountant, SubsampledGaussian
-from pyro_dp.ledger import LedgerEntry
-from pyro_dp.markup import Block, Bullets, Heading, Paragraph, Table, rendered
-from pyro_dp.private_steps import SECURE, SEEDED
-from pyro_dp.trade_off import trade_off
+from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.ledger import LedgerEntry
+from pyro_dp.accounting.markup import Block, Bullets, Heading, Paragraph, Table, rendered
+from pyro_dp.accounting.notes import SECURE, SEEDED
+from pyro_dp.accounting.privacy_curve import PrivacyCurve
+from pyro_dp.accounting.trade_off import trade_off
 
 FALSE_POSITIVES = 0.05  # the attacker's, in the sentence about the power
 
@@ -68,7 +69,7 @@ _NOT_COVERED = [
 _PACKAGES = ("pyro-dp", "pyro-ppl", "torch", "numpy", "scipy", "dp-accounting", "autodp")
 
 
-def report(accountant: PrivacyAccountant, format: str = "markdown") -> str:
+def report(accountant: PrivacyCurve, format: str = "markdown") -> str:
     """The guarantee in words, every release, and what is not covered.
 
     :param accountant: its ledger is read; nothing is spent.
@@ -99,13 +100,13 @@ def report(accountant: PrivacyAccountant, format: str = "markdown") -> str:
     return rendered(blocks, format)
 
 
-def best_power(accountant: PrivacyAccountant) -> str:
+def best_power(accountant: PrivacyCurve) -> str:
     """The largest power of an attacker at :data:`FALSE_POSITIVES`, in percent, rounded up."""
     power = 1.0 - float(trade_off(accountant, FALSE_POSITIVES))
     return f"{math.ceil(1000.0 * power - 1e-9) / 10.0:.1f}%"
 
 
-def _summary(accountant: PrivacyAccountant, entries: Sequence[LedgerEntry]) -> list[Block]:
+def _summary(accountant: PrivacyCurve, entries: Sequence[LedgerEntry]) -> list[Block]:
     epsilon, delta, budget = accountant.get_epsilon(), accountant.delta, accountant.epsilon
     if not entries:
         return [
@@ -139,7 +140,7 @@ def _why(entries: Sequence[LedgerEntry]) -> str:
     return "The noise is too small, or the deltas of single releases exceed the accountant's delta."
 
 
-def _meaning(accountant: PrivacyAccountant) -> list[Block]:
+def _meaning(accountant: PrivacyCurve) -> list[Block]:
     epsilon, delta = accountant.get_epsilon(), accountant.delta
     bound = (
         "Epsilon bounds how much the releases may depend on that record: the probability of "

@@ -7,15 +7,14 @@ engine is asked, for as much more of the recent mix of events as may fit.
 import math
 from collections.abc import Mapping
 
-from pyro_dp import engines
-from pyro_dp.events import ApproximateDP, Event, NonPrivateLook
-from pyro_dp.ledger import brief
+from pyro_dp.accounting import composition
+from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, brief
 from pyro_dp.utils.errors import PrivacyBudgetExceeded
 
 Counts = Mapping[Event, int]
 
 
-class Plan:
+class Budget:
     """Says whether an event still fits.
 
     :param budget: in nats; ``None`` for no limit.
@@ -37,7 +36,7 @@ class Plan:
 
     def cost(self, counts: Counts) -> float:
         """Epsilon of a ledger."""
-        return engines.epsilon(counts, *self._how)
+        return composition.epsilon(counts, *self._how)
 
     def bound(self, counts: Counts) -> float:
         """The plan's cost if it contains the ledger, else inf: a bound at no cost."""
@@ -66,7 +65,7 @@ class Plan:
         self._extend(ledger, event, count)
 
     def _extend(self, ledger: Counts, event: Event, count: int) -> None:
-        """Plan for the ledger, this event, and as much more of the recent mix as fits."""
+        """Budget for the ledger, this event, and as much more of the recent mix as fits."""
         needed = dict(ledger)
         needed[event] = needed.get(event, 0) + count
         recent = {
@@ -82,7 +81,7 @@ class Plan:
         everything = {e: max(self._counts.get(e, 0), needed.get(e, 0)) for e in union}
         mark = dict(ledger)
         for plan in (ahead(1.0, everything), everything, ahead(1.0)):
-            if self.adopt(plan, engines.epsilon_bound(plan, *self._how)):
+            if self.adopt(plan, composition.epsilon_bound(plan, *self._how)):
                 self._mark = mark
                 return
         cost = self.cost(needed)

@@ -1,0 +1,9 @@
+"""What was released, and what it costs. Nothing here touches data.
+
+:class:`PrivacyAccountant` keeps the ledger and the budget; the events are what a ledger lists.
+"""
+
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
+
+__all__ = ["ApproximateDP", "NonPrivateLook", "PrivacyAccountant", "SubsampledGaussian"]
