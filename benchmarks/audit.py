@@ -39,10 +39,9 @@ from pyro_dp import (
     PrivacyAccountant,
     SubsampledGaussian,
     audit,
-    mechanisms,
-    private_steps,
 )
-from pyro_dp.sampling import RecordSampler
+from pyro_dp.mechanism import clipping, iterative
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.vips import VIPS, LogisticRegression
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -267,7 +266,7 @@ def consistent(row: dict) -> dict:
 @contextlib.contextmanager
 def noise_scaled(scale: float):
     """The release draws this part of the noise that it accounts for."""
-    original = mechanisms.release
+    original = iterative.release
 
     class Scaled:
         def __init__(self, noise):
@@ -279,18 +278,18 @@ def noise_scaled(scale: float):
     def release(clipped, *, accountant, event, noise):
         return original(clipped, accountant=accountant, event=event, noise=Scaled(noise))
 
-    with mock.patch.object(private_steps, "release", release):
+    with mock.patch.object(iterative, "release", release):
         yield
 
 
 @contextlib.contextmanager
 def unclipped():
-    original = mechanisms.clipped_sums
+    original = clipping.clipped_sums
 
     def sums(values, bounds, weights=None):
         return original(values, [math.inf] * len(bounds), weights)
 
-    with mock.patch.object(mechanisms.ClippedSum, "clipped_sums", staticmethod(sums)):
+    with mock.patch.object(clipping.ClippedSum, "clipped_sums", staticmethod(sums)):
         yield
 
 

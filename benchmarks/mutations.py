@@ -219,7 +219,7 @@ MUTATIONS = [
     ),
     Mutation(
         "event recorded with the wrong rate",
-        "PrivateSteps._account_and_release",
+        "IterativeMechanism._account_and_release",
         "event=SubsampledGaussian(noise_multiplier, rate, self._sampler.sampling)",
         "event=SubsampledGaussian(noise_multiplier, rate / 2, 'poisson')",
         "test_svi.py",
@@ -747,7 +747,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a budget that pays no more for what a journal counts",
-        "PrivateSteps._load_state",
+        "IterativeMechanism._load_state",
         "again = self._calibrates and self._lost",
         "again = False",
         "test_private_steps.py",
@@ -979,7 +979,7 @@ MUTATIONS = [
     ),
     Mutation(
         "VIPS: estimates divided by another rate",
-        "PrivateSteps._account_and_release",
+        "IterativeMechanism._account_and_release",
         "return [block / rate for block in released]",
         "return [block / max(rate, 0.5) for block in released]",
         "test_vips.py test_vips_models.py",
@@ -1280,7 +1280,7 @@ MUTATIONS = [
     ),
     Mutation(
         "secure: half the noise",
-        "GridSum._noisy",
+        "FixedPointSum._noisy",
         "scale = math.ceil(sigma * _UNITS) + 1",
         "scale = math.ceil(sigma * _UNITS / 2) + 1",
         "test_grid_sums.py",
@@ -1301,8 +1301,8 @@ MUTATIONS = [
     ),
     Mutation(
         "secure: sums of floating-point numbers",
-        "PrivateSteps.__init__",
-        "self._sum_type = GridSum if secure else ClippedSum",
+        "IterativeMechanism.__init__",
+        "self._sum_type = FixedPointSum if secure else ClippedSum",
         "self._sum_type = ClippedSum",
         "test_secure.py",
     ),
@@ -1364,14 +1364,14 @@ MUTATIONS = [
     ),
     Mutation(
         "system stream: a modulus that is no power of two",
-        "SystemStream.below",
+        "SystemGenerator.below",
         "found = np.concatenate([found, words[words < limit]])",
         "found = np.concatenate([found, words % dtype(min(limit, 2**63))])",
         "test_system_stream.py",
     ),
     Mutation(
         "system stream: only the first bits of a probability",
-        "SystemStream.binomial",
+        "SystemGenerator.binomial",
         "np.count_nonzero(words < first) + np.count_nonzero(ties < rest)",
         "np.count_nonzero(words < first)",
         "test_system_stream.py",
@@ -1643,7 +1643,7 @@ MUTATIONS = [
     ),
     Mutation(
         "door: noisy sums by another name",
-        "PrivateSteps._account_and_release",
+        "IterativeMechanism._account_and_release",
         "        self._require_bounded(noise_multiplier, clipped)\n",
         "        self._require_bounded(noise_multiplier, clipped)\n"
         "        self.peek = getattr(clipped, '_no' 'isy')\n",
@@ -1653,7 +1653,7 @@ MUTATIONS = [
         "door: a release of its own",
         "VIPS._release_static",
         "        position = self.accountant.position\n        clipped = self._once",
-        "        from pyro_dp.mechanisms import release as show\n"
+        "        from pyro_dp.mechanism.release import release as show\n"
         "        position = self.accountant.position\n        clipped = self._once",
         "test_one_door.py",
     ),
@@ -1837,7 +1837,7 @@ MUTATIONS = [
     ),
     Mutation(
         "noise beyond the numbers is released",
-        "PrivateSteps._account_and_release",
+        "IterativeMechanism._account_and_release",
         "        self._require_bounded(noise_multiplier, clipped)\n",
         "",
         "test_svi.py::test_noise_beyond_the_numbers_spends_nothing",

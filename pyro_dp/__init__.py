@@ -4,8 +4,8 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.audit_result import AuditResult
 from pyro_dp.auditing import audit, audit_one_run
-from pyro_dp.clipped_fraction import ClippedFraction
-from pyro_dp.mechanisms import AdaptiveClip
+from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.nonprivate import nonprivate
 from pyro_dp.row_adam import RowAdam
 from pyro_dp.scaler import DPStandardScaler

@@ -18,9 +18,9 @@ from pyro_dp.coupling import check_coupling
 from pyro_dp.gradients import Batch, RecordGradients, RecordTerm
 from pyro_dp.initial_values import agree, initialise
 from pyro_dp.local_parameters import find_local_parameters, marked_parameters
+from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.outside import Particle, draw_particle
 from pyro_dp.plates import Inside, Outside
-from pyro_dp.randomness import LocalStream, Randomness
 from pyro_dp.record_mode import LocalDraws
 from pyro_dp.records import Arguments, Records
 from pyro_dp.sites import (

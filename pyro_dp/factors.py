@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pyro_dp.outer_products import finite
+from pyro_dp.mechanism.outer_products import finite
 from pyro_dp.utils.linalg import product, stacked, unstacked
 
 
@@ -140,7 +140,7 @@ class Full:
 
 
 class _FullRows:
-    """(eta, kappa Lambda_n) of B records, for a :class:`~pyro_dp.mechanisms.ClippedSum`."""
+    """(eta, kappa Lambda_n) of B records, for a :class:`~pyro_dp.mechanism.clipping.ClippedSum`."""
 
     def __init__(self, eta: Tensor, factors: Factors, weight: float):
         self._eta, self._factors, self._weight = eta, factors, weight

@@ -23,9 +23,9 @@ from torch._C._functorch import is_batchedtensor
 from pyro_dp.captured_state import CapturedState
 from pyro_dp.guard import guarded
 from pyro_dp.local_parameters import LocalParameters
+from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.outside import Particle, single_particle
 from pyro_dp.plates import Inside, OneRecord, is_random
-from pyro_dp.randomness import LocalStream
 from pyro_dp.record_mode import Draw, LocalDraws, RecordMode
 from pyro_dp.records import Records
 from pyro_dp.terms import record_loss

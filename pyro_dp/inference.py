@@ -14,19 +14,19 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.arguments import described
 from pyro_dp.captured_state import CapturedState
-from pyro_dp.clipped_fraction import (
+from pyro_dp.first_look import first_look
+from pyro_dp.graphs import Compiler, NotTraceable
+from pyro_dp.guard import RaisedOnPlaceholders
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipped_fraction import (
     SHARE,
     ClippedFraction,
     ClippedFractions,
     require_fractions,
 )
-from pyro_dp.first_look import first_look
-from pyro_dp.graphs import Compiler, NotTraceable
-from pyro_dp.guard import RaisedOnPlaceholders
-from pyro_dp.mechanisms import Block
-from pyro_dp.private_steps import PrivateSteps
+from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records import Records
-from pyro_dp.sampling import RecordSampler
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError
 from pyro_dp.utils.validation import require_choice, require_flag
 
@@ -37,7 +37,7 @@ _CHANGING = (
 )
 
 
-class PrivateInference(PrivateSteps):
+class PrivateInference(IterativeMechanism):
     """Base of the inferences from a Pyro model with a private plate.
 
     Subclasses implement ``step`` and ``_build``. The arguments are those of :class:`DPSVI`.

@@ -25,9 +25,10 @@ from torch import Tensor
 
 from pyro_dp.accounting.looks import mark_look
 from pyro_dp.guard import guarded
-from pyro_dp.mechanisms import Block, Contributions, Rows
-from pyro_dp.private_steps import PrivateSteps
-from pyro_dp.randomness import LocalStream
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.contributions import Contributions, Rows
+from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.sep import DPSEP
 from pyro_dp.svi import DPSVI
 from pyro_dp.utils.errors import ConfigurationError
@@ -41,8 +42,8 @@ _AT_A_TIME = 4096  # records
 class NonPrivate:
     """What :func:`nonprivate` returns."""
 
-    def __init__(self, inference: PrivateSteps):
-        if not isinstance(inference, PrivateSteps):
+    def __init__(self, inference: IterativeMechanism):
+        if not isinstance(inference, IterativeMechanism):
             raise ConfigurationError("nonprivate() takes an inference: a DPSVI, DPSEP or VIPS.")
         self._inference = inference
 
@@ -143,7 +144,7 @@ class NonPrivate:
         return {name: torch.cat(found) for name, found in norms.items()}
 
 
-def nonprivate(inference: PrivateSteps) -> NonPrivate:
+def nonprivate(inference: IterativeMechanism) -> NonPrivate:
     """Numbers of the data without noise: ``nonprivate(svi).loss(x, y)``.
 
     **No guarantee.** Each read enters a :class:`NonPrivateLook` into the accountant's ledger before

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from pyro_dp.graphs import Compiler, trace
-from pyro_dp.mechanisms import Block, ClippedSum, Contributions
-from pyro_dp.randomness import LocalStream
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Contributions
+from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.record_mode import Draw
 from pyro_dp.records import Records
 

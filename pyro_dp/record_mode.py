@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyro_dp.randomness import LocalStream
+from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.terms import NotVectorizable
 
 

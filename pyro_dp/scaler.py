@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.mechanisms import Block
-from pyro_dp.private_steps import PrivateSteps
-from pyro_dp.sampling import RecordSampler
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 
 _LEAST_VARIANCE = 1e-8  # in units where the bounds are -1 and 1
@@ -208,7 +208,7 @@ class DPStandardScaler:
         return move(values, mean, scale)
 
 
-class _MomentRelease(PrivateSteps):
+class _MomentRelease(IterativeMechanism):
     """The one release of a fit."""
 
     def __init__(

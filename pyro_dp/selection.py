@@ -26,8 +26,8 @@ from pyro_dp.accounting.events import ApproximateDP, SubsampledGaussian
 from pyro_dp.accounting.notes import SEEDED
 from pyro_dp.accounting.pld import RATES
 from pyro_dp.accounting.rdp import renyi_epsilon
-from pyro_dp.randomness import Randomness
-from pyro_dp.system_stream import SystemStream
+from pyro_dp.mechanism.streams import Randomness
+from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.trial_accountant import NOTE, TrialAccountant
 from pyro_dp.trials import Trials, TruncatedNegativeBinomial
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
@@ -203,14 +203,14 @@ def selection_epsilon(
     return epsilon if slack <= math.log(1e-6 * delta) else math.inf
 
 
-def _below(limit: int, draws: np.random.Generator | SystemStream) -> int:
+def _below(limit: int, draws: np.random.Generator | SystemGenerator) -> int:
     """A uniform integer in [0, limit)."""
-    if isinstance(draws, SystemStream):
+    if isinstance(draws, SystemGenerator):
         return int(draws.below(limit, 1)[0])
     return int(draws.integers(limit))
 
 
-def _uniform(draws: np.random.Generator | SystemStream) -> float:
+def _uniform(draws: np.random.Generator | SystemGenerator) -> float:
     """A uniform multiple of 2^-53 in [0, 1)."""
     return _below(2**53, draws) * 2.0**-53
 

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
 from pyro_dp.gradients import Batch, RecordTerm
-from pyro_dp.mechanisms import ClippedSum, Contributions, Rows, with_bit
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Contributions, Rows, with_bit
+from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.outside import Particle, draw_particle
-from pyro_dp.randomness import LocalStream
 from pyro_dp.record_mode import RecordMode
 from pyro_dp.records import Records
 from pyro_dp.utils.errors import ModelError

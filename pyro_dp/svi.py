@@ -21,15 +21,16 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.checks import build_record_term
-from pyro_dp.clipped_fraction import SHARE
 from pyro_dp.gradients import RecordTerm
 from pyro_dp.inference import PrivateInference
 from pyro_dp.initial_values import initialised
 from pyro_dp.local_parameters import FIXED, NOTE
-from pyro_dp.mechanisms import AdaptiveClip, Block
+from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipped_fraction import SHARE
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records import Records
 from pyro_dp.row_adam import RowAdam, RowOptimizer
-from pyro_dp.sampling import RecordSampler
 from pyro_dp.steps import COORDINATES, EagerStep
 from pyro_dp.traced_step import TracedStep
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
@@ -137,7 +138,7 @@ class DPSVI(PrivateInference):
         share their noise; the ledger says so.
     :param secure: noise and sampling from the operating system's cryptographic generator, sums and
         noise in integers: against attacks on floating-point numbers and on generators, listed in
-        :mod:`pyro_dp.grid_sums`. Refused with ``generator``.
+        :mod:`pyro_dp.mechanism.fixed_point`. Refused with ``generator``.
     :param report_clipping: release how many records were clipped: :attr:`clipped_fraction`, and a
         :class:`ClippingWarning` at the end of :meth:`run` where it was clearly more than a quarter.
         A bit of each record joins the release as a further block with 1% of the privacy cost: the

@@ -16,8 +16,10 @@ from torch import Tensor
 from pyro_dp.coordinates import mean, mean_loss
 from pyro_dp.gradients import Batch
 from pyro_dp.graphs import Compiler, NotTraceable, trace
-from pyro_dp.mechanisms import ClippedSum, Contributions
-from pyro_dp.outer_products import Joined, factorised
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Contributions
+from pyro_dp.mechanism.outer_products import Joined, factorised
+from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.outside import Particle
 from pyro_dp.passes import (
     CHECKED_STEPS,
@@ -26,7 +28,6 @@ from pyro_dp.passes import (
     pass_size,
     placeholder_batch,
 )
-from pyro_dp.randomness import LocalStream
 from pyro_dp.record_mode import Draw, LocalDraws, PublicDraws, RecordMode
 from pyro_dp.steps import EagerStep, LocalGradients
 from pyro_dp.utils.agreement import MISMATCH, require_same

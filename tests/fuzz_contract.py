@@ -17,9 +17,9 @@ import pyro
 import torch
 from torch import Tensor
 
-import pyro_dp.private_steps
+import pyro_dp.mechanism.iterative
 from pyro_dp import PrivacyAccountant, PrivacyError
-from pyro_dp.mechanisms import release
+from pyro_dp.mechanism.release import release
 
 SECONDS = 10.0  # of processor time; ten times as much on the wall, for what waits
 SENTINEL, HALF_SENTINEL = 987654.321, 9872.0  # half precision has no larger one
@@ -187,7 +187,7 @@ def _counted(watch: Watch) -> Iterator[None]:
         watch.released += 1
         return released
 
-    with mock.patch.object(pyro_dp.private_steps, "release", counting):
+    with mock.patch.object(pyro_dp.mechanism.iterative, "release", counting):
         yield
 
 

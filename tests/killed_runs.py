@@ -17,7 +17,8 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_dp import DPSVI, PrivacyAccountant, PrivacyError, SubsampledGaussian, private_steps
+from pyro_dp import DPSVI, PrivacyAccountant, PrivacyError, SubsampledGaussian
+from pyro_dp.mechanism import iterative
 
 EVENT = SubsampledGaussian(5.0, 0.5)
 KILLS_PER_JOURNAL = 10
@@ -32,14 +33,14 @@ def model(x):
 def train(folder, steps):
     """Goes on from journal and checkpoint. Every released value is written down at once."""
     released = os.open(folder / "released", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    exact = private_steps.release
+    exact = iterative.release
 
     def release(*args, **kwargs):
         values = exact(*args, **kwargs)
         os.write(released, f"{values[0][0].item()}\n".encode())
         return values
 
-    private_steps.release = release
+    iterative.release = release
     accountant = PrivacyAccountant()
     accountant.journal(folder / "journal")
     svi = DPSVI(
@@ -154,8 +155,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     (folder / "first").mkdir()
-    exact = private_steps.release
+    exact = iterative.release
     train(folder / "first", 1)  # what is imported late is imported once
-    private_steps.release = exact
+    iterative.release = exact
     pyro.clear_param_store()
     print(json.dumps(shared_journals(folder) | killed_runs(folder, int(sys.argv[2]))))

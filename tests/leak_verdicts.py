@@ -20,10 +20,10 @@ from leaks import STEPS, Case, Leak
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-import pyro_dp.private_steps
-import pyro_dp.sampling
+import pyro_dp.mechanism.iterative
+import pyro_dp.mechanism.sampling
 from pyro_dp import ConfigurationError, PrivacyAccountant, PrivacyError
-from pyro_dp.mechanisms import release
+from pyro_dp.mechanism.release import release
 
 ROW = 22  # the replaced one; the structural checks' examples are others
 OUTLIER = 1000.0
@@ -223,11 +223,11 @@ class _Watch:
 @contextlib.contextmanager
 def _watched(found: Run, like: Run | None) -> Iterator[_Watch]:
     watch = _Watch(found, like)
-    sampler = pyro_dp.sampling.RecordSampler
+    sampler = pyro_dp.mechanism.sampling.RecordSampler
     draw = lambda self, stream: watch.draw(self, stream)  # noqa: E731
     with (
         mock.patch.object(sampler, "draw", draw),
-        mock.patch.object(pyro_dp.private_steps, "release", watch.release),
+        mock.patch.object(pyro_dp.mechanism.iterative, "release", watch.release),
     ):
         yield watch
 

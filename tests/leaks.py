@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant
 from pyro_dp.baselines import DPSGLD
-from pyro_dp.private_steps import PrivateSteps
+from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.vips import ConjugateModel, Statistic
 
 STEPS = 3
@@ -43,7 +43,7 @@ class Case:
     :param publishes: modules whose ``state_dict()`` is published beside the parameter store.
     """
 
-    inference: PrivateSteps
+    inference: IterativeMechanism
     data: tuple
     publishes: tuple[nn.Module, ...] = ()
 

@@ -23,10 +23,10 @@ from pyro.nn import PyroModule, PyroParam, PyroSample
 from sums import exact_sums
 from torch import nn
 
-import pyro_dp.private_steps
-import pyro_dp.sampling
+import pyro_dp.mechanism.iterative
+import pyro_dp.mechanism.sampling
 from pyro_dp import DPSVI, PrivacyAccountant
-from pyro_dp.mechanisms import release
+from pyro_dp.mechanism.release import release
 from pyro_dp.steps import EagerStep
 
 
@@ -356,7 +356,7 @@ class Fixture:
             self.released.append([block.clone() for block in released])
             return released
 
-        monkeypatch.setattr(pyro_dp.private_steps, "release", spy)
+        monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
         settings = dict(accountant=PrivacyAccountant(), noise_multiplier=0, max_grad_norm=0.5)
         self.svi = DPSVI(
             model,
@@ -382,7 +382,7 @@ def one_sum(monkeypatch, name, data, batch, **options):
         **(problem.options | options),
     )
     monkeypatch.setattr(
-        pyro_dp.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
+        pyro_dp.mechanism.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
     )
     fixture.svi.step(*data)
     return fixture.sums[0]

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pyro_dp.mechanisms import ClippedSum
+from pyro_dp.mechanism.clipping import ClippedSum
 
 
 def exact_sums(clipped: ClippedSum) -> tuple[Tensor, ...]:

@@ -15,18 +15,11 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal
 
-from pyro_dp import (
-    DPSEP,
-    DPSVI,
-    PrivacyAccountant,
-    SubsampledGaussian,
-    audit,
-    audit_one_run,
-    mechanisms,
-    private_steps,
-)
-from pyro_dp.mechanisms import Block, ClippedSum
-from pyro_dp.sampling import RecordSampler
+from pyro_dp import DPSEP, DPSVI, PrivacyAccountant, SubsampledGaussian, audit, audit_one_run
+from pyro_dp.mechanism import clipping, iterative
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.vips import VIPS, LogisticRegression
 
 # Made-up data.
@@ -115,7 +108,7 @@ def run(make_run, claim, **settings):
 
 def with_noise(scale):
     """The release with its noise scaled, and accounted as if it were not."""
-    original = mechanisms.release
+    original = iterative.release
 
     class Scaled:
         def __init__(self, noise):
@@ -142,19 +135,19 @@ class TestOneStep:
         """Found with certainty: 1,200 right guesses show log(1200 / 7) = 5.1."""
         claim, sigma = claimed(4.0)
         with monkeypatch.context() as patch:
-            patch.setattr(private_steps, "release", with_noise(0.0))
+            patch.setattr(iterative, "release", with_noise(0.0))
             assert run(OneStep(sigma), claim).contradicts_claim
 
     def test_without_clipping(self, monkeypatch):
         """Found with certainty: worlds are 9 standard deviations apart."""
-        original = mechanisms.clipped_sums
+        original = clipping.clipped_sums
 
         def unclipped(values, bounds, weights=None):
             return original(values, [math.inf] * len(bounds), weights)
 
         claim, sigma = claimed(4.0)
         with monkeypatch.context() as patch:
-            patch.setattr(mechanisms.ClippedSum, "clipped_sums", staticmethod(unclipped))
+            patch.setattr(clipping.ClippedSum, "clipped_sums", staticmethod(unclipped))
             assert run(OneStep(sigma), claim).contradicts_claim
 
     def test_data_centred_by_their_own_mean(self):
@@ -199,7 +192,7 @@ class TestOneStep:
         )
         assert result.bound < 4.0
         with monkeypatch.context() as patch:
-            patch.setattr(private_steps, "release", with_noise(0.0))
+            patch.setattr(iterative, "release", with_noise(0.0))
             claim, sigma = claimed(2.0)
             result = audit_one_run(
                 OneStep(sigma), data, canaries, lambda w: w, claim=claim, seed=0, negative=50
@@ -249,7 +242,7 @@ class TestWholeRuns:
     @pytest.mark.parametrize("scale", [1.0, 0.0])
     def test_vips(self, monkeypatch, scale):
         """Without noise all of 150 guesses are right, which shows 3.1."""
-        monkeypatch.setattr(private_steps, "release", with_noise(scale))
+        monkeypatch.setattr(iterative, "release", with_noise(scale))
         generator = torch.Generator().manual_seed(0)
         accountants = []
 
@@ -270,7 +263,7 @@ class TestWholeRuns:
 
     def test_dpsep_without_noise(self, monkeypatch):
         """All of 80 guesses are right, which shows 2.4."""
-        monkeypatch.setattr(private_steps, "release", with_noise(0.0))
+        monkeypatch.setattr(iterative, "release", with_noise(0.0))
         accountants = []
 
         def make_run(x, y):

@@ -41,7 +41,8 @@ from pyro_dp import (
     PrivacyBudgetExceeded,
     initial_values,
 )
-from pyro_dp.mechanisms import Block, ClippedSum
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.plates import find_plate
 from pyro_dp.records import Records
 

@@ -24,7 +24,7 @@ from pyro_dp import (
     RowAdam,
     SubsampledGaussian,
 )
-from pyro_dp.clipped_fraction import ClippedFractions
+from pyro_dp.mechanism.clipped_fraction import ClippedFractions
 
 
 def location(y):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pyro_dp import discrete_gaussian as module
-from pyro_dp.discrete_gaussian import discrete_gaussian
-from pyro_dp.system_stream import SystemStream
+from pyro_dp.mechanism import discrete_gaussian as module
+from pyro_dp.mechanism.discrete_gaussian import discrete_gaussian
+from pyro_dp.mechanism.system_random import SystemGenerator
 
 _ALARM = 1e-8
 
@@ -18,7 +18,7 @@ _ALARM = 1e-8
 @pytest.fixture
 def stream(monkeypatch):
     monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
-    return SystemStream()
+    return SystemGenerator()
 
 
 def law(scale):

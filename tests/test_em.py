@@ -10,8 +10,8 @@ import torch
 from scipy import stats
 from sums import exact_sums
 
-import pyro_dp.private_steps
-import pyro_dp.sampling
+import pyro_dp.mechanism.iterative
+import pyro_dp.mechanism.sampling
 from pyro_dp import (
     ConfigurationError,
     ModelError,
@@ -21,7 +21,7 @@ from pyro_dp import (
     SubsampledGaussian,
 )
 from pyro_dp.baselines import DPEM
-from pyro_dp.mechanisms import release
+from pyro_dp.mechanism.release import release
 
 _ALARM = 1e-8
 CENTRES = torch.tensor([[2.0, 2.0], [-2.0, 2.0], [0.0, -2.0]], dtype=torch.float64)
@@ -58,7 +58,7 @@ class Spy:
             self.released.append([block.clone() for block in release(clipped, **named)])
             return self.released[-1]
 
-        monkeypatch.setattr(pyro_dp.private_steps, "release", spy)
+        monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
 
 
 def textbook(x, weights, locs, covariances):
@@ -136,7 +136,9 @@ def sums_of(monkeypatch, x, batch, **options):
         dpem.locs, dpem.weights = CENTRES.clone(), WEIGHTS.clone()
         dpem.covariances = 0.25 * torch.eye(2).repeat(3, 1, 1)
         patch.setattr(
-            pyro_dp.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
+            pyro_dp.mechanism.sampling.RecordSampler,
+            "draw",
+            lambda self, stream: torch.tensor(batch),
         )
         dpem.step(x)
     return spy.sums[0], spy.blocks[0]

@@ -14,7 +14,7 @@ from fuzz_contract import SENTINEL, Case, Violation, Watch, check, require_finit
 from hypothesis import HealthCheck, given, settings
 from sums import exact_sums
 
-import pyro_dp.private_steps
+import pyro_dp.mechanism.iterative
 from pyro_dp import ModelError, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.baselines import DPEM
 from pyro_dp.guard import guarded
@@ -139,7 +139,7 @@ def test_contract_catches_a_step_without_release(monkeypatch):
     def kept(self, clipped):
         return list(exact_sums(clipped))
 
-    monkeypatch.setattr(pyro_dp.private_steps.PrivateSteps, "_release", kept)
+    monkeypatch.setattr(pyro_dp.mechanism.iterative.IterativeMechanism, "_release", kept)
     with pytest.raises(Violation, match="a step made 0 releases"):
         check(_case(_stepped))
 

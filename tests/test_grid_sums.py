@@ -12,10 +12,13 @@ from sums import exact_sums
 
 from pyro_dp import ConfigurationError, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.factors import STRUCTURES, LowRank
-from pyro_dp.grid_sums import GridSum
-from pyro_dp.mechanisms import Block, ClippedSum, Rows, release
-from pyro_dp.outer_products import Joined, Matrices, OuterProducts
-from pyro_dp.system_stream import SystemStream
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Rows
+from pyro_dp.mechanism.fixed_point import FixedPointSum
+from pyro_dp.mechanism.outer_products import Joined, Matrices, OuterProducts
+from pyro_dp.mechanism.release import release
+from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.vips.documents import Documents, WordCounts
 from pyro_dp.vips.second_moments import WeightedSquares
 
@@ -26,12 +29,12 @@ _UNITS = 2**30
 @pytest.fixture
 def stream(monkeypatch):
     monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
-    return SystemStream()
+    return SystemGenerator()
 
 
 def units(bound, *values):
     """What a sum holds before it is released."""
-    total = GridSum([Block(v.shape[1], bound, 1 / len(values)) for v in values])
+    total = FixedPointSum([Block(v.shape[1], bound, 1 / len(values)) for v in values])
     total.add(*values)
     return total._units
 
@@ -78,7 +81,7 @@ def test_norms_that_are_rounded_to_the_bound(size):
 def test_the_order_of_records_is_no_part_of_the_sum():
     """In floating point it is: rounding differs, and may tell who is there."""
     values = torch.randn(1000, 5)
-    whole, parts = units(1.0, values)[0], GridSum([Block(5, 1.0)])
+    whole, parts = units(1.0, values)[0], FixedPointSum([Block(5, 1.0)])
     for part in values.flip(0).split(7):
         parts.add(part)
     assert torch.equal(parts._units[0], whole)
@@ -91,7 +94,7 @@ def test_the_order_of_records_is_no_part_of_the_sum():
 def test_values_are_those_of_the_plain_sum():
     values, losses = 2 * torch.randn(100, 5), torch.randn(100, 1)
     blocks = [Block(5, 1.5, 0.5), Block(1, 0.3, 0.5)]
-    plain, grid = ClippedSum(blocks), GridSum(blocks)
+    plain, grid = ClippedSum(blocks), FixedPointSum(blocks)
     plain.add(values, losses)
     grid.add(values, losses)
     for one, other, block in zip(exact_sums(plain), exact_sums(grid), blocks, strict=True):
@@ -112,7 +115,7 @@ def test_a_broken_record_is_zero_in_every_block(bad):
 def test_padding_is_zero(bad):
     values, weights = torch.randn(5, 3), torch.tensor([[1.0], [1.0], [1.0], [0.0], [0.0]])
     values[3:] = bad
-    (sums,) = GridSum.clipped_sums([Rows(values)], [1.0], weights.double())
+    (sums,) = FixedPointSum.clipped_sums([Rows(values)], [1.0], weights.double())
     assert torch.equal(sums, units(1.0, values[:3])[0])
 
 
@@ -146,7 +149,7 @@ def test_whatever_holds_a_block_can_write_it_out(name):
 
 
 def released(stream, sigma=2.0, bound=3.0, size=20_000, value=None):
-    total = GridSum([Block(size, bound)])
+    total = FixedPointSum([Block(size, bound)])
     if value is not None:
         total.add(torch.full((1, size), value))
     event = SubsampledGaussian(sigma)
@@ -165,7 +168,7 @@ def test_noise_has_the_right_scale(stream):
 def test_blocks_have_noise_of_their_shares(stream):
     blocks = [Block(5000, 1.0, 0.75), Block(5000, 5.0, 0.25)]
     event = SubsampledGaussian(1.3, 0.01)
-    both = release(GridSum(blocks), accountant=PrivacyAccountant(), event=event, noise=stream)
+    both = release(FixedPointSum(blocks), accountant=PrivacyAccountant(), event=event, noise=stream)
     for block, noise in zip(blocks, both, strict=True):
         unit = (noise * math.sqrt(block.share) / (1.3 * block.bound)).numpy()
         assert stats.kstest(unit, "norm").pvalue > _ALARM
@@ -203,7 +206,7 @@ def test_precision_tells_nothing(stream):
     assert any(impossible_at_one([plain(0.0) for _ in range(200)]))
 
     def secure(value):
-        total = GridSum([Block(size, math.sqrt(size))])  # whose coordinates can all be 1
+        total = FixedPointSum([Block(size, math.sqrt(size))])  # whose coordinates can all be 1
         total.add(torch.full((1, size), value))
         event = SubsampledGaussian(1 / math.sqrt(size))  # noise of 1
         return release(total, accountant=PrivacyAccountant(), event=event, noise=stream)[0]
@@ -222,12 +225,12 @@ def test_noise_that_does_not_fit_is_refused_before_it_is_recorded(stream, sigma)
     accountant = PrivacyAccountant()
     event = SubsampledGaussian(sigma)
     with pytest.raises(ConfigurationError, match="noise_multiplier"):
-        release(GridSum([Block(1, 1.0)]), accountant=accountant, event=event, noise=stream)
+        release(FixedPointSum([Block(1, 1.0)]), accountant=accountant, event=event, noise=stream)
     assert accountant.ledger == ()
 
 
 def test_an_infinite_bound_is_refused(stream):
-    total = GridSum([Block(1, math.inf)])
+    total = FixedPointSum([Block(1, math.inf)])
     event, accountant = SubsampledGaussian(1.0), PrivacyAccountant()
     with pytest.raises(ConfigurationError, match="bound"):
         release(total, accountant=accountant, event=event, noise=stream)

@@ -18,7 +18,9 @@ import torch
 from pyro_dp.accounting import journal as journals
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
-from pyro_dp.mechanisms import Block, ClippedSum, release
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.release import release
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 
 EVENT = SubsampledGaussian(4.0, 0.01)

@@ -15,9 +15,10 @@ from leak_verdicts import judge, quotes
 from leaks import HONEST, LEAKS, STEPS, Case, Leak, patients, points
 
 from pyro_dp import ModelError, PrivacyAccountant
-from pyro_dp.mechanisms import Block, ClippedSum
-from pyro_dp.private_steps import PrivateSteps
-from pyro_dp.sampling import RecordSampler
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.sampling import RecordSampler
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "leaks.md"
 
@@ -54,7 +55,7 @@ def test_the_document():
     assert [name for name, now in found if not now.startswith(f"{judged(name).kind}:")] == []
 
 
-class Planted(PrivateSteps):
+class Planted(IterativeMechanism):
     """An inference that sums clipped rows, with a fault in its step."""
 
     model = None

@@ -28,7 +28,7 @@ from sums import exact_sums
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-import pyro_dp.sampling
+import pyro_dp.mechanism.sampling
 from pyro_dp import (
     DPSEP,
     DPSVI,
@@ -40,8 +40,8 @@ from pyro_dp import (
 )
 from pyro_dp.gradients import Batch
 from pyro_dp.local_parameters import LocalParameters
-from pyro_dp.mechanisms import ClippedSum
-from pyro_dp.randomness import LocalStream, Randomness
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.streams import LocalStream, Randomness
 
 SIZE = 30
 BATCH = [1, 4, 8, 20]
@@ -129,18 +129,20 @@ def new(monkeypatch, guide=indexed, model=effects, batch=None, **options):
 def take(monkeypatch, batch):
     """Let the next steps use these records."""
     indices = torch.tensor(batch, dtype=torch.long)
-    monkeypatch.setattr(pyro_dp.sampling.RecordSampler, "draw", lambda self, stream: indices)
+    monkeypatch.setattr(
+        pyro_dp.mechanism.sampling.RecordSampler, "draw", lambda self, stream: indices
+    )
 
 
 def watch(monkeypatch):
     """A list of the records of each step to come."""
-    draw, taken = pyro_dp.sampling.RecordSampler.draw, []
+    draw, taken = pyro_dp.mechanism.sampling.RecordSampler.draw, []
 
     def spy(self, stream):
         taken.append(draw(self, stream))
         return taken[-1]
 
-    monkeypatch.setattr(pyro_dp.sampling.RecordSampler, "draw", spy)
+    monkeypatch.setattr(pyro_dp.mechanism.sampling.RecordSampler, "draw", spy)
     return taken
 
 

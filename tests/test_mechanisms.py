@@ -15,7 +15,9 @@ from pyro_dp import (
     PrivacyBudgetExceeded,
     SubsampledGaussian,
 )
-from pyro_dp.mechanisms import Block, ClippedSum, release
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.release import release
 
 # Kolmogorov-Smirnov tests of this file: false-alarm rate of each.
 _ALARM = 1e-8

@@ -18,52 +18,65 @@ import pyro_dp
 USES = {
     # The sums of a batch, without noise: made and added, compared, and released.
     "_totals": """
-        mechanisms.ClippedSum.__init__
-        mechanisms.ClippedSum.add_sums mechanisms.ClippedSum.add_sums mechanisms.ClippedSum.add_sums
-        mechanisms.ClippedSum._exact_sums grid_sums.GridSum._units
+        mechanism.clipping.ClippedSum.__init__ mechanism.clipping.ClippedSum.add_sums
+        mechanism.clipping.ClippedSum.add_sums mechanism.clipping.ClippedSum.add_sums
+        mechanism.clipping.ClippedSum._exact_sums mechanism.fixed_point.FixedPointSum._units
     """,
-    "_units": "grid_sums.GridSum grid_sums.GridSum._exact_sums grid_sums.GridSum._noisy",
+    "_units": """
+        mechanism.fixed_point.FixedPointSum mechanism.fixed_point.FixedPointSum._exact_sums
+        mechanism.fixed_point.FixedPointSum._noisy
+    """,
     "_exact_sums": """
-        mechanisms.ClippedSum grid_sums.GridSum mechanisms.ClippedSum._noisy
-        mechanisms.ClippedSum.require_same_as mechanisms.ClippedSum.require_same_as
+        mechanism.clipping.ClippedSum mechanism.fixed_point.FixedPointSum
+        mechanism.clipping.ClippedSum._noisy mechanism.clipping.ClippedSum.require_same_as
+        mechanism.clipping.ClippedSum.require_same_as
     """,
     "clipped_sums": """
-        mechanisms mechanisms.ClippedSum mechanisms.ClippedSum mechanisms.ClippedSum.add
-        grid_sums.GridSum passes.Passes.__init__.sums
+        mechanism.clipping mechanism.clipping.ClippedSum mechanism.clipping.ClippedSum
+        mechanism.clipping.ClippedSum.add mechanism.fixed_point.FixedPointSum
+        passes.Passes.__init__.sums
     """,
-    "rounded_sums": "grid_sums grid_sums.GridSum",
-    "add_sums": "mechanisms.ClippedSum mechanisms.ClippedSum.add passes.Passes.add",
+    "rounded_sums": "mechanism.fixed_point mechanism.fixed_point.FixedPointSum",
+    "add_sums": """
+        mechanism.clipping.ClippedSum mechanism.clipping.ClippedSum.add passes.Passes.add
+    """,
     # With noise: the door, and the one function that goes through it, of all inferences.
-    "_noisy": "mechanisms.ClippedSum grid_sums.GridSum mechanisms.release",
+    "_noisy": """
+        mechanism.clipping.ClippedSum mechanism.fixed_point.FixedPointSum mechanism.release.release
+    """,
     "release": """
-        mechanisms private_steps private_steps.PrivateSteps._account_and_release
-        accounting.ledger_table accounting.report._releases
-    """,  # the last two are a heading and a word of a accounting.report
+        mechanism.release mechanism.iterative
+        mechanism.iterative.IterativeMechanism._account_and_release accounting.ledger_table
+        accounting.report._releases
+    """,  # the last two are a heading and a word of a report
     # The noise itself, and its streams.
-    "standard_normal": "mechanisms.ClippedSum._noisy",
-    "discrete_gaussian": "discrete_gaussian grid_sums grid_sums.GridSum._noisy",
+    "standard_normal": "mechanism.clipping.ClippedSum._noisy",
+    "discrete_gaussian": """
+        mechanism.discrete_gaussian mechanism.fixed_point mechanism.fixed_point.FixedPointSum._noisy
+    """,
     "'noise'": """
-        randomness private_steps.PrivateSteps._account_and_release
-        vips.mixed_statistics.MixedStatistics.state vips.mixed_statistics.MixedStatistics.from_state
+        mechanism.streams mechanism.iterative.IterativeMechanism._account_and_release
+        vips.mixed_statistics.MixedStatistics.state
+        vips.mixed_statistics.MixedStatistics.from_state
     """,  # the last two: how noisy a released statistic is
     ".stream": """
-        private_steps.PrivateSteps._account_and_release private_steps.PrivateSteps._sample
-        svi.DPSVI.step sep.DPSEP._clipped_sum baselines.sgld.DPSGLD.step
-        vips.inference.VIPS._release_expected nonprivate.NonPrivate._looking checks._stream
-        vips.isolated_model._public_draws
+        mechanism.iterative.IterativeMechanism._account_and_release
+        mechanism.iterative.IterativeMechanism._sample svi.DPSVI.step sep.DPSEP._clipped_sum
+        baselines.sgld.DPSGLD.step vips.inference.VIPS._release_expected
+        nonprivate.NonPrivate._looking checks._stream vips.isolated_model._public_draws
         selection.private_selection selection.private_selection
     """,  # but for the first they sample records, or draw their latents
     # The ledger.
     ".record": """
-        mechanisms.release selection.private_selection
+        mechanism.release.release selection.private_selection
         accounting.accountant.PrivacyAccountant.record_nonprivate
-        trial_accountant.TrialAccountant.record
-        accounting.accountant.PrivacyAccountant.record
+        trial_accountant.TrialAccountant.record accounting.accountant.PrivacyAccountant.record
         vips.inference.VIPS._require_room
     """,  # the fifth writes the journal; the last computes with a ledger of its own
     "record_nonprivate": "accounting.accountant.PrivacyAccountant accounting.looks.mark_look",
     "mark_look": """
-        accounting.looks nonprivate nonprivate.NonPrivate._looking baselines.ep baselines.ep.EP.run
+        accounting.looks nonprivate nonprivate.NonPrivate._looking baselines.ep
+        baselines.ep.EP.run
     """,
     # Imports of whatever there is.
     "*": "",
@@ -177,24 +190,29 @@ PLANTED = {
         "_exact_sums",
         "svi.Mine.f",
     ),
-    "imported": ("svi", "from pyro_dp.mechanisms import release", "release", "svi"),
-    "imported as": ("svi", "from pyro_dp.mechanisms import release as r", "release", "svi"),
+    "imported": ("svi", "from pyro_dp.mechanism.clipping import release", "release", "svi"),
+    "imported as": ("svi", "from pyro_dp.mechanism.clipping import release as r", "release", "svi"),
     "again as": (
         "private_steps",
-        "from pyro_dp.mechanisms import release as r",
+        "from pyro_dp.mechanism.clipping import release as r",
         "release",
         "private_steps",
     ),
-    "from another": ("svi", "from pyro_dp.private_steps import release", "release", "svi"),
+    "from another": ("svi", "from pyro_dp.mechanism.iterative import release", "release", "svi"),
     "module": (
         "vips.inference",
-        "import pyro_dp.mechanisms as m\ndef f(c): return m.clipped_sums([c], [1.0])",
+        "import pyro_dp.mechanism.clipping as m\ndef f(c): return m.clipped_sums([c], [1.0])",
         "clipped_sums",
         "vips.inference.f",
     ),
-    "all imported": ("svi", "from pyro_dp.mechanisms import *", "*", "svi"),
+    "all imported": ("svi", "from pyro_dp.mechanism.clipping import *", "*", "svi"),
     "sums of a graph": ("svi", "def f(g, c): c.add_sums(g())", "add_sums", "svi.f"),
-    "rounded": ("svi", "from pyro_dp.grid_sums import rounded_sums", "rounded_sums", "svi"),
+    "rounded": (
+        "svi",
+        "from pyro_dp.mechanism.fixed_point import rounded_sums",
+        "rounded_sums",
+        "svi",
+    ),
     "recorded": ("svi", "def f(a, event): a.record(event)", ".record", "svi.f"),
     "recorded by alias": ("svi", "def f(a): return a.record", ".record", "svi.f"),
     "recorded by getattr": ("svi", "def f(a): return getattr(a, 'record')", ".record", "svi.f"),
@@ -211,7 +229,7 @@ PLANTED = {
     "normals": ("svi", "def f(g): return g.standard_normal(3)", "standard_normal", "svi.f"),
     "integers": (
         "svi",
-        "from pyro_dp.discrete_gaussian import discrete_gaussian as draw",
+        "from pyro_dp.mechanism.discrete_gaussian import discrete_gaussian as draw",
         "discrete_gaussian",
         "svi",
     ),

@@ -8,8 +8,9 @@ import torch
 from torch.nn import functional
 
 from pyro_dp.graphs import trace
-from pyro_dp.mechanisms import Rows, clipped_sums
-from pyro_dp.outer_products import Joined, Matrices, OuterProducts, factorised
+from pyro_dp.mechanism.clipping import clipped_sums
+from pyro_dp.mechanism.contributions import Rows
+from pyro_dp.mechanism.outer_products import Joined, Matrices, OuterProducts, factorised
 
 SHAPES = [(4, 1, 3), (3, 1, 7), (8, 2, 9), (9, 2, 8), (20, 5, 30), (6, 20, 7)]  # p, k, q
 

@@ -9,8 +9,9 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant, PrivacyError, private_steps
+from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant, PrivacyError
 from pyro_dp.baselines import DPEM, DPSGLD
+from pyro_dp.mechanism import iterative
 from pyro_dp.utils.errors import PrivacyBudgetExceeded
 from pyro_dp.vips import LogisticRegression
 
@@ -145,13 +146,13 @@ def test_a_state_newer_than_the_journal_is_refused(method, tmp_path):
 @pytest.mark.parametrize("journal", [False, True])
 def test_no_stream_is_used_twice(method, journal, tmp_path, monkeypatch):
     """Also with a seed: a state may be older than what was released with it."""
-    drawn, exact = [], private_steps.release
+    drawn, exact = [], iterative.release
 
     def spy(*args, noise, **named):
         drawn.append(tuple(noise.bit_generator.seed_seq.generate_state(4)))
         return exact(*args, noise=noise, **named)
 
-    monkeypatch.setattr(private_steps, "release", spy)
+    monkeypatch.setattr(iterative, "release", spy)
 
     def new():
         accountant = PrivacyAccountant()

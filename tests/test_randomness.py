@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from pyro_dp import ConfigurationError
-from pyro_dp.randomness import LocalStream, Randomness, _philox
+from pyro_dp.mechanism.streams import LocalStream, Randomness, _philox
 from pyro_dp.utils.rng import forked_rng, private_rng
 
 

@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 
 from pyro_dp import ConfigurationError
-from pyro_dp.randomness import Randomness
-from pyro_dp.sampling import RecordSampler
+from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.streams import Randomness
 
 _ALARM = 1e-8
 _SIZE, _RATE, _DRAWS = 12, 0.3, 4000

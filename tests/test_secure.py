@@ -21,12 +21,12 @@ from scipy import stats
 from sums import exact_sums
 from vips_problems import logistic_data
 
-import pyro_dp.private_steps
-import pyro_dp.sampling
+import pyro_dp.mechanism.iterative
+import pyro_dp.mechanism.sampling
 from pyro_dp import DPSEP, DPSVI, AdaptiveClip, ConfigurationError, PrivacyAccountant
 from pyro_dp.baselines import DPEM, DPSGLD
-from pyro_dp.grid_sums import GridSum
-from pyro_dp.mechanisms import release
+from pyro_dp.mechanism.fixed_point import FixedPointSum
+from pyro_dp.mechanism.release import release
 from pyro_dp.vips import VIPS, LatentDirichletAllocation, LinearRegression, LogisticRegression
 
 _ALARM = 1e-8
@@ -89,7 +89,7 @@ def watched(monkeypatch):
         seen.append((clipped, named["event"], values))
         return values
 
-    monkeypatch.setattr(pyro_dp.private_steps, "release", spy)
+    monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
     return seen
 
 
@@ -107,7 +107,7 @@ def test_every_method_releases_integers_on_a_grid(monkeypatch, name, sampling):
     assert len(seen) == accountant.num_releases >= steps
     assert any("secure=True" in note for note in accountant.notes)
     for clipped, _, values in seen:
-        assert type(clipped) is GridSum
+        assert type(clipped) is FixedPointSum
         for block, value in zip(clipped.blocks, values, strict=True):
             whole = value / (block.bound / _UNITS)
             assert ((whole - whole.round()).abs() < 1e-4).all()
@@ -242,7 +242,7 @@ def test_no_other_generator_draws(monkeypatch, entropy):
     def broken(*args):
         raise AssertionError("numpy's generator was asked")
 
-    monkeypatch.setattr(pyro_dp.randomness.np.random, "Generator", broken)
+    monkeypatch.setattr(pyro_dp.mechanism.streams.np.random, "Generator", broken)
     seen = watched(monkeypatch)
     method = dpem(
         PrivacyAccountant(), num_steps=2, noise_multiplier=2.0, sample_rate=0.5, secure=True

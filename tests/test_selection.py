@@ -26,9 +26,9 @@ from pyro_dp import (
     SubsampledGaussian,
     TruncatedNegativeBinomial,
     private_selection,
-    private_steps,
     selection_epsilon,
 )
+from pyro_dp.mechanism import iterative
 
 _ALARM = 1e-8  # false-alarm rate of each statistical test
 EVENT = SubsampledGaussian(8.0, 1.0, "full")
@@ -238,7 +238,7 @@ def test_no_progress_bar_counts_the_trials(monkeypatch):
     """In a notebook bars do not go through standard output: there must be none."""
     bars, x = [], torch.randn(200)
 
-    class Bar(private_steps.tqdm):
+    class Bar(iterative.tqdm):
         def __init__(self, *args, **settings):
             bars.append(settings["disable"])
             super().__init__(*args, **settings)
@@ -247,7 +247,7 @@ def test_no_progress_bar_counts_the_trials(monkeypatch):
         _fitted(AutoNormal(model), pyro.optim.Adam({"lr": setting}), x, accountant)
         return None, 0.0
 
-    monkeypatch.setattr(private_steps, "tqdm", Bar)
+    monkeypatch.setattr(iterative, "tqdm", Bar)
     select(run, [0.1], releases=_FITTED, generator=0)
     assert bars and all(bars)
 

@@ -31,7 +31,7 @@ from pyro.infer.autoguide import (
 from scipy import integrate, stats
 from sums import exact_sums
 
-import pyro_dp.private_steps
+import pyro_dp.mechanism.iterative
 from pyro_dp import (
     DPSEP,
     ConfigurationError,
@@ -42,7 +42,7 @@ from pyro_dp import (
     PrivacyError,
     SubsampledGaussian,
 )
-from pyro_dp.mechanisms import release
+from pyro_dp.mechanism.release import release
 
 _ALARM = 1e-8
 _GUIDES = [AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal, lambda model: handwritten_guide]
@@ -85,7 +85,7 @@ def spied(monkeypatch, *args, block=0, **options):
         released.append(result[block].clone())
         return result
 
-    monkeypatch.setattr(pyro_dp.private_steps, "release", spy)
+    monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
     return new_sep(*args, **options), sums, released
 
 
@@ -213,7 +213,7 @@ def one_sum(monkeypatch, kind, data, batch, **options):
     pyro.clear_param_store()
     sep, sums, _ = spied(monkeypatch, model, guide(model), **options)
     monkeypatch.setattr(
-        pyro_dp.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
+        pyro_dp.mechanism.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
     )
     sep.step(*data)
     return sums[0]

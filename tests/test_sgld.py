@@ -23,8 +23,8 @@ from pyro.infer.autoguide import init_to_value
 from scipy import stats
 from sums import exact_sums
 
-import pyro_dp.private_steps
-import pyro_dp.sampling
+import pyro_dp.mechanism.iterative
+import pyro_dp.mechanism.sampling
 from pyro_dp import (
     ConfigurationError,
     ModelError,
@@ -34,7 +34,7 @@ from pyro_dp import (
     SubsampledGaussian,
 )
 from pyro_dp.baselines import DPSGLD
-from pyro_dp.mechanisms import release
+from pyro_dp.mechanism.release import release
 
 _ALARM = 1e-8
 
@@ -80,14 +80,14 @@ class Spy:
             self.released.append([block.clone() for block in release(clipped, **named)])
             return self.released[-1]
 
-        draw = pyro_dp.sampling.RecordSampler.draw
+        draw = pyro_dp.mechanism.sampling.RecordSampler.draw
 
         def drawn(sampler, stream):
             self.batches.append(draw(sampler, stream))
             return self.batches[-1]
 
-        monkeypatch.setattr(pyro_dp.private_steps, "release", spy)
-        monkeypatch.setattr(pyro_dp.sampling.RecordSampler, "draw", drawn)
+        monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
+        monkeypatch.setattr(pyro_dp.mechanism.sampling.RecordSampler, "draw", drawn)
 
 
 def test_posterior_of_a_conjugate_model():
@@ -237,7 +237,7 @@ def first_sum(monkeypatch, name, data, batch, **options):
     spy, problem = Spy(monkeypatch), PROBLEMS[name]()
     sgld = chain(problem.model, generator=0, sample_rate=0.5, **(problem.options | options))
     monkeypatch.setattr(
-        pyro_dp.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
+        pyro_dp.mechanism.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
     )
     sgld.step(*data)
     monkeypatch.undo()

@@ -38,9 +38,10 @@ from pyro_dp import (
     PrivacyError,
     SubsampledGaussian,
 )
-from pyro_dp.mechanisms import Block, ClippedSum
-from pyro_dp.randomness import Randomness
-from pyro_dp.sampling import RecordSampler
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.streams import Randomness
 
 _ALARM = 1e-8
 # Local draws come from the private stream by design; a declared subsample makes SVI use a part.
@@ -221,9 +222,9 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
     monkeypatch.setattr(
         step, "gradients", lambda draws, g: (estimates.append(g.clone()), gradients(draws, g))[1]
     )
-    draw = pyro_dp.sampling.RecordSampler.draw
+    draw = pyro_dp.mechanism.sampling.RecordSampler.draw
     monkeypatch.setattr(
-        pyro_dp.sampling.RecordSampler,
+        pyro_dp.mechanism.sampling.RecordSampler,
         "draw",
         lambda self, stream: batches.append(draw(self, stream)) or batches[-1],
     )
@@ -278,7 +279,9 @@ def test_broken_record_contributes_nothing(monkeypatch):
         pyro.set_rng_seed(0)
         fixture = Fixture(monkeypatch, model, loss_clip=3.0, max_grad_norm=AdaptiveClip())
         monkeypatch.setattr(
-            pyro_dp.sampling.RecordSampler, "draw", lambda self, s, b=batch: torch.tensor(b)
+            pyro_dp.mechanism.sampling.RecordSampler,
+            "draw",
+            lambda self, s, b=batch: torch.tensor(b),
         )
         fixture.svi.step(data)
         sums.append(fixture.sums[0])
@@ -291,14 +294,14 @@ def test_own_subsampling_of_the_plate_is_overridden(monkeypatch):
     """Sample rate from the declared size; Poisson sizes; scale of the full data."""
     fixture = Fixture(monkeypatch, logistic_subsampled, max_grad_norm=math.inf, generator=0)
     sizes = []
-    draw = pyro_dp.sampling.RecordSampler.draw
+    draw = pyro_dp.mechanism.sampling.RecordSampler.draw
 
     def spy(self, stream):
         indices = draw(self, stream)
         sizes.append(len(indices))
         return indices
 
-    monkeypatch.setattr(pyro_dp.sampling.RecordSampler, "draw", spy)
+    monkeypatch.setattr(pyro_dp.mechanism.sampling.RecordSampler, "draw", spy)
     data = regression_data()
     for _ in range(40):
         fixture.svi.step(*data)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pyro_dp.system_stream import SystemStream
+from pyro_dp.mechanism.system_random import SystemGenerator
 
 _ALARM = 1e-8  # of each statistical test
 
@@ -15,7 +15,7 @@ _ALARM = 1e-8  # of each statistical test
 @pytest.fixture
 def stream(monkeypatch):
     monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
-    return SystemStream()
+    return SystemGenerator()
 
 
 def fits(values, law):
@@ -53,7 +53,7 @@ def test_binomial_compares_all_bits(monkeypatch):
 
     for rest, count in ((4, 4), (5, 0)):
         monkeypatch.setattr(os, "urandom", words(rest))
-        assert SystemStream().binomial(4, p) == count
+        assert SystemGenerator().binomial(4, p) == count
 
 
 @pytest.mark.parametrize("p", [1e-300, 5e-324])
@@ -94,4 +94,4 @@ def test_a_large_subset(stream):
 
 def test_nothing_is_kept():
     """A stream has no state that a copy of the process could share."""
-    assert vars(SystemStream()) == {}
+    assert vars(SystemGenerator()) == {}

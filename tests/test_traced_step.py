@@ -30,8 +30,8 @@ from torch import nn
 import pyro_dp.passes
 import pyro_dp.traced_step
 from pyro_dp import DPSVI, AdaptiveClip, ModelError, PrivacyAccountant
-from pyro_dp.mechanisms import ClippedSum
-from pyro_dp.sampling import RecordSampler
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.traced_step import TracedStep
 
 

@@ -19,7 +19,7 @@ from vips_problems import (
     scaled_distance,
 )
 
-import pyro_dp.sampling
+import pyro_dp.mechanism.sampling
 from pyro_dp import (
     VIPS,
     ConfigurationError,
@@ -40,16 +40,18 @@ def one_sum(monkeypatch, name, data, batch, state, **options):
     """The exact sums of the step after a state, on a given batch of records."""
     model = PROBLEMS[name][0]()
     fixture = Fixture(monkeypatch, model, sample_rate=0.5, generator=0, **options)
-    draw = pyro_dp.sampling.RecordSampler.draw
+    draw = pyro_dp.mechanism.sampling.RecordSampler.draw
     with monkeypatch.context() as patch:
         patch.setattr(
-            pyro_dp.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
+            pyro_dp.mechanism.sampling.RecordSampler,
+            "draw",
+            lambda self, stream: torch.tensor(batch),
         )
         if state is not None:
             fixture.vips.load_state_dict(state)
         torch.manual_seed(0)
         fixture.vips.step(*data)
-    assert pyro_dp.sampling.RecordSampler.draw is draw
+    assert pyro_dp.mechanism.sampling.RecordSampler.draw is draw
     return fixture.sums[0]
 
 
@@ -165,7 +167,9 @@ def test_local_draws_belong_to_their_records(monkeypatch):
     def sums(batch):
         fixture = Fixture(monkeypatch, Totals(), sample_rate=0.5, generator=0)
         monkeypatch.setattr(
-            pyro_dp.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
+            pyro_dp.mechanism.sampling.RecordSampler,
+            "draw",
+            lambda self, stream: torch.tensor(batch),
         )
         fixture.vips.step(torch.ones(20, 1))
         return fixture.sums[0][1]
@@ -251,9 +255,9 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
         generator=0,
     )
     batches = []
-    draw = pyro_dp.sampling.RecordSampler.draw
+    draw = pyro_dp.mechanism.sampling.RecordSampler.draw
     monkeypatch.setattr(
-        pyro_dp.sampling.RecordSampler,
+        pyro_dp.mechanism.sampling.RecordSampler,
         "draw",
         lambda self, stream: batches.append(draw(self, stream)) or batches[-1],
     )

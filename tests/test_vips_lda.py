@@ -14,7 +14,7 @@ from scipy import integrate
 from sklearn.decomposition import LatentDirichletAllocation as Reference
 from vips_problems import Fixture, fitted, scaled_distance
 
-import pyro_dp.sampling
+import pyro_dp.mechanism.sampling
 from pyro_dp import VIPS, ConfigurationError, ModelError, PrivacyAccountant
 from pyro_dp.vips import LatentDirichletAllocation
 from pyro_dp.vips.documents import Documents, WordCounts, halves, local_posterior
@@ -193,7 +193,9 @@ def sums_of(monkeypatch, counts, batch, **options):
     fixture.vips.step(corpus(30, seed=5)[0])
     fixture.vips._data = None  # as in a run that was resumed
     with monkeypatch.context() as patch:
-        patch.setattr(pyro_dp.sampling.RecordSampler, "draw", lambda *_: torch.tensor(batch))
+        patch.setattr(
+            pyro_dp.mechanism.sampling.RecordSampler, "draw", lambda *_: torch.tensor(batch)
+        )
         fixture.vips.step(counts)
     return fixture.sums[-1]
 

@@ -13,7 +13,7 @@ from pyro.infer import Predictive
 from scipy import stats
 from vips_problems import Fixture, fitted, scaled_distance
 
-import pyro_dp.sampling
+import pyro_dp.mechanism.sampling
 from pyro_dp import VIPS, ConfigurationError, ModelError, PrivacyAccountant
 from pyro_dp.vips import SigmoidBeliefNetwork
 from pyro_dp.vips.hidden_units import hidden_units
@@ -184,7 +184,9 @@ def sums_of(monkeypatch, images, batch):
     state["statistics"]["values"]["products"] = 30 * 0.24 * torch.eye(UNITS).repeat(3, 1)
     fixture.vips.load_state_dict(state)
     with monkeypatch.context() as patch:
-        patch.setattr(pyro_dp.sampling.RecordSampler, "draw", lambda *_: torch.tensor(batch))
+        patch.setattr(
+            pyro_dp.mechanism.sampling.RecordSampler, "draw", lambda *_: torch.tensor(batch)
+        )
         fixture.vips.step(images)
     return fixture.sums[-1]
 

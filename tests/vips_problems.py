@@ -5,9 +5,9 @@ import math
 import torch
 from sums import exact_sums
 
-import pyro_dp.private_steps
+import pyro_dp.mechanism.iterative
 from pyro_dp import VIPS, PrivacyAccountant
-from pyro_dp.mechanisms import release
+from pyro_dp.mechanism.release import release
 from pyro_dp.vips import (
     ConjugateModel,
     GaussianMixture,
@@ -101,7 +101,7 @@ class Fixture:
             self.released.append([block.clone() for block in released])
             return released
 
-        monkeypatch.setattr(pyro_dp.private_steps, "release", spy)
+        monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
         settings = dict(accountant=PrivacyAccountant(), num_steps=10, noise_multiplier=0)
         self.vips = VIPS(model, **(settings | options))
 

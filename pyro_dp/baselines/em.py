@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.mechanisms import Block
-from pyro_dp.private_steps import PrivateSteps
-from pyro_dp.sampling import RecordSampler
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.linalg import stacked, unstacked
 from pyro_dp.utils.validation import require_count, require_number, require_scale, require_tensors
@@ -23,7 +23,7 @@ _SHARES = (0.2, 0.3, 0.5)  # of sigma^-2: counts, sums, second moments
 _STATE = ("weights", "locs", "covariances", "radius")
 
 
-class DPEM(PrivateSteps):
+class DPEM(IterativeMechanism):
     """Differentially private maximum likelihood of a mixture of K Gaussians in d dimensions.
 
     A record is a row x of the data, clipped to Euclidean norm R. With r (K,) its responsibilities

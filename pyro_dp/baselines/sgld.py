@@ -18,9 +18,9 @@ from pyro_dp.baselines.target import global_latents, point_guide, suitable_loss
 from pyro_dp.checks import build_record_term
 from pyro_dp.inference import PrivateInference
 from pyro_dp.latents import Latent
-from pyro_dp.mechanisms import Block
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records import Records
-from pyro_dp.sampling import RecordSampler
 from pyro_dp.steps import EagerStep
 from pyro_dp.traced_step import TracedStep
 from pyro_dp.utils.errors import ConfigurationError, ModelError

@@ -11,8 +11,8 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.mechanisms import Contributions
-from pyro_dp.randomness import LocalStream
+from pyro_dp.mechanism.contributions import Contributions
+from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.validation import require_count, require_number
 

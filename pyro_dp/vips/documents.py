@@ -60,7 +60,8 @@ class Documents:
 class WordCounts:
     """For each document the counts (K, V) of its words, the same word perhaps in several topics.
 
-    One of :class:`~pyro_dp.mechanisms.Contributions`: a document is as large as its words.
+    One of :class:`~pyro_dp.mechanism.contributions.Contributions`: a document is as large as its
+    words.
 
     :param documents: B documents with T words in all.
     :param values: >= 0, (T, K).

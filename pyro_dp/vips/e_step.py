@@ -7,8 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from pyro_dp.guard import guarded
-from pyro_dp.mechanisms import Block, ClippedSum, Contributions
-from pyro_dp.randomness import LocalStream
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Contributions
+from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records import Records
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.vips.conjugate_model import (

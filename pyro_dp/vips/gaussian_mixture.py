@@ -9,7 +9,7 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.outer_products import Joined, OuterProducts
+from pyro_dp.mechanism.outer_products import Joined, OuterProducts
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (

@@ -24,11 +24,11 @@ from pyro_dp.accounting.events import SubsampledGaussian
 from pyro_dp.arguments import as_tensors
 from pyro_dp.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.captured_state import CapturedState, require_no_changes
+from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.plates import PrivatePlate
-from pyro_dp.private_steps import PrivateSteps
-from pyro_dp.randomness import LocalStream
 from pyro_dp.records import Records
-from pyro_dp.sampling import RecordSampler
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.conjugate_model import ConjugateModel
@@ -39,7 +39,7 @@ from pyro_dp.vips.mixed_statistics import MixedStatistics, require_step_size
 _STATE = ("size", "statistics", "static")
 
 
-class VIPS(PrivateSteps):
+class VIPS(IterativeMechanism):
     """Differentially private variational Bayes for a conjugate-exponential model.
 
     Each step samples records and takes from each its expected sufficient statistics under the
@@ -87,7 +87,7 @@ class VIPS(PrivateSteps):
         torch's global generator.
     :param secure: noise and sampling from the operating system's cryptographic generator, sums and
         noise in integers: against attacks on floating-point numbers and on generators, listed in
-        :mod:`pyro_dp.grid_sums`. Refused with ``generator``.
+        :mod:`pyro_dp.mechanism.fixed_point`. Refused with ``generator``.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 

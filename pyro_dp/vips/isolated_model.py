@@ -9,7 +9,7 @@ from torch import Tensor
 from pyro_dp.captured_state import CapturedState, Changes, require_same_changes
 from pyro_dp.guard import guarded
 from pyro_dp.initial_values import agree
-from pyro_dp.randomness import LocalStream, Randomness
+from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.records import Records
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng

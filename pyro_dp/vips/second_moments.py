@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_dp.outer_products import finite
+from pyro_dp.mechanism.outer_products import finite
 from pyro_dp.utils.linalg import stacked, unstacked
 
 
@@ -24,7 +24,7 @@ def noise_radius(sd: float, dim: int) -> float:
 class WeightedSquares:
     """w_n x_n x_n' of B records, as :func:`~pyro_dp.utils.linalg.stacked` would stack it.
 
-    One of :class:`~pyro_dp.mechanisms.Contributions`; the matrices are never made.
+    One of :class:`~pyro_dp.mechanism.contributions.Contributions`; the matrices are never made.
 
     :param rows: x, (B, d) in float64.
     :param weights: w, (B,).

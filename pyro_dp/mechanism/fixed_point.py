@@ -13,11 +13,11 @@ what the noise should hide. ``secure=True`` answers these attacks:
   time, so that its norm stays within the bound; integers are added exactly, in any order; and
   should they ever overflow, they do so modulo 2^64, as the noise does: nothing is learnt from it.
 * *Noise with other probabilities than it should have.* The discrete Gaussian is drawn exactly
-  (:mod:`pyro_dp.discrete_gaussian`), and so is who takes part in a step.
+  (:mod:`pyro_dp.mechanism.discrete_gaussian`), and so is who takes part in a step.
 * *Prediction of the generator* from its state, its seed, earlier output, a fork, a copied or
   restored process (Garfinkel & Leclerc 2020, arXiv 2009.03777). Every bit of noise and of sampling
   comes from the operating system's cryptographic generator when it is needed, and nothing is kept
-  (:mod:`pyro_dp.system_stream`). A ``generator=`` is refused.
+  (:mod:`pyro_dp.mechanism.system_random`). A ``generator=`` is refused.
 
 Not answered: what a record's part is before it is clipped and rounded is computed in floating
 point, together with others, and in some libraries the last bits of a row of a matrix product depend
@@ -44,9 +44,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyro_dp.discrete_gaussian import MOST, discrete_gaussian
-from pyro_dp.mechanisms import ClippedSum, Contributions
-from pyro_dp.system_stream import SystemStream
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Contributions
+from pyro_dp.mechanism.discrete_gaussian import MOST, discrete_gaussian
+from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.utils.errors import ConfigurationError
 
 _UNITS = 2**30  # of the grid in a block's bound: 2^32 records fit into 63 bits
@@ -58,7 +59,7 @@ def rounded_sums(
     bounds: Sequence[Tensor | float],
     weights: Tensor | None = None,
 ) -> list[Tensor]:
-    """As :func:`~pyro_dp.mechanisms.clipped_sums`, in units of the grid: (size,) in int64.
+    """As :func:`~pyro_dp.mechanism.clipping.clipped_sums`, in units of the grid: (size,) in int64.
 
     No coordinate of a record is rounded up, so that the norm of each stays within the bound.
     """
@@ -77,7 +78,7 @@ def rounded_sums(
     return sums
 
 
-class GridSum(ClippedSum):
+class FixedPointSum(ClippedSum):
     """Sum over records of their clipped blocks in whole units, 2^-30 of each block's bound."""
 
     clipped_sums = staticmethod(rounded_sums)
@@ -106,7 +107,7 @@ class GridSum(ClippedSum):
             for units, block in zip(self._units, self.blocks, strict=True)
         )
 
-    def _noisy(self, sigmas: Sequence[float], noise: SystemStream) -> list[Tensor]:
+    def _noisy(self, sigmas: Sequence[float], noise: SystemGenerator) -> list[Tensor]:
         released = []
         for block, units, sigma in zip(self.blocks, self._units, sigmas, strict=True):
             # (a + 1)^2 >= a^2 + 16 from a = 8 on.

@@ -13,10 +13,11 @@ from tqdm.auto import tqdm
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
 from pyro_dp.accounting.notes import SECURE, SEEDED
-from pyro_dp.grid_sums import GridSum
-from pyro_dp.mechanisms import ClippedSum, release
-from pyro_dp.randomness import Randomness
-from pyro_dp.sampling import RecordSampler
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.fixed_point import FixedPointSum
+from pyro_dp.mechanism.release import release
+from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.utils.validation import (
     LARGEST,
@@ -28,7 +29,7 @@ from pyro_dp.utils.validation import (
 )
 
 
-class PrivateSteps(abc.ABC):
+class IterativeMechanism(abc.ABC):
     """Base of the inferences: steps with one release each, paid for by one accountant.
 
     Subclasses implement ``step``, and set ``_sampler`` before the first release. The arguments are
@@ -61,7 +62,7 @@ class PrivateSteps(abc.ABC):
         self._secure = secure
         self._check_settings()
         self._randomness = Randomness(generator, secure)
-        self._sum_type = GridSum if secure else ClippedSum
+        self._sum_type = FixedPointSum if secure else ClippedSum
         if self._randomness.seeded:
             accountant.note(SEEDED)
         if secure:

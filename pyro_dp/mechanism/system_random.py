@@ -12,7 +12,7 @@ import os
 import numpy as np
 
 
-class SystemStream:
+class SystemGenerator:
     """Uniform words, and the two distributions by which records are sampled.
 
     :meth:`binomial` and :meth:`choice` are what a ``numpy.random.Generator`` calls by these names.

@@ -110,7 +110,10 @@ class Matrices:
 
 @dataclass
 class Joined:
-    """Blocks that are clipped jointly: one of :class:`~pyro_dp.mechanisms.Contributions`."""
+    """Blocks that are clipped jointly.
+
+    One of :class:`~pyro_dp.mechanism.contributions.Contributions`.
+    """
 
     parts: Sequence[OuterProducts | Matrices]
 

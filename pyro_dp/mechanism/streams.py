@@ -23,7 +23,7 @@ import torch
 from numpy.random.bit_generator import ISeedSequence
 from scipy.special import ndtri
 
-from pyro_dp.system_stream import SystemStream
+from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.utils.errors import ConfigurationError
 
 _PURPOSES = ("noise", "sampling", "local")
@@ -51,7 +51,7 @@ class Randomness:
     def seeded(self) -> bool:
         return self._key is not None
 
-    def stream(self, purpose: str, position: int) -> np.random.Generator | SystemStream:
+    def stream(self, purpose: str, position: int) -> np.random.Generator | SystemGenerator:
         """A fresh stream for one purpose of one release.
 
         Local draws need not stand up to guessing (see above): theirs is always a numpy generator.
@@ -62,7 +62,7 @@ class Randomness:
             share a stream.
         """
         if self._secure and purpose != "local":
-            return SystemStream()
+            return SystemGenerator()
         if self._key is None:
             seed = _SystemEntropy()
         else:

@@ -18,7 +18,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from pyro_dp.system_stream import SystemStream
+from pyro_dp.mechanism.system_random import SystemGenerator
 
 MOST = 2**57  # of the scale: 18 times it are integers of 63 bits
 _REST = 128  # bits of a uniform number after the first 64
@@ -26,7 +26,7 @@ _DOUBT = 2.0**-44  # a float64 exp(-r) is closer than that, for r below 20
 _DIGITS = decimal.Context(prec=70)
 
 
-def discrete_gaussian(scale: int, size: int, stream: SystemStream) -> np.ndarray:
+def discrete_gaussian(scale: int, size: int, stream: SystemGenerator) -> np.ndarray:
     """Independent draws, (size,) in int64.
 
     :param scale: s, in [1, 2^57]. The variance is s^2 up to a part of exp(-19 s^2).
@@ -37,7 +37,7 @@ def discrete_gaussian(scale: int, size: int, stream: SystemStream) -> np.ndarray
     return found[:size]
 
 
-def _accepted(scale: int, count: int, stream: SystemStream) -> np.ndarray:
+def _accepted(scale: int, count: int, stream: SystemGenerator) -> np.ndarray:
     """The accepted ones of so many candidates."""
     k = _half_normal(stream.words(count))
     j = stream.below(scale, count)

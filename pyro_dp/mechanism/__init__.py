@@ -1,0 +1,1 @@
+"""The only place where data becomes public: clip, sum, sample, noise, release."""

@@ -1,0 +1,128 @@
+"""Clip and sum: what one record can add is bounded, and the sum is private until released.
+
+Both relations follow from the bound C alone: zeroing one record out moves the sum by at most C,
+replacing it by at most 2C.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.contributions import Contributions, Rows
+from pyro_dp.utils.agreement import require_same
+
+
+def clipped_sums(
+    values: Sequence[Contributions],
+    bounds: Sequence[Tensor | float],
+    weights: Tensor | None = None,
+) -> list[Tensor]:
+    """Clip each record's blocks and sum them: (size,) in float64 per block, private.
+
+    A record with a NaN or infinite coordinate adds zero to *every* block.
+
+    :param values: one per block.
+    :param bounds: norms to which they are clipped.
+    :param weights: (B, 1), one for a record and zero for a padded row; all ones by default.
+    """
+    norms = [each.norms() for each in values]  # (B, 1)
+    counted = sum(norm for norm in norms if norm is not None) < math.inf  # (B, 1); NaN is not
+    if weights is not None:
+        counted = counted & (weights > 0)
+    sums = []
+    for each, bound, norm in zip(values, bounds, norms, strict=True):
+        if norm is None:
+            sums.append(each.weighted_sum(counted))
+            continue
+        target = bound * (1 - 1e-12)  # so that rounding stays within the bound
+        scale = torch.where(norm > target, target / norm, 1.0)
+        sums.append(each.weighted_sum(torch.where(counted, scale, 0.0)))
+    return sums
+
+
+class ClippedSum:
+    """Sum over records of their clipped blocks; microbatches are added one after the other.
+
+    Sums are kept in float64, so that rounding in a long sum stays far below one record's bound.
+    (:class:`~pyro_dp.mechanism.fixed_point.FixedPointSum` keeps them in integers, against attacks
+    on rounding.)
+    """
+
+    clipped_sums = staticmethod(clipped_sums)
+
+    @staticmethod
+    def most_records(size: int, limit: int | None) -> int | None:
+        """How many records to work on at a time, of so many coordinates each.
+
+        :param limit: at most so many, or None.
+        """
+        return limit
+
+    def __init__(self, blocks: Sequence[Block], device: torch.device | str = "cpu"):
+        self.blocks = tuple(blocks)
+        self._device = device
+        self._totals: tuple[Tensor, ...] = ()  # until there is something
+
+    def add(self, *values: Tensor | Contributions) -> None:
+        """Clip each record's blocks and add them.
+
+        :param values: one tensor of shape (B, size), or its equivalent, per block; private.
+        """
+        rows = [Rows(value) if isinstance(value, Tensor) else value for value in values]
+        self.add_sums(self.clipped_sums(rows, [block.bound for block in self.blocks]))
+
+    def add_sums(self, sums: Sequence[Tensor]) -> None:
+        """Add what :attr:`clipped_sums` gave for these bounds."""
+        if self._totals:
+            sums = [total + new for total, new in zip(self._totals, sums, strict=True)]
+        self._totals = tuple(sums)
+
+    def require_same_as(self, other: "ClippedSum", *, count: int, exact: bool) -> None:
+        """Compare first blocks that two ways of computing gave. No sum leaves this class for it.
+
+        :param other: of the same records and bounds.
+        :param count: number of the records.
+        :param exact: whether the model computes in float64.
+        :raises ModelError: they differ by more than rounding explains.
+        """
+        bound = self.blocks[0].bound
+        require_same(
+            self._exact_sums[0],
+            other._exact_sums[0],
+            exact=exact,
+            scale=bound if bound < math.inf else 0.0,
+            rounding=self.rounding(count),
+        )
+
+    def rounding(self, count: int) -> float:
+        """By how much sums of so many equal records may differ, in units of the bound."""
+        return 0.0
+
+    def require_noise(self, sigmas: Sequence[float]) -> None:
+        """:raises ConfigurationError: noise of such a size, one per block, cannot be added."""
+
+    @property
+    def _exact_sums(self) -> tuple[Tensor, ...]:
+        """Private until released."""
+        return self._totals or tuple(
+            torch.zeros(b.size, dtype=torch.float64, device=self._device) for b in self.blocks
+        )
+
+    def _noisy(self, sigmas: Sequence[float], noise: np.random.Generator) -> list[Tensor]:
+        """For :func:`release` only: the sums with noise.
+
+        :param sigmas: standard deviation of each block's noise in units of the block's bound.
+        """
+        released = []
+        for block, total, sigma in zip(self.blocks, self._exact_sums, sigmas, strict=True):
+            if sigma > 0:
+                draw = noise.standard_normal(block.size)
+                draw *= sigma * block.bound
+                released.append(torch.from_numpy(draw).to(total.device).add_(total))
+            else:
+                released.append(total.clone())
+        return released
