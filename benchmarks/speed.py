@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pyro_dp import DPSVI, PrivacyAccountant
-from pyro_dp.graphs import Compiler, trace
+from pyro_dp.graphs.tracing import Compiler, trace
 
 SETTINGS = ("logistic", "network", "vae", "mixture")
 CONTENDERS = ("SVI", "SVI, no validation", "none", "trace", "compile")

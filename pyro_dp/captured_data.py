@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_dp.graphs.references import References, sentence
 from pyro_dp.records import Records
-from pyro_dp.references import References, sentence
 from pyro_dp.utils.errors import ModelError
 
 _SAME_MEMORY = (

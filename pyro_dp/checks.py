@@ -13,9 +13,9 @@ from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_dp.captured_state import CapturedState, require_same_changes
 from pyro_dp.coupling import check_coupling
 from pyro_dp.gradients import Batch, RecordGradients, RecordTerm
+from pyro_dp.graphs.captured_state import CapturedState, require_same_changes
 from pyro_dp.initial_values import agree, initialise
 from pyro_dp.local_parameters import find_local_parameters, marked_parameters
 from pyro_dp.mechanism.streams import LocalStream, Randomness

@@ -20,7 +20,7 @@ from pyro.infer import ELBO
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
-from pyro_dp.captured_state import CapturedState
+from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.guard import guarded
 from pyro_dp.local_parameters import LocalParameters
 from pyro_dp.mechanism.streams import LocalStream

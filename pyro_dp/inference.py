@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.arguments import described
-from pyro_dp.captured_state import CapturedState
 from pyro_dp.first_look import first_look
-from pyro_dp.graphs import Compiler, NotTraceable
+from pyro_dp.graphs.captured_state import CapturedState
+from pyro_dp.graphs.tracing import Compiler, NotTraceable
 from pyro_dp.guard import RaisedOnPlaceholders
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import (

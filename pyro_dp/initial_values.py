@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_dp.arguments import Arguments
 from pyro_dp.captured_data import refuse_numbers
-from pyro_dp.captured_state import CapturedState, Changes, require_same_changes
+from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_changes
 from pyro_dp.guard import guarded
 from pyro_dp.plates import OneRecord, is_random
 from pyro_dp.records import Records

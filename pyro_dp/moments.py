@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.factors import Dense, Factors, LowRank
 from pyro_dp.gradients import RecordTerm
-from pyro_dp.graphs import tracing
+from pyro_dp.graphs.tracing import tracing
 from pyro_dp.initial_values import agree
 from pyro_dp.outside import Particle
 from pyro_dp.predictors import Family, NotLinear

@@ -14,7 +14,7 @@ from pyro.poutine.subsample_messenger import SubsampleMessenger, _Subsample
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.graphs import untraced
+from pyro_dp.graphs.tracing import untraced
 from pyro_dp.guard import PLACEHOLDERS, guarded
 from pyro_dp.stand_ins import identity, is_table, placeholder
 from pyro_dp.utils.errors import ModelError

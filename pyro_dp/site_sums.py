@@ -7,7 +7,7 @@ from torch import Tensor
 from pyro_dp.ep_problem import EPProblem
 from pyro_dp.factors import Structure
 from pyro_dp.gaussian import Gaussian
-from pyro_dp.graphs import Compiler, NotTraceable
+from pyro_dp.graphs.tracing import Compiler, NotTraceable
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Rows, with_bit
 from pyro_dp.passes import CHECKED_STEPS, Passes, pass_size

@@ -8,7 +8,7 @@ from pyro.infer import ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_dp.captured_state import CapturedState
+from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.guard import guarded, whole_tensors
 from pyro_dp.initial_values import agree
 from pyro_dp.local_parameters import LocalParameters

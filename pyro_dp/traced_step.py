@@ -15,10 +15,11 @@ from torch import Tensor
 
 from pyro_dp.coordinates import mean, mean_loss
 from pyro_dp.gradients import Batch
-from pyro_dp.graphs import Compiler, NotTraceable, trace
+from pyro_dp.graphs.factorisation import factorised
+from pyro_dp.graphs.tracing import Compiler, NotTraceable, trace
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions
-from pyro_dp.mechanism.outer_products import Joined, factorised
+from pyro_dp.mechanism.outer_products import Joined
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.outside import Particle
 from pyro_dp.passes import (

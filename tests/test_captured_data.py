@@ -12,9 +12,9 @@ from torch import nn
 
 from pyro_dp import ModelError
 from pyro_dp.captured_data import refuse_captured_data, refuse_numbers, refuse_rows
+from pyro_dp.graphs.references import References
 from pyro_dp.plates import PrivatePlate
 from pyro_dp.records import Records
-from pyro_dp.references import References
 
 X, Y = regression_data()
 SIZE = len(X)

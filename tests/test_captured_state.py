@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from pyro_dp import ModelError
-from pyro_dp.captured_state import CapturedState, require_same_changes
-from pyro_dp.references import References
+from pyro_dp.graphs.captured_state import CapturedState, require_same_changes
+from pyro_dp.graphs.references import References
 
 TOTALS = {"sum": 0.0}
 COUNT = 0

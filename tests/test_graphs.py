@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch._inductor
 
-from pyro_dp.graphs import Compiler, NotTraceable, trace, untraced
+from pyro_dp.graphs.tracing import Compiler, NotTraceable, trace, untraced
 from pyro_dp.guard import guarded
 from pyro_dp.utils.errors import ModelError
 
@@ -141,7 +141,7 @@ def test_without_a_compiler(monkeypatch, missing):
 
 
 def test_too_much_to_compile(monkeypatch):
-    monkeypatch.setattr("pyro_dp.graphs._MOST_OPERATIONS", 2)
+    monkeypatch.setattr("pyro_dp.graphs.tracing._MOST_OPERATIONS", 2)
     inputs = [torch.ones(4, 3), torch.zeros(3)]
     graph, compiler = trace(objective, inputs), Compiler(enabled=True)
     with pytest.warns(UserWarning, match="as with jit='trace'.*operations"):

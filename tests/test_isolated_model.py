@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyro_dp import VIPS, ModelError, PrivacyAccountant
-from pyro_dp.captured_state import CapturedState
+from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic
 from pyro_dp.vips.isolated_model import IsolatedModel

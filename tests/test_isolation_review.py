@@ -33,7 +33,7 @@ from leaks import (
 from torch import nn
 
 from pyro_dp import DPSVI, ModelError
-from pyro_dp.captured_state import CapturedState
+from pyro_dp.graphs.captured_state import CapturedState
 
 PEAK = 150.0
 KEPT = {"peak": PEAK}

@@ -42,7 +42,8 @@ USES = {
     """,
     # With noise: the door, and the one function that goes through it, of all inferences.
     "_noisy": """
-        mechanism.clipping.ClippedSum mechanism.fixed_point.FixedPointSum mechanism.release.release
+        mechanism.clipping.ClippedSum mechanism.fixed_point.FixedPointSum
+        mechanism.release.release
     """,
     "release": """
         mechanism.release mechanism.iterative
@@ -52,7 +53,8 @@ USES = {
     # The noise itself, and its streams.
     "standard_normal": "mechanism.clipping.ClippedSum._noisy",
     "discrete_gaussian": """
-        mechanism.discrete_gaussian mechanism.fixed_point mechanism.fixed_point.FixedPointSum._noisy
+        mechanism.discrete_gaussian mechanism.fixed_point
+        mechanism.fixed_point.FixedPointSum._noisy
     """,
     "'noise'": """
         mechanism.streams mechanism.iterative.IterativeMechanism._account_and_release

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_dp.simplification import simplify
+from pyro_dp.graphs.simplify import simplify
 
 
 def simplified(function, *inputs):

@@ -216,7 +216,7 @@ def test_nothing_is_traced_twice(monkeypatch):
         traced.append(function)
         return trace(function, inputs)
 
-    trace = pyro_dp.graphs.trace
+    trace = pyro_dp.graphs.tracing.trace
     for module in (pyro_dp.traced_step, pyro_dp.passes):
         monkeypatch.setattr(module, "trace", spy)
     problem, svi = new(PROBLEMS["AutoNormal"], "trace", sample_rate=0.1, **NOISELESS)
@@ -229,7 +229,7 @@ def test_nothing_is_traced_twice(monkeypatch):
 def test_memory(monkeypatch, microbatch_size):
     """No tensor of the records' graph holds more records than a microbatch."""
     sizes = []
-    trace = pyro_dp.graphs.trace
+    trace = pyro_dp.graphs.tracing.trace
 
     def spy(function, inputs):
         graph = trace(function, inputs)

@@ -23,7 +23,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
 from pyro_dp.arguments import as_tensors
 from pyro_dp.captured_data import refuse_captured_data, refuse_rows
-from pyro_dp.captured_state import CapturedState, require_no_changes
+from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import LocalStream

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dp.captured_state import CapturedState, Changes, require_same_changes
+from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_changes
 from pyro_dp.guard import guarded
 from pyro_dp.initial_values import agree
 from pyro_dp.mechanism.streams import LocalStream, Randomness

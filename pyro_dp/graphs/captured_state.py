@@ -1,7 +1,7 @@
 """State of the user's code, so that nothing of one record is kept for the next.
 
-Model and guide may refer to more than their arguments (:mod:`pyro_dp.references`). A graph has
-these values as constants, and is traced anew when one of them changed. What a model keeps of a
+Model and guide may refer to more than their arguments (:mod:`pyro_dp.graphs.references`). A graph
+has these values as constants, and is traced anew when one of them changed. What a model keeps of a
 record that it is shown is put back at once; a model that keeps what depends on the data is refused.
 """
 
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedTensorMixin
 
-from pyro_dp.graphs import untraced
-from pyro_dp.places import MISSING
-from pyro_dp.references import LONGEST, References, sentence
+from pyro_dp.graphs.places import MISSING
+from pyro_dp.graphs.references import LONGEST, References, sentence
+from pyro_dp.graphs.tracing import untraced
 from pyro_dp.utils.errors import ModelError
 
 KEEPS = (

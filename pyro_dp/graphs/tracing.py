@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import (
     make_fx,
 )
 
-from pyro_dp.simplification import simplify
+from pyro_dp.graphs.simplify import simplify
 from pyro_dp.utils.errors import PrivacyError
 
 _MOST_OPERATIONS = 5000  # that a compiler takes up to a minute or two for

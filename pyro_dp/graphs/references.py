@@ -22,7 +22,7 @@ from pyro.poutine import Trace
 from torch import Tensor
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from pyro_dp.places import (
+from pyro_dp.graphs.places import (
     LISTS,
     Cell,
     ClassAttributes,
