@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from pyro_dp.gradients import RecordGradients, RecordTerm
-from pyro_dp.outside import Particle
+from pyro_dp.records.global_draw import Particle
+from pyro_dp.records.record_term import RecordGradients, RecordTerm
 
 
 class LatentCoordinates:

@@ -8,13 +8,13 @@ from pyro.distributions import AsymmetricLaplace, Laplace, Uniform
 from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 
-from pyro_dp.checks import build_record_term
 from pyro_dp.guides import GaussianGuide
 from pyro_dp.moments import Likelihood, LinearMoments, SteinMoments
-from pyro_dp.outside import draw_particle
 from pyro_dp.predictors import NotLinear, innermost
 from pyro_dp.prior import Prior
-from pyro_dp.records import Records
+from pyro_dp.records.global_draw import draw_particle
+from pyro_dp.records.record_term_builder import build_record_term
+from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 from pyro_dp.utils.validation import LARGEST, require_choice

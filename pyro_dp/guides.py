@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.distributions import transform_to
 from torch.distributions.constraints import Constraint
 
-from pyro_dp.guard import guarded
-from pyro_dp.latents import Latent, latents_of
-from pyro_dp.plates import PrivatePlate
-from pyro_dp.records import Records
-from pyro_dp.sites import Sites, random_sites
+from pyro_dp.records.latents import Latent, latents_of
+from pyro_dp.records.plate import PrivatePlate
+from pyro_dp.records.records import Records
+from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.site_checks import Sites, random_sites
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import cholesky
 from pyro_dp.utils.rng import forked_rng

@@ -12,11 +12,8 @@ from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.arguments import described
-from pyro_dp.first_look import first_look
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.graphs.tracing import Compiler, NotTraceable
-from pyro_dp.guard import RaisedOnPlaceholders
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import (
     SHARE,
@@ -26,7 +23,10 @@ from pyro_dp.mechanism.clipped_fraction import (
 )
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.records import Records
+from pyro_dp.records.arguments import described
+from pyro_dp.records.first_look import first_look
+from pyro_dp.records.records import Records
+from pyro_dp.records.sandbox import RaisedOnPlaceholders
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError
 from pyro_dp.utils.validation import require_choice, require_flag
 

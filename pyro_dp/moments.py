@@ -26,13 +26,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.factors import Dense, Factors, LowRank
-from pyro_dp.gradients import RecordTerm
 from pyro_dp.graphs.tracing import tracing
-from pyro_dp.initial_values import agree
-from pyro_dp.outside import Particle
 from pyro_dp.predictors import Family, NotLinear
 from pyro_dp.quadrature import tilted_moments
-from pyro_dp.records import Records
+from pyro_dp.records.global_draw import Particle
+from pyro_dp.records.initial_values import agree
+from pyro_dp.records.record_term import RecordTerm
+from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import cholesky, product
 

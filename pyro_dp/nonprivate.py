@@ -9,7 +9,8 @@ exported and gives such numbers says so in one of these ways:
   :func:`sep_kl_bound`, :func:`audit` and :func:`audit_one_run` know no ledger. They are for other
   data, which need no protection, and give a :class:`NotPrivateWarning` at the call.
 * What holds rows of the records is the curator's: parameters per record, which are never released
-  (:mod:`pyro_dp.local_parameters`), and data that :class:`DPStandardScaler` has transformed.
+  (:mod:`pyro_dp.records.local_parameters`), and data that :class:`DPStandardScaler` has
+  transformed.
 
 tests/test_one_door.py states who may touch the exact sums, the ledger and the noise.
 """
@@ -24,11 +25,11 @@ import torch
 from torch import Tensor
 
 from pyro_dp.accounting.looks import mark_look
-from pyro_dp.guard import guarded
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.contributions import Contributions, Rows
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.streams import LocalStream
+from pyro_dp.records.sandbox import guarded
 from pyro_dp.sep import DPSEP
 from pyro_dp.svi import DPSVI
 from pyro_dp.utils.errors import ConfigurationError

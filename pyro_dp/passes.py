@@ -11,8 +11,8 @@ from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.record_mode import Draw
-from pyro_dp.records import Records
+from pyro_dp.records.local_draws import Draw
+from pyro_dp.records.records import Records
 
 CHECKED_STEPS = 3
 

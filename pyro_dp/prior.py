@@ -7,10 +7,10 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_dp.gaussian import Gaussian
-from pyro_dp.guard import guarded
 from pyro_dp.guides import GaussianGuide
-from pyro_dp.plates import OneRecord, Outside
-from pyro_dp.records import Records
+from pyro_dp.records.messengers import OneRecord, Outside
+from pyro_dp.records.records import Records
+from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import apply, cholesky, floored
 

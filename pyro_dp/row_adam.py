@@ -11,7 +11,7 @@ from pyro.optim import PyroOptim
 from pyro.params.param_store import normalize_param_name
 from torch import Tensor
 
-from pyro_dp.local_parameters import LocalParameters
+from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_number
 

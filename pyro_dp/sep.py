@@ -28,12 +28,12 @@ from pyro_dp.ep_problem import EPProblem, require_moments
 from pyro_dp.factors import STRUCTURES
 from pyro_dp.gaussian import Gaussian
 from pyro_dp.inference import PrivateInference
-from pyro_dp.initial_values import initialised
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.noise_aware import mean_noise
-from pyro_dp.records import Records
+from pyro_dp.records.initial_values import initialised
+from pyro_dp.records.records import Records
 from pyro_dp.site_sums import SiteSums
 from pyro_dp.step_control import StepControl
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning, ModelError

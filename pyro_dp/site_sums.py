@@ -11,7 +11,7 @@ from pyro_dp.graphs.tracing import Compiler, NotTraceable
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Rows, with_bit
 from pyro_dp.passes import CHECKED_STEPS, Passes, pass_size
-from pyro_dp.records import Records
+from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.linalg import restricted
 from pyro_dp.utils.rng import forked_rng, private_rng

@@ -13,13 +13,13 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
-from pyro_dp.gradients import Batch, RecordTerm
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Rows, with_bit
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.outside import Particle, draw_particle
-from pyro_dp.record_mode import RecordMode
-from pyro_dp.records import Records
+from pyro_dp.records.global_draw import Particle, draw_particle
+from pyro_dp.records.record_term import Batch, RecordTerm
+from pyro_dp.records.records import Records
+from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import private_rng
 

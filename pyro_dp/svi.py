@@ -20,16 +20,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.checks import build_record_term
-from pyro_dp.gradients import RecordTerm
 from pyro_dp.inference import PrivateInference
-from pyro_dp.initial_values import initialised
-from pyro_dp.local_parameters import FIXED, NOTE
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import SHARE
 from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.records import Records
+from pyro_dp.records.initial_values import initialised
+from pyro_dp.records.local_parameters import FIXED, NOTE
+from pyro_dp.records.record_term import RecordTerm
+from pyro_dp.records.record_term_builder import build_record_term
+from pyro_dp.records.records import Records
 from pyro_dp.row_adam import RowAdam, RowOptimizer
 from pyro_dp.steps import COORDINATES, EagerStep
 from pyro_dp.traced_step import TracedStep
@@ -78,9 +78,9 @@ class DPSVI(PrivateInference):
 
     **Private, and not protected if published.** Parameters with a row per record, of guides with
     latents per record: row i is learnt from record i without noise, behind a privacy wall
-    (:mod:`pyro_dp.local_parameters`). They are in Pyro's parameter store, for the curator. What
-    guide, ``Predictive``, ``median()`` or ``quantiles()`` say of the training records' own latents
-    is as sensitive as the data, and the ledger notes it; what they say of global latents is
+    (:mod:`pyro_dp.records.local_parameters`). They are in Pyro's parameter store, for the curator.
+    What guide, ``Predictive``, ``median()`` or ``quantiles()`` say of the training records' own
+    latents is as sensitive as the data, and the ledger notes it; what they say of global latents is
     covered. Record i must be the same individual in every step.
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from pyro_dp.coordinates import mean, mean_loss
-from pyro_dp.gradients import Batch
 from pyro_dp.graphs.factorisation import factorised
 from pyro_dp.graphs.tracing import Compiler, NotTraceable, trace
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions
 from pyro_dp.mechanism.outer_products import Joined
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.outside import Particle
 from pyro_dp.passes import (
     CHECKED_STEPS,
     Passes,
@@ -29,7 +27,10 @@ from pyro_dp.passes import (
     pass_size,
     placeholder_batch,
 )
-from pyro_dp.record_mode import Draw, LocalDraws, PublicDraws, RecordMode
+from pyro_dp.records.global_draw import Particle
+from pyro_dp.records.local_draws import Draw, LocalDraws, PublicDraws
+from pyro_dp.records.record_term import Batch
+from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.steps import EagerStep, LocalGradients
 from pyro_dp.utils.agreement import MISMATCH, require_same
 from pyro_dp.utils.errors import ModelError

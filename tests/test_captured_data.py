@@ -11,10 +11,10 @@ from pyro.infer.autoguide import AutoNormal, init_to_value
 from torch import nn
 
 from pyro_dp import ModelError
-from pyro_dp.captured_data import refuse_captured_data, refuse_numbers, refuse_rows
 from pyro_dp.graphs.references import References
-from pyro_dp.plates import PrivatePlate
-from pyro_dp.records import Records
+from pyro_dp.records.captured_data import refuse_captured_data, refuse_numbers, refuse_rows
+from pyro_dp.records.plate import PrivatePlate
+from pyro_dp.records.records import Records
 
 X, Y = regression_data()
 SIZE = len(X)

@@ -31,7 +31,7 @@ from pyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoNormal, init
 from sums import exact_sums
 from torch import nn
 
-import pyro_dp.gradients
+import pyro_dp.records.record_term
 from pyro_dp import (
     DPSVI,
     AdaptiveClip,
@@ -39,12 +39,12 @@ from pyro_dp import (
     ModelError,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
-    initial_values,
 )
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.plates import find_plate
-from pyro_dp.records import Records
+from pyro_dp.records import initial_values
+from pyro_dp.records.plate import find_plate
+from pyro_dp.records.records import Records
 
 SECRET = 123456.789  # a data value; it must not appear in any error
 
@@ -885,14 +885,14 @@ def test_autoguide_that_was_run_before_is_noted():
 
 def test_vectorised_numbers_are_compared_on_the_data(monkeypatch):
     """What agrees on placeholders only is an error, not another path."""
-    vectorized = pyro_dp.gradients.RecordTerm.vectorized
+    vectorized = pyro_dp.records.record_term.RecordTerm.vectorized
 
     def wrong(self, records, particle, batch):
         gradients = vectorized(self, records, particle, batch)
         gradients.latents["w"] = gradients.latents["w"] + (batch.rows[0][:, :1] - 1)
         return gradients
 
-    monkeypatch.setattr(pyro_dp.gradients.RecordTerm, "vectorized", wrong)
+    monkeypatch.setattr(pyro_dp.records.record_term.RecordTerm, "vectorized", wrong)
     with pytest.raises(ModelError, match="on the data"):
         attempt(guide=handwritten_guide)
 

@@ -17,7 +17,7 @@ from sums import exact_sums
 import pyro_dp.mechanism.iterative
 from pyro_dp import ModelError, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.baselines import DPEM
-from pyro_dp.guard import guarded
+from pyro_dp.records.sandbox import guarded
 
 # The traced and the calibrated ones take a second each.
 CASES = {

@@ -13,9 +13,9 @@ from pyro.infer.autoguide import AutoNormal
 
 from pyro_dp import DPSVI, PrivacyAccountant
 from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates
-from pyro_dp.gradients import Batch
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.record_mode import LocalDraws
+from pyro_dp.records.local_draws import LocalDraws
+from pyro_dp.records.record_term import Batch
 
 LOSS_DIFFERS = {"VAE", "VAE, mean field", "hierarchical", "particles", "subsample_size"}
 

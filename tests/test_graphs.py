@@ -9,7 +9,7 @@ import torch
 import torch._inductor
 
 from pyro_dp.graphs.tracing import Compiler, NotTraceable, trace, untraced
-from pyro_dp.guard import guarded
+from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ModelError
 
 needs_compiler = pytest.mark.skipif(

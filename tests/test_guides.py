@@ -22,9 +22,9 @@ from torch import nn
 
 from pyro_dp import ModelError
 from pyro_dp.guides import GaussianGuide
-from pyro_dp.initial_values import initialise
-from pyro_dp.plates import find_plate
-from pyro_dp.records import Records
+from pyro_dp.records.initial_values import initialise
+from pyro_dp.records.plate import find_plate
+from pyro_dp.records.records import Records
 
 AUTOGUIDES = [AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal]
 

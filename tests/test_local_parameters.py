@@ -38,10 +38,10 @@ from pyro_dp import (
     PrivacyAccountant,
     RowAdam,
 )
-from pyro_dp.gradients import Batch
-from pyro_dp.local_parameters import LocalParameters
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.streams import LocalStream, Randomness
+from pyro_dp.records.local_parameters import LocalParameters
+from pyro_dp.records.record_term import Batch
 
 SIZE = 30
 BATCH = [1, 4, 8, 20]

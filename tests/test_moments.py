@@ -10,8 +10,8 @@ from pyro.infer.autoguide import AutoNormal
 
 from pyro_dp import ModelError
 from pyro_dp.ep_problem import EPProblem
-from pyro_dp.plates import find_plate
-from pyro_dp.records import Records
+from pyro_dp.records.plate import find_plate
+from pyro_dp.records.records import Records
 
 SLOW = "one record at a time"
 

@@ -65,8 +65,9 @@ USES = {
         mechanism.iterative.IterativeMechanism._account_and_release
         mechanism.iterative.IterativeMechanism._sample svi.DPSVI.step sep.DPSEP._clipped_sum
         baselines.sgld.DPSGLD.step vips.inference.VIPS._release_expected
-        nonprivate.NonPrivate._looking checks._stream vips.isolated_model._public_draws
-        selection.private_selection selection.private_selection
+        nonprivate.NonPrivate._looking records.record_term_builder._stream
+        vips.isolated_model._public_draws selection.private_selection
+        selection.private_selection
     """,  # but for the first they sample records, or draw their latents
     # The ledger.
     ".record": """

@@ -8,10 +8,10 @@ from problems import PROBLEMS, logistic, logistic_whole, regression_data
 from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 
-from pyro_dp import initial_values
-from pyro_dp.outside import draw_particle, single_particle
-from pyro_dp.plates import find_plate
-from pyro_dp.records import Records
+from pyro_dp.records import initial_values
+from pyro_dp.records.global_draw import draw_particle, single_particle
+from pyro_dp.records.plate import find_plate
+from pyro_dp.records.records import Records
 
 
 def peeking_guide(x, y):

@@ -10,9 +10,9 @@ from torch.distributions import MultivariateNormal
 from pyro_dp.ep_problem import EPProblem
 from pyro_dp.gaussian import Gaussian
 from pyro_dp.guides import GaussianGuide
-from pyro_dp.plates import find_plate
 from pyro_dp.prior import Prior
-from pyro_dp.records import Records
+from pyro_dp.records.plate import find_plate
+from pyro_dp.records.records import Records
 from pyro_dp.utils.linalg import dense
 
 DRAWS = 16  # of the module

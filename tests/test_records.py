@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from pyro_dp import ModelError
-from pyro_dp.plates import PrivatePlate
-from pyro_dp.records import Records
+from pyro_dp.records.plate import PrivatePlate
+from pyro_dp.records.records import Records
 
 PLATE = PrivatePlate("data", 6, 6)
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pyro_dp import stand_ins
-from pyro_dp.stand_ins import is_table, placeholder, spacing, varied
+from pyro_dp.records import stand_ins
+from pyro_dp.records.stand_ins import is_table, placeholder, spacing, varied
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])

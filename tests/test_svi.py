@@ -28,7 +28,7 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from scipy import stats
 
-import pyro_dp.gradients
+import pyro_dp.records.record_term
 from pyro_dp import (
     DPSVI,
     AdaptiveClip,
@@ -147,13 +147,13 @@ def test_streams_of_one_step_are_distinct(monkeypatch):
 def test_particles_draw_locally_on_their_own(monkeypatch):
     """K particles are K estimates, also of the records' own latents."""
     used = []
-    gradients = pyro_dp.gradients.RecordTerm.gradients
+    gradients = pyro_dp.records.record_term.RecordTerm.gradients
 
     def spy(self, records, particle, batch):
         used.append(batch.local.normal([3], 0, 4).tolist())
         return gradients(self, records, particle, batch)
 
-    monkeypatch.setattr(pyro_dp.gradients.RecordTerm, "gradients", spy)
+    monkeypatch.setattr(pyro_dp.records.record_term.RecordTerm, "gradients", spy)
     vae = PROBLEMS["VAE"]()
     loss = Trace_ELBO(num_particles=2)
     Fixture(monkeypatch, vae.model, vae.guide, loss, sampling="full").svi.step(*vae.data)

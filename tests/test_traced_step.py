@@ -167,14 +167,14 @@ def test_particles_draw_on_their_own():
     svi._prepare(problem.data, {})
     (one, other), used = svi._step.draw(), []
     assert not any(torch.equal(x, y) for x, y in zip(one, other, strict=True))
-    sample = pyro_dp.record_mode.Draw.sample
+    sample = pyro_dp.records.local_draws.Draw.sample
 
     def spy(self, stream, indices, position):
         used.append(sample(self, stream, indices, position))
         return used[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pyro_dp.record_mode.Draw, "sample", spy)
+        patch.setattr(pyro_dp.records.local_draws.Draw, "sample", spy)
         svi._step._unchecked = 0
         contributions(svi, [1, 2])
     one, other = used

@@ -29,7 +29,7 @@ from pyro_dp import (
     PrivacyError,
     SubsampledGaussian,
 )
-from pyro_dp.records import Records
+from pyro_dp.records.records import Records
 from pyro_dp.vips import GaussianMixture, LinearRegression, LogisticRegression, Statistic
 
 _ALARM = 1e-8

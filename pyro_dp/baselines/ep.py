@@ -14,8 +14,8 @@ from tqdm.auto import trange
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.looks import mark_look
 from pyro_dp.ep_problem import EPProblem, require_moments
-from pyro_dp.first_look import first_look
 from pyro_dp.gaussian import Gaussian
+from pyro_dp.records.first_look import first_look
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.linalg import dense, inverse
 from pyro_dp.utils.validation import require_count, require_flag, require_number

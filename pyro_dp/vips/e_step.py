@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_dp.guard import guarded
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.records import Records
+from pyro_dp.records.records import Records
+from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.vips.conjugate_model import (
     OTHER_SHAPE,

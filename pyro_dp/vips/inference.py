@@ -21,14 +21,14 @@ from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
-from pyro_dp.arguments import as_tensors
-from pyro_dp.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.plates import PrivatePlate
-from pyro_dp.records import Records
+from pyro_dp.records.arguments import as_tensors
+from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
+from pyro_dp.records.plate import PrivatePlate
+from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.conjugate_model import ConjugateModel

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.graphs.references import References, sentence
-from pyro_dp.records import Records
+from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
 
 _SAME_MEMORY = (

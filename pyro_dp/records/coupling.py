@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dp.initial_values import agree
-from pyro_dp.plates import PrivatePlate
-from pyro_dp.records import Records
-from pyro_dp.sites import Runs, random_sites
+from pyro_dp.records.initial_values import agree
+from pyro_dp.records.plate import PrivatePlate
+from pyro_dp.records.records import Records
+from pyro_dp.records.site_checks import Runs, random_sites
 from pyro_dp.utils.errors import ModelError
 
 _COUNT = 3

@@ -12,12 +12,13 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
-from pyro_dp.arguments import Arguments
-from pyro_dp.captured_data import refuse_numbers
 from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_changes
-from pyro_dp.guard import guarded
-from pyro_dp.plates import OneRecord, is_random
-from pyro_dp.records import Records
+from pyro_dp.records.arguments import Arguments
+from pyro_dp.records.captured_data import refuse_numbers
+from pyro_dp.records.messengers import OneRecord
+from pyro_dp.records.plate import is_random
+from pyro_dp.records.records import Records
+from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.arguments import Arguments, argument_names, named_arguments, refuse_untyped
-from pyro_dp.plates import PrivatePlate
-from pyro_dp.stand_ins import is_table, placeholder_row, spacing, varied
+from pyro_dp.records.arguments import Arguments, argument_names, named_arguments, refuse_untyped
+from pyro_dp.records.plate import PrivatePlate
+from pyro_dp.records.stand_ins import is_table, placeholder_row, spacing, varied
 from pyro_dp.utils.errors import ModelError
 
 _NO_DATA = (
@@ -38,7 +38,7 @@ class Records:
     on that record only. Everything outside the plate, and every initial value, is computed on
     placeholders and depends on no record at all.
 
-    :param args: of the step, :func:`~pyro_dp.arguments.as_tensors`; the same for ``kwargs``.
+    :param args: of the step, :func:`~pyro_dp.records.arguments.as_tensors`; so are ``kwargs``.
     :param given: args and kwargs as the user gave them; by default these.
     :raises ModelError: no argument is data.
     """
@@ -118,7 +118,7 @@ class Records:
         return [placeholder_row(table) for table in self.tables]
 
     def varied(self, length: int, seed: int, *, integers: bool = True) -> Arguments:
-        """The arguments with public rows that differ: see :func:`~pyro_dp.stand_ins.varied`."""
+        """The arguments with public rows that differ, as ``stand_ins.varied`` makes them."""
         tables = [varied(table, length, seed, integers=integers) for table in self.tables]
         return self._with_tables(tables)
 

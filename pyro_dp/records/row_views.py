@@ -18,7 +18,7 @@ from torch.distributions.constraints import Constraint
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from pyro_dp.record_mode import substituted
+from pyro_dp.records.torch_modes import substituted
 
 
 @dataclass(frozen=True)

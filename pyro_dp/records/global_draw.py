@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to
 from torch.distributions.constraints import Constraint
 
-from pyro_dp.guard import guarded
-from pyro_dp.local_parameters import LocalParameters
-from pyro_dp.plates import OneRecord, Outside, PrivatePlate, is_random
-from pyro_dp.record_mode import RecordMode
-from pyro_dp.records import Records
-from pyro_dp.terms import record_loss
+from pyro_dp.records.local_parameters import LocalParameters
+from pyro_dp.records.messengers import OneRecord, Outside
+from pyro_dp.records.plate import PrivatePlate, is_random
+from pyro_dp.records.record_elbo import record_loss
+from pyro_dp.records.records import Records
+from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.torch_modes import RecordMode
 
 
 @dataclass

@@ -1,6 +1,6 @@
-"""The private plate: find it, restrict it to one record, split a model at it."""
+"""The private plate: whose elements are the records, and how it is found."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,14 +9,11 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.distributions import Delta
-from pyro.poutine.messenger import Messenger
-from pyro.poutine.subsample_messenger import SubsampleMessenger, _Subsample
-from torch import Tensor
+from pyro.poutine.subsample_messenger import _Subsample
 from torch.utils import _pytree as pytree
 
-from pyro_dp.graphs.tracing import untraced
-from pyro_dp.guard import PLACEHOLDERS, guarded
-from pyro_dp.stand_ins import identity, is_table, placeholder
+from pyro_dp.records.sandbox import PLACEHOLDERS, guarded
+from pyro_dp.records.stand_ins import identity, is_table, placeholder
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 
@@ -148,100 +145,3 @@ def _find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) ->
                 "inside, or use what it observes as a public constant."
             )
     return plate
-
-
-class OneRecord(Messenger):
-    """Run a model with the private plate holding a single index, and without the plate's scale N /
-    1. (The checks show it a few.)
-
-    The plate's own ``randperm`` indices are overridden, also where it declares ``subsample_size``.
-    Scales and masks of the user are kept.
-
-    :param index: tensor of shape (1,); of the checks, (k,).
-    :param parameters: the names that there may be, if they are known: one that only some records
-        use would tell by its existence.
-    """
-
-    def __init__(
-        self, plate: PrivatePlate, index: Tensor, parameters: Collection[str] | None = None
-    ):
-        super().__init__()
-        self.plate = plate
-        self.index = index
-        self.parameters = parameters
-
-    def __enter__(self):
-        self._original = original = SubsampleMessenger._subsample
-        private = self.plate.name
-
-        def subsample(name, size=None, subsample_size=None, subsample=None, *rest):
-            # A declared size would be compared with the single index, and raise.
-            if name == private:
-                subsample_size = subsample = None
-            return original(name, size, subsample_size, subsample, *rest)
-
-        SubsampleMessenger._subsample = staticmethod(subsample)
-        return super().__enter__()
-
-    def __exit__(self, *exc_info):
-        SubsampleMessenger._subsample = staticmethod(self._original)
-        return super().__exit__(*exc_info)
-
-    def _process_message(self, msg: dict) -> None:
-        if msg["type"] == "param" and self.parameters is not None:
-            if msg["name"] not in self.parameters:
-                raise ModelError(
-                    f"Parameter {msg['name']!r} appears for some records only: create every "
-                    "parameter before anything depends on the data."
-                )
-        if msg["type"] != "sample":
-            return
-        if msg["name"] == self.plate.name and isinstance(msg["fn"], _Subsample):
-            msg["value"] = self.index
-            msg["done"] = True
-        elif frame := self.plate.frame(msg):
-            msg["scale"] = msg["scale"] * frame.size / frame.full_size
-
-
-class Outside(Messenger):
-    """Hide every site within the private plate from the handlers further out.
-
-    Hidden latents still need a value for the model to run through; it is drawn without moving the
-    public generator.
-
-    :param seed: of these draws.
-    """
-
-    def __init__(self, plate: PrivatePlate, seed: int = 0):
-        super().__init__()
-        self.plate = plate
-        self.seed = seed
-
-    def _process_message(self, msg: dict) -> None:
-        if msg["type"] == "sample" and self.plate.holds(msg):
-            if msg["value"] is None:
-                with forked_rng(), torch.no_grad(), untraced():
-                    torch.manual_seed(self.seed)
-                    msg["value"] = msg["fn"](*msg["args"], **msg["kwargs"])
-                msg["done"] = True
-            msg["stop"] = True
-
-
-class Inside(Messenger):
-    """Hide every site outside the private plate, with the global latents fixed.
-
-    :param values: value of each latent site outside the plate, and indices of each other plate.
-    """
-
-    def __init__(self, plate: PrivatePlate, values: Mapping[str, Tensor]):
-        super().__init__()
-        self.plate = plate
-        self.values = values
-
-    def _process_message(self, msg: dict) -> None:
-        if msg["type"] == "sample" and not self.plate.holds(msg):
-            if msg["value"] is None and msg["name"] in self.values:
-                msg["value"] = self.values[msg["name"]]
-                msg["done"] = True
-            # The private plate's own index site goes on to OneRecord.
-            msg["stop"] = msg["name"] != self.plate.name

@@ -21,14 +21,16 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
 from pyro_dp.graphs.captured_state import CapturedState
-from pyro_dp.guard import guarded
-from pyro_dp.local_parameters import LocalParameters
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.outside import Particle, single_particle
-from pyro_dp.plates import Inside, OneRecord, is_random
-from pyro_dp.record_mode import Draw, LocalDraws, RecordMode
-from pyro_dp.records import Records
-from pyro_dp.terms import record_loss
+from pyro_dp.records.global_draw import Particle, single_particle
+from pyro_dp.records.local_draws import Draw, LocalDraws
+from pyro_dp.records.local_parameters import LocalParameters
+from pyro_dp.records.messengers import Inside, OneRecord
+from pyro_dp.records.plate import is_random
+from pyro_dp.records.record_elbo import record_loss
+from pyro_dp.records.records import Records
+from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.errors import ModelError
 
 

@@ -6,12 +6,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.arguments import argument_names, as_tensors
-from pyro_dp.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.graphs.references import References
-from pyro_dp.plates import find_plate
-from pyro_dp.records import Records
+from pyro_dp.records.arguments import argument_names, as_tensors
+from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
+from pyro_dp.records.plate import find_plate
+from pyro_dp.records.records import Records
 
 
 def first_look(

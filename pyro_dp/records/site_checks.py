@@ -9,12 +9,13 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState
-from pyro_dp.guard import guarded, whole_tensors
-from pyro_dp.initial_values import agree
-from pyro_dp.local_parameters import LocalParameters
-from pyro_dp.outside import Particle
-from pyro_dp.plates import OneRecord, Outside, PrivatePlate, is_random
-from pyro_dp.records import Arguments, Records
+from pyro_dp.records.global_draw import Particle
+from pyro_dp.records.initial_values import agree
+from pyro_dp.records.local_parameters import LocalParameters
+from pyro_dp.records.messengers import OneRecord, Outside
+from pyro_dp.records.plate import PrivatePlate, is_random
+from pyro_dp.records.records import Arguments, Records
+from pyro_dp.records.sandbox import guarded, whole_tensors
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 

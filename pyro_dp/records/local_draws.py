@@ -1,15 +1,13 @@
-"""What torch functions see while a model runs on one record: its parameters and its local draws."""
+"""Local draws: random numbers that belong to a record, wherever it stands in a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.terms import NotVectorizable
+from pyro_dp.records.record_elbo import NotVectorizable
 
 
 @dataclass(frozen=True)
@@ -83,40 +81,6 @@ class PublicDraws(LocalDraws):
         return self.requested[-1].public(device)
 
 
-class RecordMode(TorchFunctionMode):
-    """What torch functions see while a model runs on one record.
-
-    * Parameters are substituted by identity: by name, ``pyro.module`` and flows that alias a weight
-      would go on using their own tensors, and their gradients would silently be zero.
-    * Normal and uniform draws come from :class:`LocalDraws`; in-place draws cannot be vectorised
-      otherwise.
-    """
-
-    def __init__(self, draws: LocalDraws, substitutes: dict[int, Tensor] | None = None):
-        super().__init__()
-        self.draws = draws
-        self.substitutes = substitutes or {}
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        answer = _DRAWS.get(func)
-        if answer is not None:
-            return answer(self.draws, *args, **kwargs)
-        if self.substitutes:
-            args = substituted(args, self.substitutes)
-            kwargs = {key: substituted(value, self.substitutes) for key, value in kwargs.items()}
-        return func(*args, **kwargs)
-
-
-def substituted(value: Any, substitutes: dict[int, Tensor]) -> Any:
-    """An argument of a function, with tensors replaced by ``id``, also in tuples and lists."""
-    if isinstance(value, Tensor):
-        return substitutes.get(id(value), value)
-    if type(value) in (tuple, list):
-        return type(value)(substituted(each, substitutes) for each in value)
-    return value
-
-
 def _fill(draws, tensor, values):
     # Under vmap a plain tensor cannot be filled in place; torch.distributions use what is returned.
     return tensor.copy_(values) if draws.in_place else values
@@ -155,7 +119,7 @@ def _like(kind):
     return draw
 
 
-_DRAWS = {
+DRAWING = {
     torch.Tensor.normal_: _normal_,
     torch.Tensor.uniform_: _uniform_,
     torch.Tensor.exponential_: _exponential_,

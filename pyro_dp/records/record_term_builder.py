@@ -13,17 +13,17 @@ from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_dp.coupling import check_coupling
-from pyro_dp.gradients import Batch, RecordGradients, RecordTerm
 from pyro_dp.graphs.captured_state import CapturedState, require_same_changes
-from pyro_dp.initial_values import agree, initialise
-from pyro_dp.local_parameters import find_local_parameters, marked_parameters
 from pyro_dp.mechanism.streams import LocalStream, Randomness
-from pyro_dp.outside import Particle, draw_particle
-from pyro_dp.plates import Inside, Outside
-from pyro_dp.record_mode import LocalDraws
-from pyro_dp.records import Arguments, Records
-from pyro_dp.sites import (
+from pyro_dp.records.coupling import check_coupling
+from pyro_dp.records.global_draw import Particle, draw_particle
+from pyro_dp.records.initial_values import agree, initialise
+from pyro_dp.records.local_draws import LocalDraws
+from pyro_dp.records.local_parameters import find_local_parameters, marked_parameters
+from pyro_dp.records.messengers import Inside, Outside
+from pyro_dp.records.record_term import Batch, RecordGradients, RecordTerm
+from pyro_dp.records.records import Arguments, Records
+from pyro_dp.records.site_checks import (
     Runs,
     check_inside,
     check_latents,
