@@ -255,7 +255,7 @@ MUTATIONS = [
     Mutation(
         "local draws from the public stream",
         "RecordMode.__torch_function__",
-        "        answer = _DRAWS.get(func)\n",
+        "        answer = DRAWING.get(func)\n",
         "        answer = None\n",
         "test_gradients.py test_svi.py",
     ),
@@ -577,7 +577,7 @@ MUTATIONS = [
     ),
     Mutation(
         "padding that counts as records",
-        "Passes.__init__",
+        "PaddedSum.__init__",
         "torch.cat([ones, 0 * ones])",
         "torch.cat([ones, ones])",
         "test_traced_step.py",
@@ -649,7 +649,7 @@ MUTATIONS = [
     ),
     Mutation(
         "padded batches take the first rows of all",
-        "Passes.add",
+        "PaddedSum.add",
         "distinct=not padding",
         "distinct=True",
         "test_traced_step.py",
@@ -1681,7 +1681,7 @@ MUTATIONS = [
     ),
     Mutation(
         "door: a graph's sums count twice in the checked steps",
-        "SiteSums._check",
+        "SiteSum._check",
         "        self._passes.add(found, public, chosen)\n",
         "        self._passes.add(found, public, chosen)\n"
         "        self._passes.add(clipped, public, chosen)\n",

@@ -4,15 +4,15 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.audit_result import AuditResult
 from pyro_dp.auditing import audit, audit_one_run
+from pyro_dp.infer.ep.dpsep import DPSEP
+from pyro_dp.infer.ep.kl_bounds import clipped_kl, sep_kl_bound
+from pyro_dp.infer.svi.dpsvi import DPSVI
+from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.nonprivate import nonprivate
-from pyro_dp.row_adam import RowAdam
 from pyro_dp.scaler import DPStandardScaler
 from pyro_dp.selection import Selection, private_selection, selection_epsilon
-from pyro_dp.sep import DPSEP
-from pyro_dp.svi import DPSVI
-from pyro_dp.theory import clipped_kl, sep_kl_bound
 from pyro_dp.trials import PoissonTrials, TruncatedNegativeBinomial
 from pyro_dp.utils.errors import (
     ClippingWarning,

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 
 from pyro_dp.accounting.looks import mark_look
+from pyro_dp.infer.ep.dpsep import DPSEP
+from pyro_dp.infer.svi.dpsvi import DPSVI
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.contributions import Contributions, Rows
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.sep import DPSEP
-from pyro_dp.svi import DPSVI
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.rng import forked_rng, private_rng
 from pyro_dp.vips import VIPS

@@ -26,8 +26,8 @@ from torch import nn
 import pyro_dp.mechanism.iterative
 import pyro_dp.mechanism.sampling
 from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp.infer.svi.eager_step import EagerStep
 from pyro_dp.mechanism.release import release
-from pyro_dp.steps import EagerStep
 
 
 @dataclass

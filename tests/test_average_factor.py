@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from pyro_dp.average_factor import AverageFactor
-from pyro_dp.factors import Full
-from pyro_dp.gaussian import Gaussian
+from pyro_dp.infer.ep.average_factor import AverageFactor
+from pyro_dp.infer.ep.gaussian import Gaussian
+from pyro_dp.infer.ep.site_factors import Full
 from pyro_dp.utils.linalg import apply
 
 SETTINGS = {"weight": 0.5, "sample_rate": 1.0}

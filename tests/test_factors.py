@@ -7,7 +7,7 @@ import pytest
 import torch
 from sums import exact_sums
 
-from pyro_dp.factors import Dense, Diagonal, Full, LowRank, Shared
+from pyro_dp.infer.ep.site_factors import Dense, Diagonal, Full, LowRank, Shared
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.utils.linalg import dense

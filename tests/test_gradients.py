@@ -12,7 +12,7 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_dp import DPSVI, PrivacyAccountant
-from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates
+from pyro_dp.infer.svi.coordinates import LatentCoordinates, ParameterCoordinates
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.record_term import Batch

@@ -11,7 +11,7 @@ from scipy import stats
 from sums import exact_sums
 
 from pyro_dp import ConfigurationError, PrivacyAccountant, SubsampledGaussian
-from pyro_dp.factors import STRUCTURES, LowRank
+from pyro_dp.infer.ep.site_factors import STRUCTURES, LowRank
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Rows

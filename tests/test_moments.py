@@ -9,7 +9,7 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_dp import ModelError
-from pyro_dp.ep_problem import EPProblem
+from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Records
 

@@ -34,11 +34,12 @@ USES = {
     "clipped_sums": """
         mechanism.clipping mechanism.clipping.ClippedSum mechanism.clipping.ClippedSum
         mechanism.clipping.ClippedSum.add mechanism.fixed_point.FixedPointSum
-        passes.Passes.__init__.sums
+        infer.padded_sum.PaddedSum.__init__.sums
     """,
     "rounded_sums": "mechanism.fixed_point mechanism.fixed_point.FixedPointSum",
     "add_sums": """
-        mechanism.clipping.ClippedSum mechanism.clipping.ClippedSum.add passes.Passes.add
+        mechanism.clipping.ClippedSum mechanism.clipping.ClippedSum.add
+        infer.padded_sum.PaddedSum.add
     """,
     # With noise: the door, and the one function that goes through it, of all inferences.
     "_noisy": """
@@ -63,11 +64,11 @@ USES = {
     """,  # the last two: how noisy a released statistic is
     ".stream": """
         mechanism.iterative.IterativeMechanism._account_and_release
-        mechanism.iterative.IterativeMechanism._sample svi.DPSVI.step sep.DPSEP._clipped_sum
-        baselines.sgld.DPSGLD.step vips.inference.VIPS._release_expected
-        nonprivate.NonPrivate._looking records.record_term_builder._stream
-        vips.isolated_model._public_draws selection.private_selection
-        selection.private_selection
+        mechanism.iterative.IterativeMechanism._sample infer.svi.dpsvi.DPSVI.step
+        infer.ep.dpsep.DPSEP._clipped_sum baselines.sgld.DPSGLD.step
+        vips.inference.VIPS._release_expected nonprivate.NonPrivate._looking
+        records.record_term_builder._stream vips.isolated_model._public_draws
+        selection.private_selection selection.private_selection
     """,  # but for the first they sample records, or draw their latents
     # The ledger.
     ".record": """

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pyro import poutine
 
-from pyro_dp.predictors import Family, NotLinear
+from pyro_dp.infer.ep.observation_family import Family, NotLinear
 
 COUNT = 4  # elements of the observed site
 

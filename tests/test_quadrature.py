@@ -14,7 +14,7 @@ from torch.distributions import (
     StudentT,
 )
 
-from pyro_dp.quadrature import tilted_moments
+from pyro_dp.infer.ep.gauss_hermite import tilted_moments
 
 SPREAD = torch.tensor([[1.0, 0.6], [0.6, 2.0]], dtype=torch.float64)
 CENTRE = torch.tensor([0.5, -0.5], dtype=torch.float64)

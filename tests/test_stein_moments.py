@@ -11,7 +11,8 @@ from problems import mixture
 from pyro import poutine
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_dp import DPSEP, PrivacyAccountant, moments
+from pyro_dp import DPSEP, PrivacyAccountant
+from pyro_dp.infer.ep import tilted_sites
 
 MEAN = torch.tensor([-0.4, 0.7], dtype=torch.float64)
 COVARIANCE = torch.tensor([[0.30, 0.05], [0.05, 0.15]], dtype=torch.float64)
@@ -66,7 +67,7 @@ def brute_force(x, points, log_weights):
 
 
 def test_stein_sites_agree_with_brute_force(monkeypatch):
-    monkeypatch.setattr(moments, "_NUM_DRAWS", 1000)
+    monkeypatch.setattr(tilted_sites, "_NUM_DRAWS", 1000)
     x = torch.tensor([-1.5, -0.2, 0.3, 2.0])
     method, indices, rows = stein(two_means, x)
     with torch.no_grad():
@@ -100,7 +101,7 @@ def finite_differences(function, step=1e-3):
 
 @pytest.fixture
 def few_draws(monkeypatch):
-    monkeypatch.setattr(moments, "_NUM_DRAWS", 4)
+    monkeypatch.setattr(tilted_sites, "_NUM_DRAWS", 4)
 
 
 def test_stein_sites_are_those_of_the_loop(few_draws):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from pyro_dp.theory import clipped_kl, sep_kl_bound
+from pyro_dp.infer.ep.kl_bounds import clipped_kl, sep_kl_bound
 from pyro_dp.utils.errors import ConfigurationError
 
 # Made-up data.

@@ -27,12 +27,12 @@ from sums import exact_sums
 from test_graphs import needs_compiler
 from torch import nn
 
-import pyro_dp.passes
-import pyro_dp.traced_step
+import pyro_dp.infer.padded_sum
+import pyro_dp.infer.svi.traced_step
 from pyro_dp import DPSVI, AdaptiveClip, ModelError, PrivacyAccountant
+from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.traced_step import TracedStep
 
 
 @pytest.fixture(autouse=True)
@@ -217,7 +217,7 @@ def test_nothing_is_traced_twice(monkeypatch):
         return trace(function, inputs)
 
     trace = pyro_dp.graphs.tracing.trace
-    for module in (pyro_dp.traced_step, pyro_dp.passes):
+    for module in (pyro_dp.infer.svi.traced_step, pyro_dp.infer.padded_sum):
         monkeypatch.setattr(module, "trace", spy)
     problem, svi = new(PROBLEMS["AutoNormal"], "trace", sample_rate=0.1, **NOISELESS)
     for _ in range(50):
@@ -239,7 +239,7 @@ def test_memory(monkeypatch, microbatch_size):
                 sizes.append(len(value))
         return graph
 
-    for module in (pyro_dp.traced_step, pyro_dp.passes):
+    for module in (pyro_dp.infer.svi.traced_step, pyro_dp.infer.padded_sum):
         monkeypatch.setattr(module, "trace", spy)
 
     def make():  # nothing else has 13 of anything

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.baselines.target import global_latents, point_guide, suitable_loss
-from pyro_dp.inference import PrivateInference
+from pyro_dp.infer.base import PrivateInference
+from pyro_dp.infer.svi.eager_step import EagerStep
+from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.latents import Latent
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
-from pyro_dp.steps import EagerStep
-from pyro_dp.traced_step import TracedStep
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.validation import require_count, require_scale, require_tensors, value_at
 

@@ -9,8 +9,8 @@ wall has two sides:
   Whatever is not one record's term (global draws, the loss outside the plate, initial values,
   checks) is shown rows that are fixed constants.
 * *Out*: a row is moved without noise, by the gradient of its own record's term and its own moments
-  (:mod:`pyro_dp.row_adam`), in the steps in which its record was sampled. Neither rows nor their
-  gradients are part of a release. Globals learn from the clipped, noised sum only.
+  (:mod:`pyro_dp.infer.svi.row_adam`), in the steps in which its record was sampled. Neither rows
+  nor their gradients are part of a release. Globals learn from the clipped, noised sum only.
 
 **Why the guarantee holds.** Let s be the private state of record n: its rows and their moments.
 Fix the earlier releases, and also the selections and local draws R of all other records, which are

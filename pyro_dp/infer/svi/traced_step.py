@@ -2,7 +2,8 @@
 
 *Records*: parameters, public draws, rows -> clipped sums. *Public*: parameters, public draws,
 released estimate -> gradients of the parameters. Both are traced from the functions of
-:class:`~pyro_dp.steps.EagerStep` and compared with it in the first steps. All draws are inputs.
+:class:`~pyro_dp.infer.svi.eager_step.EagerStep` and compared with it in the first steps. All draws
+are inputs.
 """
 
 import math
@@ -13,25 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.coordinates import mean, mean_loss
 from pyro_dp.graphs.factorisation import factorised
 from pyro_dp.graphs.tracing import Compiler, NotTraceable, trace
+from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, parted, pass_size, placeholder_batch
+from pyro_dp.infer.svi.coordinates import mean, mean_loss
+from pyro_dp.infer.svi.eager_step import EagerStep, LocalGradients
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions
 from pyro_dp.mechanism.outer_products import Joined
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.passes import (
-    CHECKED_STEPS,
-    Passes,
-    parted,
-    pass_size,
-    placeholder_batch,
-)
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import Draw, LocalDraws, PublicDraws
 from pyro_dp.records.record_term import Batch
 from pyro_dp.records.torch_modes import RecordMode
-from pyro_dp.steps import EagerStep, LocalGradients
 from pyro_dp.utils.agreement import MISMATCH, require_same
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng, private_rng
@@ -152,7 +147,9 @@ class TracedStep:
             )
         return dict(zip(self._eager.parameters, values, strict=True)), particles
 
-    def _trace_records(self, size: int, sum_type: type[ClippedSum], compiler: Compiler) -> Passes:
+    def _trace_records(
+        self, size: int, sum_type: type[ClippedSum], compiler: Compiler
+    ) -> PaddedSum:
         """First per record, to find out what need not be stored; then clipped and summed."""
         eager, records = self._eager, self._eager.records
         local = self._local_streams(partial(np.random.default_rng, 0))
@@ -177,7 +174,7 @@ class TracedStep:
         inputs = [*public, *placeholder_batch(records, size, eager.term.draws, local)]
         graph = trace(per_record, inputs)
         graph, products = factorised(graph, fused=compiler.enabled)
-        return Passes(
+        return PaddedSum(
             contribute,
             records,
             public,

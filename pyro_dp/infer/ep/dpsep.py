@@ -4,10 +4,11 @@ Algorithm 3 of Vinaroz & Park (DP-SEP, TMLR 2022, arXiv 2111.13219) for any Pyro
 of individuals and a guide that is Gaussian in unconstrained space. Stochastic EP: Li,
 Hernández-Lobato & Turner 2015 (arXiv 1506.04132).
 
-Where this differs from the paper: sites are exact rather than sampled (:mod:`pyro_dp.moments`);
-what is released is centred (:mod:`pyro_dp.factors`); all records take part in every step, and
-estimates are averaged once the posterior has arrived (:mod:`pyro_dp.step_control`). The paper moves
-q by gamma / N per record: there the signal-to-noise ratio of one step is that of one record.
+Where this differs from the paper: sites are exact rather than sampled
+(:mod:`pyro_dp.infer.ep.tilted_sites`); what is released is centred
+(:mod:`pyro_dp.infer.ep.site_factors`); all records take part in every step, and estimates are
+averaged once the posterior has arrived (:mod:`pyro_dp.infer.ep.step_control`). The paper moves q by
+gamma / N per record: there the signal-to-noise ratio of one step is that of one record.
 """
 
 import contextlib
@@ -23,19 +24,19 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.average_factor import AverageFactor
-from pyro_dp.ep_problem import EPProblem, require_moments
-from pyro_dp.factors import STRUCTURES
-from pyro_dp.gaussian import Gaussian
-from pyro_dp.inference import PrivateInference
+from pyro_dp.infer.base import PrivateInference
+from pyro_dp.infer.ep.average_factor import AverageFactor
+from pyro_dp.infer.ep.gaussian import Gaussian
+from pyro_dp.infer.ep.noise_aware import mean_noise
+from pyro_dp.infer.ep.problem import EPProblem, require_moments
+from pyro_dp.infer.ep.site_factors import STRUCTURES
+from pyro_dp.infer.ep.site_sum import SiteSum
+from pyro_dp.infer.ep.step_control import StepControl
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.noise_aware import mean_noise
 from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.records import Records
-from pyro_dp.site_sums import SiteSums
-from pyro_dp.step_control import StepControl
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning, ModelError
 from pyro_dp.utils.linalg import apply, capped, cholesky, dense, floored, inverse
 from pyro_dp.utils.validation import (
@@ -238,8 +239,8 @@ class DPSEP(PrivateInference):
         """The current posterior over the guide's unconstrained latents, in the guide's order.
 
         :param noise_aware: include the uncertainty that the noise adds to the mean, to first order
-            (:func:`~pyro_dp.noise_aware.mean_noise`), and u Sigma for minibatches, u the variance
-            of sampling; in all nowhere more than the prior's covariance. Precisions that are
+            (:func:`~pyro_dp.infer.ep.noise_aware.mean_noise`), and u Sigma for minibatches, u the
+            variance of sampling; in all nowhere more than the prior's covariance. Precisions that are
             diagonal or shared leave the posterior's correlations unknown: then the noise of every
             step is added up, contracted by the prior only, which bounds it, and the plain variances
             are those of a mean field.
@@ -342,8 +343,8 @@ class DPSEP(PrivateInference):
             self._resume(records.device)
         self._sites = self._site_sums(records, sampler)
 
-    def _site_sums(self, records: Records, sampler: RecordSampler) -> SiteSums:
-        sums = SiteSums(
+    def _site_sums(self, records: Records, sampler: RecordSampler) -> SiteSum:
+        sums = SiteSum(
             self._problem,
             records,
             self._average.structure,

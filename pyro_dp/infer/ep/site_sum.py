@@ -4,20 +4,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.ep_problem import EPProblem
-from pyro_dp.factors import Structure
-from pyro_dp.gaussian import Gaussian
 from pyro_dp.graphs.tracing import Compiler, NotTraceable
+from pyro_dp.infer.ep.gaussian import Gaussian
+from pyro_dp.infer.ep.problem import EPProblem
+from pyro_dp.infer.ep.site_factors import Structure
+from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, pass_size
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Rows, with_bit
-from pyro_dp.passes import CHECKED_STEPS, Passes, pass_size
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.linalg import restricted
 from pyro_dp.utils.rng import forked_rng, private_rng
 
 
-class SiteSums:
+class SiteSum:
     """What DPSEP releases of a batch of records, before the noise.
 
     :param structure: of the released precisions.
@@ -47,7 +47,7 @@ class SiteSums:
         self._has_bit = has_bit
         self._size = len(problem.places) + structure.size
         self._limit = microbatch_size or problem.moments.microbatch_size
-        self._passes: Passes | None = None
+        self._passes: PaddedSum | None = None
         self._unchecked = 0
 
     def trace(
@@ -70,7 +70,7 @@ class SiteSums:
             return self._blocks(self._sites(*public, indices, rows), bounds[0])
 
         with forked_rng():
-            self._passes = Passes(
+            self._passes = PaddedSum(
                 contribute,
                 self._records,
                 self._public(cavity),

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.factors import Dense, Factors, LowRank
 from pyro_dp.graphs.tracing import tracing
-from pyro_dp.predictors import Family, NotLinear
-from pyro_dp.quadrature import tilted_moments
+from pyro_dp.infer.ep.gauss_hermite import tilted_moments
+from pyro_dp.infer.ep.observation_family import Family, NotLinear
+from pyro_dp.infer.ep.site_factors import Dense, Factors, LowRank
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.initial_values import agree
 from pyro_dp.records.record_term import RecordTerm

@@ -21,7 +21,7 @@ Contribute = Callable[
 ]
 
 
-class Passes:
+class PaddedSum:
     """A graph of the records' contributions, clipped and summed.
 
     A smaller batch is padded with records of weight zero, so that there is one graph only. It is

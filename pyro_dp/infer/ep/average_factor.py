@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dp.factors import Structure
-from pyro_dp.gaussian import Gaussian
+from pyro_dp.infer.ep.gaussian import Gaussian
+from pyro_dp.infer.ep.site_factors import Structure
 from pyro_dp.utils.linalg import floored
 
 _CHANGING = (

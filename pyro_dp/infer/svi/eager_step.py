@@ -1,7 +1,7 @@
 """What a step of DPSVI computes: the public draw, the records' clipped sums, and the gradient.
 
-:class:`EagerStep` runs Pyro code in every step. :class:`~pyro_dp.traced_step.TracedStep` gives the
-same numbers from graphs.
+:class:`EagerStep` runs Pyro code in every step.
+:class:`~pyro_dp.infer.svi.traced_step.TracedStep` gives the same numbers from graphs.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_dp.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
+from pyro_dp.infer.svi.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Rows, with_bit
 from pyro_dp.mechanism.streams import LocalStream

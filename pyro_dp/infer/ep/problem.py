@@ -8,10 +8,10 @@ from pyro.distributions import AsymmetricLaplace, Laplace, Uniform
 from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 
-from pyro_dp.guides import GaussianGuide
-from pyro_dp.moments import Likelihood, LinearMoments, SteinMoments
-from pyro_dp.predictors import NotLinear, innermost
-from pyro_dp.prior import Prior
+from pyro_dp.infer.ep.gaussian_guide import GaussianGuide
+from pyro_dp.infer.ep.observation_family import NotLinear, innermost
+from pyro_dp.infer.ep.prior_factor import Prior
+from pyro_dp.infer.ep.tilted_sites import Likelihood, LinearMoments, SteinMoments
 from pyro_dp.records.global_draw import draw_particle
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records

@@ -20,7 +20,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.inference import PrivateInference
+from pyro_dp.infer.base import PrivateInference
+from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep
+from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
+from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import SHARE
@@ -30,9 +33,6 @@ from pyro_dp.records.local_parameters import FIXED, NOTE
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
-from pyro_dp.row_adam import RowAdam, RowOptimizer
-from pyro_dp.steps import COORDINATES, EagerStep
-from pyro_dp.traced_step import TracedStep
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import (
     require_choice,

@@ -1,0 +1,1 @@
+"""Private inference for Pyro models; one folder an algorithm."""

@@ -1,0 +1,1 @@
+"""DPSEP: private stochastic expectation propagation."""

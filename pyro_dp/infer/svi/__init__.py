@@ -1,0 +1,1 @@
+"""DPSVI: private stochastic variational inference."""
