@@ -972,7 +972,7 @@ MUTATIONS = [
     ),
     Mutation(
         "VIPS: blocks of unequal noise",
-        "Release._sum",
+        "StatisticsSum._sum",
         "blocks = [Block(each.size, each.bound, share) for",
         "blocks = [Block(each.size, 1.0, share) for",
         "test_vips.py test_vips_models.py",
@@ -1021,7 +1021,7 @@ MUTATIONS = [
     ),
     Mutation(
         "VIPS: noise level of one block",
-        "Release.estimates",
+        "StatisticsSum.estimates",
         "sigma * math.sqrt(len(self.statistics)) * each.bound / rate",
         "sigma * each.bound / rate",
         "test_vips.py test_vips_models.py",
@@ -1084,7 +1084,7 @@ MUTATIONS = [
     ),
     Mutation(
         "VIPS: errors of the E-step quote values",
-        "Release._sum",
+        "StatisticsSum._sum",
         'with guarded("The E-step"):',
         "if True:",
         "test_vips.py test_vips_models.py",

@@ -19,8 +19,8 @@ from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.outer_products import Joined, Matrices, OuterProducts
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.system_random import SystemGenerator
-from pyro_dp.vips.documents import Documents, WordCounts
-from pyro_dp.vips.second_moments import WeightedSquares
+from pyro_dp.vips.models.documents import Documents, WordCounts
+from pyro_dp.vips.models.second_moments import WeightedSquares
 
 _ALARM = 1e-8
 _UNITS = 2**30

@@ -1,12 +1,12 @@
 """VIPS: private variational Bayes for conjugate-exponential models, from noisy statistics."""
 
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic
-from pyro_dp.vips.gaussian_mixture import GaussianMixture
 from pyro_dp.vips.inference import VIPS
-from pyro_dp.vips.latent_dirichlet_allocation import LatentDirichletAllocation
-from pyro_dp.vips.linear_regression import LinearRegression
-from pyro_dp.vips.logistic_regression import LogisticRegression
-from pyro_dp.vips.sigmoid_belief_network import SigmoidBeliefNetwork
+from pyro_dp.vips.models.gaussian_mixture import GaussianMixture
+from pyro_dp.vips.models.latent_dirichlet_allocation import LatentDirichletAllocation
+from pyro_dp.vips.models.linear_regression import LinearRegression
+from pyro_dp.vips.models.logistic_regression import LogisticRegression
+from pyro_dp.vips.models.sigmoid_belief_network import SigmoidBeliefNetwork
 
 __all__ = [
     "VIPS",

@@ -32,9 +32,9 @@ from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.conjugate_model import ConjugateModel
-from pyro_dp.vips.e_step import Release
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.mixed_statistics import MixedStatistics, require_step_size
+from pyro_dp.vips.statistics_sum import StatisticsSum
 
 _STATE = ("size", "statistics", "static")
 
@@ -133,8 +133,12 @@ class VIPS(IterativeMechanism):
         self._own = None if _is_ours(model) else CapturedState(*_methods(model))
         e_step = model if self._own is None else IsolatedModel(model, self._own)
         self._e_step = e_step
-        self._once = Release(e_step, once, self.microbatch_size, self._sum_type) if once else None
-        self._each = Release(e_step, each, self.microbatch_size, self._sum_type) if each else None
+        self._once = (
+            StatisticsSum(e_step, once, self.microbatch_size, self._sum_type) if once else None
+        )
+        self._each = (
+            StatisticsSum(e_step, each, self.microbatch_size, self._sum_type) if each else None
+        )
         if not each and num_steps != 1:
             raise ConfigurationError(
                 f"num_steps must be 1: all statistics of {type(model).__name__} are static, and "

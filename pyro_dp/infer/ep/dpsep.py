@@ -240,10 +240,10 @@ class DPSEP(PrivateInference):
 
         :param noise_aware: include the uncertainty that the noise adds to the mean, to first order
             (:func:`~pyro_dp.infer.ep.noise_aware.mean_noise`), and u Sigma for minibatches, u the
-            variance of sampling; in all nowhere more than the prior's covariance. Precisions that are
-            diagonal or shared leave the posterior's correlations unknown: then the noise of every
-            step is added up, contracted by the prior only, which bounds it, and the plain variances
-            are those of a mean field.
+            variance of sampling; in all nowhere more than the prior's covariance. Precisions that
+            are diagonal or shared leave the posterior's correlations unknown: then the noise of
+            every step is added up, contracted by the prior only, which bounds it, and the plain
+            variances are those of a mean field.
         :raises ConfigurationError: no step was taken yet.
         """
         if self._average is None:

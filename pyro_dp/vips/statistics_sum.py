@@ -24,7 +24,7 @@ from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.mixed_statistics import MixedStatistics
 
 
-class Release:
+class StatisticsSum:
     """Statistics of a model that are released together, in equal shares.
 
     :param statistics: those of the release, by name.

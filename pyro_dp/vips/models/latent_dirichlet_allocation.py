@@ -17,13 +17,13 @@ from pyro_dp.accounting.looks import warn_not_private
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.validation import require_count, require_number, require_scale
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, require_rows
-from pyro_dp.vips.documents import (
+from pyro_dp.vips.models.documents import (
     Documents,
     WordCounts,
     completion_perplexity,
     local_posterior,
 )
-from pyro_dp.vips.noisy_counts import expected_counts
+from pyro_dp.vips.models.noisy_counts import expected_counts
 
 _INITIAL_SHAPE = 100.0  # of the Gamma of the initial counts, as in Hoffman et al. 2010
 _COMPLETION_ITERATIONS = 100

@@ -23,8 +23,8 @@ from pyro_dp.vips.conjugate_model import (
     require_rows,
     require_vector,
 )
-from pyro_dp.vips.polya_gamma import polya_gamma_mean
-from pyro_dp.vips.second_moments import NoisySecondMoment, WeightedSquares, stacked_size
+from pyro_dp.vips.models.polya_gamma import polya_gamma_mean
+from pyro_dp.vips.models.second_moments import NoisySecondMoment, WeightedSquares, stacked_size
 
 _TOLERANCE, _MOST_ITERATIONS = 1e-13, 1000
 

@@ -20,10 +20,10 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import floored
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic, require_rows
-from pyro_dp.vips.hidden_units import hidden_units
-from pyro_dp.vips.noisy_regression import noisy_regression
-from pyro_dp.vips.polya_gamma import polya_gamma_mean
-from pyro_dp.vips.shrinkage import ShrinkagePosterior, ShrinkagePrior
+from pyro_dp.vips.models.hidden_units import hidden_units
+from pyro_dp.vips.models.noisy_regression import noisy_regression
+from pyro_dp.vips.models.polya_gamma import polya_gamma_mean
+from pyro_dp.vips.models.shrinkage_prior import ShrinkagePosterior, ShrinkagePrior
 
 _ROUNDS = 60
 _MOST_SHORTENING = 0.9

@@ -20,7 +20,7 @@ from pyro_dp.vips.conjugate_model import (
     require_rows,
     require_vector,
 )
-from pyro_dp.vips.second_moments import WeightedSquares, noise_radius, stacked_size
+from pyro_dp.vips.models.second_moments import WeightedSquares, noise_radius, stacked_size
 
 
 @dataclass(frozen=True)
