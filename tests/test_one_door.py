@@ -68,14 +68,15 @@ USES = {
         infer.ep.dpsep.DPSEP._clipped_sum baselines.sgld.DPSGLD.step
         vips.inference.VIPS._release_expected nonprivate.NonPrivate._looking
         records.record_term_builder._stream vips.isolated_model._public_draws
-        selection.private_selection selection.private_selection
+        pipeline.private_selection.private_selection
+        pipeline.private_selection.private_selection
     """,  # but for the first they sample records, or draw their latents
     # The ledger.
     ".record": """
-        mechanism.release.release selection.private_selection
+        mechanism.release.release pipeline.private_selection.private_selection
         accounting.accountant.PrivacyAccountant.record_nonprivate
-        trial_accountant.TrialAccountant.record accounting.accountant.PrivacyAccountant.record
-        vips.inference.VIPS._require_room
+        pipeline.trial_accountant.TrialAccountant.record
+        accounting.accountant.PrivacyAccountant.record vips.inference.VIPS._require_room
     """,  # the fifth writes the journal; the last computes with a ledger of its own
     "record_nonprivate": "accounting.accountant.PrivacyAccountant accounting.looks.mark_look",
     "mark_look": """

@@ -21,8 +21,8 @@ from pyro_dp import (
     PrivacyAccountant,
     PrivacyBudgetExceeded,
     SubsampledGaussian,
-    scaler,
 )
+from pyro_dp.pipeline import standard_scaler
 
 _ALARM = 1e-8  # false-alarm rate of each Kolmogorov-Smirnov test
 BOUNDS = ([-1.0, 0.0, 100.0], [3.0, 10.0, 300.0])
@@ -43,13 +43,13 @@ def fitted(x, bounds=BOUNDS, accountant=None, noise_multiplier=1.0, **settings):
 def sums(monkeypatch):
     """The clipped sums of every fit, before the noise."""
     kept = []
-    release = scaler._MomentRelease._release
+    release = standard_scaler._MomentRelease._release
 
     def watched(self, clipped):
         kept.append(clipped)
         return release(self, clipped)
 
-    monkeypatch.setattr(scaler._MomentRelease, "_release", watched)
+    monkeypatch.setattr(standard_scaler._MomentRelease, "_release", watched)
     return kept
 
 
@@ -294,8 +294,10 @@ def test_copies_transform_and_do_not_fit(copied):
 def test_in_a_pipeline():
     x, accountant = data(), PrivacyAccountant()
     y = x[:, 0] > 1.0
-    scaler = DPStandardScaler(BOUNDS, accountant=accountant, noise_multiplier=1.0, generator=0)
-    pipeline = make_pipeline(scaler, LogisticRegression())
+    standard_scaler = DPStandardScaler(
+        BOUNDS, accountant=accountant, noise_multiplier=1.0, generator=0
+    )
+    pipeline = make_pipeline(standard_scaler, LogisticRegression())
     assert clone(pipeline).fit(x, y).score(x, y) > 0.9
     assert pipeline.fit(x, y).predict(x).shape == (400,)
     assert list(pipeline[:-1].get_feature_names_out()) == ["x0", "x1", "x2"]

@@ -1,0 +1,1 @@
+"""What comes before and around a fit: scaling, and the choice of settings."""
