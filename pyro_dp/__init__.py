@@ -2,8 +2,8 @@
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
-from pyro_dp.audit_result import AuditResult
-from pyro_dp.auditing import audit, audit_one_run
+from pyro_dp.auditing.audit import audit, audit_one_run
+from pyro_dp.auditing.result import AuditResult
 from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.infer.ep.kl_bounds import clipped_kl, sep_kl_bound
 from pyro_dp.infer.svi.dpsvi import DPSVI

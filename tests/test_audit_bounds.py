@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 from scipy.stats import binom, binomtest
 
-from pyro_dp.audit_bounds import canaries_bound, canaries_error, rate_interval, runs_bound
+from pyro_dp.auditing.bounds import canaries_bound, canaries_error, rate_interval, runs_bound
 
 
 def accuracy(epsilon):

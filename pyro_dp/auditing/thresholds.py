@@ -5,8 +5,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pyro_dp.audit_bounds import odds_limit, rate_interval
-from pyro_dp.audit_result import ErrorRates
+from pyro_dp.auditing.bounds import odds_limit, rate_interval
+from pyro_dp.auditing.result import ErrorRates
 
 _TAILS = np.geomspace(1e-4, 0.5, 100)  # of the scores, where thresholds are tried
 _FAR = np.geomspace(0.002, 0.05, 5)

@@ -16,10 +16,10 @@ from tqdm.auto import tqdm
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.looks import warn_not_private
 from pyro_dp.accounting.trade_off import trade_off
-from pyro_dp.audit_bounds import canaries_bound, runs_bound
-from pyro_dp.audit_result import AuditResult
-from pyro_dp.canaries import Column, canary_rows, with_canaries
-from pyro_dp.guesses import chosen_thresholds, count_guesses, error_rates
+from pyro_dp.auditing.bounds import canaries_bound, runs_bound
+from pyro_dp.auditing.canaries import Column, canary_rows, with_canaries
+from pyro_dp.auditing.result import AuditResult
+from pyro_dp.auditing.thresholds import chosen_thresholds, count_guesses, error_rates
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, require_number
 
@@ -47,7 +47,7 @@ def audit(
     In each trial the canary takes the place of the first record, or does not. A fifth of the runs
     chooses two thresholds: above the upper one the attacker says "with", up to the lower one
     "without", and between them nothing. In the other runs a fair coin decides, and it is counted
-    how often the attacker is right (:func:`pyro_dp.audit_bounds.runs_bound`, with the proof).
+    how often the attacker is right (:func:`pyro_dp.auditing.bounds.runs_bound`, with the proof).
 
     **Guarantee.** If the runs are independent and alike, and each is (epsilon, delta)-
     differentially private for the first record, then the bound is at most epsilon with the stated
@@ -138,7 +138,7 @@ def audit_one_run(
 
     Each of m canaries takes the place of one of the first m records with probability 1/2. The
     attacker says "with" of those with the highest scores and "without" of those with the lowest
-    (Steinke, Nasr & Jagielski 2023, arXiv 2305.08846; :func:`pyro_dp.audit_bounds.canaries_error`).
+    (Steinke, Nasr & Jagielski 2023, arXiv 2305.08846; :func:`pyro_dp.auditing.bounds.canaries_error`).
 
     **Guarantee.** If the run is (epsilon, delta)-differentially private for each of the first m
     records, then the bound is at most epsilon with the stated confidence, whatever canaries and
