@@ -14,7 +14,7 @@ from pyro.infer.autoguide.initialization import init_to_median
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.baselines.target import global_latents, point_guide, suitable_loss
+from pyro_dp.baselines.langevin_target import global_latents, point_guide, suitable_loss
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.svi.eager_step import EagerStep
 from pyro_dp.infer.svi.traced_step import TracedStep
