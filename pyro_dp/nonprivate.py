@@ -12,7 +12,7 @@ exported and gives such numbers says so in one of these ways:
   (:mod:`pyro_dp.records.local_parameters`), and data that :class:`DPStandardScaler` has
   transformed.
 
-tests/test_one_door.py states who may touch the exact sums, the ledger and the noise.
+tests/package/test_one_door.py states who may touch the exact sums, the ledger and the noise.
 """
 
 from collections.abc import Iterator

@@ -138,7 +138,8 @@ def audit_one_run(
 
     Each of m canaries takes the place of one of the first m records with probability 1/2. The
     attacker says "with" of those with the highest scores and "without" of those with the lowest
-    (Steinke, Nasr & Jagielski 2023, arXiv 2305.08846; :func:`pyro_dp.auditing.bounds.canaries_error`).
+    (Steinke, Nasr & Jagielski 2023, arXiv 2305.08846;
+    :func:`pyro_dp.auditing.bounds.canaries_error`).
 
     **Guarantee.** If the run is (epsilon, delta)-differentially private for each of the first m
     records, then the bound is at most epsilon with the stated confidence, whatever canaries and

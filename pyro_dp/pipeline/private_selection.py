@@ -174,8 +174,9 @@ def selection_epsilon(
 ) -> float:
     """What a private selection costs, to plan with.
 
-    From the Rényi divergences of one trial, those of the best of K (:mod:`pyro_dp.pipeline.num_trials`), and the
-    conversion of Canonne, Kamath & Steinke 2020, Proposition 12.
+    From the Rényi divergences of one trial, those of the best of K
+    (:mod:`pyro_dp.pipeline.num_trials`), and the conversion of
+    Canonne, Kamath & Steinke 2020, Proposition 12.
 
     :param releases: of one trial, with counts; or several such: the most expensive one counts.
     :param trials: distribution of K. ``None``: ``TruncatedNegativeBinomial(mean=10)``.

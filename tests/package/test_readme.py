@@ -6,7 +6,7 @@ from pathlib import Path
 import pyro
 import torch
 
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 
 
 def test_examples(capsys, tmp_path, monkeypatch):

@@ -84,7 +84,7 @@ def test_composed_ledger_in_any_order():
 
 
 def benchmark():
-    path = Path(__file__).parents[1] / "benchmarks" / "accounting.py"
+    path = Path(__file__).parents[2] / "benchmarks" / "accounting.py"
     spec = importlib.util.spec_from_file_location("benchmark_accounting", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

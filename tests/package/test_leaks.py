@@ -20,7 +20,7 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.sampling import RecordSampler
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "leaks.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "leaks.md"
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from first_attempts import ATTEMPTS
 
-COMMAND = Path(__file__).parents[1] / "benchmarks" / "errors.py"
+COMMAND = Path(__file__).parents[2] / "benchmarks" / "errors.py"
 
 
 def without_line_numbers(text):

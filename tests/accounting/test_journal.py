@@ -381,7 +381,7 @@ def test_a_resumed_ledger_never_leads_to_the_same_streams(written, tmp_path):
 
 def test_killed_runs_and_other_processes(tmp_path):
     """Fifty runs killed at random moments count every release and go on; see killed_runs.py."""
-    script = Path(__file__).parent / "killed_runs.py"
+    script = Path(__file__).parents[1] / "killed_runs.py"
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path), "50"], capture_output=True, text=True
     )

@@ -14,7 +14,7 @@ jupyter_client = pytest.importorskip("jupyter_client")
 pytest.importorskip("ipykernel")
 pytest.importorskip("resource")  # not on Windows
 
-TUTORIALS = sorted((Path(__file__).parents[1] / "tutorials").glob("*.ipynb"))
+TUTORIALS = sorted((Path(__file__).parents[2] / "tutorials").glob("*.ipynb"))
 SECONDS = 120  # of processor time, the start of the kernel included
 PATIENCE = 20  # wall time of a cell, in units of the deadline
 LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_CPU, ({seconds}, {seconds} + 5))"

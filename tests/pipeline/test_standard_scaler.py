@@ -294,10 +294,8 @@ def test_copies_transform_and_do_not_fit(copied):
 def test_in_a_pipeline():
     x, accountant = data(), PrivacyAccountant()
     y = x[:, 0] > 1.0
-    standard_scaler = DPStandardScaler(
-        BOUNDS, accountant=accountant, noise_multiplier=1.0, generator=0
-    )
-    pipeline = make_pipeline(standard_scaler, LogisticRegression())
+    scaler = DPStandardScaler(BOUNDS, accountant=accountant, noise_multiplier=1.0, generator=0)
+    pipeline = make_pipeline(scaler, LogisticRegression())
     assert clone(pipeline).fit(x, y).score(x, y) > 0.9
     assert pipeline.fit(x, y).predict(x).shape == (400,)
     assert list(pipeline[:-1].get_feature_names_out()) == ["x0", "x1", "x2"]

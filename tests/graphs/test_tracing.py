@@ -85,7 +85,7 @@ def test_a_refusal_shows_no_data():
         trace(raising, [torch.ones(3)])
     assert str(caught.value) == "tracing raised ValueError"
     assert caught.value.__suppress_context__
-    where = r"\(test_graphs.py:\d+, in raising: raise ValueError\(text\)\)"
+    where = r"\(test_tracing.py:\d+, in raising: raise ValueError\(text\)\)"
     with pytest.raises(NotTraceable, match=f"raised ValueError {where}$") as caught:
         trace(model, [torch.ones(3)])
     assert "123456" not in str(caught.value)
