@@ -3,7 +3,8 @@
     python benchmarks/fuzz.py --cases 100000 --seed 1
 
 Prints what became of the cases and writes it to benchmarks/results/fuzz.json, now and then also
-while it runs. The cases and the contract that they must keep are those of tests/package/test_fuzz.py.
+while it runs. The cases and the contract that they must keep are those of
+tests/package/test_fuzz.py.
 """
 
 import argparse
