@@ -295,7 +295,7 @@ def new_dpsvi(model: Callable, guide: Callable, **options) -> DPSVI:
 
 def eager(svi: DPSVI) -> EagerStep:
     """The step of a prepared DPSVI, or what was traced to make it."""
-    return getattr(svi._step, "_eager", svi._step)
+    return svi._prepared.step.eager
 
 
 def start(make: Callable[[], Problem]) -> Problem:

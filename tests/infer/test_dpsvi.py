@@ -216,7 +216,7 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
     estimates, batches = [], []
     data = regression_data()
     fixture.svi._prepare(data, {})
-    step = fixture.svi._step
+    step = fixture.svi._prepared.step
     step._unchecked = 0  # to check a traced step, more gradients would be taken
     gradients = step.gradients
     monkeypatch.setattr(
@@ -438,10 +438,10 @@ def test_threads_with_equal_seeds_draw_different_noise():
 
     def work():
         svi = new_dpsvi(logistic, AutoNormal(logistic), accountant=accountant, generator=7)
-        svi._sampler = RecordSampler("full", 10, 1.0)
+        sampler = RecordSampler("full", 10, 1.0)
         clipped = ClippedSum([Block(3, 1.0)])
         gate.wait()
-        released.extend(svi._release(clipped))
+        released.extend(svi._release(clipped, sampler))
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
@@ -771,7 +771,7 @@ def test_a_step_never_leaves_parameters_that_are_not_finite(optim, words, jit):
             svi.step(*regression_data())
     spent = accountant.num_releases
     assert spent == svi._steps
-    assert all(leaf.grad is None for leaf in svi._parameters.values())
+    assert all(leaf.grad is None for leaf in svi._prepared.parameters.values())
     if "became" in words:  # nothing more is spent on them
         with pytest.raises(PrivacyError):
             svi.step(*regression_data())

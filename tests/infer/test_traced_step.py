@@ -88,10 +88,10 @@ def test_equals_pyro_code(name, privatize):
     if name == "constrained":
         with pytest.warns(UserWarning, match="runs Pyro code: .*_standard_gamma") as caught:
             svi = assert_same(PROBLEMS[name], privatize=privatize, **options)
-        assert len(caught) == 1 and svi._step is eager(svi)
+        assert len(caught) == 1 and svi._prepared.step is eager(svi)
         return
     svi = assert_same(PROBLEMS[name], privatize=privatize, **options)
-    assert isinstance(svi._step, TracedStep)
+    assert isinstance(svi._prepared.step, TracedStep)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_single_precision():
     torch.set_default_dtype(torch.float32)
     for name in ("VAE", "AutoMultivariateNormal"):
         svi = assert_same(PROBLEMS[name], tolerance=1e-3, steps=5, **NOISY)
-        assert isinstance(svi._step, TracedStep)
+        assert isinstance(svi._prepared.step, TracedStep)
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["AutoNormal", "VAE"])
 def test_compiled_equals_pyro_code(name):
     svi = assert_same(PROBLEMS[name], "compile", **(NOISELESS | {"noise_multiplier": 1.0}))
-    assert isinstance(svi._step, TracedStep)
+    assert isinstance(svi._prepared.step, TracedStep)
 
 
 def test_without_a_compiler(monkeypatch):
@@ -131,7 +131,7 @@ def test_without_a_compiler(monkeypatch):
     monkeypatch.setattr(torch._inductor, "standalone_compile", broken)
     with pytest.warns(UserWarning, match="compiler.*jit='trace'") as caught:
         svi = assert_same(PROBLEMS["AutoNormal"], "compile", **NOISY)
-    assert len(caught) == 1 and isinstance(svi._step, TracedStep)
+    assert len(caught) == 1 and isinstance(svi._prepared.step, TracedStep)
 
 
 # Randomness
@@ -155,7 +155,9 @@ def test_draws_are_fresh_in_every_step(monkeypatch):
         fixture.svi.step(*problem.data)
     sums = [total[0] for total in fixture.sums]
     noise = [r[0] - total for r, total in zip(fixture.released, sums, strict=True)]
-    public = [torch.cat([x.flatten() for x in fixture.svi._step.draw()[0]]) for _ in range(6)]
+    public = [
+        torch.cat([x.flatten() for x in fixture.svi._prepared.step.draw()[0]]) for _ in range(6)
+    ]
     for drawn in (sums, noise, public):
         assert len({tuple(each.round(decimals=9).tolist()) for each in drawn}) == 6
 
@@ -165,7 +167,7 @@ def test_particles_draw_on_their_own():
     problem, svi = new(PROBLEMS["hierarchical"], "trace", generator=None)
     svi.loss.num_particles = 2
     svi._prepare(problem.data, {})
-    (one, other), used = svi._step.draw(), []
+    (one, other), used = svi._prepared.step.draw(), []
     assert not any(torch.equal(x, y) for x, y in zip(one, other, strict=True))
     sample = pyro_dp.records.local_draws.Draw.sample
 
@@ -175,7 +177,7 @@ def test_particles_draw_on_their_own():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pyro_dp.records.local_draws.Draw, "sample", spy)
-        svi._step._unchecked = 0
+        svi._prepared.step._unchecked = 0
         contributions(svi, [1, 2])
     one, other = used
     assert not torch.equal(one, other)
@@ -247,7 +249,7 @@ def test_memory(monkeypatch, microbatch_size):
 
     _, svi = new(make, "trace", microbatch_size=microbatch_size)
     svi._prepare(make().data, {})
-    assert max(sizes) == svi._step._passes.size == min(microbatch_size, 7)
+    assert max(sizes) == svi._prepared.step._passes.size == min(microbatch_size, 7)
 
 
 # What one record adds
@@ -256,7 +258,7 @@ def test_memory(monkeypatch, microbatch_size):
 def contributions(svi, batch, step=None):
     """What these records add to each block, on the same draws each time."""
     pyro.set_rng_seed(5)
-    step = step or svi._step
+    step = step or svi._prepared.step
     draws = step.draw()
     clipped = ClippedSum(svi._blocks(step.size(draws)))
     indices = torch.tensor(batch, dtype=torch.long)
@@ -268,7 +270,7 @@ def prepared(make, **options):
     """A traced DPSVI whose first steps are behind it."""
     problem, svi = new(make, "trace", **options)
     svi._prepare(problem.data, {})
-    svi._step._unchecked = 0
+    svi._prepared.step._unchecked = 0
     return problem, svi
 
 
@@ -422,7 +424,7 @@ def test_falls_back(model, guide, named):
 
     with pytest.warns(UserWarning, match=f"runs Pyro code: .*{named}") as caught:
         svi = assert_same(make, **NOISY)
-    assert len(caught) == 1 and svi._step is eager(svi)
+    assert len(caught) == 1 and svi._prepared.step is eager(svi)
 
 
 def test_records_in_a_loop_are_not_traced():
@@ -438,7 +440,7 @@ def test_records_in_a_loop_are_not_traced():
     )
     with pytest.warns(UserWarning, match="one record at a time") as caught:
         svi.step(*problem.data)
-    assert len(caught) == 1 and svi._step is eager(svi)
+    assert len(caught) == 1 and svi._prepared.step is eager(svi)
 
 
 def test_draws_in_place():
@@ -549,7 +551,7 @@ def test_the_same_data_elsewhere():
         for _ in range(2):
             svi.step(*[each.clone() for each in problem.data])
         ends.append(values())
-        assert isinstance(svi._step, TracedStep) == (jit == "trace")
+        assert isinstance(svi._prepared.step, TracedStep) == (jit == "trace")
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
@@ -593,7 +595,7 @@ def test_values_that_a_model_refers_to_may_change(change):
                 change(problem.model.__self__)
             svi.step(*problem.data)
         ends.append(values())
-        assert isinstance(svi._step, TracedStep) == (jit == "trace")
+        assert isinstance(svi._prepared.step, TracedStep) == (jit == "trace")
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 

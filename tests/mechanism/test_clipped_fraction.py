@@ -74,7 +74,7 @@ def true_fractions(monkeypatch, inference, y):
         clipped_sum = inference._clipped_sum
 
         def spy(cavity, *args):
-            note(inference._sites.norms(cavity, torch.arange(len(y))))
+            note(inference._prepared.sites.norms(cavity, torch.arange(len(y))))
             return clipped_sum(cavity, *args)
 
         monkeypatch.setattr(inference, "_clipped_sum", spy)
@@ -187,7 +187,7 @@ def test_noise_of_sep_counts_the_share(monkeypatch):
     for report in (True, False):
         sep = new_sep(noise_multiplier=3.0, damping=1.0, report_clipping=report, generator=0)
         sep.run(y, progress=False)
-        variances.append(sep._average.noise_variance)
+        variances.append(sep._approximation.average.noise_variance)
     assert variances[0] / variances[1] == pytest.approx(1 / 0.99)
     assert variances[1] == pytest.approx((3.0 * 1.5) ** 2)
 
@@ -259,7 +259,7 @@ def test_a_broken_record_is_no_bit(monkeypatch):
         y[4] = math.nan
         clipped = fixture.svi._sum_type(fixture.svi._blocks(1), "cpu")
         batch = torch.tensor([i for i in range(20) if broken or i != 4])
-        step = fixture.svi._step
+        step = fixture.svi._prepared.step
         step.add(clipped, step.draw(), batch, lambda: np.random.default_rng(0))
         sums.append(exact_sums(clipped))
         pyro.clear_param_store()

@@ -65,8 +65,8 @@ USES = {
     ".stream": """
         mechanism.iterative.IterativeMechanism._account_and_release
         mechanism.iterative.IterativeMechanism._sample infer.svi.dpsvi.DPSVI.step
-        infer.ep.dpsep.DPSEP._clipped_sum baselines.dpsgld.DPSGLD.step
-        vips.inference.VIPS._release_expected nonprivate.NonPrivate._looking
+        infer.ep.dpsep.DPSEP.step baselines.dpsgld.DPSGLD.step
+        vips.inference.VIPS._release_expected mechanism.nonprivate.NonPrivate._read
         records.record_term_builder._stream vips.isolated_model._public_draws
         pipeline.private_selection.private_selection
         pipeline.private_selection.private_selection
@@ -80,7 +80,7 @@ USES = {
     """,  # the fifth writes the journal; the last computes with a ledger of its own
     "record_nonprivate": "accounting.accountant.PrivacyAccountant accounting.looks.mark_look",
     "mark_look": """
-        accounting.looks nonprivate nonprivate.NonPrivate._looking baselines.ep
+        accounting.looks mechanism.nonprivate mechanism.nonprivate.NonPrivate._read baselines.ep
         baselines.ep.EP.run
     """,
     # Imports of whatever there is.

@@ -51,6 +51,11 @@ class EagerStep:
     has_bit: bool
     microbatch_size: int | None
 
+    @property
+    def eager(self) -> "EagerStep":
+        """Which computes the same: for what takes either step."""
+        return self
+
     def draw(self, given: Sequence[RecordMode] | None = None) -> list[Particle]:
         """Public draws of the global latents, one per particle."""
         return [
