@@ -220,7 +220,7 @@ class DPSVI(PrivateInference[PreparedGradient]):
                 "loss_share must leave a part of the privacy cost to the gradient: it and "
                 f"AdaptiveClip.share, or {SHARE:g} for report_clipping, must sum to less than 1."
             )
-        self.optim = optim
+        self._optimizer = PublicOptimizer(optim)
         self._loaded: dict[str, Tensor] = {}  # parameters that do not exist yet
         self._rows = RowOptimizer(lambda name: local_optim or RowAdam.like(optim, name))
 
@@ -348,7 +348,7 @@ class DPSVI(PrivateInference[PreparedGradient]):
 
     @optim.setter
     def optim(self, optim: PyroOptim) -> None:
-        self._optimizer = PublicOptimizer(optim)
+        self._optimizer.optim = optim
 
     @property
     def _rarely(self) -> bool:
@@ -411,7 +411,9 @@ class DPSVI(PrivateInference[PreparedGradient]):
         return self.loss, self.optim.pt_optim_args, self.optim.pt_clip_args
 
     def _is_current(self, prepared: PreparedGradient) -> bool:
-        return self._optimizer.succeeded and super()._is_current(prepared) and prepared.is_current()
+        if self._optimizer.failed:
+            return False
+        return super()._is_current(prepared) and prepared.is_current()
 
     def _new_sum(self, size: int, prepared: PreparedGradient) -> ClippedSum:
         """Of the blocks of the joint release: gradient, loss, bit."""

@@ -31,7 +31,7 @@ class PublicOptimizer:
 
     def __init__(self, optim: PyroOptim):
         self.optim = optim
-        self.succeeded = False  # until it has: parameters are looked at before more is spent
+        self.failed = False  # then parameters are looked at anew before more is spent
 
     @property
     def needs_metric(self) -> bool:
@@ -74,7 +74,7 @@ class PublicOptimizer:
             gradient = gradients[name]
             if gradient is not None:  # with memory of its own: optimizers write to it
                 leaf.grad = gradient.clone(memory_format=torch.contiguous_format)
-        self.succeeded = False
+        self.failed = True
         try:
             self.optim(set(leaves.values()))
         except Exception as error:
@@ -85,7 +85,7 @@ class PublicOptimizer:
         # To look means to wait for a device: beside the CPU, rarely.
         if rarely or all(leaf.device.type == "cpu" for leaf in leaves.values()):
             require_finite(leaves, _LEFT, constrained=rarely)
-        self.succeeded = True
+        self.failed = False
 
     def step_scheduler(self, loss: float) -> None:
         """
