@@ -268,6 +268,7 @@ class TestWholeRuns:
         result = self.run(make_run, accountants[0], num_trials=250)
         assert result.contradicts_claim == (scale == 0.0)
 
+    @pytest.mark.slow
     def test_dpsep_without_noise(self, monkeypatch):
         """All of 80 guesses are right, which shows 2.4."""
         monkeypatch.setattr(private_steps, "release", with_noise(0.0))

@@ -9,7 +9,7 @@ import torch
 README = Path(__file__).parent.parent / "README.md"
 
 
-def test_examples(capsys, tmp_path, monkeypatch):
+def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
     """DPSVI, DPSEP, VIPS, a run with a journal, then latents per record, on the same data."""
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)

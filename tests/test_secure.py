@@ -157,7 +157,7 @@ def test_sensitivity_is_exact(monkeypatch, name, privatize):
     assert 0 < moved <= 4 * _UNITS**2
 
 
-@pytest.mark.parametrize("jit", ["none", "trace", "compile"])
+@pytest.mark.parametrize("jit", ["none", "trace", pytest.param("compile", marks=pytest.mark.slow)])
 def test_noise_is_added_at_the_right_scale(monkeypatch, entropy, jit):
     """Kolmogorov-Smirnov, which rejects two thirds and three halves of it; no autocorrelation."""
     fixture = Fixture(
@@ -198,7 +198,8 @@ def test_all_blocks_and_microbatches(monkeypatch, entropy):
 
 @pytest.mark.parametrize(
     ("name", "jit"),
-    [(n, "trace") for n in ("AutoNormal", "mixture", "PyroModule", "VAE")] + [("VAE", "compile")],
+    [(n, "trace") for n in ("AutoNormal", "mixture", "PyroModule", "VAE")]
+    + [pytest.param("VAE", "compile", marks=pytest.mark.slow)],
 )
 def test_graphs_give_the_same_integers(monkeypatch, name, jit):
     """But for a unit, where a coordinate lies on the grid and is rounded otherwise."""

@@ -126,6 +126,16 @@ def test_exact_for_linear_regression(guide):
     torch.testing.assert_close(draws.std(0), covariance.diagonal().sqrt(), rtol=0.1, atol=0.0)
 
 
+def runs(sep, data, count):
+    """The DPSEP after each of so many runs from its start, on noise of their own."""
+    sep._prepare(data, {})
+    start = sep.state_dict()
+    for _ in range(count):
+        sep.load_state_dict(start | {"accountant": sep.accountant.state_dict()})
+        sep.run(*data, progress=False)
+        yield sep
+
+
 def tilted_moment(k, mean, sd, label):
     def integrand(a):
         return a**k * stats.norm.pdf(a, mean, sd) / (1 + math.exp(-a if label else a))
@@ -500,15 +510,14 @@ def test_noise_aware_intervals_cover(correlation):
     target = new_sep(num_steps=15)
     target.run(x, y, progress=False)
     inside = []
-    for seed in range(40):
-        sep = new_sep(
-            guide=AutoDiagonalNormal(logistic),
-            num_steps=15,
-            noise_multiplier=8.0,
-            max_factor_norm=3.0,
-            generator=seed,
-        )
-        sep.run(x, y, progress=False)
+    sep = new_sep(
+        guide=AutoDiagonalNormal(logistic),
+        num_steps=15,
+        noise_multiplier=8.0,
+        max_factor_norm=3.0,
+        generator=0,
+    )
+    for _ in runs(sep, (x, y), 40):
         added = sep.posterior(True).variance - sep.posterior(False).variance
         error = sep.posterior().mean - target.posterior().mean
         inside.append(error.abs() <= added.sqrt())
@@ -521,17 +530,15 @@ def test_without_correlations_the_noise_is_bounded(precision):
     """The mean's noise over fresh noise is at most what the aware posterior says."""
     x, y = correlated_data(800, correlation=0.5)
     means, added = [], []
-    for seed in range(30):
-        sep = new_sep(
-            num_steps=15,
-            precision=precision,
-            noise_multiplier=4.0,
-            max_factor_norm=3.0,
-            generator=seed,
-            damping=0.3,
-        )
-        pyro.set_rng_seed(0)
-        sep.run(x, y, progress=False)
+    sep = new_sep(
+        num_steps=15,
+        precision=precision,
+        noise_multiplier=4.0,
+        max_factor_norm=3.0,
+        generator=0,
+        damping=0.3,
+    )
+    for _ in runs(sep, (x, y), 30):
         means.append(sep.posterior().mean)
         added.append(sep.posterior(True).variance - sep.posterior(False).variance)
     ratio = torch.stack(means).var(0) / torch.stack(added).mean(0)
@@ -975,11 +982,10 @@ def test_a_hierarchy_that_fails_is_warned_of(guide, options, words):
 @pytest.mark.parametrize("model", [logistic, linear])
 @pytest.mark.parametrize("sigma", [0.0, 1.0, 10.0])
 def test_a_regression_that_settles_is_not_warned_of(model, sigma):
-    x, y = regression_data(2000)
-    for seed in range(5):
-        bound = 20.0 if model is linear else 3.0
-        options = dict(noise_multiplier=sigma, max_factor_norm=bound, generator=seed)
-        sep = new_sep(model, num_steps=20, **options)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            sep.run(x, y, progress=False)
+    bound = 20.0 if model is linear else 3.0
+    options = dict(noise_multiplier=sigma, max_factor_norm=bound, generator=0)
+    sep = new_sep(model, num_steps=20, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in runs(sep, regression_data(2000), 5):
+            pass
