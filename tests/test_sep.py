@@ -12,6 +12,7 @@ import pytest
 import torch
 from problems import (
     handwritten_guide,
+    in_turns,
     logistic,
     logistic_subsampled,
     logistic_whole,
@@ -230,9 +231,9 @@ def one_sum(monkeypatch, kind, data, batch, **options):
 
 
 @pytest.mark.filterwarnings("ignore:.*one record at a time")
-@pytest.mark.parametrize("precision", ["full", "diagonal", "shared"])
-@pytest.mark.parametrize("centred", [True, False])
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize(
+    "kind, centred, precision", in_turns(_KINDS, [True, False], ["full", "diagonal", "shared"])
+)
 def test_sensitivity(monkeypatch, kind, centred, precision):
     """Neighbouring data sets under the same randomness: C for one record more, 2C for one replaced.
 

@@ -15,6 +15,7 @@ from problems import (
     Problem,
     eager,
     handwritten_guide,
+    in_turns,
     logistic,
     regression_data,
     start,
@@ -80,8 +81,7 @@ NOISELESS = dict(noise_multiplier=0.0, max_grad_norm=AdaptiveClip(0.5), loss_cli
 NOISY = dict(noise_multiplier=1.0, max_grad_norm=0.5)
 
 
-@pytest.mark.parametrize("privatize", ["latents", "parameters"])
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name, privatize", in_turns(PROBLEMS, ["latents", "parameters"]))
 def test_equals_pyro_code(name, privatize):
     """On the same draws, for every problem; with and without noise, bits and losses."""
     options = NOISELESS if (privatize == "latents") == (len(name) % 2 == 0) else NOISY
@@ -116,7 +116,7 @@ def test_single_precision():
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["AutoNormal", "VAE"])
+@pytest.mark.parametrize("name", ["AutoNormal", pytest.param("VAE", marks=pytest.mark.slow)])
 def test_compiled_equals_pyro_code(name):
     svi = assert_same(PROBLEMS[name], "compile", **(NOISELESS | {"noise_multiplier": 1.0}))
     assert isinstance(svi._step, TracedStep)
