@@ -246,7 +246,7 @@ class TestWholeRuns:
         settings = {"seed": 0, "progress": False} | settings
         return audit(make_run, *(data or records()), claim=claim, **settings)
 
-    @pytest.mark.parametrize("scale", [1.0, 0.0])
+    @pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 0.0])
     def test_vips(self, monkeypatch, scale):
         """Without noise all of 150 guesses are right, which shows 3.1."""
         monkeypatch.setattr(private_steps, "release", with_noise(scale))

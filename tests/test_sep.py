@@ -500,7 +500,7 @@ def test_the_guide_holds_the_posterior_that_was_asked_for(noise_aware):
     assert (wider > 1.05).all()
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize("correlation", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_noise_aware_intervals_cover(correlation):
     """The noise's part of the covariance against the errors of the mean over fresh noise.
 
@@ -526,7 +526,7 @@ def test_noise_aware_intervals_cover(correlation):
     assert 0.51 < share < 0.85
 
 
-@pytest.mark.parametrize("precision", ["diagonal", "shared"])
+@pytest.mark.parametrize("precision", ["diagonal", pytest.param("shared", marks=pytest.mark.slow)])
 def test_without_correlations_the_noise_is_bounded(precision):
     """The mean's noise over fresh noise is at most what the aware posterior says."""
     x, y = correlated_data(800, correlation=0.5)
@@ -966,23 +966,23 @@ def radon(size=200):
     return county, floor, level[county] - 0.7 * floor + 0.8 * torch.randn(size)
 
 
-@pytest.mark.parametrize("guide", [AutoNormal, AutoMultivariateNormal])
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (dict(noise_multiplier=0, max_factor_norm=3.0), "did not settle"),
-        (dict(noise_multiplier=20.0, max_factor_norm=3.0), "of 22 directions the noise"),
-    ],
+    "failure, guide",
+    in_turns(
+        [(0.0, "did not settle"), (20.0, "of 22 directions the noise")],
+        [AutoNormal, AutoMultivariateNormal],
+    ),
 )
-def test_a_hierarchy_that_fails_is_warned_of(guide, options, words):
-    sep = new_sep(counties, guide(counties), num_steps=30, generator=0, **options)
+def test_a_hierarchy_that_fails_is_warned_of(failure, guide):
+    sigma, words = failure
+    options = dict(noise_multiplier=sigma, max_factor_norm=3.0, generator=0)
+    sep = new_sep(counties, guide(counties), num_steps=30, **options)
     with pytest.warns(ConvergenceWarning, match=words):
         sep.run(*radon(), progress=False)
 
 
-@pytest.mark.parametrize("model", [logistic, linear])
-@pytest.mark.parametrize("sigma", [0.0, 1.0, 10.0])
-def test_a_regression_that_settles_is_not_warned_of(model, sigma):
+@pytest.mark.parametrize("sigma, model", in_turns([0.0, 1.0, 10.0], [logistic, linear]))
+def test_a_regression_that_settles_is_not_warned_of(sigma, model):
     bound = 20.0 if model is linear else 3.0
     options = dict(noise_multiplier=sigma, max_factor_norm=bound, generator=0)
     sep = new_sep(model, num_steps=20, **options)

@@ -59,8 +59,9 @@ def test_equals_svi(name, privatize):
         torch.testing.assert_close(ours[key], value, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("size", [1, 7, 30])
-@pytest.mark.parametrize("name", ["AutoMultivariateNormal", "VAE", "mixture"])
+@pytest.mark.parametrize(
+    "name, size", in_turns(["AutoMultivariateNormal", "VAE", "mixture"], [1, 7, 30])
+)
 def test_microbatches_change_nothing(name, size):
     whole = fit_dpsvi(PROBLEMS[name], steps=3, generator=0)
     parts = fit_dpsvi(PROBLEMS[name], steps=3, generator=0, microbatch_size=size)
