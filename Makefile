@@ -2,17 +2,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-lowest
+# Idle BLAS threads of two workers would spin on two cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+.PHONY: demo lint test test-all test-lowest
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m pyro_dp
 
-test: $(VENV)/.test
+lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest --numprocesses 2
 
-test-all: test
+test: lint
+	$(PYTEST) -m "not slow"
+
+# With what is marked slow: .ci/run calls it.
+test-all: lint
+	$(PYTEST)
 
 # The core on the oldest Python and the lowest versions that pyproject.toml allows: .ci/run.
 LOWEST := .venv-lowest

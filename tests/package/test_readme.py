@@ -17,7 +17,7 @@ def examples(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
-def test_examples(capsys, tmp_path, monkeypatch):
+def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
     """DPSVI twice and with latents per record, DPSEP, VIPS, a run with a journal: the same data."""
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
