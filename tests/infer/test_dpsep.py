@@ -12,6 +12,7 @@ import pytest
 import torch
 from problems import (
     handwritten_guide,
+    in_turns,
     logistic,
     logistic_subsampled,
     logistic_whole,
@@ -126,6 +127,16 @@ def test_exact_for_linear_regression(guide):
     torch.testing.assert_close(draws.std(0), covariance.diagonal().sqrt(), rtol=0.1, atol=0.0)
 
 
+def runs(sep, data, count):
+    """The DPSEP after each of so many runs from its start, on noise of their own."""
+    sep._prepare(data, {})
+    start = sep.state_dict()
+    for _ in range(count):
+        sep.load_state_dict(start | {"accountant": sep.accountant.state_dict()})
+        sep.run(*data, progress=False)
+        yield sep
+
+
 def tilted_moment(k, mean, sd, label):
     def integrand(a):
         return a**k * stats.norm.pdf(a, mean, sd) / (1 + math.exp(-a if label else a))
@@ -220,9 +231,9 @@ def one_sum(monkeypatch, kind, data, batch, **options):
 
 
 @pytest.mark.filterwarnings("ignore:.*one record at a time")
-@pytest.mark.parametrize("precision", ["full", "diagonal", "shared"])
-@pytest.mark.parametrize("centred", [True, False])
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize(
+    "kind, centred, precision", in_turns(_KINDS, [True, False], ["full", "diagonal", "shared"])
+)
 def test_sensitivity(monkeypatch, kind, centred, precision):
     """Neighbouring data sets under the same randomness: C for one record more, 2C for one replaced.
 
@@ -489,7 +500,7 @@ def test_the_guide_holds_the_posterior_that_was_asked_for(noise_aware):
     assert (wider > 1.05).all()
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize("correlation", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_noise_aware_intervals_cover(correlation):
     """The noise's part of the covariance against the errors of the mean over fresh noise.
 
@@ -500,15 +511,14 @@ def test_noise_aware_intervals_cover(correlation):
     target = new_sep(num_steps=15)
     target.run(x, y, progress=False)
     inside = []
-    for seed in range(40):
-        sep = new_sep(
-            guide=AutoDiagonalNormal(logistic),
-            num_steps=15,
-            noise_multiplier=8.0,
-            max_factor_norm=3.0,
-            generator=seed,
-        )
-        sep.run(x, y, progress=False)
+    sep = new_sep(
+        guide=AutoDiagonalNormal(logistic),
+        num_steps=15,
+        noise_multiplier=8.0,
+        max_factor_norm=3.0,
+        generator=0,
+    )
+    for _ in runs(sep, (x, y), 40):
         added = sep.posterior(True).variance - sep.posterior(False).variance
         error = sep.posterior().mean - target.posterior().mean
         inside.append(error.abs() <= added.sqrt())
@@ -516,22 +526,20 @@ def test_noise_aware_intervals_cover(correlation):
     assert 0.51 < share < 0.85
 
 
-@pytest.mark.parametrize("precision", ["diagonal", "shared"])
+@pytest.mark.parametrize("precision", ["diagonal", pytest.param("shared", marks=pytest.mark.slow)])
 def test_without_correlations_the_noise_is_bounded(precision):
     """The mean's noise over fresh noise is at most what the aware posterior says."""
     x, y = correlated_data(800, correlation=0.5)
     means, added = [], []
-    for seed in range(30):
-        sep = new_sep(
-            num_steps=15,
-            precision=precision,
-            noise_multiplier=4.0,
-            max_factor_norm=3.0,
-            generator=seed,
-            damping=0.3,
-        )
-        pyro.set_rng_seed(0)
-        sep.run(x, y, progress=False)
+    sep = new_sep(
+        num_steps=15,
+        precision=precision,
+        noise_multiplier=4.0,
+        max_factor_norm=3.0,
+        generator=0,
+        damping=0.3,
+    )
+    for _ in runs(sep, (x, y), 30):
         means.append(sep.posterior().mean)
         added.append(sep.posterior(True).variance - sep.posterior(False).variance)
     ratio = torch.stack(means).var(0) / torch.stack(added).mean(0)
@@ -958,28 +966,27 @@ def radon(size=200):
     return county, floor, level[county] - 0.7 * floor + 0.8 * torch.randn(size)
 
 
-@pytest.mark.parametrize("guide", [AutoNormal, AutoMultivariateNormal])
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (dict(noise_multiplier=0, max_factor_norm=3.0), "did not settle"),
-        (dict(noise_multiplier=20.0, max_factor_norm=3.0), "of 22 directions the noise"),
-    ],
+    "failure, guide",
+    in_turns(
+        [(0.0, "did not settle"), (20.0, "of 22 directions the noise")],
+        [AutoNormal, AutoMultivariateNormal],
+    ),
 )
-def test_a_hierarchy_that_fails_is_warned_of(guide, options, words):
-    sep = new_sep(counties, guide(counties), num_steps=30, generator=0, **options)
+def test_a_hierarchy_that_fails_is_warned_of(failure, guide):
+    sigma, words = failure
+    options = dict(noise_multiplier=sigma, max_factor_norm=3.0, generator=0)
+    sep = new_sep(counties, guide(counties), num_steps=30, **options)
     with pytest.warns(ConvergenceWarning, match=words):
         sep.run(*radon(), progress=False)
 
 
-@pytest.mark.parametrize("model", [logistic, linear])
-@pytest.mark.parametrize("sigma", [0.0, 1.0, 10.0])
-def test_a_regression_that_settles_is_not_warned_of(model, sigma):
-    x, y = regression_data(2000)
-    for seed in range(5):
-        bound = 20.0 if model is linear else 3.0
-        options = dict(noise_multiplier=sigma, max_factor_norm=bound, generator=seed)
-        sep = new_sep(model, num_steps=20, **options)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            sep.run(x, y, progress=False)
+@pytest.mark.parametrize("sigma, model", in_turns([0.0, 1.0, 10.0], [logistic, linear]))
+def test_a_regression_that_settles_is_not_warned_of(sigma, model):
+    bound = 20.0 if model is linear else 3.0
+    options = dict(noise_multiplier=sigma, max_factor_norm=bound, generator=0)
+    sep = new_sep(model, num_steps=20, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in runs(sep, regression_data(2000), 5):
+            pass

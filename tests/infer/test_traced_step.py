@@ -15,6 +15,7 @@ from problems import (
     Problem,
     eager,
     handwritten_guide,
+    in_turns,
     logistic,
     regression_data,
     start,
@@ -80,8 +81,7 @@ NOISELESS = dict(noise_multiplier=0.0, max_grad_norm=AdaptiveClip(0.5), loss_cli
 NOISY = dict(noise_multiplier=1.0, max_grad_norm=0.5)
 
 
-@pytest.mark.parametrize("privatize", ["latents", "parameters"])
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name, privatize", in_turns(PROBLEMS, ["latents", "parameters"]))
 def test_equals_pyro_code(name, privatize):
     """On the same draws, for every problem; with and without noise, bits and losses."""
     options = NOISELESS if (privatize == "latents") == (len(name) % 2 == 0) else NOISY
@@ -116,7 +116,7 @@ def test_single_precision():
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["AutoNormal", "VAE"])
+@pytest.mark.parametrize("name", ["AutoNormal", pytest.param("VAE", marks=pytest.mark.slow)])
 def test_compiled_equals_pyro_code(name):
     svi = assert_same(PROBLEMS[name], "compile", **(NOISELESS | {"noise_multiplier": 1.0}))
     assert isinstance(svi._prepared.step, TracedStep)
@@ -227,7 +227,10 @@ def test_nothing_is_traced_twice(monkeypatch):
     assert len(traced) == 3
 
 
-@pytest.mark.parametrize("microbatch_size", [1, 3, 100])
+@pytest.mark.parametrize(
+    "microbatch_size",
+    [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(100, marks=pytest.mark.slow)],
+)
 def test_memory(monkeypatch, microbatch_size):
     """No tensor of the records' graph holds more records than a microbatch."""
     sizes = []
@@ -274,7 +277,16 @@ def prepared(make, **options):
     return problem, svi
 
 
-@pytest.mark.parametrize("size", [1, 4, 7, 30, 50])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        4,
+        pytest.param(7, marks=pytest.mark.slow),
+        30,
+        pytest.param(50, marks=pytest.mark.slow),
+    ],
+)
 def test_padding_adds_nothing(monkeypatch, size):
     """In no block, be batches smaller than a pass, larger, or empty."""
     monkeypatch.setattr(RecordSampler, "usual_size", size)
@@ -293,9 +305,9 @@ def test_padding_adds_nothing(monkeypatch, size):
     [
         ("AutoNormal", "latents"),
         ("mixture", "latents"),
-        ("VAE", "latents"),
+        pytest.param("VAE", "latents", marks=pytest.mark.slow),
         ("VAE", "parameters"),
-        ("PyroModule", "latents"),
+        pytest.param("PyroModule", "latents", marks=pytest.mark.slow),
         ("hierarchical", "parameters"),
     ],
 )
@@ -324,7 +336,10 @@ def test_sensitivity(name, privatize):
         torch.testing.assert_close(nan, none)
 
 
-@pytest.mark.parametrize("similar", [1.0, 0.1, 0.01])
+@pytest.mark.parametrize(
+    "similar",
+    [pytest.param(1.0, marks=pytest.mark.slow), pytest.param(0.1, marks=pytest.mark.slow), 0.01],
+)
 def test_rows_of_a_record_that_cancel(similar):
     """Visits of a patient that look alike, with errors of both signs: rounding is no mismatch."""
 

@@ -81,7 +81,7 @@ def true_fractions(monkeypatch, inference, y):
     return found
 
 
-@pytest.mark.parametrize("jit", ["none", "trace", "compile"])
+@pytest.mark.parametrize("jit", ["none", "trace", pytest.param("compile", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [new_svi, new_sep])
 def test_without_noise_it_is_exact(monkeypatch, make, jit):
     """The mean over the last half of the steps, on full batches."""
@@ -192,7 +192,7 @@ def test_noise_of_sep_counts_the_share(monkeypatch):
     assert variances[1] == pytest.approx((3.0 * 1.5) ** 2)
 
 
-@pytest.mark.parametrize("jit", ["none", "trace"])
+@pytest.mark.parametrize("jit", ["none", pytest.param("trace", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [new_svi, new_sep])
 def test_many_clipped_records_are_warned_of(make, jit):
     y = 0.5 + torch.randn(300)

@@ -480,9 +480,9 @@ def test_equals_svi(monkeypatch, name, privatize):
     monkeypatch.setattr(
         LocalStream, "normal", lambda self, i, draw, size: _NORMALS[i, None].numpy()
     )
-    ours = fit_dpsvi(make, steps=30, privatize=privatize)
+    ours = fit_dpsvi(make, steps=12, privatize=privatize)
     with _FixedDraws():
-        theirs = fit_svi(make, steps=30)
+        theirs = fit_svi(make, steps=12)
     assert ours.keys() == theirs.keys() and GUIDES[name][1] <= ours.keys()
     start(make)
     before = values()
@@ -535,7 +535,7 @@ def test_a_row_moves_as_if_it_were_trained_alone(monkeypatch):
         torch.testing.assert_close(rows(svi)["own_at"][i], alone.detach(), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("jit", ["none", "trace"])
+@pytest.mark.parametrize("jit", ["none", pytest.param("trace", marks=pytest.mark.slow)])
 def test_microbatches_change_nothing(monkeypatch, jit):
     runs, data = [], regression_data()
     for size in (None, 1, 7):
