@@ -337,7 +337,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an adaptive bound that is not used",
-        "DPSVI._new_sum",
+        "DPSVI._blocks",
         "blocks = [Block(size, self._bound, self._gradient_share)]",
         "blocks = [Block(size, 20.0, self._gradient_share)]",
         "test_dpsvi.py",

@@ -360,7 +360,7 @@ def test_state_round_trip():
     assert second.accountant.ledger == first.accountant.ledger
     assert second.noise_multiplier == first.noise_multiplier
     second._prepare(data, {})
-    assert torch.equal(second._leaf.detach(), first._leaf.detach())
+    assert torch.equal(second._prepared.leaf, first._prepared.leaf)
     second.run(*data, progress=False)
     assert len(second.get_samples()["w"]) == 10
     assert second.accountant.get_epsilon() <= 1.0

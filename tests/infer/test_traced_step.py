@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 import torch._inductor
+from compilers import needs_compiler
 from problems import (
     PROBLEMS,
     Fixture,
@@ -25,7 +26,6 @@ from problems import (
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from sums import exact_sums
-from test_graphs import needs_compiler
 from torch import nn
 
 import pyro_dp.infer.padded_sum

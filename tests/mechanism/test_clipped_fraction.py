@@ -73,9 +73,9 @@ def true_fractions(monkeypatch, inference, y):
     else:
         clipped_sum = inference._clipped_sum
 
-        def spy(cavity, *args):
-            note(inference._prepared.sites.norms(cavity, torch.arange(len(y))))
-            return clipped_sum(cavity, *args)
+        def spy(prepared, cavity, *args):
+            note(prepared.sites.norms(cavity, torch.arange(len(y))))
+            return clipped_sum(prepared, cavity, *args)
 
         monkeypatch.setattr(inference, "_clipped_sum", spy)
     return found

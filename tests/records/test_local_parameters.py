@@ -38,6 +38,7 @@ from pyro_dp import (
     PrivacyAccountant,
     RowAdam,
 )
+from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.records.record_term import Batch
@@ -329,7 +330,7 @@ def test_sensitivity_to_local_state(monkeypatch, name, privatize):
     usual, draws = rows(svi), svi._prepared.step.draw()
 
     def sums(batch, state=None):
-        clipped = svi._new_sum(svi._prepared.step.size(draws), svi._prepared)
+        clipped = ClippedSum(svi._blocks(svi._prepared.step.size(draws)))
         with torch.no_grad():
             for key, leaf in leaves(svi).items():
                 leaf.copy_(usual[key])

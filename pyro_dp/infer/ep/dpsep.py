@@ -27,6 +27,7 @@ from torch.distributions import MultivariateNormal
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.ep.approximation import Approximation
+from pyro_dp.infer.ep.gaussian import Gaussian
 from pyro_dp.infer.ep.problem import EPProblem, require_moments
 from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
@@ -232,10 +233,8 @@ class DPSEP(PrivateInference[PreparedSites]):
         damping = self._fixed_damping()
         position = self.accountant.position
         cavity = self._approximation.cavity(prepared.records.plate.size)
-        clipped = self._new_sum(prepared)
         batch = self._draw_records(prepared, position)
-        stream = self._randomness.stream("local", position)
-        prepared.sites.add(clipped, cavity, batch, stream)
+        clipped = self._clipped_sum(prepared, cavity, batch, position)
         released, *bit = self._release(clipped, prepared.sampler)
         if bit:
             self._add_bit(*bit, prepared)
@@ -374,12 +373,15 @@ class DPSEP(PrivateInference[PreparedSites]):
     def _is_current(self, prepared: PreparedSites) -> bool:
         return super()._is_current(prepared) and prepared.problem.guide.is_current()
 
-    def _new_sum(self, prepared: PreparedSites) -> ClippedSum:
-        """Of the blocks of the joint release: sites, bit."""
-        problem, structure = prepared.problem, self._approximation.average.structure
-        size = len(problem.places) + structure.size
+    def _clipped_sum(
+        self, prepared: PreparedSites, cavity: Gaussian, indices: Tensor, position: int
+    ) -> ClippedSum:
+        """Sites of these records, clipped and summed, one microbatch after the other."""
+        size = len(prepared.problem.places) + self._approximation.average.structure.size
         blocks = [Block(size, self._bound, self._share), *([self._bit] if self._bit else [])]
-        return self._sum_type(blocks, prepared.records.device)
+        clipped = self._sum_type(blocks, prepared.records.device)
+        prepared.sites.add(clipped, cavity, indices, self._randomness.stream("local", position))
+        return clipped
 
     def _noise(self, sample_rate: float) -> float:
         """Standard deviation of the noise in a coordinate of an estimate's eta."""

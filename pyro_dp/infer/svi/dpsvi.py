@@ -26,7 +26,6 @@ from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import SHARE
-from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
@@ -238,7 +237,8 @@ class DPSVI(PrivateInference[PreparedGradient]):
         prepared = self._prepare(args, kwargs)
         position = self.accountant.position
         draws = prepared.step.draw()
-        clipped = self._new_sum(prepared.step.size(draws), prepared)
+        blocks = self._blocks(prepared.step.size(draws))
+        clipped = self._sum_type(blocks, prepared.records.device)
         stream = partial(self._randomness.stream, "local", position)
         batch = self._draw_records(prepared, position)
         moves = prepared.step.add(clipped, draws, batch, stream)
@@ -415,14 +415,14 @@ class DPSVI(PrivateInference[PreparedGradient]):
             return False
         return super()._is_current(prepared) and prepared.is_current()
 
-    def _new_sum(self, size: int, prepared: PreparedGradient) -> ClippedSum:
-        """Of the blocks of the joint release: gradient, loss, bit."""
+    def _blocks(self, size: int) -> list[Block]:
+        """The blocks of the joint release: gradient, loss, bit."""
         blocks = [Block(size, self._bound, self._gradient_share)]
         if self.loss_clip is not None:
             blocks.append(Block(1, self.loss_clip, self.loss_share))
         if self._bit:
             blocks.append(self._bit)
-        return self._sum_type(blocks, prepared.records.device)
+        return blocks
 
     def _warnings(self) -> list[Warning]:
         return [] if self._adaptive else super()._warnings()
