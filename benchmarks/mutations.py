@@ -83,7 +83,7 @@ MUTATIONS = [
     Mutation(
         "a broken record counts in the other blocks",
         "clipped_sums",
-        "counted = sum(norm for norm in norms if norm is not None) < math.inf",
+        "counted = sum(measured[1:], measured[0]) < math.inf",
         "counted = norms[-1 if norms[-1] is not None else 0] < math.inf",
         "test_clipping.py",
     ),
@@ -685,7 +685,7 @@ MUTATIONS = [
     Mutation(
         "sampled subsets that cost more than all records",
         "step_divergences",
-        "return np.minimum(found, ORDERS / (2.0 * min(step.noise, LARGEST) ** 2))",
+        "return bounded",
         "return found",
         "test_composition.py",
     ),
@@ -1887,8 +1887,8 @@ MUTATIONS = [
     Mutation(
         "a ledger can be copied",
         "PrivacyAccountant.__reduce__",
-        "    def __reduce__(self):",
-        "    def _reduce(self):",
+        "    def __reduce__(self) -> NoReturn:",
+        "    def _reduce(self) -> NoReturn:",
         "test_accounting.py",
     ),
 ]
