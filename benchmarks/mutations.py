@@ -636,8 +636,8 @@ MUTATIONS = [
     Mutation(
         "a reshape between two transpositions",
         "_product",
-        "if transposed or _shape(before)[:1] != _shape(node)[:1]:",
-        "if _shape(before)[:1] != _shape(node)[:1]:",
+        "if transposed or shape(before)[:1] != shape(node)[:1]:",
+        "if shape(before)[:1] != shape(node)[:1]:",
         "test_outer_products.py",
     ),
     Mutation(

@@ -237,7 +237,7 @@ class _MomentRelease(IterativeMechanism):
     def step(self, scaled: Tensor) -> float:
         """Private means and variances (d,) of rows (N, d) in [-1, 1]."""
         size, dim = scaled.shape
-        self._sampler = RecordSampler(self.sampling, size, self.sample_rate)
+        self._sampler = RecordSampler(self.sampling, size, 1.0)
         # N is public: with 1/2 taken off the squares, their bound and their noise are halved.
         blocks = [Block(dim, math.sqrt(dim), 0.5), Block(dim, math.sqrt(dim) / 2, 0.5)]
         clipped = self._sum_type(blocks, scaled.device)
