@@ -10,6 +10,7 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/python -m pytest --numprocesses 2
 
 # One stamp per set of extras: the environment is remade when the pins or the package change.
