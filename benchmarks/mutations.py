@@ -360,8 +360,8 @@ MUTATIONS = [
     Mutation(
         "the plate is looked for on the data",
         "find_plate",
-        "*pytree.tree_unflatten(map(stand_in, leaves), spec)",
-        "args, kwargs",
+        "given, named = pytree.tree_unflatten(map(stand_in, leaves), spec)",
+        "given, named = args, kwargs",
         "test_leaks.py test_first_attempts.py",
     ),
     Mutation(
@@ -1682,9 +1682,8 @@ MUTATIONS = [
     Mutation(
         "door: a graph's sums count twice in the checked steps",
         "SiteSum._check",
-        "        self._passes.add(found, public, chosen)\n",
-        "        self._passes.add(found, public, chosen)\n"
-        "        self._passes.add(clipped, public, chosen)\n",
+        "        passes.add(found, public, chosen)\n",
+        "        passes.add(found, public, chosen)\n        passes.add(clipped, public, chosen)\n",
         "test_secure.py::test_graphs_of_sites_give_the_same_sums",
     ),
     Mutation(

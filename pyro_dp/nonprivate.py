@@ -28,7 +28,7 @@ from pyro_dp.accounting.looks import mark_look
 from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.infer.svi.dpsvi import DPSVI
 from pyro_dp.mechanism.blocks import Block
-from pyro_dp.mechanism.contributions import Contributions, Rows
+from pyro_dp.mechanism.contributions import Contributions, Measured, Rows
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.sandbox import guarded
@@ -171,13 +171,13 @@ class _Kept:
         self.norms: list[Tensor] = []
         self.losses: list[float] = []
 
-    def add(self, gradients: Contributions, losses: Contributions) -> None:
+    def add(self, gradients: Measured, losses: Contributions) -> None:
         norms = _norms(gradients)
         self.norms.append(norms)
         self.losses.append(losses.weighted_sum(torch.ones_like(norms).unsqueeze(1)).item())
 
 
-def _norms(part: Tensor | Contributions) -> Tensor:
+def _norms(part: Tensor | Measured) -> Tensor:
     """(B,)"""
     rows = Rows(part.flatten(1)) if isinstance(part, Tensor) else part
     return rows.norms().squeeze(1)

@@ -4,7 +4,7 @@ import abc
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -101,7 +101,7 @@ class IterativeMechanism(abc.ABC):
             warnings.warn(warning, stacklevel=2)
         return results
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         name = type(self).__name__
         raise PrivacyError(f"A {name} holds the data: save its state_dict() instead.")
 
@@ -139,7 +139,7 @@ class IterativeMechanism(abc.ABC):
                 raise PrivacyBudgetExceeded(f"{error}{self._hint}") from None
         return self._noise_multiplier
 
-    def _step_of_run(self, args: tuple, kwargs: dict) -> float:
+    def _step_of_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         return self.step(*args, **kwargs)
 
     def _warnings(self) -> list[Warning]:
