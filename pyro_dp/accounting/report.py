@@ -220,7 +220,7 @@ def _looks(entries: Sequence[LedgerEntry]) -> list[Block]:
 
 
 def _releases(entries: Sequence[LedgerEntry]) -> list[Block]:
-    rows = [_row(*entry) for entry in entries if not isinstance(entry.event, NonPrivateLook)]
+    rows = [_row(event, count) for event, count in entries if not isinstance(event, NonPrivateLook)]
     if not rows:
         return [Paragraph("Nothing.")]
     head = ("release", "takes part", "sample rate", "noise multiplier", "times")
@@ -257,7 +257,7 @@ def _public(entries: Sequence[LedgerEntry]) -> list[Block]:
 
 
 def _random_numbers(notes: Sequence[str]) -> list[Block]:
-    blocks = []
+    blocks: list[Block] = []
     if SEEDED in notes:
         text = (
             "At least one run was given a seed. Its noise can be computed by anyone who knows or "

@@ -216,8 +216,8 @@ class DPEM(IterativeMechanism):
         n = counts.clamp(min=max(noise_of_counts, torch.finfo(torch.float64).tiny))
         self.weights = n / n.sum()
         locs = _shortened(sums.reshape(components, dim) / n.unsqueeze(1), self.radius)
-        second = [unstacked(each, dim) for each in squares.reshape(components, -1)]
-        second = torch.stack(second) / n[:, None, None]
+        matrices = [unstacked(each, dim) for each in squares.reshape(components, -1)]
+        second = torch.stack(matrices) / n[:, None, None]
         values, vectors = torch.linalg.eigh(second - locs.unsqueeze(2) * locs.unsqueeze(1))
         # No eigenvalue is known better than to the spectral radius of the noise's matrix.
         least = (noise_of_squares * math.sqrt(2 * dim) / n).clamp(min=self.least_variance)

@@ -4,7 +4,7 @@ import abc
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -79,7 +79,7 @@ class IterativeMechanism(abc.ABC):
             warnings.warn(warning, stacklevel=2)
         return results
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         name = type(self).__name__
         raise PrivacyError(f"A {name} holds the data: save its state_dict() instead.")
 
@@ -121,11 +121,11 @@ class IterativeMechanism(abc.ABC):
                 raise PrivacyBudgetExceeded(f"{error}{self._hint}") from None
         return self._noise_multiplier
 
-    def _look_at(self, args: tuple, kwargs: dict) -> Any:
+    def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a step builds for these data; for :func:`nonprivate`."""
         raise NotImplementedError
 
-    def _exact(self) -> dict[str, Callable]:
+    def _exact(self) -> dict[str, Callable[..., Any]]:
         """For :func:`nonprivate`, by the name of its method, where there is such a number.
 
         Each is called, once the ledger says so, with what :meth:`_look_at` gave, indices of all
@@ -133,7 +133,7 @@ class IterativeMechanism(abc.ABC):
         """
         return {}
 
-    def _step_of_run(self, args: tuple, kwargs: dict) -> float:
+    def _step_of_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         return self.step(*args, **kwargs)
 
     def _warnings(self) -> list[Warning]:

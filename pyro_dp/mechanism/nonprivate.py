@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.accounting.looks import mark_look
-from pyro_dp.mechanism.contributions import Contributions, Rows
+from pyro_dp.mechanism.contributions import Measured, Rows
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.rng import forked_rng
@@ -107,7 +107,7 @@ def nonprivate(inference: IterativeMechanism) -> NonPrivate:
     return NonPrivate(inference)
 
 
-def row_norms(part: Tensor | Contributions) -> Tensor:
+def row_norms(part: Tensor | Measured) -> Tensor:
     """(B,)"""
     rows = Rows(part.flatten(1)) if isinstance(part, Tensor) else part
     return rows.norms().squeeze(1)

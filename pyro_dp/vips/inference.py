@@ -21,7 +21,7 @@ from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.events import SubsampledGaussian
+from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.nonprivate import row_norms
@@ -137,7 +137,7 @@ class VIPS(IterativeMechanism):
         each = {n: x for n, x in self._declared.items() if n not in once}
         # What users write is behind a wall; what this package has was written for one.
         self._own = None if _is_ours(model) else CapturedState(*_methods(model))
-        e_step = model if self._own is None else IsolatedModel(model, self._own)
+        e_step: Any = model if self._own is None else IsolatedModel(model, self._own)
         self._e_step = e_step
         self._once = (
             StatisticsSum(e_step, once, self.microbatch_size, self._sum_type) if once else None
@@ -246,9 +246,9 @@ class VIPS(IterativeMechanism):
     def _calibrated(self, rate: float) -> float:
         return self.accountant.least_noise(partial(self._to_release, rate))
 
-    def _to_release(self, rate: float, sigma: float) -> Counter[SubsampledGaussian]:
+    def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
         """What is left to release."""
-        events: Counter[SubsampledGaussian] = Counter()
+        events: Counter[Event] = Counter()
         if self._once and self._static is None:
             events[SubsampledGaussian(self._once_multiplier(sigma), rate, self.sampling)] += 1
         if self._each:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_dp.infer.svi.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions, Rows, with_bit
+from pyro_dp.mechanism.contributions import Contributions, Measured, Rows, with_bit
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.record_term import Batch, RecordTerm
@@ -23,7 +23,10 @@ from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import private_rng
 
-COORDINATES = {"latents": LatentCoordinates, "parameters": ParameterCoordinates}
+COORDINATES: dict[str, type[LatentCoordinates] | type[ParameterCoordinates]] = {
+    "latents": LatentCoordinates,
+    "parameters": ParameterCoordinates,
+}
 LocalGradients = tuple[Tensor, dict[str, Tensor]]  # of B records, (B,): (B, ...) by parameter
 
 
@@ -93,7 +96,7 @@ class EagerStep:
         clipped: ClippedSum,
         particles: list[Particle],
         chosen: Tensor,
-        local: list[LocalStream],
+        local: Sequence[LocalStream | None],
     ) -> LocalGradients:
         rows, local_rows = self.records.rows(chosen), self.term.local.rows(chosen)
         batches = [Batch(chosen, rows, own, local_rows=local_rows) for own in local]
@@ -110,10 +113,12 @@ class EagerStep:
         }
 
     def blocks(
-        self, gradient: Contributions, losses: Tensor, bound: Tensor | float
+        self, gradient: Measured, losses: Tensor, bound: Tensor | float
     ) -> list[Contributions]:
         """The blocks of the joint release: gradient, loss, bit."""
-        blocks = with_bit(gradient, bound) if self.has_bit else [gradient]
+        blocks: list[Contributions] = [gradient]
+        if self.has_bit:
+            blocks = with_bit(gradient, bound)
         if self.releases_loss:
             blocks.insert(1, Rows(losses.unsqueeze(1)))
         return blocks

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_dp.infer.svi.prepared_gradient import PreparedGradient
 from pyro_dp.mechanism.blocks import Block
-from pyro_dp.mechanism.contributions import Contributions
+from pyro_dp.mechanism.contributions import Contributions, Measured
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.utils.rng import private_rng
@@ -55,7 +55,7 @@ class _Kept:
         self.norms: list[Tensor] = []
         self.losses: list[float] = []
 
-    def add(self, gradients: Contributions, losses: Contributions) -> None:
+    def add(self, gradients: Measured, losses: Contributions) -> None:
         norms = row_norms(gradients)
         self.norms.append(norms)
         self.losses.append(losses.weighted_sum(torch.ones_like(norms).unsqueeze(1)).item())

@@ -7,7 +7,7 @@ are inputs.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -186,7 +186,7 @@ class TracedStep:
             compiler=compiler,
         )
 
-    def _trace_public(self, compiler: Compiler) -> Callable[..., list[Tensor]]:
+    def _trace_public(self, compiler: Compiler) -> Callable[..., Sequence[Tensor]]:
         public = self._public_inputs(self.draw())
 
         def pull_back(*inputs: Tensor) -> list[Tensor]:
@@ -232,5 +232,5 @@ class TracedStep:
             found = gradients[name]
             if (gradient is None) != (found is None):
                 raise ModelError(MISMATCH)
-            if gradient is not None:
+            if gradient is not None and found is not None:
                 require_same(found, gradient, exact=self._exact)
