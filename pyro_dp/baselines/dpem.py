@@ -65,6 +65,8 @@ class DPEM(IterativeMechanism):
     :ivar covariances: (K, d, d): the present estimate.
     """
 
+    sample_rate: float
+
     def __init__(
         self,
         start: Tensor,
@@ -136,7 +138,8 @@ class DPEM(IterativeMechanism):
         for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
             clipped.add(*self._moments(x.index_select(0, chosen)))
         before = self.locs
-        self._maximise(*self._release(clipped, sampler), sampler.sample_rate)
+        counts, sums, squares = self._release(clipped, sampler)
+        self._maximise(counts, sums, squares, sampler.sample_rate)
         return (self.locs - before).square().mean().sqrt().item()
 
     @property

@@ -18,6 +18,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.baselines.langevin_target import global_latents, point_guide, suitable_loss
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.svi.eager_step import EagerStep
+from pyro_dp.infer.svi.prepared_gradient import GradientStep
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.release_settings import ReleaseSettings
@@ -45,7 +46,7 @@ class PreparedChain(Prepared):
     latents: tuple[Latent, ...]
     leaf: Tensor
     seen: Tensor
-    step: EagerStep | TracedStep
+    step: GradientStep
 
 
 class DPSGLD(PrivateInference[PreparedChain]):
@@ -175,6 +176,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
             (released,) = self._release(clipped, prepared.sampler)
             gradients, _ = prepared.step.gradients(draws, released)
         (gradient,) = gradients.values()
+        assert gradient is not None  # of the point that is the chain's position
         return self._move(prepared, gradient, step_size)
 
     def get_samples(self) -> dict[str, Tensor]:

@@ -105,9 +105,9 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         """
         return self._fractions.mean()
 
-    def _add_bit(self, released: Tensor, prepared: Prepared) -> None:
+    def _add_bit(self, bit: Block, released: Tensor, prepared: Prepared) -> None:
         rate, size = prepared.sampler.sample_rate, prepared.records.plate.size
-        self._fractions.add(released, size, rate, self.noise_multiplier, self._bit.share)
+        self._fractions.add(released, size, rate, self.noise_multiplier, bit.share)
 
     def _warnings(self) -> list[Warning]:
         clipped = self.clipped_fraction
@@ -146,11 +146,11 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         known = self._prepared
         if known is None or not (known.records.same_as(args, kwargs) and self._is_current(known)):
             try:
-                self._prepared = self._look_anew(args, kwargs)
+                known = self._prepared = self._look_anew(args, kwargs)
             except RaisedOnPlaceholders as error:
                 shapes = described(self.model, args, kwargs)
                 raise ModelError(f"{error} {shapes}".rstrip()) from None
-        return self._prepared
+        return known
 
     def _look_anew(self, args: tuple, kwargs: dict) -> P:
         records = first_look(

@@ -184,8 +184,14 @@ class IterativeMechanism(abc.ABC):
     def _calibrated(self, rate: float) -> float:
         """The smallest noise with which what is left of the steps fits what is left to spend."""
         return self.accountant.noise_multiplier(
-            num_steps=self.num_steps - self._steps, sample_rate=rate, sampling=self.sampling
+            num_steps=self._steps_left, sample_rate=rate, sampling=self.sampling
         )
+
+    @property
+    def _steps_left(self) -> int:
+        """Of a run whose noise is calibrated, for which num_steps is asked for."""
+        assert self.num_steps is not None
+        return self.num_steps - self._steps
 
     @property
     def _hint(self) -> str:
@@ -197,7 +203,8 @@ class IterativeMechanism(abc.ABC):
         )
 
     def _refuse_steps_beyond_calibration(self) -> None:
-        if self._calibrates and self._steps >= self.num_steps:
+        done = self.num_steps is not None and self._steps >= self.num_steps
+        if self._calibrates and done:
             raise PrivacyBudgetExceeded(
                 f"The noise was calibrated for num_steps={self.num_steps}, which are done: start "
                 "anew with what remains of the budget."

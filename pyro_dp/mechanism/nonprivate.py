@@ -48,7 +48,8 @@ class NonPrivate:
         :raises ModelError: the data do not fit; nothing was read.
         """
         read = self._reader("loss", "a DPSVI")
-        return self._read(read, "loss", args, kwargs)
+        loss: float = self._read(read, "loss", args, kwargs)
+        return loss
 
     def gradient_norms(self, *args: Any, **kwargs: Any) -> Tensor | dict[str, Tensor]:
         """Norms of what each record would add to the next release, before it is clipped.
@@ -62,9 +63,11 @@ class NonPrivate:
         :raises ModelError: the data do not fit; nothing was read.
         """
         read = self._reader("gradient_norms", "a DPSVI, DPSEP or VIPS")
-        return self._read(read, "per-record norms before clipping", args, kwargs)
+        what = "per-record norms before clipping"
+        norms: Tensor | dict[str, Tensor] = self._read(read, what, args, kwargs)
+        return norms
 
-    def _reader(self, name: str, kinds: str) -> Callable:
+    def _reader(self, name: str, kinds: str) -> Callable[..., Any]:
         read = self._inference._exact().get(name)
         if read is None:
             kind = type(self._inference).__name__
@@ -73,7 +76,9 @@ class NonPrivate:
             )
         return read
 
-    def _read(self, read: Callable, what: str, args: tuple, kwargs: dict) -> Any:
+    def _read(
+        self, read: Callable[..., Any], what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """The ledger first. Public generators are left as they were."""
         inference = self._inference
         name = f"{what} of {type(inference).__name__} after {inference._steps} steps"
@@ -86,7 +91,7 @@ class NonPrivate:
 
     def _batches(self, records: Any) -> Iterator[Tensor]:
         indices = torch.arange(records.plate.size, device=records.device)
-        yield from indices.split(self._inference.microbatch_size or _AT_A_TIME)
+        yield from torch.split(indices, self._inference.microbatch_size or _AT_A_TIME)
 
 
 def nonprivate(inference: IterativeMechanism) -> NonPrivate:

@@ -96,6 +96,9 @@ class VIPS(IterativeMechanism):
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 
+    num_steps: int
+    sample_rate: float
+
     def __init__(
         self,
         model: ConjugateModel,
@@ -171,19 +174,20 @@ class VIPS(IterativeMechanism):
         """
         prepared = self._prepare(data)
         if self._once and self._static is None:
-            self._release_static(prepared)
+            self._release_static(self._once, prepared)
         estimates = self._static or MixedStatistics({}, {})
         if self._each:
-            estimates = estimates.joined(self._release_expected(prepared))
+            estimates = estimates.joined(self._release_expected(self._each, prepared))
         else:
             self._steps += 1
-        before = self._mixed
+        before, size = self._mixed, prepared.records.plate.size
+        assert before is not None  # from the first look on
         tau0, kappa = self.step_size
         once = self._once.statistics if self._once else {}
         after = before.mixed(estimates, (tau0 + self._steps) ** -kappa, static=list(once))
-        self._posterior = self._m_step(after, self._size)
+        self._posterior = self._m_step(after, size)
         self._mixed = after
-        return after.change(before, self._declared) / self._size
+        return after.change(before, self._declared) / size
 
     def posterior(self) -> dict[str, Distribution]:
         """The current posterior of each global site of the model's Pyro model.
@@ -326,20 +330,20 @@ class VIPS(IterativeMechanism):
         for each in (self._once_multiplier(sigma), sigma):
             trial.record(SubsampledGaussian(each, rate, self.sampling))
 
-    def _release_static(self, prepared: Prepared) -> None:
+    def _release_static(self, once: StatisticsSum, prepared: Prepared) -> None:
         sampler, position = prepared.sampler, self.accountant.position
-        clipped = self._once.static_sum(prepared.records, self._sample(sampler, position))
+        clipped = once.static_sum(prepared.records, self._sample(sampler, position))
         sigma = self._once_multiplier(self._calibrate(sampler.sample_rate))
         released = self._account_and_release(clipped, sigma, sampler)
-        self._static = self._once.estimates(released, sigma, sampler.sample_rate)
+        self._static = once.estimates(released, sigma, sampler.sample_rate)
 
-    def _release_expected(self, prepared: Prepared) -> MixedStatistics:
+    def _release_expected(self, each: StatisticsSum, prepared: Prepared) -> MixedStatistics:
         sampler, position = prepared.sampler, self.accountant.position
         local = LocalStream(self._randomness.stream("local", position))
         indices = self._sample(sampler, position)
-        clipped = self._each.expected_sum(self._posterior, local, prepared.records, indices)
+        clipped = each.expected_sum(self._posterior, local, prepared.records, indices)
         released = self._release(clipped, sampler)
-        return self._each.estimates(released, self.noise_multiplier, sampler.sample_rate)
+        return each.estimates(released, self.noise_multiplier, sampler.sample_rate)
 
     def _exact(self) -> dict[str, Callable]:
         return {"gradient_norms": self._exact_norms}
@@ -350,7 +354,7 @@ class VIPS(IterativeMechanism):
     ) -> dict[str, Tensor]:
         """Norms of the records' statistics before they are clipped, (N,) each."""
         model, local = self._e_step, LocalStream(stream)
-        norms = {name: [] for name in self.model.statistics}
+        norms: dict[str, list[Tensor]] = {name: [] for name in self.model.statistics}
         for chosen in batches:
             rows = prepared.records.rows(chosen)
             with guarded("The E-step"):

@@ -675,7 +675,7 @@ def test_over_budget_nothing_moves():
     data = regression_data()
     with pytest.raises(PrivacyBudgetExceeded):
         for _ in range(5):
-            mean = sep.posterior().mean if sep._approximation else None
+            mean = sep.posterior().mean if sep._known else None
             held = sep.guide.median()["w"].clone() if mean is not None else None
             sep.step(*data)
     assert accountant.get_epsilon() <= 0.5

@@ -162,9 +162,17 @@ class Approximation:
         average, control = copy.copy(self.average), copy.copy(self.control)
         average.load(state["average"], device)
         control.load(state["control"], device)
-        gaussians = {n: Gaussian(*state["gaussians"][f"_{n}"]).to(device) for n in _GAUSSIANS}
-        noise = state["mean_noise"].to(device)
-        return replace(self, average=average, control=control, mean_noise=noise, **gaussians)
+        gaussians = [Gaussian(*state["gaussians"][f"_{n}"]).to(device) for n in _GAUSSIANS]
+        posterior, prior, factor = gaussians
+        return replace(
+            self,
+            average=average,
+            control=control,
+            posterior=posterior,
+            prior=prior,
+            factor=factor,
+            mean_noise=state["mean_noise"].to(device),
+        )
 
     def _advanced(self) -> "Approximation":
         """The posterior, from the average factor and the prior refined at the last posterior."""

@@ -149,6 +149,8 @@ class DPSEP(PrivateInference[PreparedSites]):
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 
+    num_steps: int
+
     def __init__(
         self,
         model: Callable,
@@ -214,7 +216,7 @@ class DPSEP(PrivateInference[PreparedSites]):
         default_weight = 1.0 if max_factor_norm == math.inf else 2.0 / max_factor_norm
         self._weight = precision_weight or default_weight
         self._share = 1.0 - (self._bit.share if self._bit else 0.0)
-        self._approximation: Approximation | None = None
+        self._known: Approximation | None = None  # from the first look on
         self._loaded: dict[str, Any] | None = None  # until the first step
 
     _bound_name = "max_factor_norm"
@@ -236,8 +238,8 @@ class DPSEP(PrivateInference[PreparedSites]):
         batch = self._draw_records(prepared, position)
         clipped = self._clipped_sum(prepared, cavity, batch, position)
         released, *bit = self._release(clipped, prepared.sampler)
-        if bit:
-            self._add_bit(*bit, prepared)
+        if self._bit:
+            self._add_bit(self._bit, bit[0], prepared)
         with _within_the_numbers():
             rate = prepared.sampler.sample_rate
             change, approximation = self._approximation.updated(
@@ -248,8 +250,14 @@ class DPSEP(PrivateInference[PreparedSites]):
             if not (mean.isfinite().all() and covariance.isfinite().all() and variances.min() > 0):
                 raise ArithmeticError
             prepared.problem.guide.write(mean, covariance)
-        self._approximation = approximation
+        self._known = approximation
         return change
+
+    @property
+    def _approximation(self) -> Approximation:
+        if self._known is None:
+            raise ConfigurationError("There is no posterior before the first step.")
+        return self._known
 
     @torch.no_grad()
     def posterior(self, noise_aware: bool = True) -> MultivariateNormal:
@@ -263,8 +271,6 @@ class DPSEP(PrivateInference[PreparedSites]):
             variances are those of a mean field.
         :raises ConfigurationError: no step was taken yet.
         """
-        if self._approximation is None:
-            raise ConfigurationError("There is no posterior before the first step.")
         mean, covariance = self._approximation.moments(noise_aware)
         return MultivariateNormal(mean, scale_tril=cholesky(dense(covariance)))
 
@@ -276,7 +282,7 @@ class DPSEP(PrivateInference[PreparedSites]):
 
         :raises ConfigurationError: no step was taken yet.
         """
-        if self._approximation is None:
+        if self._known is None:
             raise ConfigurationError("There is no state before the first step.")
         own = self._approximation.state()
         return self._state() | {"settings": self._shaping_settings()} | own
@@ -292,14 +298,14 @@ class DPSEP(PrivateInference[PreparedSites]):
         for name, value in self._shaping_settings().items():
             if state["settings"].get(name) != value:
                 raise ConfigurationError(f"{name} differs from that of the saved run.")
-        known = self._approximation
+        known = self._known
         if known is not None:
             known.require_same_latents(state)
         self._load_state(state)
         if known is None:
             self._loaded = state
         else:
-            self._approximation = known.resumed(state, known.posterior.eta.device)
+            self._known = known.resumed(state, known.posterior.eta.device)
             known.problem.guide.write(*self._approximation.moments(self.noise_aware))
 
     def _shaping_settings(self) -> dict[str, Any]:
@@ -313,9 +319,9 @@ class DPSEP(PrivateInference[PreparedSites]):
 
     def _shown(self) -> dict[str, Any]:
         moments, precision = self.moments, self.precision
-        if self._approximation is not None:
-            moments = self._approximation.problem.moments.name
-            precision = self._approximation.average.structure.name
+        if self._known is not None:
+            moments = self._known.problem.moments.name
+            precision = self._known.average.structure.name
         return {"moments": moments, "precision": precision} | super()._shown()
 
     def _warnings(self) -> list[Warning]:
@@ -334,7 +340,7 @@ class DPSEP(PrivateInference[PreparedSites]):
         problem = EPProblem.build(
             self.model, self.guide, records, self.moments, self.microbatch_size
         )
-        known = self._approximation
+        known = self._known
         if known is not None and not torch.equal(problem.places, known.problem.places):
             raise ModelError("The latents that records see changed between two steps.")
         if started or before & problem.guide.names:
@@ -343,7 +349,7 @@ class DPSEP(PrivateInference[PreparedSites]):
         if self._loaded is not None:
             approximation.require_same_latents(self._loaded)
             approximation = approximation.resumed(self._loaded, records.device)
-        self._approximation, self._loaded = approximation, None
+        self._known, self._loaded = approximation, None
         sites = SiteSum(
             problem,
             records,

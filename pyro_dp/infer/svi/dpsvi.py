@@ -177,8 +177,10 @@ class DPSVI(PrivateInference[PreparedGradient]):
         require_count("loss.num_particles", loss.num_particles)
         require_choice("privatize", privatize, tuple(COORDINATES))
         adaptive = max_grad_norm if isinstance(max_grad_norm, AdaptiveClip) else None
-        if adaptive is None:
-            require_scale("max_grad_norm", max_grad_norm, infinite=True)
+        if adaptive:
+            bound = adaptive.initial
+        else:
+            bound = require_scale("max_grad_norm", max_grad_norm, infinite=True)
         if loss_clip is not None:
             require_scale("loss_clip", loss_clip)
             require_number("loss_share", loss_share, above=0.0, below=1.0)
@@ -194,7 +196,7 @@ class DPSVI(PrivateInference[PreparedGradient]):
             accountant=accountant,
             num_steps=num_steps,
             noise_multiplier=noise_multiplier,
-            bound=adaptive.initial if adaptive else max_grad_norm,
+            bound=bound,
             sample_rate=sample_rate,
             sampling=sampling,
             microbatch_size=microbatch_size,
@@ -431,7 +433,7 @@ class DPSVI(PrivateInference[PreparedGradient]):
         """The last block, if there is a bit: it is kept, and moves an adaptive bound."""
         if self._bit:
             bit = others.pop()
-            self._add_bit(bit, prepared)
+            self._add_bit(self._bit, bit, prepared)
             if self._adaptive is not None:
                 within = bit.item() / prepared.records.plate.size + 0.5
                 self._bound = self._adaptive.updated(self._bound, within)

@@ -66,14 +66,14 @@ class EagerStep:
             for k in range(self.loss.num_particles)
         ]
 
-    def size(self, particles: list[Particle]) -> int:
+    def size(self, draws: list[Particle]) -> int:
         """Number of coordinates of the gradient's block."""
-        return self.coordinates(particles, self.parameters).size
+        return self.coordinates(draws, self.parameters).size
 
     def add(
         self,
         clipped: ClippedSum,
-        particles: list[Particle],
+        draws: list[Particle],
         indices: Tensor,
         new_stream: Callable[[], np.random.Generator],
     ) -> list[LocalGradients]:
@@ -83,18 +83,18 @@ class EagerStep:
         :returns: what moves the records' own rows of local parameters.
         """
         stream = new_stream()
-        local = [LocalStream(stream) for _ in particles]
+        local = [LocalStream(stream) for _ in draws]
         moves = []
         with private_rng(stream):
             for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
                 if len(chosen):  # an empty batch is split into one empty part
-                    moves.append(self.add_microbatch(clipped, particles, chosen, local))
+                    moves.append(self.add_microbatch(clipped, draws, chosen, local))
         return moves
 
     def add_microbatch(
         self,
         clipped: ClippedSum,
-        particles: list[Particle],
+        draws: list[Particle],
         chosen: Tensor,
         local: Sequence[LocalStream | None],
     ) -> LocalGradients:
@@ -102,9 +102,9 @@ class EagerStep:
         batches = [Batch(chosen, rows, own, local_rows=local_rows) for own in local]
         gradients = [
             self.term.gradients(self.records, particle, batch)
-            for particle, batch in zip(particles, batches, strict=True)
+            for particle, batch in zip(draws, batches, strict=True)
         ]
-        blocks = self.coordinates(particles, self.parameters).per_record(gradients)
+        blocks = self.coordinates(draws, self.parameters).per_record(gradients)
         flat = torch.cat([b.reshape(len(chosen), -1) for b in blocks], dim=1)
         losses = torch.stack([each.losses for each in gradients]).mean(dim=0)
         clipped.add(*self.blocks(Rows(flat), losses, clipped.blocks[0].bound))
@@ -124,11 +124,11 @@ class EagerStep:
         return blocks
 
     def gradients(
-        self, particles: list[Particle], released: Tensor
+        self, draws: list[Particle], released: Tensor
     ) -> tuple[dict[str, Tensor | None], Tensor]:
         """Gradients of the parameters, from the released estimate, and the loss outside."""
-        coordinates = self.coordinates(particles, self.parameters)
-        return coordinates.gradients(released), mean_loss(particles)
+        coordinates = self.coordinates(draws, self.parameters)
+        return coordinates.gradients(released), mean_loss(draws)
 
     def coordinates(
         self, particles: list[Particle], parameters: dict[str, Tensor]

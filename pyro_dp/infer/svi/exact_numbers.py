@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ def _gradients(
     eager = replace(prepared.step.eager, releases_loss=True, has_bit=False)
     particles = eager.draw()
     local = [LocalStream(stream) for _ in particles]
-    kept = _Kept([Block(eager.size(particles), 1.0)])
+    kept: Any = _Kept([Block(eager.size(particles), 1.0)])
     with private_rng(stream):
         for chosen in batches:
             eager.add_microbatch(kept, particles, chosen, local)

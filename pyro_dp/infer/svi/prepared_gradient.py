@@ -1,14 +1,40 @@
 """What a private gradient step needs, built for the data of the step."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import pyro
 from torch import Tensor
 
-from pyro_dp.infer.svi.eager_step import EagerStep
-from pyro_dp.infer.svi.traced_step import TracedStep
+from pyro_dp.infer.svi.eager_step import EagerStep, LocalGradients
+from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.records.prepared import Prepared
 from pyro_dp.records.record_term import RecordTerm
+
+
+class GradientStep(Protocol):
+    """An :class:`EagerStep`, or a faster one that computes the same. Draws are of its own kind."""
+
+    @property
+    def eager(self) -> EagerStep: ...
+
+    def draw(self) -> Any: ...
+
+    def size(self, draws: Any) -> int: ...
+
+    def add(
+        self,
+        clipped: ClippedSum,
+        draws: Any,
+        indices: Tensor,
+        new_stream: Callable[[], np.random.Generator],
+    ) -> list[LocalGradients]: ...
+
+    def gradients(
+        self, draws: Any, released: Tensor
+    ) -> tuple[dict[str, Tensor | None], Tensor]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +47,7 @@ class PreparedGradient(Prepared):
 
     term: RecordTerm
     parameters: dict[str, Tensor]
-    step: EagerStep | TracedStep
+    step: GradientStep
 
     def is_current(self) -> bool:
         """Whether the parameters are those of Pyro's store still."""
