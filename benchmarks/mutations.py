@@ -76,8 +76,8 @@ MUTATIONS = [
     Mutation(
         "norm, scale and sum in the dtype of the gradients",
         "Rows.__init__",
-        "self._values = values.to(torch.float64)",
-        "self._values = values",
+        "values.to(torch.float64)",
+        "values",
         "test_clipping.py",
     ),
     Mutation(
@@ -945,7 +945,7 @@ MUTATIONS = [
     Mutation(
         "rows of DPEM beyond the radius",
         "DPEM._moments",
-        "_shortened(x.double(), self.radius)",
+        "clipped_rows(x.double(), self.radius)",
         "x.double()",
         "test_dpem.py",
     ),
@@ -966,7 +966,7 @@ MUTATIONS = [
     Mutation(
         "covariances that noise alone could explain",
         "DPEM._maximise",
-        "noise_of_squares * math.sqrt(2 * dim)",
+        "noise_radius(noise_of_squares, dim)",
         "0.0 * noise_of_squares",
         "test_dpem.py",
     ),
