@@ -276,7 +276,7 @@ MUTATIONS = [
     Mutation(
         "a guide that reads x.mean() goes unnoticed",
         "build_record_term",
-        "        check_outside(outside, records)\n",
+        "        check_outside(outside)\n",
         "",
         "test_structure_checks.py",
     ),
@@ -416,7 +416,7 @@ MUTATIONS = [
     Mutation(
         "records may read each other",
         "build_record_term",
-        "        check_coupling(runs, records)\n",
+        "        check_coupling(inside)\n",
         "",
         "test_structure_checks.py",
     ),
@@ -535,8 +535,8 @@ MUTATIONS = [
     Mutation(
         "rows of another record",
         "EagerStep.add_microbatch",
-        "local_rows = self.records.rows(chosen), self.term.local.rows(chosen)",
-        "local_rows = self.records.rows(chosen), self.term.local.rows(chosen.flip(0))",
+        "self.term.local.rows(chosen)",
+        "self.term.local.rows(chosen.flip(0))",
         "test_local_parameters.py",
     ),
     Mutation(
@@ -607,7 +607,7 @@ MUTATIONS = [
         "a pass that fails is left out",
         "TracedStep.add",
         "                with private_rng(new_stream()):\n"
-        "                    self._eager.add_microbatch("
+        "                    self.eager.add_microbatch("
         "clipped, self._particles(public), chosen, local)\n",
         "",
         "test_traced_step.py",

@@ -234,7 +234,6 @@ class DPSGLD(PrivateInference):
             loss,
             self.model,
             guide,
-            records,
             term,
             parameters,
             "latents",

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pyro
 from torch.distributions import Distribution
@@ -85,7 +86,7 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
         with (
             quiet,
             pyro.validation_enabled(False),
-            _no_sample_validation(),
+            mock.patch.object(Distribution, "_validate_sample", lambda self, value: None),
             _NoBatchStatistics(),
         ):
             yield
@@ -111,16 +112,6 @@ def _no_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-@contextlib.contextmanager
-def _no_sample_validation() -> Iterator[None]:
-    original = Distribution._validate_sample
-    Distribution._validate_sample = lambda self, value: None
-    try:
-        yield
-    finally:
-        Distribution._validate_sample = original
 
 
 class _NoBatchStatistics(TorchFunctionMode):

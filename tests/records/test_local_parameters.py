@@ -413,7 +413,7 @@ def test_state_of_others_never_reaches_a_record(monkeypatch):
         local = svi._term.local.rows(indices)
         batch = Batch(indices, svi._records.rows(indices), stream, local_rows=local)
         for way in (svi._term.vectorized, svi._term.looped):
-            found = way(svi._records, particle, batch)
+            found = way(particle, batch)
             gradients.append({**found.latents, **found.local, "loss": found.losses})
     for other in gradients[1:]:
         for name, value in gradients[0].items():

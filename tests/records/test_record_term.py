@@ -55,8 +55,8 @@ def test_vectorized_equals_loop(name):
     indices = torch.tensor([0, 3, 4, 11, 29])
     rows = svi._records.rows(indices)
     batch = Batch(indices, rows, local_stream())
-    vectorized = svi._term.vectorized(svi._records, particle, batch)
-    looped = svi._term.looped(svi._records, particle, batch)
+    vectorized = svi._term.vectorized(particle, batch)
+    looped = svi._term.looped(particle, batch)
     torch.testing.assert_close(vectorized.losses, looped.losses, rtol=1e-9, atol=1e-11)
     for part in ("latents", "parameters"):
         one, other = getattr(vectorized, part), getattr(looped, part)
@@ -74,16 +74,14 @@ def test_parameter_coordinates(name):
     particle = eager(svi).draw()[0]
     indices = torch.tensor([1, 7])
     rows = records.rows(indices)
-    gradients = term.gradients(records, particle, Batch(indices, rows, local_stream()))
+    gradients = term.gradients(particle, Batch(indices, rows, local_stream()))
     coordinates = ParameterCoordinates([particle], term, svi._parameters)
     per_record = flat(coordinates.per_record([gradients]))
     assert per_record.shape == (2, coordinates.size)
     for b, index in enumerate(indices):
-        args, kwargs = records.arguments([row[b] for row in rows])
-        with term._one_record(
-            records, particle, index, LocalDraws(stream=local_stream(), index=index)
-        ):
-            model, guide = term._inside(records, particle.values(particle.latents))
+        row, draws = [row[b] for row in rows], LocalDraws(stream=local_stream(), index=index)
+        shown = term.shown(particle, particle.latents, index, row, draws)
+        with shown as (model, guide, args, kwargs):
             loss = term.loss.differentiable_loss(model, guide, *args, **kwargs)
         leaves = list(term.released.values())
         expected = torch.autograd.grad(
@@ -106,7 +104,7 @@ def test_loss_adds_up(name):
     pyro.set_rng_seed(3)
     particle = eager(svi).draw()[0]
     batch = Batch(torch.arange(30), svi._records.rows(torch.arange(30)), local_stream())
-    losses = svi._term.vectorized(svi._records, particle, batch).losses
+    losses = svi._term.vectorized(particle, batch).losses
     torch.testing.assert_close(particle.loss + losses.sum(), torch.as_tensor(expected))
 
 
@@ -117,9 +115,7 @@ def test_several_particles_are_blocks():
     assert len(drawn) == 3
     indices = torch.arange(4)
     rows = svi._records.rows(indices)
-    each = [
-        svi._term.gradients(svi._records, p, Batch(indices, rows, local_stream())) for p in drawn
-    ]
+    each = [svi._term.gradients(p, Batch(indices, rows, local_stream())) for p in drawn]
     latents = LatentCoordinates(drawn, svi._term, svi._parameters)
     torch.testing.assert_close(latents.per_record(each), [g.latents["w"] / 3 for g in each])
     parameters = ParameterCoordinates(drawn, svi._term, svi._parameters)
@@ -153,9 +149,7 @@ def test_score_function_of_a_global_site():
     )
     svi._prepare((x,), {})
     particle = eager(svi).draw()[0]
-    gradients = svi._term.gradients(
-        svi._records, particle, Batch(torch.arange(10), [x], local_stream())
-    )
+    gradients = svi._term.gradients(particle, Batch(torch.arange(10), [x], local_stream()))
     coordinates = ParameterCoordinates([particle], svi._term, svi._parameters)
     k = particle.fixed["k"]
     loss = -dist.Normal(k, 1.0).log_prob(x)
@@ -247,9 +241,9 @@ def test_score_function_of_a_local_site():
     for index in range(10):  # one at a time: the draw itself comes from torch
         batch = Batch(torch.tensor([index]), [x[index : index + 1]], local_stream())
         torch.manual_seed(index)
-        vectorized = svi._term.vectorized(svi._records, particle, batch)
+        vectorized = svi._term.vectorized(particle, batch)
         torch.manual_seed(index)
-        looped = svi._term.looped(svi._records, particle, batch)
+        looped = svi._term.looped(particle, batch)
         torch.testing.assert_close(vectorized.losses, looped.losses)
         torch.testing.assert_close(vectorized.parameters, looped.parameters)
 
@@ -298,7 +292,7 @@ def test_reparameterised_local_draws(distribution):
     assert (pyro.param("w") - start).abs() > 0
     particle = eager(svi).draw()[0]
     batch = Batch(torch.arange(6), [x], local_stream())
-    gradients = svi._term.gradients(svi._records, particle, batch).parameters["w"]
+    gradients = svi._term.gradients(particle, batch).parameters["w"]
     assert len(gradients.unique()) == 6, "every record has its own draw"
 
 
@@ -322,6 +316,6 @@ def test_draws_in_place():
         svi._prepare((x,), {})
     batch = Batch(torch.arange(5), [x], local_stream())
     particle = eager(svi).draw()[0]
-    gradients = svi._term.gradients(svi._records, particle, batch).latents["w"]
+    gradients = svi._term.gradients(particle, batch).latents["w"]
     jitter = local_stream().normal(torch.arange(5).numpy(), 0, 1)[:, 0]
     torch.testing.assert_close(gradients, particle.latents["w"].detach() + torch.tensor(jitter))

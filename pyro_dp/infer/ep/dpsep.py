@@ -341,12 +341,11 @@ class DPSEP(PrivateInference):
         if self._loaded is not None:
             self._require_same_latents(self._loaded)
             self._resume(records.device)
-        self._sites = self._site_sums(records, sampler)
+        self._sites = self._site_sums(sampler)
 
-    def _site_sums(self, records: Records, sampler: RecordSampler) -> SiteSum:
+    def _site_sums(self, sampler: RecordSampler) -> SiteSum:
         sums = SiteSum(
             self._problem,
-            records,
             self._average.structure,
             centred=self.centred,
             weight=self._weight,

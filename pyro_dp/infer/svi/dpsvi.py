@@ -428,14 +428,13 @@ class DPSVI(PrivateInference):
             )
         _require_finite(parameters, _STARTED)
         self._require_optimizer()
-        self._step = self._choose_step(records, sampler)
+        self._step = self._choose_step(sampler)
 
-    def _choose_step(self, records: Records, sampler: RecordSampler) -> EagerStep | TracedStep:
+    def _choose_step(self, sampler: RecordSampler) -> EagerStep | TracedStep:
         eager = EagerStep(
             self.loss,
             self.model,
             self.guide,
-            records,
             self._term,
             self._parameters,
             self.privatize,
