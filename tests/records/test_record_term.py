@@ -1,5 +1,6 @@
 """Per-record gradients: the vectorised form against the one-record loop."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -64,6 +65,15 @@ def test_vectorized_equals_loop(name):
         for key in one:
             torch.testing.assert_close(one[key], other[key], rtol=1e-8, atol=1e-10)
             assert one[key].abs().max() > 0, f"{key} is used, but its gradient is zero"
+
+
+def test_a_term_stays_what_was_checked():
+    """Nobody can make it another one afterwards, or have it on other records."""
+    svi, _ = prepared("AutoNormal")
+    assert svi._term.records is svi._records
+    for field in dataclasses.fields(svi._term):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(svi._term, field.name, None)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

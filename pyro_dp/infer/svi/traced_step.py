@@ -7,7 +7,7 @@ are inputs.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -39,7 +39,7 @@ PublicTables = list[list[Tensor]]  # the draws of each particle
 class TracedStep:
     """The same numbers as an :class:`EagerStep`'s, faster.
 
-    :param eager: what is traced, and what the first steps are compared with.
+    :param eager: what is traced, and what the first steps are compared with; kept as ``eager``.
     :param sum_type: what the records' contributions will be added to.
     :param usual_size: number of records that few batches exceed.
     :param compiler: of the graphs.
@@ -63,7 +63,7 @@ class TracedStep:
             limit = sum_type.most_records(self._size, eager.microbatch_size)
             size = pass_size(usual_size, limit)
             self._passes = self._trace_records(size, sum_type, compiler)
-            self._pull_back = self._trace_public(compiler)
+            self._pull_back, self._with_gradient = self._trace_public(compiler)
 
     def draw(self) -> PublicTables:
         """Public draws, from torch's global generator, in the guide's order of use."""
@@ -180,21 +180,24 @@ class TracedStep:
             compiler=compiler,
         )
 
-    def _trace_public(self, compiler: Compiler) -> Callable[..., list[Tensor]]:
-        public = self._public_inputs(self.draw())
+    def _trace_public(
+        self, compiler: Compiler
+    ) -> tuple[Callable[..., Sequence[Tensor]], Sequence[str]]:
+        """The pull-back, and the parameters whose gradients it gives, in their order."""
+        public, with_gradient = self._public_inputs(self.draw()), []
 
         def pull_back(*inputs: Tensor) -> list[Tensor]:
             *own, released = inputs
             parameters, particles = self._at(own)
             gradients = self.eager.coordinates(particles, parameters).gradients(released)
             found = {name: g.detach() for name, g in gradients.items() if g is not None}
-            self._with_gradient = list(found)
+            with_gradient[:] = found
             outside = [mean_loss(particles).detach()] if self.eager.releases_loss else []
             return [*found.values(), *outside]
 
         device = self.eager.term.records.device
         inputs = [*public, torch.ones(self._size, dtype=torch.float64, device=device)]
-        return compiler(trace(pull_back, inputs), inputs)
+        return compiler(trace(pull_back, inputs), inputs), with_gradient
 
     def _particles(self, public: PublicTables) -> list[Particle]:
         """The eager step's, of the same draws."""
