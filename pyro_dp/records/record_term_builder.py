@@ -57,7 +57,7 @@ def build_record_term(
         outside = Runs(model, guide, records, Outside, local, state)
         check_outside(outside)
         particle = draw_particle(loss, model, guide, records, local=local)
-        check_latents(loss, outside.public, particle, privatize)
+        check_latents(loss, outside, particle, privatize)
         values = particle.values(particle.detached())
         inside = outside.with_view(lambda plate: Inside(plate, values))
         check_inside(loss, inside)
@@ -74,7 +74,7 @@ def _loop_over_all(
 ) -> RecordTerm:
     """The term as the loop, with all latents and parameters that it can reach at all."""
     records, sites = inside.records, inside.public
-    in_guide, in_model = random_sites(sites["guide"]), random_sites(sites["model"])
+    in_guide, in_model = map(random_sites, (sites["guide"], sites["model"]))
     latent = {name for name, site in in_model.items() if not site["is_observed"]}
     runs = [sites["model"], sites["guide"]] if in_guide else [sites["model"]]
     reached = {name for trace in runs for name in trace.nodes}

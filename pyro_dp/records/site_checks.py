@@ -153,11 +153,9 @@ def _require_same_sites(
                 raise ModelError(f"Site {name!r} of the {part} {problem}")
 
 
-def check_latents(
-    loss: ELBO, outside: dict[str, poutine.Trace], particle: Particle, privatize: str
-) -> None:
+def check_latents(loss: ELBO, outside: Runs, particle: Particle, privatize: str) -> None:
     """Latents outside the plate come from the guide, and records have a gradient for them."""
-    in_guide, in_model = random_sites(outside["guide"]), random_sites(outside["model"])
+    in_guide, in_model = map(random_sites, (outside.public["guide"], outside.public["model"]))
     for name, site in (in_model | in_guide).items():
         if _is_enumerated(loss, site):
             raise ModelError(
@@ -190,7 +188,7 @@ def _is_enumerated(loss: ELBO, site: dict) -> bool:
 def check_inside(loss: ELBO, inside: Runs) -> None:
     """Each site inside the plate belongs to one record; each latent is drawn or summed out."""
     plate, slice_data = inside.records.plate, inside.records.slice_data
-    in_guide, in_model = random_sites(inside.public["guide"]), random_sites(inside.public["model"])
+    in_guide, in_model = map(random_sites, (inside.public["guide"], inside.public["model"]))
     for name, site in (*in_guide.items(), *in_model.items()):
         dim, shape = plate.frame(site).dim, site["log_prob"].shape
         if dim is not None and len(shape) >= -dim and shape[dim] != 1:
