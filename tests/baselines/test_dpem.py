@@ -72,10 +72,11 @@ class TestContract(InferenceContract):
             for value in ("1", 1.5, torch.full((3, 2), math.nan), torch.zeros(7)):
                 yield {name: value}, None
 
-    def test_a_long_row_moves_all_that_it_may(self):
-        """The bounds of the blocks are tight, for a row in the middle of a component."""
+    @pytest.mark.parametrize("length", [1e6, 1e200])
+    def test_a_long_row_moves_all_that_it_may(self, length):
+        """The bounds of the blocks are tight, for a row in the direction of a component."""
         (x,) = self.data()
-        far = torch.cat([x[:4], 1e6 * CENTRES[:1], x[5:]])
+        far = torch.cat([x[:4], length * CENTRES[:1], x[5:]])
         blocks, with_it = self.sums("model", (far,), [4], start=CENTRES, start_variance=0.25)
         norms = [(a.norm() / b.bound).item() for a, b in zip(with_it, blocks, strict=True)]
         assert norms == pytest.approx([1.0] * 3, abs=1e-6)
