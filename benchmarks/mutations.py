@@ -1318,7 +1318,7 @@ MUTATIONS = [
         "Randomness.__init__",
         "if secure and generator is not None:",
         "if False:",
-        "test_secure.py",
+        "test_dpem.py::TestContract",
     ),
     Mutation(
         "secure: padding counts",
