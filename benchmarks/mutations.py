@@ -721,21 +721,21 @@ MUTATIONS = [
         "PrivacyAccountant.load_state_dict",
         "small, large, why = self._counts, counts, _STAYS",
         "small, large, why = {}, counts, _STAYS",
-        "test_accounting.py test_iterative.py",
+        "test_accounting.py test_dpem.py",
     ),
     Mutation(
         "a journal that is an older copy",
         "PrivacyAccountant.load_state_dict",
         "small, large, why = counts, self._counts, _OLDER_JOURNAL",
         "small, large, why = {}, self._counts, _OLDER_JOURNAL",
-        "test_journal.py test_iterative.py",
+        "test_journal.py test_dpem.py",
     ),
     Mutation(
         "streams that repeat after a state was loaded",
         "PrivacyAccountant._adopt",
         "self._start = secrets.randbits(128)",
         "self._start = 0",
-        "test_journal.py test_iterative.py",
+        "test_journal.py test_dpem.py",
     ),
     Mutation(
         "a journal that is written after the ledger was found to be in order",
@@ -749,7 +749,7 @@ MUTATIONS = [
         "IterativeMechanism._load_state",
         "again = self._calibrates and self._lost",
         "again = False",
-        "test_iterative.py",
+        "test_dpem.py",
     ),
     Mutation(
         "a line that is not on the disk yet",
@@ -993,7 +993,8 @@ MUTATIONS = [
     Mutation(
         "VIPS: static statistics released in every step",
         "VIPS.step",
-        "if self._once and self._static is None:\n            self._release_static(self._once, prepared)",
+        "if self._once and self._static is None:\n"
+        "            self._release_static(self._once, prepared)",
         "if self._once:\n            self._release_static(self._once, prepared)",
         "test_vips.py test_vips_models.py",
     ),
@@ -1317,7 +1318,7 @@ MUTATIONS = [
         "Randomness.__init__",
         "if secure and generator is not None:",
         "if False:",
-        "test_secure.py",
+        "test_dpem.py::TestContract",
     ),
     Mutation(
         "secure: padding counts",

@@ -5,6 +5,8 @@ import torch
 from pyro_dp import DPSEP, DPSVI
 from pyro_dp.baselines import DPSGLD
 
+pytest.register_assert_rewrite("contract")  # so that it tells what failed
+
 
 def pytest_addoption(parser):
     # Tracing and compiling take longer than most models of these tests: what is about the graphs

@@ -417,9 +417,14 @@ def one_sum(monkeypatch, name, data, batch, **options):
 def with_outlier(name: str) -> tuple[tuple, tuple]:
     """The data of a problem, and the same with an outlier of 1e6 for record 4."""
     data = PROBLEMS[name]().data
+    return data, outlier_of(name, data)
+
+
+def outlier_of(name: str, data: tuple) -> tuple:
+    """The data of a problem, with an outlier of 1e6 for record 4."""
     outlier = tuple(x.clone() for x in data)
     for x in outlier:
         x[4] = 1e6 if x.dim() > 1 and name not in ("VAE", "VAE, mean field") else 1.0
     if name == "constrained":
         outlier[0][4] = 1e6
-    return data, outlier
+    return outlier

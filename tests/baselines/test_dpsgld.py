@@ -1,13 +1,12 @@
 """DPSGLD: the right chain, topped-up noise, sensitivity, ledger, state, bad input."""
 
-import io
 import math
-import pickle
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from contract import InferenceContract
 from problems import (
     PROBLEMS,
     gamma_poisson,
@@ -15,26 +14,20 @@ from problems import (
     logistic,
     mixture,
     mixture_parameters,
+    outlier_of,
     regression_data,
-    with_outlier,
 )
 from pyro.infer import Predictive
 from pyro.infer.autoguide import init_to_value
+from releases import Releases, batches
 from scipy import stats
-from sums import exact_sums
 
-import pyro_dp.mechanism.iterative
-import pyro_dp.mechanism.sampling
 from pyro_dp import (
     ConfigurationError,
     ModelError,
     PrivacyAccountant,
-    PrivacyBudgetExceeded,
-    PrivacyError,
-    SubsampledGaussian,
 )
 from pyro_dp.baselines import DPSGLD
-from pyro_dp.mechanism.release import release
 
 _ALARM = 1e-8
 
@@ -69,25 +62,52 @@ def chain(model, **options):
     return DPSGLD(model, **(settings | options))
 
 
-class Spy:
-    """Keeps the sums that are released, and what comes out."""
+class TestContract(InferenceContract):
+    variants = ("AutoNormal", "slice_data", "constrained", "mixture", "nested mixture")
+    kinds = ("AutoNormal", "mixture")
+    bound = "max_grad_norm"
+    bad_settings = (
+        ({"step_size": 0.0}, "step_size"),
+        ({"step_size": math.nan}, "step_size"),
+        ({"step_size": "small"}, "step_size"),
+        ({"step_size": math.inf}, "step_size"),
+        ({"num_steps": None}, "num_steps"),
+        ({"warmup_steps": 10}, "warmup_steps"),
+        ({"warmup_steps": -1}, "warmup_steps"),
+        ({"init_loc_fn": 0.0}, "init_loc_fn"),
+        ({"jit": "fast"}, "jit"),
+    )
 
-    def __init__(self, monkeypatch):
-        self.sums, self.released, self.batches = [], [], []
+    def make(self, variant, **options):
+        problem = PROBLEMS[variant]()
+        settings = {"step_size": 0.01, "warmup_steps": 0, "max_grad_norm": 0.5}
+        if variant == "AutoNormal":
+            settings["init_loc_fn"] = _at_zero
+        return DPSGLD(problem.model, **(settings | problem.options | options))
 
-        def spy(clipped, **named):
-            self.sums.append([total.clone() for total in exact_sums(clipped)])
-            self.released.append([block.clone() for block in release(clipped, **named)])
-            return self.released[-1]
+    def data(self, variant):
+        return PROBLEMS[variant]().data
 
-        draw = pyro_dp.mechanism.sampling.RecordSampler.draw
+    def result(self, sgld):
+        return sgld.get_samples()
 
-        def drawn(sampler, stream):
-            self.batches.append(draw(sampler, stream))
-            return self.batches[-1]
+    def neighbours(self, variant, data):
+        ordinary, *_ = super().neighbours(variant, data)
+        yield ordinary
+        yield outlier_of(variant, data)
 
-        monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
-        monkeypatch.setattr(pyro_dp.mechanism.sampling.RecordSampler, "draw", drawn)
+    def damage(self, state):
+        yield {"bound": 3.0}, "max_grad_norm"
+        yield {"bound": None}, "bound"
+        yield {"position": torch.zeros(4)}, "latents"
+        yield {"position": 1.0}, "position"
+        yield {"samples": []}, "samples"
+        yield {"samples": {"m": 0}}, "samples"
+
+
+def test_there_is_no_state_before_the_first_step():
+    with pytest.raises(ConfigurationError, match="first step"):
+        chain(logistic).state_dict()
 
 
 def test_posterior_of_a_conjugate_model():
@@ -133,7 +153,7 @@ def test_posterior_at_a_temperature():
 def test_step_is_a_langevin_step(monkeypatch):
     """Written by hand for u = log rate: Gamma prior, Jacobian, clipping, noise, rate, top-up."""
     (x,) = PROBLEMS["constrained"]().data
-    spy = Spy(monkeypatch)
+    spy, taken = Releases(monkeypatch), batches(monkeypatch)
     h, sigma, bound, rate = 0.003, 2.0, 1.5, 0.4
     sgld = chain(
         gamma_poisson,
@@ -149,7 +169,7 @@ def test_step_is_a_langevin_step(monkeypatch):
     u = sgld.get_samples()["rate"].log()
     for t in range(1, 8):
         size = h / (1 + t)
-        own = x[spy.batches[t]] - u[t - 1].exp()
+        own = x[taken[t]] - u[t - 1].exp()
         torch.testing.assert_close(spy.sums[t][0].squeeze(), own.clamp(-bound, bound).sum().neg())
         noise = (spy.sums[t][0] - spy.released[t][0]).squeeze()
         likelihood = (own.clamp(-bound, bound).sum() + noise) / rate
@@ -160,7 +180,7 @@ def test_step_is_a_langevin_step(monkeypatch):
         drawn = math.sqrt(missing) * torch.randn(1).squeeze()
         expected = u[t - 1] + size / 2 * (prior + likelihood) + drawn
         assert abs(u[t] - expected) < 1e-10
-    assert len({len(batch) for batch in spy.batches}) > 2
+    assert len({len(batch) for batch in taken}) > 2
 
 
 def test_enumerated_records(monkeypatch):
@@ -190,7 +210,7 @@ def test_enumerated_records(monkeypatch):
 @pytest.mark.parametrize("ratio", [0.5, 4.0])
 def test_noise_is_topped_up(monkeypatch, ratio):
     """In all, N(0, max(h, v)) where records see the latent and N(0, h) elsewhere."""
-    spy = Spy(monkeypatch)
+    spy = Releases(monkeypatch)
     x, h, bound, rate = torch.randn(20, 200), 1e-3, 0.7, 0.25
     sigma = math.sqrt(ratio * h) / (h / 2 * bound / rate)
     sgld = chain(
@@ -231,37 +251,6 @@ def _at_zero(site):
     return torch.zeros(site["fn"].shape())
 
 
-def first_sum(monkeypatch, name, data, batch, **options):
-    """The exact sum of one first step on a given batch of records."""
-    pyro.set_rng_seed(0)
-    spy, problem = Spy(monkeypatch), PROBLEMS[name]()
-    sgld = chain(problem.model, generator=0, sample_rate=0.5, **(problem.options | options))
-    monkeypatch.setattr(
-        pyro_dp.mechanism.sampling.RecordSampler, "draw", lambda self, stream: torch.tensor(batch)
-    )
-    sgld.step(*data)
-    monkeypatch.undo()
-    return spy.sums[0][0]
-
-
-@pytest.mark.parametrize("microbatch", [None, 2])
-@pytest.mark.parametrize(
-    "name", ["AutoNormal", "slice_data", "constrained", "mixture", "nested mixture"]
-)
-def test_sensitivity(monkeypatch, name, microbatch):
-    """Neighbouring data sets, one record an outlier of 1e6: C for one more, 2C for another."""
-    data, outlier = with_outlier(name)
-    options = {"microbatch_size": microbatch}
-    with_it = first_sum(monkeypatch, name, data, [1, 4, 8, 20], **options)
-    without = first_sum(monkeypatch, name, data, [1, 8, 20], **options)
-    replaced = first_sum(monkeypatch, name, outlier, [1, 4, 8, 20], **options)
-    unseen = first_sum(monkeypatch, name, outlier, [1, 8, 20], **options)
-    assert torch.equal(without, unseen)
-    assert 0 < torch.linalg.vector_norm(with_it - without) <= 0.5 * (1 + 1e-12)
-    assert torch.linalg.vector_norm(replaced - without) <= 0.5 * (1 + 1e-12)
-    assert torch.linalg.vector_norm(replaced - with_it) <= 1.0 * (1 + 1e-12)
-
-
 def test_graphs_give_the_same_chain():
     x, y = regression_data()
     chains = []
@@ -271,36 +260,6 @@ def test_graphs_give_the_same_chain():
         sgld.run(x, y, progress=False)
         chains.append(sgld.get_samples()["w"])
     torch.testing.assert_close(*chains, rtol=1e-10, atol=1e-12)
-
-
-def test_calibrates_to_the_budget():
-    accountant = PrivacyAccountant(epsilon=1.0)
-    sgld = chain(logistic, accountant=accountant, noise_multiplier=None, sample_rate=0.1)
-    data = regression_data()
-    sgld.run(*data, progress=False)
-    assert accountant.ledger == ((SubsampledGaussian(sgld.noise_multiplier, 0.1), 10),)
-    assert 0.995 < accountant.get_epsilon() <= 1.0
-    with pytest.raises(PrivacyBudgetExceeded, match="num_steps"):
-        sgld.step(*data)
-
-
-def test_budget_is_checked_before_the_release(monkeypatch):
-    """A step too many changes neither ledger nor chain."""
-    accountant, spy, data = PrivacyAccountant(epsilon=1.0), Spy(monkeypatch), regression_data()
-    sgld = chain(logistic, accountant=accountant, noise_multiplier=5.0, num_steps=100)
-    with pytest.raises(PrivacyBudgetExceeded):
-        sgld.run(*data, progress=False)
-    assert accountant.get_epsilon() <= 1.0
-    assert len(sgld.get_samples()["w"]) == accountant.num_releases == len(spy.released)
-
-
-def test_an_empty_batch_pays_and_is_noisy(monkeypatch):
-    spy = Spy(monkeypatch)
-    sgld = chain(logistic, noise_multiplier=1.0, sample_rate=1e-9)
-    sgld.step(*regression_data())
-    assert torch.equal(spy.sums[0][0], torch.zeros(3))
-    assert spy.released[0][0].abs().min() > 0
-    assert sgld.accountant.ledger == ((SubsampledGaussian(1.0, 1e-9), 1),)
 
 
 def test_samples_are_a_posterior_for_pyro():
@@ -339,34 +298,6 @@ def test_chains_do_not_meet_in_the_parameter_store():
     assert (pyro.param("AutoLaplaceApproximation.loc") == 7.0).all()
 
 
-def test_state_round_trip():
-    data = regression_data()
-
-    def make():
-        accountant = PrivacyAccountant(epsilon=1.0)
-        return chain(logistic, accountant=accountant, noise_multiplier=None)
-
-    first = make()
-    with pytest.raises(ConfigurationError, match="first step"):
-        first.state_dict()
-    for _ in range(6):
-        first.step(*data)
-    buffer = io.BytesIO()
-    torch.save(first.state_dict(), buffer)
-    buffer.seek(0)
-    second = make()
-    second.load_state_dict(torch.load(buffer, weights_only=True))
-    torch.testing.assert_close(second.get_samples(), first.get_samples())
-    assert second.accountant.ledger == first.accountant.ledger
-    assert second.noise_multiplier == first.noise_multiplier
-    second._prepare(data, {})
-    assert torch.equal(second._prepared.leaf, first._prepared.leaf)
-    second.run(*data, progress=False)
-    assert len(second.get_samples()["w"]) == 10
-    assert second.accountant.get_epsilon() <= 1.0
-    torch.testing.assert_close(second.get_samples()["w"][:6], first.get_samples()["w"])
-
-
 def test_loading_back_into_a_running_chain():
     data = regression_data()
     sgld = chain(logistic)
@@ -382,23 +313,6 @@ def test_loading_back_into_a_running_chain():
     assert torch.equal(sgld.get_samples()["w"], other.get_samples()["w"])
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"version": 2}, "state_dict"),
-        ({"noise_multiplier": 3.0}, "noise_multiplier"),
-        ({"bound": 3.0}, "max_grad_norm"),
-        ({"steps": -1}, "steps"),
-        ({"position": torch.zeros(4)}, "latents"),
-    ],
-)
-def test_damaged_state(change, words):
-    sgld = chain(logistic)
-    sgld.step(*regression_data())
-    with pytest.raises(ConfigurationError, match=words):
-        sgld.load_state_dict(sgld.state_dict() | change)
-
-
 def test_state_of_another_model():
     sgld, data = chain(logistic), regression_data()
     sgld.step(*data)
@@ -409,46 +323,11 @@ def test_state_of_another_model():
     assert other.accountant.num_releases == 1
 
 
-def test_pickling_would_carry_the_data():
-    sgld = chain(logistic)
-    sgld.step(*regression_data())
-    with pytest.raises(PrivacyError, match="state_dict"):
-        pickle.dumps(sgld)
-
-
 def test_a_chain_that_diverges_says_so():
     sgld = chain(means, step_size=1e40, max_grad_norm=math.inf)
     with pytest.raises(ConfigurationError, match="step_size is too large"):
         sgld.run(torch.randn(10, 2), progress=False)
     assert sgld.state_dict()["position"].isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"step_size": 0.0}, "step_size"),
-        ({"step_size": math.nan}, "step_size"),
-        ({"step_size": "small"}, "step_size"),
-        ({"step_size": math.inf}, "step_size"),
-        ({"num_steps": None}, "num_steps"),
-        ({"num_steps": 0}, "num_steps"),
-        ({"warmup_steps": 10}, "warmup_steps"),
-        ({"warmup_steps": -1}, "warmup_steps"),
-        ({"max_grad_norm": -1.0}, "max_grad_norm"),
-        ({"max_grad_norm": math.inf, "noise_multiplier": 1.0}, "infinite bound"),
-        ({"noise_multiplier": None}, "noise_multiplier"),
-        ({"noise_multiplier": -1.0}, "noise_multiplier"),
-        ({"init_loc_fn": 0.0}, "init_loc_fn"),
-        ({"sampling": "shuffle"}, "sampling"),
-        ({"sample_rate": 1.5}, "sample_rate"),
-        ({"secure": 1}, "secure"),
-        ({"jit": "fast"}, "jit"),
-        ({"accountant": None}, "accountant"),
-    ],
-)
-def test_bad_settings(options, words):
-    with pytest.raises(ConfigurationError, match=words):
-        chain(logistic, **options)
 
 
 def test_bad_schedule_spends_nothing():
@@ -505,15 +384,6 @@ def test_models_that_only_dpsvi_takes():
         chain(mixture_parameters).step(torch.randn(10, 2))
 
 
-def test_bad_data():
-    x, y = regression_data()
-    x[3, 1] = math.nan
-    sgld = chain(logistic, noise_multiplier=1.0)
-    with pytest.raises(ModelError, match="'x' holds NaN"):
-        sgld.step(x, y)
-    assert sgld.accountant.num_releases == 0
-
-
 def test_a_latent_beyond_the_numbers_is_no_sample():
     """The position is finite where it is unconstrained, and its exponential is not."""
     sgld = chain(gamma_poisson, step_size=1e6, noise_multiplier=1.0, generator=0)
@@ -528,13 +398,3 @@ def test_large_steps_in_single_precision():
     sgld = chain(means, step_size=1e40, noise_multiplier=1.0, generator=0)
     with pytest.raises(ConfigurationError, match="step_size is too large"):
         sgld.run(torch.ones(10, 2), progress=False)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("position", 1.0), ("samples", []), ("samples", {"m": 0}), ("bound", None)]
-)
-def test_damaged_parts_of_a_state(key, value):
-    sgld = chain(means)
-    sgld.step(torch.ones(10, 2))
-    with pytest.raises(ConfigurationError, match=key):
-        sgld.load_state_dict(sgld.state_dict() | {key: value})

@@ -1,15 +1,13 @@
 """DPSEP: equality with EP where it is exact and with plain SEP, sensitivity, noise, uncertainty."""
 
-import io
 import math
-import pickle
 import warnings
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from contract import InferenceContract, through_a_file
 from problems import (
     handwritten_guide,
     in_turns,
@@ -39,9 +37,6 @@ from pyro_dp import (
     ConvergenceWarning,
     ModelError,
     PrivacyAccountant,
-    PrivacyBudgetExceeded,
-    PrivacyError,
-    SubsampledGaussian,
 )
 from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.mechanism.release import release
@@ -217,6 +212,50 @@ _KINDS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*one record at a time")
+class TestContract(InferenceContract):
+    variants = tuple(
+        f"{kind}, {'centred' if centred else 'as they are'}, {precision}"
+        for kind in _KINDS
+        for centred in (True, False)
+        for precision in ("full", "diagonal", "shared")
+    )
+    kinds = ("logistic, centred, full", "mixture, centred, full")
+    bound = "max_factor_norm"
+    bad_settings = (
+        ({"damping": 0.0}, "damping"),
+        ({"damping": 1.5}, "damping"),
+        ({"moments": "exact"}, "moments"),
+        ({"precision": "low rank"}, "precision"),
+        ({"precision_weight": 0.0}, "precision_weight"),
+        ({"num_steps": None}, "num_steps"),
+        *(({name: torch.zeros(2)}, name) for name in ("centred", "noise_aware", "slice_data")),
+        ({"jit": "fast"}, "jit"),
+    )
+
+    def make(self, variant, **options):
+        kind, centred, precision = variant.split(", ")
+        model, guide, _, settings = _KINDS[kind]
+        settings = settings | dict(centred=centred == "centred", precision=precision)
+        return DPSEP(model, guide(model), **({"max_factor_norm": 0.5} | settings | options))
+
+    def data(self, variant):
+        return _KINDS[variant.split(", ")[0]][2]()
+
+    def result(self, sep):
+        posterior = sep.posterior()
+        held = {name: value.detach().clone() for name, value in sep.guide.median().items()}
+        return held | {"mean": posterior.mean, "covariance": posterior.covariance_matrix}
+
+    def neighbours(self, variant, data):
+        ordinary, _, outlier, *_ = super().neighbours(variant, data)
+        return (ordinary, outlier) if variant in self.kinds else (outlier,)
+
+    def damage(self, state):
+        for name in state["settings"]:
+            yield {"settings": state["settings"] | {name: 7}}, name
+
+
 def one_sum(monkeypatch, kind, data, batch, **options):
     """The exact sum of a block in one first step on a given batch of records."""
     model, guide, _, settings = _KINDS[kind]
@@ -229,44 +268,6 @@ def one_sum(monkeypatch, kind, data, batch, **options):
     )
     sep.step(*data)
     return sums[0]
-
-
-@pytest.mark.filterwarnings("ignore:.*one record at a time")
-@pytest.mark.parametrize(
-    "kind, centred, precision", in_turns(_KINDS, [True, False], ["full", "diagonal", "shared"])
-)
-def test_sensitivity(monkeypatch, kind, centred, precision):
-    """Neighbouring data sets under the same randomness: C for one record more, 2C for one replaced.
-
-    One record is an outlier of 1e6. Off-diagonals, which occur twice, count twice.
-    """
-    data = _KINDS[kind][2]()
-    outlier = tuple(x.clone() for x in data)
-    outlier[0][4] = 1e6
-    options = dict(centred=centred, precision=precision)
-    with_it = one_sum(monkeypatch, kind, data, [1, 4, 8, 20], **options)
-    without = one_sum(monkeypatch, kind, data, [1, 8, 20], **options)
-    with_outlier = one_sum(monkeypatch, kind, outlier, [1, 4, 8, 20], **options)
-    assert 0 < torch.linalg.vector_norm(with_it - without) <= 0.5 * (1 + 1e-12)
-    assert torch.linalg.vector_norm(with_outlier - without) <= 0.5 * (1 + 1e-12)
-    assert torch.linalg.vector_norm(with_outlier - with_it) <= 1.0 * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("kind", ["logistic", "mixture"])
-def test_sensitivity_of_the_bit(monkeypatch, kind):
-    """1/2 for one record more, 1 for one replaced, of whatever size; none for a broken one."""
-    data = _KINDS[kind][2]()
-
-    def bit(batch, size=None):
-        rows = tuple(x.clone() for x in data)
-        if size is not None:
-            rows[0][4] = size
-        return one_sum(monkeypatch, kind, rows, batch, block=1).item()
-
-    without = bit([1, 8, 20])
-    for size in (None, 0.0, 1e6):
-        assert abs(bit([1, 4, 8, 20], size) - without) == 0.5
-    assert bit([1, 4, 8, 20], 1e300) == without
 
 
 def test_the_release_bounds_matrices_in_the_frobenius_norm(monkeypatch):
@@ -285,49 +286,6 @@ def test_the_release_bounds_matrices_in_the_frobenius_norm(monkeypatch):
     scale = (diagonal.sum() / x[7].square().sum()).item()
     assert norm.item() == pytest.approx(scale * x[7].square().sum().item(), rel=1e-9)
     assert torch.dot(eta / eta.norm(), x[7] / x[7].norm()).abs().item() == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("kind", ["logistic", "mixture"])
-def test_a_broken_record_contributes_nothing(monkeypatch, kind):
-    data = _KINDS[kind][2]()
-    broken = tuple(x.clone() for x in data)
-    broken[0][4] = 1e300  # its factor is NaN or infinite
-    with_it = one_sum(monkeypatch, kind, broken, [1, 4, 8])
-    without = one_sum(monkeypatch, kind, data, [1, 8])
-    torch.testing.assert_close(with_it, without)
-
-
-def test_noise_is_added_at_the_right_scale(monkeypatch):
-    """Kolmogorov-Smirnov per block, off-diagonals included; it rejects 2/3 and 3/2 of the noise."""
-    sep, sums, released = spied(
-        monkeypatch,
-        num_steps=400,
-        noise_multiplier=1.5,
-        max_factor_norm=0.7,
-        sample_rate=0.3,
-        generator=0,
-    )
-    sep.run(*regression_data(), progress=False)
-    noise = torch.stack(released) - torch.stack(sums)
-    noise = noise.numpy() / (
-        1.5 * 0.7 / math.sqrt(0.99)
-    )  # eta (3), diagonal (3), off-diagonals times sqrt 2 (3)
-    for block in np.split(noise, 3, axis=1):
-        assert stats.kstest(block.ravel(), "norm").pvalue > _ALARM
-        assert stats.kstest(block.ravel() * 2 / 3, "norm").pvalue < _ALARM
-        assert stats.kstest(block.ravel() * 3 / 2, "norm").pvalue < _ALARM
-    correlations = np.corrcoef(noise.T) - np.eye(9)
-    assert np.abs(correlations).max() < 6.5 / math.sqrt(400)
-
-
-def test_an_empty_batch_pays_and_is_noisy(monkeypatch):
-    sep, sums, released = spied(
-        monkeypatch, noise_multiplier=1.0, max_factor_norm=1.0, sample_rate=1e-4, generator=0
-    )
-    sep.step(*regression_data())
-    assert torch.equal(sums[0], torch.zeros(9))
-    assert released[0].abs().min() > 0
-    assert sep.accountant.ledger == ((SubsampledGaussian(1.0, 1e-4), 1),)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
@@ -352,15 +310,6 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
         torch.testing.assert_close(one, other / rate)
 
 
-def test_what_others_release_does_not_matter(monkeypatch):
-    """Rows outside the batch have no influence at all."""
-    x, y = regression_data()
-    changed = x.clone()
-    changed[5] = 1e6
-    one = one_sum(monkeypatch, "logistic", (x, y), [1, 4])
-    assert torch.equal(one, one_sum(monkeypatch, "logistic", (changed, y), [1, 4]))
-
-
 @pytest.mark.parametrize("moments", ["linear", "stein"])
 def test_public_generators_do_not_see_the_batch(monkeypatch, moments):
     states = []
@@ -368,29 +317,6 @@ def test_public_generators_do_not_see_the_batch(monkeypatch, moments):
         one_sum(monkeypatch, "logistic", regression_data(), batch, moments=moments)
         states.append(torch.get_rng_state())
     assert all(torch.equal(state, states[0]) for state in states)
-
-
-def test_seeded_runs_repeat_and_unseeded_do_not():
-    def run(generator):
-        pyro.set_rng_seed(0)
-        sep = new_sep(noise_multiplier=1.0, max_factor_norm=1.0, generator=generator)
-        sep.run(*data, progress=False)
-        return sep.posterior().mean
-
-    data = regression_data()
-    assert torch.equal(run(3), run(3))
-    assert not torch.equal(run(None), run(None))
-    assert not torch.equal(run(3), run(4))
-
-
-@pytest.mark.parametrize("size", [1, 7])
-@pytest.mark.parametrize("kind", ["logistic", "mixture"])
-def test_microbatches_change_nothing(monkeypatch, kind, size):
-    data = _KINDS[kind][2]()
-    batch = list(range(12))
-    whole = one_sum(monkeypatch, kind, data, batch)
-    parts = one_sum(monkeypatch, kind, data, batch, microbatch_size=size)
-    torch.testing.assert_close(whole, parts)
 
 
 @pytest.mark.parametrize("model", [logistic_subsampled, logistic_whole])
@@ -656,34 +582,6 @@ def test_hierarchies_survive_noise(sigma):
 # Accounting, settings, errors.
 
 
-def test_noise_is_calibrated_to_the_budget():
-    accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
-    sep = new_sep(accountant=accountant, noise_multiplier=None, max_factor_norm=1.0)
-    assert len(sep.run(*regression_data(), progress=False)) == 5
-    assert 0.995 < accountant.get_epsilon() <= 1.0
-    with pytest.raises(PrivacyBudgetExceeded):
-        sep.step(*regression_data())
-    with pytest.raises(ConfigurationError, match="done"):
-        new = sep
-        new._calibrates = False
-        new.run(*regression_data(), progress=False)
-
-
-def test_over_budget_nothing_moves():
-    accountant = PrivacyAccountant(epsilon=0.5, delta=1e-5)
-    sep = new_sep(accountant=accountant, noise_multiplier=5.0, max_factor_norm=1.0)
-    data = regression_data()
-    with pytest.raises(PrivacyBudgetExceeded):
-        for _ in range(5):
-            mean = sep.posterior().mean if sep._known else None
-            held = sep.guide.median()["w"].clone() if mean is not None else None
-            sep.step(*data)
-    assert accountant.get_epsilon() <= 0.5
-    if mean is not None:
-        assert torch.equal(sep.posterior().mean, mean)
-        assert torch.equal(sep.guide.median()["w"], held)
-
-
 @pytest.mark.parametrize("failing", ["updated", "_advanced", "moments"])
 def test_a_step_that_fails_half_way_leaves_the_last_posterior(monkeypatch, failing):
     sep = new_sep(noise_multiplier=1.0, max_factor_norm=1.0, generator=0)
@@ -705,31 +603,6 @@ def test_a_step_that_fails_half_way_leaves_the_last_posterior(monkeypatch, faili
     assert torch.equal(sep.posterior().covariance_matrix, before.covariance_matrix)
     assert torch.equal(sep.guide.median()["w"], held)
     assert len(sep.run(*data, progress=False)) == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"max_factor_norm": 0.0}, "max_factor_norm"),
-        ({"max_factor_norm": math.nan}, "max_factor_norm"),
-        ({"max_factor_norm": math.inf, "noise_multiplier": 1.0}, "infinite"),
-        ({"damping": 0.0}, "damping"),
-        ({"damping": 1.5}, "damping"),
-        ({"moments": "exact"}, "moments"),
-        ({"precision": "low rank"}, "precision"),
-        ({"precision_weight": 0.0}, "precision_weight"),
-        ({"num_steps": None}, "num_steps"),
-        ({"num_steps": 0}, "num_steps"),
-        ({"sampling": "fixed"}, "replace_one"),
-        ({"sample_rate": 0.0}, "sample_rate"),
-        ({"noise_multiplier": None}, "noise_multiplier"),
-        ({"secure": 1}, "secure"),
-        ({"accountant": None}, "accountant"),
-    ],
-)
-def test_bad_settings_are_refused(options, named):
-    with pytest.raises(ConfigurationError, match=named):
-        new_sep(**options)
 
 
 def test_a_bad_damping_function_is_refused():
@@ -798,20 +671,6 @@ def test_there_is_no_posterior_before_the_first_step():
         new_sep().posterior()
 
 
-def test_it_does_not_pickle():
-    sep = new_sep()
-    sep.step(*regression_data())
-    with pytest.raises(PrivacyError, match="state_dict"):
-        pickle.dumps(sep)
-
-
-def through_a_file(state):
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
-
-
 @pytest.mark.parametrize(
     ("guide", "options"),
     [
@@ -860,23 +719,13 @@ def test_the_noise_of_a_saved_run_is_remembered():
         )
 
 
-def test_bad_states():
-    data = regression_data()
+def test_states_of_other_latents():
+    x, y = regression_data()
     sep = new_sep()
     with pytest.raises(ConfigurationError, match="first step"):
         sep.state_dict()
-    sep.step(*data)
-    state = sep.state_dict()
-    for change, words in (
-        ({"version": 2}, "state_dict"),
-        ({"noise_multiplier": 3.0}, "noise_multiplier"),
-        ({"steps": -1}, "steps"),
-        *(({"settings": state["settings"] | {name: 7}}, name) for name in state["settings"]),
-    ):
-        with pytest.raises(ConfigurationError, match=words):
-            new_sep().load_state_dict(state | change)
-    other = new_sep()
-    x, y = data
+    sep.step(x, y)
+    state, other = sep.state_dict(), new_sep()
     other.load_state_dict(state)
     for _ in range(2):
         with pytest.raises(ModelError, match="latents"):

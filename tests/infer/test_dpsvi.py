@@ -2,14 +2,13 @@
 
 import io
 import math
-import pickle
 import threading
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from contract import InferenceContract, through_a_file
 from problems import (
     PROBLEMS,
     Fixture,
@@ -17,13 +16,13 @@ from problems import (
     fit_dpsvi,
     fit_svi,
     handwritten_guide,
-    in_turns,
     logistic,
     logistic_subsampled,
     new_dpsvi,
     one_sum,
+    outlier_of,
     regression_data,
-    with_outlier,
+    values,
 )
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
@@ -35,7 +34,6 @@ from pyro_dp import (
     AdaptiveClip,
     ConfigurationError,
     PrivacyAccountant,
-    PrivacyBudgetExceeded,
     PrivacyError,
     SubsampledGaussian,
 )
@@ -45,6 +43,69 @@ from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import Randomness
 
 _ALARM = 1e-8
+
+
+class TestContract(InferenceContract):
+    variants = (
+        "hand-written, latents",
+        *(
+            f"{name}, {privatize}"
+            for name in PROBLEMS
+            for privatize in ("latents", "parameters")
+            if (name, privatize) != ("hand-written", "latents")
+        ),
+    )
+    # Other records keep their draws where they have latents of their own.
+    kinds = (
+        "hand-written, latents",
+        "AutoMultivariateNormal, latents",
+        "mixture, parameters",
+        "VAE, latents",
+    )
+    bound = "max_grad_norm"
+    bad_settings = (
+        ({"optim": torch.optim.Adam}, "optim"),
+        ({"loss": Trace_ELBO}, "loss"),
+        *(({"loss": Trace_ELBO(num_particles=n)}, "num_particles") for n in (0, -1, 1.5)),
+        ({"loss_clip": 0.0}, "loss_clip"),
+        ({"loss_share": 1.0}, "loss_share"),
+        ({"privatize": "all"}, "privatize"),
+        ({"local_optim": 0.1}, "local_optim"),
+        ({"slice_data": 1}, "slice_data"),
+        ({"report_clipping": None}, "report_clipping"),
+        ({"plate": 3}, "plate"),
+        ({"jit": "fast"}, "jit"),
+    )
+
+    def make(self, variant, **options):
+        name, _, privatize = variant.rpartition(", ")
+        problem = PROBLEMS[name]()
+        settings = dict(max_grad_norm=0.5, loss_clip=2.0, privatize=privatize)
+        settings |= dict(optim=pyro.optim.Adam({"lr": 0.01}), loss=problem.loss)
+        return DPSVI(problem.model, problem.guide, **(settings | problem.options | options))
+
+    def data(self, variant):
+        return PROBLEMS[variant.rpartition(", ")[0]]().data
+
+    def result(self, svi):
+        return values()
+
+    def neighbours(self, variant, data):
+        if variant in self.kinds:
+            ordinary, *_ = super().neighbours(variant, data)
+            yield ordinary
+        yield outlier_of(variant.rpartition(", ")[0], data)
+
+    def damage(self, state):
+        yield {"bound": math.nan}, "bound"
+        yield {"bound": "1"}, "bound"
+        yield {"parameters": 1.0}, "parameters"
+        yield {"parameters": {"loc": 1.0}}, "parameters"
+        yield {"parameters": {"loc": torch.full((3,), math.nan)}}, "parameters"
+        yield {"parameters": {"loc": torch.zeros(7)}}, "loc"
+        yield {"optimizer": 0.5}, "optimizer"
+
+
 # Local draws come from the private stream by design; a declared subsample makes SVI use a part.
 _OTHER_DRAWS = ("VAE", "VAE, mean field", "hierarchical", "subsample_size")
 
@@ -58,47 +119,6 @@ def test_equals_svi(name, privatize):
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
         torch.testing.assert_close(ours[key], value, rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    "name, size", in_turns(["AutoMultivariateNormal", "VAE", "mixture"], [1, 7, 30])
-)
-def test_microbatches_change_nothing(name, size):
-    whole = fit_dpsvi(PROBLEMS[name], steps=3, generator=0)
-    parts = fit_dpsvi(PROBLEMS[name], steps=3, generator=0, microbatch_size=size)
-    for key, value in whole.items():
-        torch.testing.assert_close(parts[key], value)
-
-
-@pytest.mark.parametrize("name, privatize", in_turns(PROBLEMS, ["latents", "parameters"]))
-def test_sensitivity(monkeypatch, name, privatize):
-    """Neighbouring data sets under the same randomness: C for one record more, 2C for one replaced.
-
-    One record is an outlier of 1e6. With local latents too: other records keep their draws.
-    """
-    data, outlier = with_outlier(name)
-    options = dict(privatize=privatize, loss_clip=2.0)
-
-    def blocks(data, batch):
-        return one_sum(monkeypatch, name, data, batch, **options)
-
-    with_it = blocks(data, [1, 4, 8, 20])
-    without = blocks(data, [1, 8, 20])
-    replaced = blocks(outlier, [1, 4, 8, 20])
-    for bound, one, none, other in zip((0.5, 2.0, 0.5), with_it, without, replaced, strict=True):
-        assert 0 < torch.linalg.vector_norm(one - none) <= bound * (1 + 1e-12)
-        assert torch.linalg.vector_norm(other - none) <= bound * (1 + 1e-12)
-        assert torch.linalg.vector_norm(other - one) <= 2 * bound * (1 + 1e-12)
-
-
-def test_outside_the_batch_nothing_matters(monkeypatch):
-    """Global draws, latents, and everything else but the sampled records' rows are the same."""
-    x, y = regression_data()
-    changed = x.clone()
-    changed[5] = 1e6
-    one = one_sum(monkeypatch, "AutoNormal", (x, y), [1, 4])
-    other = one_sum(monkeypatch, "AutoNormal", (changed, y), [1, 4])
-    assert torch.equal(one[0], other[0])
 
 
 def dropout():
@@ -161,40 +181,7 @@ def test_particles_draw_locally_on_their_own(monkeypatch):
     assert len(used) == 2 and used[0] != used[1]
 
 
-def test_noise_is_added_at_the_right_scale(monkeypatch):
-    """Kolmogorov-Smirnov on the released noise; it rejects two thirds and three halves of it."""
-    fixture = Fixture(
-        monkeypatch, max_grad_norm=0.7, noise_multiplier=1.5, sample_rate=0.3, generator=0
-    )
-    data = regression_data(dim=12)
-    for _ in range(300):
-        fixture.svi.step(*data)
-    noise = [r[0] - s[0] for r, s in zip(fixture.released, fixture.sums, strict=True)]
-    noise = torch.cat(noise).numpy() / (1.5 * 0.7 / math.sqrt(0.99))
-    assert stats.kstest(noise, "norm").pvalue > _ALARM
-    assert stats.kstest(noise * 2 / 3, "norm").pvalue < _ALARM
-    assert stats.kstest(noise * 3 / 2, "norm").pvalue < _ALARM
-    steps = noise.reshape(300, -1)
-    assert np.abs(np.corrcoef(steps[1:, 0], steps[:-1, 0])[0, 1]) < 6 / math.sqrt(300)
-
-
-def test_noise_differs_between_runs(monkeypatch):
-    """Inferences that share a generator or an accountant, or have no seed, share no noise."""
-    data = regression_data()
-    generator, shared = torch.Generator().manual_seed(0), PrivacyAccountant()
-    runs = [{}, {}] + [{"generator": generator}] * 2 + [{"generator": 5, "accountant": shared}] * 2
-    draws = []
-    for options in runs:
-        pyro.clear_param_store()
-        fixture = Fixture(monkeypatch, noise_multiplier=1.0, sampling="full", **options)
-        fixture.svi.step(*data)
-        fixture.svi.step(*data)
-        draws += [r[0] - s[0] for r, s in zip(fixture.released, fixture.sums, strict=True)]
-    rounded = {tuple(draw.round(decimals=9).tolist()) for draw in draws}
-    assert len(rounded) == len(draws) == 12
-
-
-def test_seeded_runs_repeat():
+def test_local_draws_repeat_with_the_seed():
     def run():
         return fit_dpsvi(PROBLEMS["VAE"], steps=4, generator=3)
 
@@ -255,42 +242,6 @@ def test_gradient_estimate_is_unbiased(monkeypatch):
     assert error.abs().max() < 6
 
 
-def test_an_empty_batch_pays_and_is_noisy(monkeypatch):
-    fixture = Fixture(monkeypatch, noise_multiplier=1.0, sample_rate=1e-9)
-    fixture.svi.step(*regression_data())
-    assert torch.equal(fixture.sums[0][0], torch.zeros(3))
-    assert fixture.released[0][0].abs().min() > 0
-    assert fixture.svi.accountant.ledger == ((SubsampledGaussian(1.0, 1e-9), 1),)
-
-
-def test_broken_record_contributes_nothing(monkeypatch):
-    """A record whose gradient is infinite; the run goes on, in every block."""
-
-    def model(x):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", len(x)) as idx:
-            pyro.sample("x", dist.Normal(w / x[idx], 1.0), obs=x[idx])
-
-    x = torch.randn(10)
-    broken = x.clone()
-    broken[3] = 0.0
-    sums = []
-    for data, batch in ((broken, [1, 3, 7]), (x, [1, 7])):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(0)
-        fixture = Fixture(monkeypatch, model, loss_clip=3.0, max_grad_norm=AdaptiveClip())
-        monkeypatch.setattr(
-            pyro_dp.mechanism.sampling.RecordSampler,
-            "draw",
-            lambda self, s, b=batch: torch.tensor(b),
-        )
-        fixture.svi.step(data)
-        sums.append(fixture.sums[0])
-    assert len(sums[0]) == 3
-    for one, other in zip(*sums, strict=True):
-        assert torch.equal(one, other)
-
-
 def test_own_subsampling_of_the_plate_is_overridden(monkeypatch):
     """Sample rate from the declared size; Poisson sizes; scale of the full data."""
     fixture = Fixture(monkeypatch, logistic_subsampled, max_grad_norm=math.inf, generator=0)
@@ -308,59 +259,6 @@ def test_own_subsampling_of_the_plate_is_overridden(monkeypatch):
         fixture.svi.step(*data)
     assert fixture.events[0] == SubsampledGaussian(0.0, 5 / 30)
     assert len(set(sizes)) > 3
-
-
-def test_calibrates_to_the_budget():
-    accountant = PrivacyAccountant(epsilon=1.0)
-    svi = DPSVI(
-        logistic,
-        AutoNormal(logistic),
-        pyro.optim.Adam({}),
-        Trace_ELBO(),
-        accountant=accountant,
-        num_steps=20,
-        sample_rate=0.1,
-    )
-    data = regression_data()
-    assert svi.run(*data, progress=False) == []
-    assert accountant.ledger == ((SubsampledGaussian(svi.noise_multiplier, 0.1), 20),)
-    assert 0.995 < accountant.get_epsilon() <= 1.0
-    with pytest.raises(PrivacyBudgetExceeded, match="num_steps"):
-        svi.step(*data)
-    with pytest.raises(PrivacyBudgetExceeded, match="num_steps"):
-        svi.run(*data, progress=False)
-
-
-def test_budget_is_checked_before_the_release(monkeypatch):
-    """A step too many changes neither ledger nor parameters."""
-    accountant = PrivacyAccountant(epsilon=1.0)
-    fixture = Fixture(monkeypatch, accountant=accountant, noise_multiplier=5.0, sampling="full")
-    data, values = regression_data(), []
-    with pytest.raises(PrivacyBudgetExceeded):
-        for _ in range(100):
-            fixture.svi.step(*data)
-            values = [v.detach().clone() for v in pyro.get_param_store().values()]
-    assert accountant.get_epsilon() <= 1.0
-    assert accountant.num_releases == len(fixture.released)
-    assert all(map(torch.equal, values, pyro.get_param_store().values()))
-
-
-def test_two_inferences_share_one_accountant():
-    accountant = PrivacyAccountant(epsilon=2.0)
-    for _ in range(2):
-        pyro.clear_param_store()
-        svi = DPSVI(
-            logistic,
-            AutoNormal(logistic),
-            pyro.optim.Adam({}),
-            Trace_ELBO(),
-            accountant=accountant,
-            num_steps=5,
-            noise_multiplier=10.0,
-            sampling="full",
-        )
-        svi.run(*regression_data(), progress=False)
-    assert accountant.ledger == ((SubsampledGaussian(10.0, 1.0, "full"), 10),)
 
 
 @pytest.mark.parametrize("particles", [1, 3])
@@ -453,20 +351,6 @@ def test_threads_with_equal_seeds_draw_different_noise():
     assert not (released[0] == released[1]).any()
 
 
-def test_seeded_run_says_so_in_the_ledger():
-    accountant = PrivacyAccountant()
-    DPSVI(
-        logistic,
-        handwritten_guide,
-        pyro.optim.Adam({}),
-        Trace_ELBO(),
-        accountant=accountant,
-        noise_multiplier=1.0,
-        generator=0,
-    )
-    assert "seed" in " ".join(accountant.notes)
-
-
 def test_earlier_values_are_noted(monkeypatch):
     """Values from before the first step are not covered, and the ledger says so."""
     data = regression_data()
@@ -478,98 +362,20 @@ def test_earlier_values_are_noted(monkeypatch):
     assert "before" in " ".join(again.svi.accountant.notes)
 
 
-def test_state_round_trip(monkeypatch):
-    """A resumed run takes up parameters, optimizer, steps, bound, sigma and ledger."""
-    data = regression_data()
-
-    def make():
-        accountant = PrivacyAccountant(epsilon=1.0)
-        return Fixture(
-            monkeypatch,
-            guide=handwritten_guide,
-            accountant=accountant,
-            noise_multiplier=None,
-            num_steps=10,
-            sampling="full",
-            max_grad_norm=AdaptiveClip(),
-        ).svi
-
-    first = make()
+def test_a_state_has_bound_and_optimizer():
+    """An adapted bound, and what the optimizer remembers, go on from the file."""
+    data, options = regression_data(), dict(max_grad_norm=AdaptiveClip(), num_steps=10)
+    first = new_dpsvi(logistic, handwritten_guide, **options)
     for _ in range(6):
         first.step(*data)
-    buffer = io.BytesIO()
-    torch.save(first.state_dict(), buffer)
-    buffer.seek(0)
-    saved = {k: v.detach().clone() for k, v in pyro.get_param_store().items()}
+    state = through_a_file(first.state_dict())
     pyro.clear_param_store()
-    second = make()
-    second.load_state_dict(torch.load(buffer, weights_only=True))
-    assert second.accountant.ledger == first.accountant.ledger
-    assert second.noise_multiplier == first.noise_multiplier
-    assert second._bound == first._bound
-    second._prepare(data, {})
-    for name, value in saved.items():
-        torch.testing.assert_close(pyro.param(name).detach(), value)
+    second = new_dpsvi(logistic, handwritten_guide, **options)
+    second.load_state_dict(state)
+    assert second.state_dict()["bound"] == first.state_dict()["bound"] != AdaptiveClip().initial
     second.run(*data, progress=False)
-    assert second._steps == 10
-    state = second.optim.get_state()
-    assert all(float(s["state"][0]["step"]) == 10 for s in state.values())
-    assert second.accountant.get_epsilon() <= 1.0
-
-
-def test_pickling_would_carry_the_data(monkeypatch):
-    svi = Fixture(monkeypatch).svi
-    svi.step(*regression_data())
-    with pytest.raises(PrivacyError, match="state_dict"):
-        pickle.dumps(svi)
-
-
-def test_resumed_run_does_not_repeat_noise(monkeypatch):
-    data = regression_data()
-    fixture = Fixture(monkeypatch, noise_multiplier=1.0, generator=0, sampling="full")
-    fixture.svi.step(*data)
-    state = fixture.svi.state_dict()
-    pyro.clear_param_store()
-    resumed = Fixture(monkeypatch, noise_multiplier=1.0, generator=0, sampling="full")
-    resumed.svi.load_state_dict(state)
-    resumed.svi.step(*data)
-    one, other = (f.released[0][0] - f.sums[0][0] for f in (fixture, resumed))
-    assert not torch.allclose(one, other)
-
-
-def test_loading_never_lowers_the_ledger(monkeypatch):
-    data = regression_data()
-    svi = Fixture(monkeypatch, noise_multiplier=1.0, sampling="full").svi
-    svi.step(*data)
-    state = svi.state_dict()
-    svi.step(*data)
-    before = [v.detach().clone() for v in pyro.get_param_store().values()]
-    with pytest.raises(PrivacyError):
-        svi.load_state_dict(state)
-    assert all(map(torch.equal, before, pyro.get_param_store().values()))
-    assert svi.accountant.num_releases == 2
-
-
-@pytest.mark.parametrize("state", [None, {}, {"version": 1}, {"version": 99}])
-def test_bad_state(monkeypatch, state):
-    with pytest.raises(ConfigurationError, match="state"):
-        Fixture(monkeypatch).svi.load_state_dict(state)
-
-
-@pytest.mark.parametrize(("key", "value"), [("steps", -1), ("bound", math.nan)])
-def test_damaged_state(monkeypatch, key, value):
-    svi = Fixture(monkeypatch).svi
-    with pytest.raises(ConfigurationError, match=key):
-        svi.load_state_dict(svi.state_dict() | {key: value})
-
-
-def test_state_of_another_model(monkeypatch):
-    svi = Fixture(monkeypatch, guide=handwritten_guide).svi
-    svi.step(*regression_data())
-    state = svi.state_dict()
-    state["parameters"]["loc"] = torch.zeros(7)
-    with pytest.raises(ConfigurationError, match="loc"):
-        svi.load_state_dict(state)
+    optimizer = second.state_dict()["optimizer"]
+    assert all(float(each["state"][0]["step"]) == 10 for each in optimizer.values())
 
 
 def test_cleared_parameter_store_is_noticed(monkeypatch):
@@ -817,22 +623,3 @@ def test_bad_number_of_particles(particles):
             accountant=PrivacyAccountant(),
             noise_multiplier=1.0,
         )
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("parameters", 1.0),
-        ("parameters", {"loc": 1.0}),
-        ("parameters", {"loc": torch.full((3,), math.nan)}),
-        ("optimizer", 0.5),
-        ("bound", "1"),
-    ],
-)
-def test_damaged_parts_of_a_state(key, value):
-    svi = new_dpsvi(logistic, handwritten_guide)
-    svi.step(*regression_data())
-    state, before = svi.state_dict(), svi.accountant.state_dict()
-    with pytest.raises(ConfigurationError, match=key):
-        svi.load_state_dict(state | {key: value})
-    assert svi.accountant.state_dict() == before

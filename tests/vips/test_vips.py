@@ -1,12 +1,11 @@
 """VIPS: noise, sampling, sensitivity, ledger, budget, mixing, state, bad settings and data."""
 
-import io
 import math
-import pickle
 
 import numpy as np
 import pytest
 import torch
+from contract import InferenceContract, through_a_file
 from scipy import stats
 from vips_problems import (
     PROBLEMS,
@@ -15,7 +14,6 @@ from vips_problems import (
     fitted,
     linear_data,
     logistic_data,
-    mixture_data,
     scaled_distance,
 )
 
@@ -26,139 +24,77 @@ from pyro_dp import (
     ModelError,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
-    PrivacyError,
     SubsampledGaussian,
 )
-from pyro_dp.records.records import Records
 from pyro_dp.vips import GaussianMixture, LinearRegression, LogisticRegression, Statistic
 
 _ALARM = 1e-8
 _STATICS = ("logistic", "linear")
 
 
-def one_sum(monkeypatch, name, data, batch, state, **options):
-    """The exact sums of the step after a state, on a given batch of records."""
-    model = PROBLEMS[name][0]()
-    fixture = Fixture(monkeypatch, model, sample_rate=0.5, generator=0, **options)
-    draw = pyro_dp.mechanism.sampling.RecordSampler.draw
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            pyro_dp.mechanism.sampling.RecordSampler,
-            "draw",
-            lambda self, stream: torch.tensor(batch),
-        )
-        if state is not None:
-            fixture.vips.load_state_dict(state)
-        torch.manual_seed(0)
-        fixture.vips.step(*data)
-    assert pyro_dp.mechanism.sampling.RecordSampler.draw is draw
-    return fixture.sums[0]
-
-
-def noisy_state(name):
-    """Of a run with noise: a posterior that is not the first one."""
-    make, data = PROBLEMS[name]
-    vips = VIPS(
-        make(),
-        accountant=PrivacyAccountant(),
-        num_steps=3,
-        noise_multiplier=0,
-        sample_rate=0.5,
-        generator=4,
+class TestContract(InferenceContract):
+    variants = kinds = tuple(PROBLEMS)
+    whole = {}  # on all records, where what is static is released once, before the first step
+    first = 2
+    bad_settings = (
+        ({"model": lambda x: x}, "model"),
+        ({"model": Totals(bounds=(math.inf, 1.0))}, "infinite bound"),
+        ({"num_steps": None}, "num_steps"),
+        ({"sample_rate": None}, "sample_rate"),
+        ({"step_size": 0.7}, "step_size"),
+        ({"step_size": (1.0, 2.0, 3.0)}, "step_size"),
+        ({"step_size": (-1.0, 0.7)}, "tau0"),
+        ({"step_size": (1.0, 1.1)}, "kappa"),
+        ({"step_size": (1.0, math.nan)}, "kappa"),
     )
-    vips.run(*data(), progress=False)
-    return vips.state_dict()
 
+    def make(self, variant, model=None, **options):
+        return VIPS(PROBLEMS[variant][0]() if model is None else model, **options)
 
-def with_row(data, row, label=None):
-    """The data, with another row for record 4."""
-    changed = [x.clone() for x in data]
-    changed[0][4] = row
-    if label is not None and len(changed) > 1:
-        changed[1][4] = label
-    return tuple(changed)
+    def data(self, variant):
+        return tuple(x.clone() for x in PROBLEMS[variant][1]())
 
+    def result(self, vips):
+        return vips.state_dict()["statistics"]["values"]
 
-OUTLIERS = {
-    "1e6": 1e6,
-    "-1e6": -1e6,
-    "1e200": 1e200,
-    "zero": 0.0,
-}
+    def neighbours(self, variant, data):
+        for changed in super().neighbours(variant, data):
+            if variant != "mixture" and not torch.equal(changed[0][4], changed[0][5]):
+                changed[1][4] = 1.0 if variant == "logistic" else 1e6
+            yield changed
 
+    def damage(self, state):
+        values, noise = (state["statistics"][part] for part in ("values", "noise"))
+        name, value = next(iter(values.items()))
+        yield {"size": 0}, "size"
+        yield {"size": "5"}, "size"
+        yield {"static": 5}, "statistics"
+        yield {"static": {"values": values | {"other": value}, "noise": noise}}, "statistics"
+        for statistics in (
+            None,
+            {"values": {}, "noise": {}},
+            {"values": values, "noise": {}},
+            {"values": values | {name: value[..., None]}, "noise": noise},
+            {"values": {name: value}, "noise": noise},
+        ):
+            yield {"statistics": statistics}, "statistics"
 
-@pytest.mark.parametrize("outlier", OUTLIERS)
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_sensitivity(monkeypatch, name, late, outlier):
-    """Neighbouring data sets: a record moves each block by its bound at most, all of them by 1."""
-    make, data = PROBLEMS[name][0], PROBLEMS[name][1]()
-    state = noisy_state(name) if late else None
-    label = 1.0 if name == "logistic" else 1e6
-    changed = with_row(data, OUTLIERS[outlier], label)
-    with_it = one_sum(monkeypatch, name, data, [1, 4, 8, 20], state)
-    without = one_sum(monkeypatch, name, data, [1, 8, 20], state)
-    replaced = one_sum(monkeypatch, name, changed, [1, 4, 8, 20], state)
-    model = make()
-    for each, one, none, other in zip(
-        model.statistics.values(), with_it, without, replaced, strict=True
-    ):
-        limit = each.bound * (1 + 1e-12)
-        assert 0 < torch.linalg.vector_norm(one - none) <= limit
-        assert torch.linalg.vector_norm(other - none) <= limit
-        assert torch.linalg.vector_norm(other - one) <= 2 * limit
-    assert scaled_distance(model, with_it, without) <= 1 + 1e-12
-    assert scaled_distance(model, replaced, without) <= 1 + 1e-12
-    assert scaled_distance(model, replaced, with_it) <= 2 + 1e-12
+    def test_rows_beyond_the_bound_count_as_if_they_were_on_it(self, kind):
+        data, model = self.data(kind), PROBLEMS[kind][0]()
+        bound = {"logistic": 1.0, "linear": 2.0, "mixture": 6.0}[kind]
+        row = torch.nn.functional.normalize(torch.arange(1.0, data[0].shape[1] + 1), dim=0)
 
+        def sums(length):
+            changed = data[0].clone()
+            changed[4] = length * row
+            return self.sums(kind, (changed, *data[1:]), [4])[1]
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_broken_record_contributes_nothing(monkeypatch, name, value):
-    """To no block, should a row that is not finite come past the checks."""
-    data = PROBLEMS[name][1]()
-    row = data[0][4].clone()
-    row[0] = value
-    monkeypatch.setattr(Records, "require_finite", lambda self: None)
-    broken = one_sum(monkeypatch, name, with_row(data, row), [1, 4, 8], None)
-    without = one_sum(monkeypatch, name, data, [1, 8], None)
-    for one, other in zip(broken, without, strict=True):
-        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_rows_beyond_the_bound_count_as_if_they_were_on_it(monkeypatch, name):
-    model, data = PROBLEMS[name][0](), PROBLEMS[name][1]()
-    bound = {"logistic": 1.0, "linear": 2.0, "mixture": 6.0}[name]
-    row = torch.nn.functional.normalize(torch.arange(1.0, data[0].shape[1] + 1), dim=0)
-    far = one_sum(monkeypatch, name, with_row(data, 1e6 * row), [4], None)
-    edge = one_sum(monkeypatch, name, with_row(data, bound * row), [4], None)
-    for one, other in zip(far, edge, strict=True):
-        torch.testing.assert_close(one, other)
-    # The bounds are tight: such a record comes close to all that it may do.
-    if name != "linear":
-        assert scaled_distance(model, far, [torch.zeros_like(x) for x in far]) > 0.55
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_outside_the_batch_nothing_matters(monkeypatch, name):
-    data = PROBLEMS[name][1]()
-    label = 0.0 if name == "logistic" else 1e6
-    one = one_sum(monkeypatch, name, data, [1, 8], None)
-    other = one_sum(monkeypatch, name, with_row(data, 1e6, label), [1, 8], None)
-    assert all(map(torch.equal, one, other))
-
-
-@pytest.mark.parametrize("size", [1, 7])
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_microbatches_change_nothing(monkeypatch, name, size):
-    """Which holds only if a record's statistics depend on no other record of the batch."""
-    data, state = PROBLEMS[name][1](), noisy_state(name)
-    batch = list(range(0, 60, 2))
-    whole = one_sum(monkeypatch, name, data, batch, state)
-    parts = one_sum(monkeypatch, name, data, batch, state, microbatch_size=size)
-    for one, other in zip(whole, parts, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+        far, edge = sums(1e6), sums(bound)
+        for one, other in zip(far, edge, strict=True):
+            torch.testing.assert_close(one, other)
+        # The bounds are tight: such a record comes close to all that it may do.
+        if kind != "linear":
+            assert scaled_distance(model, far, [torch.zeros_like(x) for x in far]) > 0.55
 
 
 def test_local_draws_belong_to_their_records(monkeypatch):
@@ -210,37 +146,6 @@ def test_static_noise_has_the_right_scale(monkeypatch):
     assert stats.kstest(noise * 3 / 2, "norm").pvalue < _ALARM
 
 
-def test_noise_differs_between_releases_and_runs(monkeypatch):
-    draws, shared = [], PrivacyAccountant()
-    for options in [{}] * 2 + [{"generator": 5, "accountant": shared}] * 2:
-        fixture = Fixture(monkeypatch, Totals(width=6), noise_multiplier=1.0, **options)
-        fixture.vips.step(torch.ones(5, 1))
-        fixture.vips.step(torch.ones(5, 1))
-        draws += [r[0] - s[0] for r, s in zip(fixture.released, fixture.sums, strict=True)]
-    rounded = {tuple(draw.round(decimals=9).tolist()) for draw in draws}
-    assert len(rounded) == len(draws) == 12
-
-
-def test_seeded_runs_repeat():
-    def run():
-        torch.manual_seed(0)
-        vips = VIPS(
-            GaussianMixture(3, 2, radius=6.0),
-            accountant=PrivacyAccountant(),
-            num_steps=3,
-            noise_multiplier=1.0,
-            sample_rate=0.5,
-            generator=3,
-        )
-        vips.run(*mixture_data(), progress=False)
-        return vips
-
-    one, other = run(), run()
-    for name, value in one.state_dict()["statistics"]["values"].items():
-        assert torch.equal(value, other.state_dict()["statistics"]["values"][name])
-    assert any("seeded" in note for note in one.accountant.notes)
-
-
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_divides_by_the_public_rate(monkeypatch, sampling):
     """Estimates are sums / rate for every batch size, an empty batch included."""
@@ -272,16 +177,6 @@ def test_divides_by_the_public_rate(monkeypatch, sampling):
     assert sizes == {3} if sampling == "fixed" else 0 in sizes and len(sizes) > 3
     assert set(fixture.events) == {SubsampledGaussian(0.0, rate, sampling)}
     assert fixture.vips.accountant.num_releases == 60
-
-
-def test_an_empty_batch_pays_and_is_noisy(monkeypatch):
-    fixture = Fixture(
-        monkeypatch, LogisticRegression(3), noise_multiplier=1.0, sample_rate=1e-9, generator=0
-    )
-    fixture.vips.step(*logistic_data())
-    assert all(torch.equal(block, torch.zeros_like(block)) for block in fixture.sums[0])
-    assert all(block.abs().min() > 0 for block in fixture.released[0])
-    assert fixture.vips.accountant.ledger == ((SubsampledGaussian(1.0, 1e-9), 1),)
 
 
 def test_statistics_are_mixed_with_the_step_sizes(monkeypatch):
@@ -404,43 +299,6 @@ def test_budget_is_checked_before_the_release():
     assert accountant.get_epsilon() <= 1.0
 
 
-def test_a_budget_refuses_a_run_without_noise():
-    vips = VIPS(Totals(), accountant=PrivacyAccountant(1.0), num_steps=1, noise_multiplier=0)
-    with pytest.raises(PrivacyBudgetExceeded):
-        vips.step(torch.ones(5, 1))
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def test_state_round_trip():
-    """Three steps, and three more after loading, are six; nothing static is released again."""
-    data = logistic_data()
-
-    def new():
-        return VIPS(
-            LogisticRegression(3), accountant=PrivacyAccountant(), num_steps=6, noise_multiplier=0
-        )
-
-    whole, first, second = new(), new(), new()
-    for _ in range(6):
-        whole.step(*data)
-    for _ in range(3):
-        first.step(*data)
-    second.load_state_dict(through_a_file(first.state_dict()))
-    torch.testing.assert_close(
-        second.posterior()["weights"].mean, first.posterior()["weights"].mean
-    )
-    second.run(*data, progress=False)
-    assert torch.equal(second.posterior()["weights"].mean, whole.posterior()["weights"].mean)
-    assert second.accountant.ledger == whole.accountant.ledger
-    assert second.accountant.num_releases == 7
-
-
 def test_state_of_a_calibrated_run():
     data = logistic_data()
     first = VIPS(LogisticRegression(3), accountant=PrivacyAccountant(1.0), num_steps=4)
@@ -461,102 +319,6 @@ def test_the_number_of_records_is_a_constant():
     vips = fitted(LogisticRegression(3), data, 1)
     with pytest.raises(ModelError, match="number of records"):
         vips.step(*(x[:-1] for x in data))
-
-
-def test_resumed_run_does_not_repeat_noise(monkeypatch):
-    fixture = Fixture(monkeypatch, Totals(), noise_multiplier=1.0, generator=0)
-    fixture.vips.step(torch.ones(5, 1))
-    state = fixture.vips.state_dict()
-    other = Fixture(monkeypatch, Totals(), noise_multiplier=1.0, generator=0)
-    other.vips.load_state_dict(state)
-    other.vips.step(torch.ones(5, 1))
-    noises = [
-        (r[-1] - s[-1]).tolist()
-        for one in (fixture, other)
-        for r, s in zip(one.released, one.sums, strict=True)
-    ]
-    assert len({noise[0] for noise in noises}) == len(noises) == 3
-
-
-def test_loading_never_lowers_the_ledger():
-    vips = VIPS(Totals(), accountant=PrivacyAccountant(), num_steps=5, noise_multiplier=1.0)
-    state = vips.state_dict()
-    vips.step(torch.ones(5, 1))
-    with pytest.raises(PrivacyError):
-        vips.load_state_dict(state)
-    assert vips.accountant.num_releases == 2 and vips._steps == 1
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"version": 2},
-        {"steps": -1},
-        {"size": 0},
-        {"size": "5"},
-        {"noise_multiplier": 2.0},
-        {"statistics": None},
-        {"statistics": {"values": {}, "noise": {}}},
-        {"statistics": {"values": {"once": torch.ones(3)}, "noise": {"once": 1.0}}},
-        {"static": {"values": {"each": torch.ones(2, 3)}, "noise": {"each": 1.0}}},
-        {"static": 5},
-        {"accountant": {}},
-    ],
-)
-def test_damaged_state(change):
-    def new():
-        return VIPS(Totals(), accountant=PrivacyAccountant(), num_steps=5, noise_multiplier=1.0)
-
-    vips = new()
-    vips.step(torch.ones(5, 1))
-    loaded = new()
-    with pytest.raises(ConfigurationError):
-        loaded.load_state_dict(vips.state_dict() | change)
-    assert loaded._steps == 0 and loaded._mixed is None
-    assert loaded.accountant.num_releases == 0
-    for state in (None, {}, {"version": 1}):
-        with pytest.raises(ConfigurationError):
-            loaded.load_state_dict(state)
-
-
-def test_pickling_would_carry_the_data():
-    vips = VIPS(Totals(), accountant=PrivacyAccountant(), num_steps=5, noise_multiplier=1.0)
-    with pytest.raises(PrivacyError, match="state_dict"):
-        pickle.dumps(vips)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"model": lambda x: x}, "model"),
-        ({"accountant": None}, "accountant"),
-        ({"num_steps": None}, "num_steps"),
-        ({"num_steps": 0}, "num_steps"),
-        ({"noise_multiplier": -1.0}, "noise_multiplier"),
-        ({"noise_multiplier": math.nan}, "noise_multiplier"),
-        ({"noise_multiplier": None}, "noise_multiplier"),
-        ({"sample_rate": None}, "sample_rate"),
-        ({"sample_rate": 0.0}, "sample_rate"),
-        ({"sample_rate": 1.5}, "sample_rate"),
-        ({"sampling": "shuffle"}, "sampling"),
-        ({"sampling": "fixed"}, "sampling"),
-        ({"sampling": "full", "sample_rate": 0.5}, "sample_rate"),
-        ({"step_size": 0.7}, "step_size"),
-        ({"step_size": (1.0, 2.0, 3.0)}, "step_size"),
-        ({"step_size": (-1.0, 0.7)}, "tau0"),
-        ({"step_size": (1.0, 1.1)}, "kappa"),
-        ({"step_size": (1.0, math.nan)}, "kappa"),
-        ({"microbatch_size": 0}, "microbatch_size"),
-        ({"generator": "seed"}, "generator"),
-        ({"secure": 1}, "secure"),
-        ({"model": Totals(bounds=(math.inf, 1.0))}, "infinite bound"),
-    ],
-)
-def test_bad_settings(options, text):
-    settings = {"accountant": PrivacyAccountant(), "num_steps": 5, "noise_multiplier": 1.0}
-    settings = {"model": Totals()} | settings | options
-    with pytest.raises(ConfigurationError, match=text):
-        VIPS(settings.pop("model"), **settings)
 
 
 def test_an_infinite_bound_needs_no_noise():

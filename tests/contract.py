@@ -1,0 +1,634 @@
+"""What every private inference promises, once.
+
+The tests of an inference inherit these: a ``class TestContract(InferenceContract)`` says how the
+inference is made, from which data it learns, and what its public result is. Whatever promises more
+has tests of its own beside it. ``ReleaseContract`` is for what releases once, and has no states.
+"""
+
+import copy
+import functools
+import io
+import math
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from releases import Releases, take
+from scipy import stats
+
+from pyro_dp import (
+    VIPS,
+    ConfigurationError,
+    ModelError,
+    PrivacyAccountant,
+    PrivacyBudgetExceeded,
+    PrivacyError,
+    SubsampledGaussian,
+)
+from pyro_dp.baselines import DPEM
+from pyro_dp.vips import LogisticRegression
+
+ALARM = 1e-8  # the false-alarm rate of each test of noise
+RECORD = 4  # the one in which neighbouring data differ
+WITH, WITHOUT = [1, RECORD, 8, 20], [1, 8, 20]
+STEPS = 6
+SECRET = 777.125  # a value of the data that no error may tell
+
+
+class ReleaseContract:
+    """Sensitivity, noise, budget before release, seeds, secure, errors.
+
+    A subclass has :meth:`make`, :meth:`data` and :meth:`result`, and may set what follows.
+
+    :cvar variants: names of the models on which one record's influence is tested; all else is
+        tested on the first.
+    :cvar kinds: those of them on which it is also tested in later steps and with broken records.
+    :cvar outliers: values of record 4, whose like no data have.
+    :cvar sampled: settings with which each step is one release, of a part of the records if it can.
+    :cvar noisy_steps: steps whose noise is tested: each block has 400 numbers in all, or more.
+    :cvar bad_settings: (settings, a word of the error), beside those that all have.
+    """
+
+    variants = kinds = ("model",)
+    outliers = (0.0, 1e6, -1e6, 1e200)
+    sampled = {"sample_rate": 0.5}
+    noisy_steps = 400
+    bad_settings = ()
+    _bad_settings = (
+        ({"accountant": None}, "accountant"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier"),
+        ({"noise_multiplier": math.inf}, "noise_multiplier"),
+        ({"noise_multiplier": "1"}, "noise_multiplier"),
+        ({"noise_multiplier": None}, "noise_multiplier"),  # nothing to calibrate it from
+        ({"generator": "seed"}, "generator"),
+        ({"generator": -1}, "generator"),
+        ({"secure": 1}, "secure"),
+    )
+
+    def make(self, variant="model", **options):
+        """A new inference, in a cleared parameter store.
+
+        :param options: of its constructor; ``accountant`` and ``noise_multiplier`` always.
+        """
+        raise NotImplementedError
+
+    def data(self, variant="model"):
+        """All data: tensors of at least 21 records in float64, with memory of their own."""
+        raise NotImplementedError
+
+    def result(self, inference):
+        """What is public after a step: tensors by name."""
+        raise NotImplementedError
+
+    def step(self, inference, data):
+        inference.step(*data)
+
+    def step_on(self, patch, inference, data, batch):
+        """A step in which these records take part."""
+        take(patch, batch)
+        self.step(inference, data)
+
+    def neighbours(self, variant, data):
+        """The data with another record 4: one like the others, and outliers."""
+        ordinary = tuple(x.clone() for x in data)
+        for x in ordinary:
+            x[RECORD] = x[RECORD + 1]
+        yield ordinary
+        for value in self.outliers:
+            changed = tuple(x.clone() for x in data)
+            changed[0][RECORD] = torch.as_tensor(value)
+            yield changed
+
+    # What a subclass need not know.
+
+    def pytest_generate_tests(self, metafunc):
+        if "late" in metafunc.fixturenames:
+            first = [(variant, False) for variant in self.variants]
+            later = [(kind, True) for kind in self.kinds]
+            metafunc.parametrize(("variant", "late"), first + later)
+        elif "kind" in metafunc.fixturenames:
+            metafunc.parametrize("kind", self.kinds)
+
+    def new(self, variant=None, seed=0, **options):
+        """A new one with an accountant of its own, and noise, from the same public start."""
+        pyro.clear_param_store()
+        pyro.set_rng_seed(seed)
+        options = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0} | options
+        return self.make(self.variants[0] if variant is None else variant, **options)
+
+    def stepped(self, steps=1, variant=None, **options):
+        """One that has taken some steps, and its data."""
+        inference = self.new(variant, **options)
+        data = self.data(self.variants[0] if variant is None else variant)
+        for _ in range(steps):
+            self.step(inference, data)
+        return inference, data
+
+    def sums(self, variant, data, batch, *, late=False, **options):
+        """Blocks and exact sums of a step in which these records take part.
+
+        :param late: it follows one with noise, in which others did.
+        """
+        options = {"generator": 0} | self.sampled | options
+        with pytest.MonkeyPatch.context() as patch:
+            seen, inference = Releases(patch), self.new(variant, **options)
+            if late:
+                self.step_on(patch, inference, data, [2, 3, 9])
+            pyro.set_rng_seed(1)
+            self.step_on(patch, inference, data, batch)
+        return seen.blocks[-1], seen.sums[-1]
+
+    def event(self, noise_multiplier):
+        return SubsampledGaussian(noise_multiplier, **self.sampled)
+
+    def settings_out_of_range(self):
+        return [*self._bad_settings, *self.bad_settings]
+
+    # One record.
+
+    def test_sensitivity(self, variant, late):
+        """A record, whatever it is, moves each block by its bound at most, and by twice it where it
+        takes another's place; all blocks together move what the ledger's event allows."""
+        data = self.data(variant)
+        blocks, with_it = self.sums(variant, data, WITH, late=late)
+        _, without = self.sums(variant, data, WITHOUT, late=late)
+        assert sum(block.share for block in blocks) == pytest.approx(1.0)
+        assert all((one - none).norm() > 0 for one, none in zip(with_it, without, strict=True))
+        require_close_by(blocks, with_it, without, 1)
+        for neighbour in self.neighbours(variant, data):
+            _, replaced = self.sums(variant, neighbour, WITH, late=late)
+            require_close_by(blocks, replaced, without, 1)
+            require_close_by(blocks, replaced, with_it, 2)
+
+    def test_sensitivity_of_integers(self):
+        """The same, with ``secure=True``."""
+        variant, secure = self.variants[0], dict(secure=True, generator=None)
+        data = self.data(variant)
+        blocks, with_it = self.sums(variant, data, WITH, **secure)
+        _, without = self.sums(variant, data, WITHOUT, **secure)
+        require_close_by(blocks, with_it, without, 1)
+        for neighbour in self.neighbours(variant, data):
+            _, replaced = self.sums(variant, neighbour, WITH, **secure)
+            require_close_by(blocks, replaced, without, 1)
+            require_close_by(blocks, replaced, with_it, 2)
+
+    def test_outside_the_batch_nothing_matters(self, kind):
+        """Records that take no part leave every sum as it is, to the last bit."""
+        data = self.data(kind)
+        _, sums = self.sums(kind, data, WITHOUT)
+        for neighbour in self.neighbours(kind, data):
+            _, others = self.sums(kind, neighbour, WITHOUT)
+            assert all(map(torch.equal, sums, others))
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_a_broken_record_adds_nothing(self, kind, value):
+        """To no block, should a row that is not finite come past the checks."""
+        data = self.data(kind)
+        _, without = self.sums(kind, data, [1, 8], late=True)
+        with pytest.MonkeyPatch.context() as patch:
+            seen, inference = Releases(patch), self.new(kind, generator=0, **self.sampled)
+            self.step_on(patch, inference, data, [2, 3, 9])
+            data[0].numpy()[RECORD] = value  # torch does not notice
+            pyro.set_rng_seed(1)
+            self.step_on(patch, inference, data, [1, RECORD, 8])
+        torch.testing.assert_close(seen.sums[-1], list(without), rtol=1e-9, atol=1e-12)
+
+    # Noise.
+
+    @classmethod
+    @functools.cache
+    def noisy(cls):
+        """Releases of many steps with sigma=1.5, and the ledger: made once, to be read only."""
+        self = cls()
+        with pytest.MonkeyPatch.context() as patch:
+            seen = Releases(patch)
+            options = dict(noise_multiplier=1.5, num_steps=self.noisy_steps, generator=0)
+            inference, _ = self.stepped(self.noisy_steps, **self.sampled, **options)
+        noise = [torch.stack(each).numpy() for each in zip(*seen.noise, strict=True)]
+        return SimpleNamespace(seen=seen, noise=noise, ledger=inference.accountant.ledger)
+
+    def test_noise_is_added_at_the_right_scale(self):
+        """Normal, and of the scale that the ledger's event says, each block by itself: two thirds
+        and three halves of it are rejected. False alarms: 1e-8 for each block, and for all."""
+        assert self.noisy().ledger == ((self.event(1.5), self.noisy_steps),)
+        for each in self.noisy().noise:
+            assert each.size >= 400
+            assert p_of_scale(each) > ALARM
+            assert p_of_scale(each * 2 / 3) < ALARM
+            assert p_of_scale(each * 3 / 2) < ALARM
+        together = np.concatenate([each.ravel() for each in self.noisy().noise])
+        assert stats.kstest(together, "norm").pvalue > ALARM
+
+    def test_noise_is_independent(self):
+        """Of coordinate and coordinate, of one step and the next. False alarms: 1e-10 a pair."""
+        steps = np.concatenate(self.noisy().noise, axis=1)[:, :40]
+        both = np.concatenate([steps[1:], steps[:-1]], axis=1)
+        correlations = np.corrcoef(both.T) - np.eye(both.shape[1])
+        assert np.abs(correlations).max() < 6.5 / math.sqrt(len(both))
+
+    def test_the_event_is_counted_before_the_noise_is_drawn(self):
+        """When the i-th release asks for noise, the ledger counts i releases."""
+        counted = self.noisy().seen.counted
+        assert list(dict.fromkeys(counted)) == list(range(1, self.noisy_steps + 1))
+        assert counted == sorted(counted)
+
+    def test_noise_is_never_the_same(self, monkeypatch):
+        """In steps, in runs without a seed, and in runs that share a generator or an accountant."""
+        generator, shared = torch.Generator().manual_seed(0), PrivacyAccountant()
+        runs = (
+            [{}, {}] + [{"generator": generator}] * 2 + [{"generator": 5, "accountant": shared}] * 2
+        )
+        seen = Releases(monkeypatch)
+        for options in runs:
+            self.stepped(2, **self.sampled, **options)
+        drawn = {tuple(noise[0].round(decimals=9).tolist()) for noise in seen.noise}
+        assert len(drawn) == len(seen.noise) == 12
+
+    # Seeds.
+
+    def test_equal_seeds_repeat_and_others_do_not(self):
+        """Nor do runs without a seed."""
+        results = []
+        for seed in (3, 3, 4, None, None):
+            inference, _ = self.stepped(2, generator=seed, **self.sampled)
+            results.append(self.result(inference))
+        one, again, other, none, nothing = results
+        for name, value in one.items():
+            assert torch.equal(value, again[name])
+        for first, second in ((one, other), (none, nothing), (one, none)):
+            assert any(not torch.equal(first[name], second[name]) for name in first)
+
+    def test_a_seed_is_noted(self):
+        """For who can guess it knows the noise."""
+        seeded, _ = self.stepped(generator=0)
+        assert sum("seed" in note for note in seeded.accountant.notes) == 1
+        unseeded, _ = self.stepped()
+        assert unseeded.accountant.notes == ()
+
+    # The budget.
+
+    def test_the_budget_is_checked_before_the_release(self, monkeypatch):
+        """What does not fit is refused: no noise is drawn, and nothing has changed."""
+        seen, accountant = Releases(monkeypatch), PrivacyAccountant(epsilon=1.0)
+        options = dict(noise_multiplier=5.0, num_steps=100) | self.sampled
+        inference = self.new(accountant=accountant, **options)
+        data = self.data(self.variants[0])
+        with pytest.raises(PrivacyBudgetExceeded):
+            for _ in range(100):
+                self.step(inference, data)
+                before, drawn = self.everything(inference), len(seen.counted)
+        assert 0 < accountant.num_releases == len(seen.released) < 100
+        assert accountant.get_epsilon() <= 1.0
+        assert len(seen.counted) == drawn
+        assert same(self.everything(inference), before)
+
+    def test_a_budget_refuses_what_has_no_noise(self):
+        inference = self.new(accountant=PrivacyAccountant(epsilon=1.0), noise_multiplier=0)
+        with pytest.raises(PrivacyBudgetExceeded):
+            self.step(inference, self.data(self.variants[0]))
+        assert inference.accountant.num_releases == 0
+
+    def everything(self, inference):
+        """Result and ledger; of an inference with states, its state."""
+        return self.result(inference), inference.accountant.state_dict()
+
+    # secure=True.
+
+    @pytest.mark.parametrize("full", [False, True])
+    def test_secure_releases_integers_on_a_grid(self, monkeypatch, full):
+        """Sums and what is released are multiples of 2^-30 of a bound, and the ledger notes it."""
+        seen = Releases(monkeypatch)
+        options = {"sampling": "full"} if full else self.sampled
+        inference, _ = self.stepped(2, noise_multiplier=2.0, secure=True, **options)
+        assert len(seen.released) == inference.accountant.num_releases >= 2
+        assert sum("secure=True" in note for note in inference.accountant.notes) == 1
+        for blocks, *values in zip(seen.blocks, seen.sums, seen.released, strict=True):
+            for value in values:
+                for each, block in zip(value, blocks, strict=True):
+                    units = each / (block.bound / 2**30)
+                    assert ((units - units.round()).abs() < 1e-4).all()
+
+    def test_secure_refuses_a_generator(self):
+        with pytest.raises(ConfigurationError, match="generator"):
+            self.stepped(secure=True, generator=0)
+
+    def test_secure_needs_noise(self):
+        with pytest.raises(ConfigurationError, match="secure=True needs noise"):
+            self.stepped(secure=True, noise_multiplier=0)
+
+    # Errors.
+
+    def test_settings_out_of_range(self):
+        """Each is refused by name, before anything is spent or noted."""
+        for options, word in self.settings_out_of_range():
+            accountant = PrivacyAccountant()
+            try:
+                self.stepped(**({"accountant": accountant} | options))
+            except ConfigurationError as error:
+                assert word in str(error), options
+            else:
+                pytest.fail(f"{options} are not refused")
+            assert not accountant.ledger and not accountant.notes, options
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_data_must_be_finite(self, value):
+        """Refused in words that tell no value, before anything is spent."""
+        inference, data = self.new(), self.data(self.variants[0])
+        data[0][RECORD], data[0][RECORD + 1] = value, SECRET
+        with pytest.raises(ModelError, match="NaN or infinite") as error:
+            self.step(inference, data)
+        assert "777" not in str(error.value)
+        assert inference.accountant.num_releases == 0
+
+
+class InferenceContract(ReleaseContract):
+    """And what belongs to a run of steps: calibration, :meth:`run`, states, journals, pickling.
+
+    :cvar whole: settings of the runs that are saved and go on.
+    :cvar first: how many releases the first step of such a run has; later ones have one.
+    :cvar bound: name of the setting to which a record is clipped.
+    """
+
+    whole = {"sample_rate": 0.5}
+    first = 1
+    bound = ""
+    _bad_settings = (
+        *ReleaseContract._bad_settings,
+        ({"num_steps": 0}, "num_steps"),
+        ({"num_steps": 1.5}, "num_steps"),
+        ({"sample_rate": 0.0}, "sample_rate"),
+        ({"sample_rate": 1.5}, "sample_rate"),
+        ({"sampling": "shuffle"}, "sampling"),
+        ({"sampling": "fixed"}, "replace_one"),
+        ({"sampling": "full", "sample_rate": 0.5}, "sample_rate"),
+        ({"microbatch_size": 0}, "microbatch_size"),
+    )
+
+    def new(self, variant=None, seed=0, **options):
+        return super().new(variant, seed, **({"num_steps": STEPS} | options))
+
+    def everything(self, inference):
+        return self.result(inference), inference.state_dict()
+
+    def damage(self, state):
+        """(changes of a state, words of the error), beside those that all have."""
+        return ()
+
+    def settings_out_of_range(self):
+        settings = super().settings_out_of_range()
+        if self.bound:
+            settings += [({self.bound: value}, self.bound) for value in (0.0, -1.0, math.nan, "1")]
+            settings.append(({self.bound: math.inf}, "infinite bound"))  # with noise
+        return settings
+
+    @pytest.mark.parametrize("size", [1, 3])
+    def test_microbatches_change_nothing(self, kind, size):
+        """Which holds only if what a record adds depends on no other record of the batch."""
+        data, batch = self.data(kind), list(range(0, 20, 2))
+        _, whole = self.sums(kind, data, batch, late=True)
+        _, parts = self.sums(kind, data, batch, late=True, microbatch_size=size)
+        torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
+
+    def test_an_empty_batch_pays_and_is_noisy(self, monkeypatch):
+        seen = Releases(monkeypatch)
+        inference, _ = self.stepped(sample_rate=1e-9)
+        assert all(torch.equal(total, torch.zeros_like(total)) for total in seen.sums[0])
+        assert all(block.abs().min() > 0 for block in seen.released[0])
+        assert inference.accountant.ledger == ((SubsampledGaussian(1.0, 1e-9), 1),)
+
+    # The budget.
+
+    def calibrated(self, accountant=None, **options):
+        options = {"noise_multiplier": None} | self.whole | options
+        return self.new(accountant=accountant or PrivacyAccountant(epsilon=1.0), **options)
+
+    @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+    def test_noise_is_calibrated_to_the_budget(self, sampling):
+        """All steps fit, nothing to speak of remains, and there is no step more."""
+        accountant = PrivacyAccountant(epsilon=1.0, neighboring="replace_one")
+        inference = self.calibrated(accountant, sampling=sampling, **self.sampled)
+        data = self.data(self.variants[0])
+        inference.run(*data, progress=False)
+        ledger, epsilon = inference.accountant.ledger, inference.accountant.get_epsilon()
+        event = SubsampledGaussian(inference.noise_multiplier, 0.5, sampling)
+        assert ledger == ((event, STEPS),)
+        assert 0.995 < epsilon <= 1.0
+        for more in (inference.step, inference.run):
+            with pytest.raises(PrivacyBudgetExceeded, match="num_steps"):
+                more(*data)
+        assert inference.accountant.ledger == ledger
+
+    def test_inferences_share_an_accountant(self):
+        """Each release counts, whoever makes it."""
+        accountant = PrivacyAccountant()
+        for _ in range(2):
+            self.stepped(3, accountant=accountant, **self.sampled)
+        assert accountant.ledger == ((self.event(1.0), 6),)
+
+    def test_run_takes_what_is_left_of_its_steps(self, capsys):
+        """And is refused where nothing is; a hidden progress bar writes nothing."""
+        inference, data = self.stepped(**self.sampled)
+        assert isinstance(inference.run(*data, progress=False), list)
+        assert inference.accountant.num_releases == STEPS
+        with pytest.raises(ConfigurationError, match="are done: start anew"):
+            inference.run(*data, progress=False)
+        assert inference.accountant.num_releases == STEPS
+        assert capsys.readouterr() == ("", "")
+
+    # States.
+
+    def test_a_saved_run_goes_on_as_if_it_had_not_stopped(self):
+        """Without noise, on all records: from the file the second half is what it was."""
+        plain = dict(noise_multiplier=0, sampling="full")
+        data = self.data(self.variants[0])
+
+        def steps(inference, which):
+            for number in which:
+                pyro.set_rng_seed(number)
+                inference.step(*data)
+            return inference
+
+        whole = steps(self.new(**plain), range(STEPS))
+        expected, ledger = self.result(whole), whole.accountant.ledger
+        state = through_a_file(steps(self.new(**plain), range(3)).state_dict())
+        resumed = self.new(**plain)
+        resumed.load_state_dict(state)
+        assert same(resumed.accountant.state_dict()["ledger"], state["accountant"]["ledger"])
+        steps(resumed, range(3, STEPS))
+        torch.testing.assert_close(self.result(resumed), expected, rtol=1e-9, atol=1e-12)
+        assert resumed.accountant.ledger == ledger
+        with pytest.raises(ConfigurationError, match="are done"):
+            resumed.run(*data, progress=False)
+
+    def test_a_calibrated_run_goes_on(self):
+        """With its noise, to the end of its budget; and no state lowers the ledger afterwards."""
+        first, data = self.calibrated(), self.data(self.variants[0])
+        for _ in range(2):
+            first.step(*data)
+        state, sigma = through_a_file(first.state_dict()), first.noise_multiplier
+        second = self.calibrated()
+        second.load_state_dict(state)
+        assert second.noise_multiplier == sigma
+        second.run(*data, progress=False)
+        assert second.accountant.num_releases == STEPS + self.first - 1
+        assert 0.995 < second.accountant.get_epsilon() <= 1.0
+        before = self.everything(second)
+        with pytest.raises(PrivacyError, match="what was released stays released"):
+            second.load_state_dict(state)
+        assert same(self.everything(second), before)
+
+    def test_a_bad_state_changes_nothing(self):
+        """No state, that of another inference, and one with a part that is damaged or missing."""
+        inference, _ = self.stepped(2, **self.whole)
+        state, before = inference.state_dict(), self.everything(inference)
+        strangers = [None, {}, 5, {"version": 1}, {"version": 99}, *foreign_states(inference)]
+        needed = [name for name in state if name != "clipped_fractions"]  # which older ones lack
+        strangers += [{n: v for n, v in state.items() if n != name} for name in needed]
+        cases = [(each, "state_dict") for each in strangers]
+        common = (
+            ({"version": 2}, "state_dict"),
+            ({"steps": -1}, "steps"),
+            ({"noise_multiplier": 3.0}, "noise_multiplier"),
+            ({"accountant": {}}, None),
+        )
+        cases += [(state | change, words) for change, words in (*common, *self.damage(state))]
+        for bad, words in cases:
+            with pytest.raises(ConfigurationError, match=words):
+                inference.load_state_dict(bad)
+            assert same(self.everything(inference), before)
+
+    @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+    def test_a_copy_would_carry_the_data(self, copied):
+        inference, _ = self.stepped()
+        name = type(inference).__name__
+        text = rf"A {name} holds the data: save its state_dict\(\) instead"
+        with pytest.raises(PrivacyError, match=text):
+            copied(inference)
+
+    # Journals.
+
+    def test_a_state_older_than_the_journal(self, tmp_path):
+        """Killed at step 4, saved at step 2: the ledger stays, what is left is shared out anew."""
+        accountant, data = PrivacyAccountant(epsilon=1.0), self.data(self.variants[0])
+        journal = accountant.journal(tmp_path / "journal")
+        first = self.calibrated(accountant)
+        for _ in range(2):
+            first.step(*data)
+        state = through_a_file(first.state_dict())
+        for _ in range(2):
+            first.step(*data)
+        journal.close()
+        ledger, sigma = accountant.ledger, first.noise_multiplier
+
+        accountant = PrivacyAccountant(epsilon=1.0)
+        accountant.journal(tmp_path / "journal")
+        second = self.calibrated(accountant)
+        second.load_state_dict(state)
+        assert accountant.ledger == ledger
+        second.run(*data, progress=False)
+        assert second.noise_multiplier > sigma
+        assert accountant.num_releases == sum(n for _, n in ledger) + STEPS - 2
+        assert 0.995 < accountant.get_epsilon() <= 1.0
+
+    def test_a_journal_that_has_spent_everything(self, tmp_path):
+        """An older state is taken up, and the error says what became of the budget."""
+        accountant, data = PrivacyAccountant(epsilon=1.0), self.data(self.variants[0])
+        accountant.journal(tmp_path / "journal")
+        inference = self.calibrated(accountant)
+        inference.step(*data)
+        state = through_a_file(inference.state_dict())
+        inference.run(*data, progress=False)
+        ledger = accountant.ledger
+        inference.load_state_dict(state)
+        with pytest.raises(PrivacyBudgetExceeded, match=f"{STEPS - 1} releases in the journal"):
+            inference.run(*data, progress=False)
+        assert accountant.ledger == ledger
+
+    def test_a_state_newer_than_the_journal_is_refused(self, tmp_path):
+        """The journal is an older copy."""
+        other, data = self.stepped(**self.whole)
+        state = through_a_file(other.state_dict())
+        accountant = PrivacyAccountant()
+        accountant.journal(tmp_path / "journal")
+        inference = self.new(accountant=accountant, **self.whole)
+        with pytest.raises(PrivacyError, match="older copy"):
+            inference.load_state_dict(state)
+        assert not accountant.ledger
+        inference.step(*data)  # the first
+        assert accountant.num_releases == self.first
+
+    @pytest.mark.parametrize("journal", [False, True])
+    def test_no_stream_is_used_twice(self, journal, tmp_path, monkeypatch):
+        """Also with a seed: a state may be older than what was released with it."""
+        seen, data = Releases(monkeypatch), self.data(self.variants[0])
+
+        def new():
+            accountant = PrivacyAccountant()
+            opened = accountant.journal(tmp_path / "journal") if journal else None
+            return self.new(accountant=accountant, generator=0, **self.whole), opened
+
+        first, opened = new()
+        first.step(*data)
+        state = through_a_file(first.state_dict())
+        first.step(*data)
+        for _ in range(2):
+            if journal:
+                opened.close()
+            second, opened = new()
+            second.load_state_dict(state)
+            second.step(*data)
+        self.new(generator=0, **self.whole).step(*data)
+        drawn = [
+            tuple(each.bit_generator.seed_seq.generate_state(4).tolist()) for each in seen.streams
+        ]
+        assert drawn[-self.first :] == drawn[: self.first]  # a run that starts anew repeats
+        assert len(set(drawn)) == len(drawn) - self.first == self.first + 3
+
+
+def require_close_by(blocks, one, other, records):
+    """Sums that so many records, added or left out, may lie between."""
+    room = records * (1 + 1e-12)
+    moved = [
+        (x - y).norm().item() / block.bound for x, y, block in zip(one, other, blocks, strict=True)
+    ]
+    assert all(each <= room for each in moved)
+    shares = [block.share for block in blocks]
+    assert math.hypot(*(d * s**0.5 for d, s in zip(moved, shares, strict=True))) <= room
+
+
+def p_of_scale(noise):
+    """Two-sided, of a standard deviation of 1."""
+    squares, count = np.square(noise).sum(), noise.size
+    return 2 * min(stats.chi2.cdf(squares, count), stats.chi2.sf(squares, count))
+
+
+def through_a_file(state):
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def foreign_states(inference):
+    """Of other inferences, before their first step."""
+    settings = dict(accountant=PrivacyAccountant(), num_steps=STEPS, noise_multiplier=1.0)
+    others = (
+        DPEM(torch.zeros(2, 3), radius=1.0, **settings),
+        VIPS(LogisticRegression(3), **settings),
+    )
+    return [each.state_dict() for each in others if type(each) is not type(inference)]
+
+
+def same(one, other):
+    """Whether nested results or states are equal to the last bit."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other

@@ -1,0 +1,80 @@
+"""What tests see of releases: what entered them, from where the noise came, and what came out."""
+
+import torch
+from sums import exact_sums
+
+import pyro_dp.mechanism.iterative
+import pyro_dp.mechanism.sampling
+from pyro_dp.mechanism.release import release
+
+
+class Releases:
+    """Keeps all releases of the inferences, from now until the patch is undone.
+
+    :ivar blocks: of each release, as are
+    :ivar events: what the ledger counts,
+    :ivar sums: the exact sums, one for each block,
+    :ivar released: what became of them, and
+    :ivar streams: the generator of the noise.
+    :ivar counted: how many releases the ledger counted, whenever something was drawn as noise.
+    """
+
+    def __init__(self, monkeypatch):
+        self.blocks, self.events, self.sums, self.released = [], [], [], []
+        self.streams, self.counted = [], []
+
+        def spy(clipped, *, accountant, event, noise):
+            watched = _Watched(noise, lambda: self.counted.append(accountant.num_releases))
+            values = release(clipped, accountant=accountant, event=event, noise=watched)
+            self.blocks.append(clipped.blocks)
+            self.events.append(event)
+            self.sums.append([total.clone() for total in exact_sums(clipped)])
+            self.released.append([value.clone() for value in values])
+            self.streams.append(noise)
+            return values
+
+        monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
+
+    @property
+    def noise(self):
+        """Of each release and block, in units of what sigma, bound and share say it should be."""
+        return [
+            [
+                (value - total) / (event.noise_multiplier * block.bound / block.share**0.5)
+                for value, total, block in zip(values, totals, blocks, strict=True)
+            ]
+            for values, totals, blocks, event in zip(
+                self.released, self.sums, self.blocks, self.events, strict=True
+            )
+        ]
+
+
+class _Watched:
+    """A generator that tells when it is used."""
+
+    def __init__(self, stream, tell):
+        self._stream, self._tell = stream, tell
+
+    def __getattr__(self, name):
+        self._tell()
+        return getattr(self._stream, name)
+
+
+def take(monkeypatch, batch):
+    """From now on these records take part in every step, whatever is drawn."""
+    indices = torch.tensor(batch, dtype=torch.long)
+    monkeypatch.setattr(
+        pyro_dp.mechanism.sampling.RecordSampler, "draw", lambda sampler, stream: indices
+    )
+
+
+def batches(monkeypatch):
+    """A list that gets the records of each step from now on."""
+    drawn, draw = [], pyro_dp.mechanism.sampling.RecordSampler.draw
+
+    def spy(sampler, stream):
+        drawn.append(draw(sampler, stream))
+        return drawn[-1]
+
+    monkeypatch.setattr(pyro_dp.mechanism.sampling.RecordSampler, "draw", spy)
+    return drawn
