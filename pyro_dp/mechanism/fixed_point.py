@@ -111,7 +111,7 @@ class FixedPointSum(ClippedSum):
     def _noisy(
         self, sigmas: Sequence[float], noise: np.random.Generator | SystemGenerator
     ) -> list[Tensor]:
-        if not isinstance(noise, SystemGenerator):
+        if isinstance(noise, np.random.Generator):
             raise PrivacyError("A FixedPointSum takes its noise from a SystemGenerator alone.")
         released = []
         for block, units, sigma in zip(self.blocks, self._units, sigmas, strict=True):

@@ -149,7 +149,7 @@ def test_contract_catches_a_release_that_is_not_recorded(monkeypatch):
 
 
 def test_contract_catches_a_step_without_release(monkeypatch):
-    def kept(self, clipped):
+    def kept(self, clipped, sampler):
         return list(exact_sums(clipped))
 
     monkeypatch.setattr(pyro_dp.mechanism.iterative.IterativeMechanism, "_release", kept)

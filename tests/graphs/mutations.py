@@ -1,0 +1,55 @@
+"""What the tests of graphs must notice: see tests/mutate.py."""
+
+from mutate import Mutation
+
+MUTATIONS = [
+    Mutation(
+        "what is kept of a record stays",
+        "CapturedState._put_back",
+        "place.put_back(values)",
+        "pass",
+        "test_captured_state.py",
+    ),
+    Mutation(
+        "tensors may be changed in place",
+        "CapturedState._put_back",
+        "if kept.changed:",
+        "if False:",
+        "test_captured_state.py test_structure_checks.py",
+    ),
+    Mutation(
+        "what a model keeps of a record is not compared",
+        "require_same_changes",
+        "if not _alike(one.get(key, MISSING), other.get(key, MISSING)):",
+        "if False:",
+        "test_captured_state.py",
+    ),
+    Mutation(
+        "random numbers within a graph",
+        "trace",
+        "if torch.Tag.nondeterministic_seeded in",
+        "if False and torch.Tag.nondeterministic_seeded in",
+        "test_tracing.py",
+    ),
+    Mutation(
+        "a reshape between two transpositions",
+        "_product",
+        "if transposed or shape(before)[:1] != shape(node)[:1]:",
+        "if shape(before)[:1] != shape(node)[:1]:",
+        "test_outer_products.py",
+    ),
+    Mutation(
+        "simplified although it is written to in place",
+        "_share",
+        "if memory.is_written(node, *node.all_input_nodes):",
+        "if False:",
+        "test_simplify.py",
+    ),
+    Mutation(
+        "constants that are written to in place",
+        "_fold_constants",
+        "if not (fresh or derived) or memory.is_written(node):",
+        "if not (fresh or derived):",
+        "test_simplify.py",
+    ),
+]

@@ -1,0 +1,194 @@
+"""Break the privacy code on purpose and see the tests fail.
+
+Each mutation changes one place of the package in a scratch copy and runs the tests that should
+notice. A mutation that survives is a hole in the tests. Places are named by what is defined there,
+not by their file: a definition may move, and is guarded still. The lists lie beside the tests, in
+tests/<room>/mutations.py.
+
+    python tests/mutate.py mechanism accounting    # of these rooms
+    python tests/mutate.py --changed main          # in files that differ from a commit
+    python tests/mutate.py --only "half the noise" # by part of the name
+    python tests/mutate.py --all --log found.txt   # hours; goes on where the log ends
+"""
+
+import argparse
+import ast
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+PACKAGE = ROOT / "pyro_dp"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """What is broken, where, how, and which tests must notice.
+
+    :param where: the name of a function, class or constant, a method's as ``Class.method``.
+    :param old: text that is found once in what has this name, in the whole package.
+    :param tests: names of test files, with ``::case`` or without, separated by spaces.
+    """
+
+    name: str
+    where: str
+    old: str
+    new: str
+    tests: str
+
+
+def mutations(room: str) -> list[Mutation]:
+    """Those of a folder of the tests."""
+    path = TESTS / room / "mutations.py"
+    if not path.exists():
+        return []
+    spec = importlib.util.spec_from_file_location(f"mutations_of_{room}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.MUTATIONS
+
+
+def rooms() -> list[str]:
+    return sorted(path.parent.name for path in TESTS.glob("*/mutations.py"))
+
+
+def place(mutation: Mutation, package: Path) -> tuple[Path, int]:
+    """The file, and where in it the text begins.
+
+    :raises LookupError: there is not one such place.
+    """
+    found = []
+    for path in package.rglob("*.py"):
+        source = path.read_text()
+        if mutation.old not in source:  # so that few are parsed
+            continue
+        for start, end in _spans(source, mutation.where):
+            while (start := source.find(mutation.old, start, end)) >= 0:
+                found.append((path, start))
+                start += 1
+    if len(found) != 1:
+        raise LookupError(f"{mutation.name}: {len(found)} places in {mutation.where}")
+    return found[0]
+
+
+def _spans(source: str, name: str) -> list[tuple[int, int]]:
+    """From where to where something of this name is defined, in characters."""
+    line_starts = [0]
+    for line in source.splitlines(keepends=True):
+        line_starts.append(line_starts[-1] + len(line))
+    return [
+        (line_starts[first - 1], line_starts[last])
+        for found, first, last in _definitions(ast.parse(source).body)
+        if found == name
+    ]
+
+
+def _definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, int, int]]:
+    """Qualified names, first and last lines."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            yield prefix + node.name, first, node.end_lineno
+            if isinstance(node, ast.ClassDef):
+                yield from _definitions(node.body, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                yield prefix + ast.unparse(target), node.lineno, node.end_lineno
+
+
+def test_files(mutation: Mutation, tests: Path) -> list[str]:
+    """Paths of its tests, for pytest.
+
+    :raises LookupError: there is no such file.
+    """
+    found = []
+    for name in mutation.tests.split():
+        file, *case = name.split("::")
+        paths = list(tests.rglob(file))
+        if len(paths) != 1:
+            raise LookupError(f"{mutation.name}: {len(paths)} files {file}")
+        found.append("::".join([str(paths[0]), *case]))
+    return found
+
+
+def survives(mutation: Mutation) -> bool:
+    """Whether the tests pass with the mutation."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch)
+        for name in ("pyro_dp", "tests", "benchmarks", "docs"):  # tests read the others, too
+            shutil.copytree(ROOT / name, copy / name)
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / name, copy)
+        path, start = place(mutation, copy / "pyro_dp")
+        source = path.read_text()
+        path.write_text(source[:start] + mutation.new + source[start + len(mutation.old) :])
+        options = ["-x", "-q", "-p", "no:cacheprovider"]
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *test_files(mutation, copy / "tests")],
+            cwd=scratch,
+            env=os.environ | {"PYTHONPATH": scratch, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+        )
+        return run.returncode == 0
+
+
+def changed_since(commit: str) -> set[str]:
+    """Files of package and tests that differ from a commit, from the root."""
+    command = ["git", "diff", "--name-only", commit, "--", "pyro_dp", "tests"]
+    run = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return set(run.stdout.split())
+
+
+def touches(mutation: Mutation, files: set[str]) -> bool:
+    path, _ = place(mutation, PACKAGE)
+    tests = [each.split("::")[0] for each in test_files(mutation, TESTS)]
+    return any(str(Path(each).relative_to(ROOT)) in files for each in [path, *tests])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"of {', '.join(rooms())}")
+    parser.add_argument("--all", action="store_true", help="of all rooms")
+    parser.add_argument("--changed", metavar="COMMIT", help="what differs from it")
+    parser.add_argument("--only", metavar="TEXT", help="part of the name")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at a time (default 1)")
+    parser.add_argument("--log", type=Path, help="results are added; what is in it is not repeated")
+    options = parser.parse_args()
+    if not (options.rooms or options.all or options.changed or options.only):
+        parser.error("name rooms, or give --all, --changed or --only")
+    if unknown := set(options.rooms) - set(rooms()):
+        parser.error(f"no mutations of {', '.join(sorted(unknown))}")
+    chosen = [each for room in options.rooms or rooms() for each in mutations(room)]
+    if options.only:
+        chosen = [each for each in chosen if options.only in each.name]
+    if options.changed:
+        files = changed_since(options.changed)
+        chosen = [each for each in chosen if touches(each, files)]
+    known = options.log.read_text().splitlines() if options.log and options.log.exists() else []
+    done = {line[10:] for line in known}
+    survivors = sum(line.startswith("SURVIVES") for line in known)
+    todo = [each for each in chosen if each.name not in done]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for mutation, alive in zip(todo, pool.map(survives, todo), strict=True):
+            line = f"{'SURVIVES' if alive else 'caught':<10}{mutation.name}"
+            print(line, flush=True)
+            if options.log:
+                with options.log.open("a") as file:
+                    file.write(line + "\n")
+            survivors += alive
+    print(f"{len(chosen) - survivors} of {len(chosen)} caught")
+    return survivors
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""What the tests of utils must notice: see tests/mutate.py."""
+
+from mutate import Mutation
+
+MUTATIONS = [
+    Mutation(
+        "private torch draws move the public generator",
+        "private_rng",
+        "    with forked_rng():\n        # The whole",
+        "    with contextlib.nullcontext():\n        # The whole",
+        "test_streams.py",
+    ),
+    Mutation(
+        "off-diagonals counted once",
+        "stacked",
+        "math.sqrt(2) * matrix[rows, columns]",
+        "matrix[rows, columns]",
+        "test_gaussian.py test_site_factors.py test_dpsep.py",
+    ),
+]
