@@ -2,15 +2,46 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test
+# Idle BLAS threads of two workers would spin on two cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+.PHONY: demo lint test test-all test-lowest
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m pyro_dp
 
-test: $(VENV)/.test
+lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/mypy
+
+test: lint
+	$(PYTEST) -m "not slow"
+
+# With what is marked slow: .ci/run calls it.
+test-all: lint
+	$(PYTEST)
+
+# The core on the oldest Python and the lowest versions that pyproject.toml allows: .ci/run.
+LOWEST := .venv-lowest
+OLDEST ?= python3.10
+CORE := \
+	tests/accounting/test_accounting.py \
+	tests/mechanism/test_clipping.py \
+	tests/mechanism/test_iterative.py \
+	tests/accounting/test_pld.py \
+	tests/vips/test_vips_models.py \
+	tests/infer/test_traced_step.py::test_a_record_on_which_the_model_fails_counts_as_zero \
+	tests/infer/test_traced_step.py::test_compiled_equals_pyro_code
+
+test-lowest: $(LOWEST)/.test
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -p no:cacheprovider $(CORE)
+
+$(LOWEST)/.test: pyproject.toml constraints-lowest.txt
+	$(OLDEST) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --upgrade pip
+	$(LOWEST)/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable ".[test]"
+	touch $@
 
 # One stamp per set of extras: the environment is remade when the pins or the package change.
 $(VENV)/.demo: EXTRAS := demo

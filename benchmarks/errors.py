@@ -20,9 +20,9 @@ _INTRODUCTION = """\
 
 What new users get wrong first, and what `pyro_dp` says. Each attempt is run as it stands here,
 with the functions below. `tests/package/test_first_attempts.py` holds each error to naming the
-line, the argument or the site, and what to try next; to coming before anything is spent, where no step was
-taken before; and to quoting no number of the data. Made by `python benchmarks/errors.py`, which
-wraps the lines of the messages; `first_attempts.py` in them is the user's file.
+line, the argument or the site, and what to try next; to coming before anything is spent, where no
+step was taken before; and to quoting no number of the data. Made by `python benchmarks/errors.py`,
+which wraps the lines of the messages; `first_attempts.py` in them is the user's file.
 """
 
 

@@ -10,7 +10,7 @@ from pyro_dp.infer.svi.dpsvi import DPSVI
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.nonprivate import nonprivate
+from pyro_dp.mechanism.nonprivate import nonprivate
 from pyro_dp.pipeline.num_trials import PoissonTrials, TruncatedNegativeBinomial
 from pyro_dp.pipeline.private_selection import Selection, private_selection, selection_epsilon
 from pyro_dp.pipeline.standard_scaler import DPStandardScaler

@@ -45,6 +45,7 @@ class ReleaseContract:
 
     :cvar variants: names of the models on which one record's influence is tested; all else is
         tested on the first.
+    :cvar slow: those of them that a quick run leaves out.
     :cvar kinds: those of them on which it is also tested in later steps and with broken records.
     :cvar outliers: values of record 4, whose like no data have.
     :cvar sampled: settings with which each step is one release, of a part of the records if it can.
@@ -53,6 +54,7 @@ class ReleaseContract:
     """
 
     variants = kinds = ("model",)
+    slow = ()
     outliers = (0.0, 1e6, -1e6, 1e200)
     sampled = {"sample_rate": 0.5}
     noisy_steps = 400
@@ -107,7 +109,10 @@ class ReleaseContract:
 
     def pytest_generate_tests(self, metafunc):
         if "late" in metafunc.fixturenames:
-            first = [(variant, False) for variant in self.variants]
+            first = [
+                pytest.param(variant, False, marks=pytest.mark.slow if variant in self.slow else ())
+                for variant in self.variants
+            ]
             later = [(kind, True) for kind in self.kinds]
             metafunc.parametrize(("variant", "late"), first + later)
         elif "kind" in metafunc.fixturenames:
@@ -587,6 +592,12 @@ class InferenceContract(ReleaseContract):
         ]
         assert drawn[-self.first :] == drawn[: self.first]  # a run that starts anew repeats
         assert len(set(drawn)) == len(drawn) - self.first == self.first + 3
+
+
+def named(parameters):
+    """Variants, by the values of some parameters, and those of them that are slow."""
+    names = {", ".join(each.values): bool(each.marks) for each in parameters}
+    return tuple(names), tuple(name for name, slow in names.items() if slow)
 
 
 def require_close_by(blocks, one, other, records):

@@ -1,11 +1,13 @@
 """Models, guides and data that several tests share."""
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 from pyro import poutine
 from pyro.distributions import constraints
@@ -293,9 +295,24 @@ def new_dpsvi(model: Callable, guide: Callable, **options) -> DPSVI:
     return DPSVI(model, guide, optim, Trace_ELBO(), **settings)
 
 
+def in_turns(*lists: Iterable) -> list:
+    """All combinations, as parameters of a test that is slow for all of them.
+
+    A quick run takes every combination of all lists but the last, each with one value of the last,
+    in turns.
+    """
+    values = [list(each) for each in lists]
+    found = []
+    for places in itertools.product(*(range(len(each)) for each in values)):
+        marks = [pytest.mark.slow] if sum(places) % len(values[-1]) else []
+        chosen = [each[place] for each, place in zip(values, places, strict=True)]
+        found.append(pytest.param(*chosen, marks=marks))
+    return found
+
+
 def eager(svi: DPSVI) -> EagerStep:
     """The step of a prepared DPSVI, or what was traced to make it."""
-    return getattr(svi._step, "_eager", svi._step)
+    return svi._prepared.step.eager
 
 
 def start(make: Callable[[], Problem]) -> Problem:

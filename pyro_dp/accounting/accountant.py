@@ -12,7 +12,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NoReturn
 
 from pyro_dp.accounting import composition, ledger, plotting, report
 from pyro_dp.accounting.budget import Budget
@@ -307,7 +307,7 @@ class PrivacyAccountant:
                 self._plan.adopt(planned, self._plan.cost(planned))
         return sigma
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise PrivacyError(
             "A PrivacyAccountant cannot be copied or pickled: no copy would know what the other "
             "one releases. Share it, or save() it."
@@ -355,7 +355,7 @@ class PrivacyAccountant:
         self._start = secrets.randbits(128)
         self._plan.forget(self._counts)
 
-    def journal(self, path: str | os.PathLike) -> Journal:
+    def journal(self, path: str | os.PathLike[str]) -> Journal:
         """Write every release and note to a file, from now on and before it happens.
 
         If there is no such file, it is made; call this before the first release then. If there is
@@ -381,14 +381,14 @@ class PrivacyAccountant:
             self._journal = journal
             return journal
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as JSON; the file is the old one or the new one, never half of it.
 
         :param path: of the file.
         """
         write_file(path, self.state_dict())
 
-    def load(self, path: str | os.PathLike) -> None:
+    def load(self, path: str | os.PathLike[str]) -> None:
         """Read what :meth:`save` wrote; see :meth:`load_state_dict`.
 
         :param path: of the file.

@@ -24,7 +24,7 @@ class Budget:
     """
 
     def __init__(self, budget: float | None, delta: float, neighboring: str, engine: str):
-        self._budget, self._delta = budget, delta
+        self._budget, self._delta = math.inf if budget is None else budget, delta
         self._how = (delta, neighboring, engine)
         self.forget({})
 
@@ -54,7 +54,7 @@ class Budget:
         """
         :raises PrivacyBudgetExceeded: the ledger and so much more of the event do not fit.
         """
-        if self._budget is None or ledger.get(event, 0) + count <= self._counts.get(event, 0):
+        if self._budget == math.inf or ledger.get(event, 0) + count <= self._counts.get(event, 0):
             return
         looks = [each for each in ledger if type(each) is NonPrivateLook]
         if looks:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
-from pyro_dp.accounting.pld import RATES, Curve, DominatingPair, Side, compose, log_moments
+from pyro_dp.accounting.pld import RATES, Curve, DominatingPair, Floats, Side, compose, log_moments
 from pyro_dp.accounting.privacy_profile import step_delta, step_epsilon
 from pyro_dp.accounting.rdp import autodp_moments, renyi_delta, renyi_epsilon
 from pyro_dp.utils.errors import ConfigurationError
@@ -121,7 +121,7 @@ def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, eng
     return added + max(_moments_epsilon(side, delta - lost) for side in _sides(steps))
 
 
-def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[np.ndarray, float]:
+def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[Floats, float]:
     """Rényi divergences of a ledger of sums, as log moments of the privacy loss.
 
     :param ledger: counts of :class:`SubsampledGaussian`.

@@ -37,7 +37,7 @@ from pyro_dp.utils.validation import require_count
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 VERSION = 1
 
@@ -67,7 +67,7 @@ class Journal:
 
     def __init__(
         self,
-        path: str | os.PathLike,
+        path: str | os.PathLike[str],
         settings: Mapping[str, Any],
         counts: Mapping[Event, int],
         notes: Iterable[str],

@@ -17,7 +17,7 @@ class LedgerEntry(NamedTuple):
     """An event and how often it was recorded."""
 
     event: Event
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, on purpose
 
 
 _MECHANISMS: dict[str, tuple[type, tuple[str, ...]]] = {

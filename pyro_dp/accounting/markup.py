@@ -45,14 +45,15 @@ Block = Heading | Paragraph | Bullets | Table
 
 def rendered(blocks: Sequence[Block], format: str) -> str:
     """
-    :param blocks: of the document; the first one is its title.
+    :param blocks: of the document; the first text is its title.
     :param format: "markdown" or "html"; the latter is a page of its own.
     :raises ConfigurationError: the format is another one.
     """
     require_choice("format", format, FORMATS)
     if format == "markdown":
         return "\n\n".join(map(_as_markdown, blocks)) + "\n"
-    title = html.escape(_one_line(blocks[0].text))
+    text = next((each.text for each in blocks if isinstance(each, Heading | Paragraph)), "")
+    title = html.escape(_one_line(text))
     body = "\n".join(map(_as_html, blocks))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

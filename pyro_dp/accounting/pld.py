@@ -21,8 +21,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import fft, signal
 from scipy.special import ndtr, ndtri_exp
+
+Floats = NDArray[np.float64]
 
 
 class DominatingPair(NamedTuple):
@@ -51,12 +54,12 @@ Side = tuple[tuple[DominatingPair, int], ...]  # pairs with their counts
 class Distribution(NamedTuple):
     """Losses (ascending), their probabilities under P, and P's mass at infinity."""
 
-    losses: np.ndarray
-    probs: np.ndarray
+    losses: Floats
+    probs: Floats
     infinity: float
 
 
-def losses_at(step: DominatingPair, x: np.ndarray) -> np.ndarray:
+def losses_at(step: DominatingPair, x: Floats) -> Floats:
     """log(p/q) of the ``remove`` or ``replace`` pair, increasing in the outcome x."""
     q, s2 = step.rate, step.noise**2
     if q == 1.0:
@@ -67,7 +70,7 @@ def losses_at(step: DominatingPair, x: np.ndarray) -> np.ndarray:
     return up
 
 
-def outcomes_at(step: DominatingPair, losses: np.ndarray) -> np.ndarray:
+def outcomes_at(step: DominatingPair, losses: Floats) -> Floats:
     """The inverse of :func:`losses_at`; -inf below the smallest loss, log(1-q) for ``remove``."""
     q, s2 = step.rate, step.noise**2
     if q == 1.0:
@@ -86,20 +89,21 @@ def outcomes_at(step: DominatingPair, losses: np.ndarray) -> np.ndarray:
         return s2 * (np.where(losses > 0.0, above, below) - math.log(q)) + 0.5
 
 
-def masses_between(step: DominatingPair, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def masses_between(step: DominatingPair, x: Floats) -> tuple[Floats, Floats]:
     """P and Q of the intervals (-inf, x_0], (x_0, x_1], ..., (x_n, inf), to relative accuracy."""
     edges = np.concatenate(([-np.inf], x, [np.inf]))
 
-    def normal(mean: float) -> np.ndarray:
+    def normal(mean: float) -> Floats:
         z = (edges - mean) / step.noise
-        return np.where(z[:-1] > 0.0, -np.diff(ndtr(-z)), np.diff(ndtr(z)))
+        masses: Floats = np.where(z[:-1] > 0.0, -np.diff(ndtr(-z)), np.diff(ndtr(z)))
+        return masses
 
     centre, q = normal(0.0), step.rate
     p = (1.0 - q) * centre + q * normal(1.0)
     return p, (1.0 - q) * centre + q * normal(-1.0) if step.kind == "replace" else centre
 
 
-def connect_dots(step: DominatingPair, losses: np.ndarray, x: np.ndarray) -> Distribution:
+def connect_dots(step: DominatingPair, losses: Floats, x: Floats) -> Distribution:
     """Move the mass between neighbouring losses onto them so that P and Q both keep theirs.
 
     Mass below the first loss is moved up to it, mass above the last one to infinity.
@@ -132,7 +136,7 @@ def connect_dots(step: DominatingPair, losses: np.ndarray, x: np.ndarray) -> Dis
     return Distribution(losses, probs, float(above[0]))
 
 
-def _range(step: DominatingPair, tail: float) -> np.ndarray:
+def _range(step: DominatingPair, tail: float) -> Floats:
     """The outcomes between which all but ``exp(tail)`` of P and Q lies, on either side."""
     reach = -float(ndtri_exp(tail)) * step.noise
     left = {"fixed": 0.5, "replace": -1.0 - reach}.get(step.kind, -reach)
@@ -144,7 +148,7 @@ RATES = np.geomspace(1e-2, 1e7, 91)  # Rényi order - 1
 
 
 @functools.lru_cache(maxsize=4096)
-def _moments(step: DominatingPair) -> tuple[np.ndarray, float]:
+def _moments(step: DominatingPair) -> tuple[Floats, float]:
     """Upper bounds on log E_P exp(rate * loss) at :data:`RATES`, and the mass left out.
 
     Connect-the-Dots on outcomes s/40 apart: any grid gives an upper bound, as exp(rate * loss) is
@@ -163,19 +167,21 @@ def _moments(step: DominatingPair) -> tuple[np.ndarray, float]:
     return _cumulant(grid, RATES), grid.infinity
 
 
-def _cumulant(grid: Distribution, rates: np.ndarray) -> np.ndarray:
+def _cumulant(grid: Distribution, rates: Floats) -> Floats:
     # By hand and in place: a ledger of many kinds spends most of its time here.
     some = grid.probs > 0.0
-    terms = np.multiply.outer(rates, grid.losses[some])
+    terms: Floats = np.multiply.outer(rates, grid.losses[some])
     terms += np.log(grid.probs[some])
     largest = terms.max(axis=-1)
     terms -= largest[..., None]
-    return largest + np.log(np.exp(terms, out=terms).sum(axis=-1))
+    cumulant: Floats = largest + np.log(np.exp(terms, out=terms).sum(axis=-1))
+    return cumulant
 
 
-def log_moments(side: Side) -> tuple[np.ndarray, float]:
+def log_moments(side: Side) -> tuple[Floats, float]:
     parts = [(_moments(step), count) for step, count in side]
-    return sum(n * k for (k, _), n in parts), sum(n * lost for (_, lost), n in parts)
+    moments = sum((n * k for (k, _), n in parts), np.zeros_like(RATES))
+    return moments, sum(n * lost for (_, lost), n in parts)
 
 
 _LARGEST = 1 << 21  # grid points: about 0.5 GiB at the peak
@@ -190,8 +196,8 @@ class Curve(NamedTuple):
 
     gap: float
     low: int
-    above: np.ndarray  # P's mass from this loss on
-    hockey: np.ndarray  # delta, both without ``infinity`` and in units of exp(log_unit)
+    above: Floats  # P's mass from this loss on
+    hockey: Floats  # delta, both without ``infinity`` and in units of exp(log_unit)
     log_unit: float
     infinity: float
     finest: bool  # no finer grid is affordable
@@ -243,7 +249,10 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
     wanted = min(wanted, widest / 1024.0)
     gap = max(wanted, 2.0 * widest / _LARGEST)
     while True:
-        grids = [_grid(step, *ends, gap) for (step, _), ends in zip(side, ranges, strict=True)]
+        grids = [
+            _grid(step, least, most, gap)
+            for (step, _), (least, most) in zip(side, ranges, strict=True)
+        ]
         low, high = _window(grids, counts, rate, log_cut)
         if high - low < gap * _LARGEST:
             break
@@ -280,7 +289,7 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
 
 def _grid(step: DominatingPair, low: float, high: float, gap: float) -> Distribution:
     first = 0 if step.kind == "fixed" else math.floor(low / gap)
-    losses = np.arange(first, math.ceil(high / gap) + 1) * gap
+    losses = np.arange(first, math.ceil(high / gap) + 1, dtype=np.float64) * gap
     return connect_dots(step, losses, np.maximum.accumulate(outcomes_at(step, losses)))
 
 
@@ -290,7 +299,8 @@ def _window(
     """Chernoff bounds: at most exp(log_cut) of P is above, little of the tilted mass outside."""
     below, above = rate * np.array([-1.0, 0.0, 0.5, 0.8]), rate * np.array([1.25, 1.6, 2.5, 4.0])
     rates = np.concatenate((below, above, [rate]))
-    moments = sum(n * _cumulant(grid, rates) for grid, n in zip(grids, counts, strict=True))
+    parts = (n * _cumulant(grid, rates) for grid, n in zip(grids, counts, strict=True))
+    moments = sum(parts, np.zeros_like(rates))
     excess = moments - moments[-1] - _NEGLIGIBLE
     low = np.max(excess[:4] / (below - rate))
     high = max(np.min(excess[4:8] / (above - rate)), np.min((moments[4:] - log_cut) / rates[4:]))

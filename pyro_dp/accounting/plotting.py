@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import NonPrivateLook
@@ -43,7 +44,7 @@ def plot(accountant: PrivacyCurve) -> Any:
     return figure
 
 
-def growth(accountant: PrivacyCurve) -> tuple[np.ndarray, np.ndarray]:
+def growth(accountant: PrivacyCurve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Epsilon of the first n releases in the order of the ledger, at about 30 values of n.
 
     :returns: n, from 0, and epsilon in nats; inf once there is no guarantee.

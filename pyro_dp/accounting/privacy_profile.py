@@ -30,7 +30,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     high = mu * mu / 2.0 + mu * math.sqrt(2.0 * math.log(1.0 / delta))
     if not math.isfinite(high):
         return math.inf
-    root = optimize.brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, high, rtol=1e-14)
+    root: float = optimize.brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, high, rtol=1e-14)
     return min(high, root * (1.0 + 1e-12) + 4e-12)  # at or above the root, whatever brentq left
 
 
@@ -47,8 +47,8 @@ def step_delta(step: DominatingPair, eps: float) -> float:
         else:
             inner = eps - math.log(q) + math.log1p((q - 1.0) * math.exp(-eps))
         return q * gaussian_delta(1.0 / step.noise, inner)
-    p, q = masses_between(step, outcomes_at(step, np.array([eps])))
-    return max(0.0, float(p[1] - math.exp(min(eps, 700.0)) * q[1]))
+    ours, theirs = masses_between(step, outcomes_at(step, np.array([eps])))
+    return max(0.0, float(ours[1] - math.exp(min(eps, 700.0)) * theirs[1]))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -60,5 +60,5 @@ def step_epsilon(step: DominatingPair, delta: float) -> float:
     high = 1.0
     while step_delta(step, high) > delta:
         high *= 2.0
-    root = optimize.brentq(lambda e: step_delta(step, e) - delta, 0.0, high, rtol=1e-12)
+    root: float = optimize.brentq(lambda e: step_delta(step, e) - delta, 0.0, high, rtol=1e-12)
     return root * (1.0 + 1e-9) + 1e-11

@@ -6,13 +6,13 @@ import math
 import numpy as np
 from scipy.special import logsumexp
 
-from pyro_dp.accounting.pld import DominatingPair, Side, losses_at
+from pyro_dp.accounting.pld import DominatingPair, Floats, Side, losses_at
 from pyro_dp.utils.validation import LARGEST
 
 ORDERS = np.array([*range(2, 65), *(round(64 * 1.15**k) for k in range(1, 25))], float)
 
 
-def renyi_epsilon(rates: np.ndarray, moments: np.ndarray, delta: float) -> float:
+def renyi_epsilon(rates: Floats, moments: Floats, delta: float) -> float:
     """Canonne, Kamath & Steinke 2020, Proposition 12, with order = 1 + rate.
 
     :param rates: (k,), > 0.
@@ -25,14 +25,14 @@ def renyi_epsilon(rates: np.ndarray, moments: np.ndarray, delta: float) -> float
     return max(0.0, float(np.min(bounds)))
 
 
-def renyi_delta(rates: np.ndarray, moments: np.ndarray, eps: float) -> float:
+def renyi_delta(rates: Floats, moments: Floats, eps: float) -> float:
     order = 1.0 + rates
     logs = moments - rates * eps - np.log(order) - rates * np.log1p(1.0 / rates)
     return float(np.exp(min(0.0, np.min(logs))))
 
 
 @functools.lru_cache(maxsize=4096)
-def step_divergences(step: DominatingPair) -> np.ndarray:
+def step_divergences(step: DominatingPair) -> Floats:
     """Rényi divergences of one step at :data:`ORDERS`.
 
     A fresh transformer for every step: autodp's accountant caches on (function, rate) only.
@@ -60,7 +60,8 @@ def step_divergences(step: DominatingPair) -> np.ndarray:
         return found
     # The theorem for subsets is not tight near rate 1; sampling never costs more than all records
     # do, as the divergence of mixtures is at most the largest of its parts (quasi-convexity).
-    return np.minimum(found, ORDERS / (2.0 * min(step.noise, LARGEST) ** 2))
+    bounded: Floats = np.minimum(found, ORDERS / (2.0 * min(step.noise, LARGEST) ** 2))
+    return bounded
 
 
 def replacement_divergence(step: DominatingPair, order: float) -> float:
@@ -80,6 +81,6 @@ def replacement_divergence(step: DominatingPair, order: float) -> float:
     return max(0.0, float(logsumexp(integrand) + math.log(spacing))) / (order - 1.0)
 
 
-def autodp_moments(steps: Side) -> tuple[np.ndarray, np.ndarray]:
+def autodp_moments(steps: Side) -> tuple[Floats, Floats]:
     renyi = sum(count * step_divergences(step) for step, count in steps)
     return ORDERS - 1.0, renyi * (ORDERS - 1.0)

@@ -12,6 +12,7 @@ from pyro_dp.accounting.ledger import LedgerEntry
 from pyro_dp.accounting.markup import Block, Bullets, Heading, Paragraph, Table, rendered
 from pyro_dp.accounting.notes import SECURE, SEEDED
 from pyro_dp.accounting.privacy_curve import PrivacyCurve
+from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion
 from pyro_dp.accounting.trade_off import trade_off
 
 FALSE_POSITIVES = 0.05  # the attacker's, in the sentence about the power
@@ -125,10 +126,39 @@ def _summary(accountant: PrivacyCurve, entries: Sequence[LedgerEntry]) -> list[B
             f"relation {accountant.neighboring}."
         )
     ]
+    blocks.append(_second_opinion(accountant, entries, epsilon))
     if budget is not None:
         left = max(0.0, budget - epsilon)
         blocks.append(Paragraph(f"The budget is epsilon = {budget:.6g}; {left:.4g} remains."))
     return blocks
+
+
+def _second_opinion(
+    accountant: PrivacyCurve, entries: Sequence[LedgerEntry], epsilon: float
+) -> Paragraph:
+    found, source = second_opinion(dict(entries), accountant.delta, accountant.neighboring)
+    if found is None:
+        return Paragraph(f"There is no second opinion by dp_accounting: {source}.")
+    if found <= epsilon * (1.0 + TOLERANCE):
+        lower = found < epsilon * (1.0 - TOLERANCE)
+        same = "which is lower" if lower else f"the same to within {TOLERANCE:.1%}"
+        return Paragraph(
+            f"Confirmed by dp_accounting, another implementation: its {source} accountant finds "
+            f"the upper bound {_up(found)} for the same releases and delta, {same}."
+        )
+    if source == "RDP":
+        return Paragraph(
+            f"A second opinion by dp_accounting, another implementation: {_up(found)} is an upper "
+            "bound of epsilon by its RDP accountant. It has only this loose bound for subsets of "
+            "fixed size, which neither confirms nor contradicts the epsilon above."
+        )
+    text = (
+        f"dp_accounting, another implementation, disagrees: its {source} accountant finds epsilon "
+        f"= {_up(found)} for the same releases and delta, where {_up(epsilon)} is stated above, "
+        f"and only {TOLERANCE:.1%} of that is explained by its grids. One of the two is wrong. "
+        "Rely on the larger one, and show this report to those who maintain pyro_dp."
+    )
+    return Paragraph(text, loud=True)
 
 
 def _why(entries: Sequence[LedgerEntry]) -> str:
@@ -190,7 +220,7 @@ def _looks(entries: Sequence[LedgerEntry]) -> list[Block]:
 
 
 def _releases(entries: Sequence[LedgerEntry]) -> list[Block]:
-    rows = [_row(*entry) for entry in entries if not isinstance(entry.event, NonPrivateLook)]
+    rows = [_row(event, count) for event, count in entries if not isinstance(event, NonPrivateLook)]
     if not rows:
         return [Paragraph("Nothing.")]
     head = ("release", "takes part", "sample rate", "noise multiplier", "times")
@@ -227,7 +257,7 @@ def _public(entries: Sequence[LedgerEntry]) -> list[Block]:
 
 
 def _random_numbers(notes: Sequence[str]) -> list[Block]:
-    blocks = []
+    blocks: list[Block] = []
     if SEEDED in notes:
         text = (
             "At least one run was given a seed. Its noise can be computed by anyone who knows or "

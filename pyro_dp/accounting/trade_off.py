@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from pyro_dp.accounting.privacy_curve import PrivacyCurve
 from pyro_dp.utils.errors import ConfigurationError
@@ -12,7 +12,7 @@ _SUPPORTS = 33
 _LEAST_DELTA = 1e-6  # of the last epsilon: no smaller false-positive rate can be told from zero
 
 
-def trade_off(accountant: PrivacyCurve, alpha: ArrayLike) -> np.ndarray:
+def trade_off(accountant: PrivacyCurve, alpha: ArrayLike) -> NDArray[np.float64]:
     """The least false-negative rate that an attacker can have who wrongly accuses at a rate alpha.
 
     The attacker sees everything that the ledger lists, knows all records but one, and tests

@@ -98,10 +98,9 @@ def audit(
                 raise ConfigurationError(_LENGTHS)
             return np.stack(values)
 
-        if score is None:
-            score = _projection(run(chosen, _vector), chosen)
+        rule = _projection(run(chosen, _vector), chosen) if score is None else score
         held_out, tested = (
-            run(each, lambda value: _number(score(value))) for each in (chosen, coins)
+            run(each, lambda value: _number(rule(value))) for each in (chosen, coins)
         )
 
     low, high = chosen_thresholds(held_out, chosen, delta, confidence)

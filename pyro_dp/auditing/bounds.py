@@ -10,6 +10,7 @@ Both bounds turn that around. They hold for any attack; a weak one makes them sm
 """
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import betaincinv, expit, logit
 from scipy.stats import binom
 
@@ -17,7 +18,7 @@ _RATE_SHARE = 0.05  # of the error probability: spent on how often a guess is ma
 _STEPS = 60  # of the search for the largest rejected epsilon
 
 
-def rate_interval(hits: np.ndarray, trials: np.ndarray, error: float) -> np.ndarray:
+def rate_interval(hits: ArrayLike, trials: ArrayLike, error: float) -> np.ndarray:
     """Clopper & Pearson's limits on a probability, each exceeded with probability at most error.
 
     :param hits: numbers of successes, (K,).

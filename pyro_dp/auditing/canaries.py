@@ -65,7 +65,7 @@ def with_canaries(
     places = np.flatnonzero(included)
     records = []
     for column, rows in zip(data, canaries, strict=True):
-        column = column.clone() if isinstance(column, torch.Tensor) else column.copy()
-        column[places] = rows[places]
-        records.append(column)
+        kept: Any = column.clone() if isinstance(column, torch.Tensor) else column.copy()
+        kept[places] = rows[places]
+        records.append(kept)
     return tuple(records)

@@ -56,7 +56,7 @@ def error_rates(
     )
     absent, present = int((~included).sum()), int(included.sum())
     false_positives, false_negatives = absent - above, below
-    limits = ()
+    limits: tuple[np.ndarray, ...] = ()
     if error is not None:
         each = error / (4 * len(thresholds))
         limits = (

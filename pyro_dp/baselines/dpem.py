@@ -14,6 +14,7 @@ from torch.distributions import Categorical, MixtureSameFamily, MultivariateNorm
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.linalg import stacked, unstacked
@@ -64,6 +65,8 @@ class DPEM(IterativeMechanism):
     :ivar covariances: (K, d, d): the present estimate.
     """
 
+    sample_rate: float
+
     def __init__(
         self,
         start: Tensor,
@@ -98,7 +101,7 @@ class DPEM(IterativeMechanism):
         require_number("least_variance", least_variance, above=0.0, below=radius**2)
         require_count("num_steps", num_steps)
         require_number("sample_rate", sample_rate, above=0.0, below=1.0, closed=True)
-        super().__init__(
+        settings = ReleaseSettings(
             accountant=accountant,
             num_steps=num_steps,
             noise_multiplier=noise_multiplier,
@@ -109,13 +112,14 @@ class DPEM(IterativeMechanism):
             generator=generator,
             secure=secure,
         )
+        super().__init__(settings)
         self.radius = radius
         self.least_variance = least_variance
         self.weights = start.new_full((components,), 1 / components, dtype=torch.float64)
         self.locs = start.detach().to(torch.float64, copy=True)
         identity = torch.eye(dim, dtype=torch.float64, device=start.device)
         self.covariances = start_variance * identity.repeat(components, 1, 1)
-        self._checked: tuple[Tensor, int] | None = None
+        self._checked: tuple[Tensor, int, RecordSampler] | None = None  # the last data
 
     @torch.no_grad()
     def step(self, x: Tensor) -> float:
@@ -127,14 +131,15 @@ class DPEM(IterativeMechanism):
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         """
         self._refuse_steps_beyond_calibration()
-        self._check(x)
+        sampler = self._sampler_of(x)
         position = self.accountant.position
         clipped = self._sum_type(self._blocks(), x.device)
-        indices = self._sample(position).to(x.device)
+        indices = self._sample(sampler, position).to(x.device)
         for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
             clipped.add(*self._moments(x.index_select(0, chosen)))
         before = self.locs
-        self._maximise(*self._release(clipped))
+        counts, sums, squares = self._release(clipped, sampler)
+        self._maximise(counts, sums, squares, sampler.sample_rate)
         return (self.locs - before).square().mean().sqrt().item()
 
     @property
@@ -171,9 +176,10 @@ class DPEM(IterativeMechanism):
         for name, value in estimate.items():
             setattr(self, name, value.clone())
 
-    def _check(self, x: Tensor) -> None:
+    def _sampler_of(self, x: Tensor) -> RecordSampler:
+        """Of the rows, which are checked if they are new."""
         if self._checked is not None and self._checked[0] is x and self._checked[1] == x._version:
-            return
+            return self._checked[2]
         if not isinstance(x, Tensor) or not x.is_floating_point():
             raise ModelError("The data must be a tensor of floating-point numbers.")
         dim = self.locs.shape[1]
@@ -184,10 +190,11 @@ class DPEM(IterativeMechanism):
                 "The data hold NaN or infinite values: impute them, or drop the rows. (This "
                 "message depends on the data: it is for the curator only.)"
             )
-        self._sampler = RecordSampler(self.sampling, len(x), self.sample_rate)
         for name in ("weights", "locs", "covariances"):
             setattr(self, name, getattr(self, name).to(x.device))
-        self._checked = x, x._version
+        sampler = RecordSampler(self.sampling, len(x), self.sample_rate)
+        self._checked = x, x._version, sampler
+        return sampler
 
     def _blocks(self) -> list[Block]:
         components, dim = self.locs.shape
@@ -204,16 +211,16 @@ class DPEM(IterativeMechanism):
         squares = torch.vmap(stacked)(x.unsqueeze(2) * x.unsqueeze(1)).unsqueeze(1)
         return r.squeeze(2), (r * x.unsqueeze(1)).flatten(1), (r * squares).flatten(1)
 
-    def _maximise(self, counts: Tensor, sums: Tensor, squares: Tensor) -> None:
-        """M-step, from released estimates of the moments of all rows."""
+    def _maximise(self, counts: Tensor, sums: Tensor, squares: Tensor, rate: float) -> None:
+        """M-step, from estimates of the moments of all rows, released at this sample rate."""
         components, dim = self.locs.shape
-        noise_of_counts, _, noise_of_squares = self._noise()
+        noise_of_counts, _, noise_of_squares = self._noise(rate)
         found = counts > 2 * noise_of_counts
         n = counts.clamp(min=max(noise_of_counts, torch.finfo(torch.float64).tiny))
         self.weights = n / n.sum()
         locs = _shortened(sums.reshape(components, dim) / n.unsqueeze(1), self.radius)
-        second = [unstacked(each, dim) for each in squares.reshape(components, -1)]
-        second = torch.stack(second) / n[:, None, None]
+        matrices = [unstacked(each, dim) for each in squares.reshape(components, -1)]
+        second = torch.stack(matrices) / n[:, None, None]
         values, vectors = torch.linalg.eigh(second - locs.unsqueeze(2) * locs.unsqueeze(1))
         # No eigenvalue is known better than to the spectral radius of the noise's matrix.
         least = (noise_of_squares * math.sqrt(2 * dim) / n).clamp(min=self.least_variance)
@@ -225,9 +232,9 @@ class DPEM(IterativeMechanism):
         self.locs = torch.where(found[:, None], locs, self.locs)
         self.covariances = torch.where(found[:, None, None], covariances, self.covariances)
 
-    def _noise(self) -> list[float]:
+    def _noise(self, rate: float) -> list[float]:
         """Standard deviations of the noise in the three estimates."""
-        sigma, rate = self.noise_multiplier, self._sampler.sample_rate
+        sigma = self.noise_multiplier
         if sigma == 0:
             return [0.0] * len(_SHARES)
         return [sigma * b.bound / math.sqrt(b.share) / rate for b in self._blocks()]

@@ -5,6 +5,7 @@ Pyro model with a plate of individuals.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,10 +18,13 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.baselines.langevin_target import global_latents, point_guide, suitable_loss
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.svi.eager_step import EagerStep
+from pyro_dp.infer.svi.prepared_gradient import GradientStep
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.latents import Latent
+from pyro_dp.records.prepared import Prepared
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError, ModelError
@@ -30,7 +34,22 @@ _STATE = ("position", "samples", "bound")
 _OTHER_LATENTS = "The saved state is of a model with other latents."
 
 
-class DPSGLD(PrivateInference):
+@dataclass(frozen=True, eq=False)
+class PreparedChain(Prepared):
+    """
+    :param latents: the global ones, as parts of the chain's position.
+    :param leaf: the position, unconstrained, (d,).
+    :param seen: of which coordinates records' terms are a function, (d,).
+    :param step: computes releases and gradients.
+    """
+
+    latents: tuple[Latent, ...]
+    leaf: Tensor
+    seen: Tensor
+    step: GradientStep
+
+
+class DPSGLD(PrivateInference[PreparedChain]):
     """Differentially private stochastic gradient Langevin dynamics: samples of the posterior.
 
     Each step releases what :class:`DPSVI` releases with ``privatize="latents"``: the clipped and
@@ -120,23 +139,18 @@ class DPSGLD(PrivateInference):
         self.step_size = step_size
         self.warmup_steps = warmup_steps
         self.init_loc_fn = init_loc_fn
-        super().__init__(
-            model,
-            _not_built,
+        settings = ReleaseSettings(
             accountant=accountant,
             num_steps=num_steps,
             noise_multiplier=noise_multiplier,
             bound=max_grad_norm,
-            plate=plate,
             sample_rate=sample_rate,
             sampling=sampling,
             microbatch_size=microbatch_size,
-            slice_data=slice_data,
-            jit=jit,
             generator=generator,
             secure=secure,
         )
-        self._latents: tuple[Latent, ...] = ()
+        super().__init__(model, _not_built, settings, plate=plate, slice_data=slice_data, jit=jit)
         self._position: Tensor | None = None
         self._samples: dict[str, list[Tensor]] = {}
 
@@ -151,18 +165,19 @@ class DPSGLD(PrivateInference):
         """
         # A chain has a position of its own, which is no parameter of the user's.
         with pyro.get_param_store().scope():
-            self._prepare(args, kwargs)
+            prepared = self._prepare(args, kwargs)
             step_size = self._current_step_size()
             position = self.accountant.position
-            draws = self._step.draw()
-            size = self._step.size(draws)
-            clipped = self._sum_type([Block(size, self._bound)], self._records.device)
+            draws = prepared.step.draw()
+            blocks = [Block(prepared.step.size(draws), self._bound)]
+            clipped = self._sum_type(blocks, prepared.records.device)
             stream = partial(self._randomness.stream, "local", position)
-            self._step.add(clipped, draws, self._sample(position), stream)
-            (released,) = self._release(clipped)
-            gradients, _ = self._step.gradients(draws, released)
+            prepared.step.add(clipped, draws, self._draw_records(prepared, position), stream)
+            (released,) = self._release(clipped, prepared.sampler)
+            gradients, _ = prepared.step.gradients(draws, released)
         (gradient,) = gradients.values()
-        return self._move(gradient, step_size)
+        assert gradient is not None  # of the point that is the chain's position
+        return self._move(prepared, gradient, step_size)
 
     def get_samples(self) -> dict[str, Tensor]:
         """The samples after the warm-up, for ``Predictive(model, posterior_samples=...)``.
@@ -201,17 +216,20 @@ class DPSGLD(PrivateInference):
             raise ConfigurationError("max_grad_norm differs from that of the saved run.")
         require_tensors("load_state_dict: position", {"position": state["position"]})
         require_tensors("load_state_dict: samples", state["samples"])
-        if self._latents and state["position"].shape != self._leaf.shape:
+        known = self._prepared
+        if known and state["position"].shape != known.leaf.shape:
             raise ConfigurationError(_OTHER_LATENTS)
         self._load_state(state)
         self._position = state["position"].clone()
-        if self._latents:
-            self._leaf.data = self._position.clone()
+        if known:
+            known.leaf.data = self._position.clone()
         self._samples = {name: list(values) for name, values in state["samples"].items()}
 
-    def _build(self, records: Records, sampler: RecordSampler) -> None:
+    def _build(self, records: Records, sampler: RecordSampler) -> PreparedChain:
         loss = suitable_loss(self.model, records)
-        guide = self.guide if self._latents else point_guide(self.model, records, self.init_loc_fn)
+        guide = self.guide
+        if guide is _not_built:
+            guide = point_guide(self.model, records, self.init_loc_fn)
         term, parameters = build_record_term(
             loss,
             self.model,
@@ -224,13 +242,13 @@ class DPSGLD(PrivateInference):
         (leaf,) = parameters.values()
         if self._position is not None and self._position.shape != leaf.shape:
             raise ModelError(_OTHER_LATENTS)
-        self.guide, self._latents, self._leaf = guide, latents, leaf
+        self.guide = guide
         if self._position is not None:
             leaf.data = self._position.to(leaf, copy=True)
-        self._seen = torch.zeros_like(leaf, dtype=torch.bool)
+        seen = torch.zeros_like(leaf, dtype=torch.bool)
         for latent in latents:
-            self._seen[latent.start : latent.stop] = latent.name in term.latents
-        self._step = EagerStep(
+            seen[latent.start : latent.stop] = latent.name in term.latents
+        eager = EagerStep(
             loss,
             self.model,
             guide,
@@ -242,10 +260,11 @@ class DPSGLD(PrivateInference):
             has_bit=False,
             microbatch_size=self.microbatch_size,
         )
+        step = None
         if term.vectorizes:
-            eager = self._step
             make = partial(TracedStep, eager, self._sum_type, sampler.usual_size)
-            self._step = self._traced(make) or eager
+            step = self._traced(make, records)
+        return PreparedChain(records, sampler, latents, leaf, seen, step or eager)
 
     @property
     def _others(self) -> tuple[Any, ...]:
@@ -258,28 +277,28 @@ class DPSGLD(PrivateInference):
         return require_scale("step_size(step)", size)
 
     @torch.no_grad()
-    def _move(self, gradient: Tensor, step_size: float) -> float:
+    def _move(self, prepared: PreparedChain, gradient: Tensor, step_size: float) -> float:
         """The Langevin step, from the gradient of the negative log density; the temperature."""
-        private = 0.0
+        leaf, private = prepared.leaf, 0.0
         if self.noise_multiplier > 0:
-            noise = self.noise_multiplier * self._bound / self._sampler.sample_rate
+            noise = self.noise_multiplier * self._bound / prepared.sampler.sample_rate
             private = (step_size * noise / 2) ** 2
         # What records do not see, such as the hyperparameters of a hierarchy, was released exactly.
-        missing = step_size - min(private, step_size) * self._seen.double()
-        drawn = missing.sqrt().to(self._leaf) * torch.randn_like(self._leaf)
-        position = self._leaf - step_size / 2 * gradient + drawn
+        missing = step_size - min(private, step_size) * prepared.seen.double()
+        drawn = missing.sqrt().to(leaf) * torch.randn_like(leaf)
+        position = leaf - step_size / 2 * gradient + drawn
         sites = {
             latent.name: latent.transform(
                 position[latent.start : latent.stop].reshape(latent.shape)
             )
-            for latent in self._latents
+            for latent in prepared.latents
         }
         if not all(value.isfinite().all() for value in (position, *sites.values())):
             raise ConfigurationError(
                 "step_size is too large: the chain left the finite numbers, and stays where it "
                 "was. The release was spent."
             )
-        self._leaf.data = position
+        leaf.data = position
         self._position = position.clone()
         if self._steps > self.warmup_steps:
             for name, value in sites.items():

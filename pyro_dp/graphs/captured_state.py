@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from pyro_dp.graphs.places import MISSING
 from pyro_dp.graphs.references import LONGEST, References, sentence
@@ -99,7 +99,7 @@ class CapturedState:
         self._constants = [
             _Constant(*each)
             for each in values
-            if isinstance(each[2], Tensor) and not isinstance(each[2], UninitializedTensorMixin)
+            if isinstance(each[2], Tensor) and not is_lazy(each[2])
         ]
 
     @property
@@ -192,9 +192,9 @@ class CapturedState:
         yield from (
             (label, t)
             for label, t in self.references.tensors
-            if t.layout is torch.strided and not isinstance(t, UninitializedTensorMixin)
+            if t.layout is torch.strided and not is_lazy(t)
         )
-        for name, leaf in self._places[0].leaves.items():
+        for name, leaf in self.references.parameters.leaves.items():
             yield f"parameter {name!r}", leaf
 
 
@@ -269,7 +269,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _version(value: Any) -> int:
-    if not isinstance(value, Tensor) or isinstance(value, UninitializedTensorMixin):
+    if not isinstance(value, Tensor) or is_lazy(value):
         return 0
     return 0 if value.is_inference() else value._version
 

@@ -51,14 +51,16 @@ class References:
     """All that some functions, methods, modules and other callables refer to.
 
     :param roots: these; or (label, thing).
-    :ivar places: where they can keep Python values.
+    :ivar parameters: those of Pyro.
+    :ivar places: where they can keep Python values, these first.
     :ivar tensors: (label, tensor), parameters and buffers of modules included.
     :ivar held: (label, thing), the tensors, arrays and sequences that user code itself holds.
     :ivar caches: functions with an ``lru_cache``.
     """
 
     def __init__(self, *roots: Callable | tuple[str, Any]):
-        self.places: list[Place] = [ParameterStore()]
+        self.parameters = ParameterStore()
+        self.places: list[Place] = [self.parameters]
         self.tensors: list[tuple[str, Tensor]] = []
         self.held: list[tuple[str, Any]] = []
         self.caches: list[Any] = []

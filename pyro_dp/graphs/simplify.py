@@ -12,6 +12,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from pyro_dp.graphs.nodes import arguments, shape
+
 _OPS = torch.ops.aten
 _VIEWS = {
     _OPS.alias.default,
@@ -74,14 +76,14 @@ def _unrepeat_rows(graph: GraphModule) -> None:
     """A record sees its row as often as there are records, and picks one: that is the row."""
     memory = _Memory(graph)
     for node in _operations(graph):
-        if node.target is not _OPS.index.Tensor or len(node.args[1]) != 2:
+        if node.target is not _OPS.index.Tensor or len(arguments(node)[1]) != 2:
             continue
-        repeated, (first, _) = node.args
+        repeated, (first, _) = arguments(node)
         # A row that is picked is a copy, which may be written to.
         if repeated.target is not _OPS.expand.default or memory.is_written(node, repeated):
             continue
-        row = repeated.args[0]
-        if _shape(row) == _shape(node) and _shape(row)[1] == 1 and _counts_up(first, row):
+        row = arguments(repeated)[0]
+        if shape(row) == shape(node) and shape(row)[1] == 1 and _counts_up(first, row):
             _replace(graph, node, row)
 
 
@@ -89,14 +91,15 @@ def _counts_up(index: Any, row: Node) -> bool:
     """Whether an index is 0, 1, ... along the records."""
     if not (isinstance(index, Node) and index.target is _OPS.unsqueeze.default):
         return False
-    count, axis = index.args
-    (length,) = _shape(row)[:1]
+    count, axis = arguments(index)
+    (length,) = shape(row)[:1]
     return axis in (1, -1) and count.target is _OPS.arange.default and count.args == (length,)
 
 
 def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
     """Compute what depends on no input; the nodes of the results."""
-    memory, constants = _Memory(graph), {}
+    memory = _Memory(graph)
+    constants: dict[Node, torch.Tensor] = {}
     for node in _operations(graph):
         inputs = node.all_input_nodes
         fresh = node.target in _FACTORIES or node.target in _LIKE
@@ -104,14 +107,15 @@ def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
         if not (fresh or derived) or memory.is_written(node):
             continue
         if node.target is _OPS.lift_fresh_copy.default:
-            values = {inputs[0]: getattr(graph, inputs[0].target)}
+            values = {inputs[0]: getattr(graph, str(inputs[0].target))}
         else:
             values = {
                 each: constants[each] if each in constants else _blank(each) for each in inputs
             }
         args = torch.fx.map_arg(node.args, values.__getitem__)
         kwargs = torch.fx.map_arg(node.kwargs, values.__getitem__)
-        result = node.target(*args, **kwargs)
+        operation: Any = node.target
+        result = operation(*args, **kwargs)
         if isinstance(result, torch.Tensor):
             constants[node] = result
     folded = {}
@@ -128,7 +132,7 @@ def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
 
 def _spell_out_masks(graph: GraphModule, constants: dict[Node, torch.Tensor]) -> None:
     """The places where a constant mask is true; a compiler would not know how many there are."""
-    places = {}
+    places: dict[Node, list[Node]] = {}
     for mask, value in constants.items():
         if value.dtype != torch.bool:
             continue
@@ -141,7 +145,7 @@ def _spell_out_masks(graph: GraphModule, constants: dict[Node, torch.Tensor]) ->
             places[mask][-1].meta["val"] = place
     for node in _operations(graph):
         if node.target in _INDEXED:
-            given = [places.get(index, [index]) for index in node.args[1]]
+            given = [places.get(index, [index]) for index in arguments(node)[1]]
             node.update_arg(1, [index for each in given for index in each])
 
 
@@ -153,7 +157,8 @@ def _blank(node: Node) -> torch.Tensor:
 
 def _share(graph: GraphModule) -> None:
     """One node for what is computed twice."""
-    memory, seen = _Memory(graph), {}
+    memory = _Memory(graph)
+    seen: dict[Hashable, Node] = {}
     for node in _operations(graph):
         if memory.is_written(node, *node.all_input_nodes):
             continue
@@ -204,10 +209,6 @@ class _Memory:
             written = set().union(*(self._roots[each] for each in node.all_input_nodes))
         self._written |= written
         return shown
-
-
-def _shape(node: Node) -> tuple[int, ...]:
-    return tuple(node.meta["val"].shape)
 
 
 def _layout(node: Node) -> tuple:

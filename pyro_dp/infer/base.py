@@ -4,14 +4,12 @@ import abc
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pyro
-import torch
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
-from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.graphs.tracing import Compiler, NotTraceable
 from pyro_dp.mechanism.blocks import Block
@@ -22,9 +20,11 @@ from pyro_dp.mechanism.clipped_fraction import (
     require_fractions,
 )
 from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.arguments import described
 from pyro_dp.records.first_look import first_look
+from pyro_dp.records.prepared import Prepared
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError
@@ -37,12 +37,15 @@ _CHANGING = (
 )
 
 
-class PrivateInference(IterativeMechanism):
+P = TypeVar("P", bound=Prepared)
+
+
+class PrivateInference(IterativeMechanism, Generic[P]):
     """Base of the inferences from a Pyro model with a private plate.
 
     Subclasses implement ``step`` and ``_build``. The arguments are those of :class:`DPSVI`.
 
-    :param bound: the largest norm of one record's part of the first release.
+    :param settings: of the releases.
     :param report_clipping: a bit of each record, whether it was clipped, joins the release.
     """
 
@@ -52,19 +55,11 @@ class PrivateInference(IterativeMechanism):
         self,
         model: Callable,
         guide: Callable,
+        settings: ReleaseSettings,
         *,
-        accountant: PrivacyAccountant,
-        num_steps: int | None,
-        noise_multiplier: float | None,
-        bound: float,
         plate: str | None,
-        sample_rate: float | None,
-        sampling: str,
-        microbatch_size: int | None,
         slice_data: bool,
         jit: str,
-        generator: torch.Generator | int | None,
-        secure: bool,
         report_clipping: bool = False,
     ):
         for name, function in (("model", model), ("guide", guide)):
@@ -81,17 +76,7 @@ class PrivateInference(IterativeMechanism):
             raise ConfigurationError("plate must be the name of a pyro.plate.")
         if pyro.settings.get("module_local_params"):
             raise ConfigurationError("pyro.settings: module_local_params=True is not supported.")
-        super().__init__(
-            accountant=accountant,
-            num_steps=num_steps,
-            noise_multiplier=noise_multiplier,
-            bound=bound,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            microbatch_size=microbatch_size,
-            generator=generator,
-            secure=secure,
-        )
+        super().__init__(settings)
         self.model = model
         self.guide = guide
         self.plate = plate
@@ -100,12 +85,12 @@ class PrivateInference(IterativeMechanism):
         self._traces_left = 0 if jit == "none" else _MOST_TRACES
         self.report_clipping = report_clipping
         # What cannot clip has no bit.
-        self._bit = Block(1, 0.5, SHARE) if report_clipping and bound < math.inf else None
+        clips = report_clipping and settings.bound < math.inf
+        self._bit = Block(1, 0.5, SHARE) if clips else None
         self._fractions = ClippedFractions()
-        self._python: CapturedState | None = None
-        self._constants: list[tuple[str, Any]] = []  # arguments that are no data
-        self._records: Records | None = None
-        self._data: Records | None = None  # of the first step
+        self._watched: CapturedState | None = None  # of what is traced
+        self._prepared: P | None = None  # for the arguments of the last step
+        self._first: Records | None = None  # of the first step
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
@@ -120,9 +105,9 @@ class PrivateInference(IterativeMechanism):
         """
         return self._fractions.mean()
 
-    def _add_bit(self, released: Tensor) -> None:
-        rate, size = self._sampler.sample_rate, self._records.plate.size
-        self._fractions.add(released, size, rate, self.noise_multiplier, self._bit.share)
+    def _add_bit(self, bit: Block, released: Tensor, prepared: Prepared) -> None:
+        rate, size = prepared.sampler.sample_rate, prepared.records.plate.size
+        self._fractions.add(released, size, rate, self.noise_multiplier, bit.share)
 
     def _warnings(self) -> list[Warning]:
         clipped = self.clipped_fraction
@@ -151,22 +136,23 @@ class PrivateInference(IterativeMechanism):
         super()._load_state(state)
         self._fractions.load(require_fractions(state.get("clipped_fractions")))
 
-    def _prepare(self, args: tuple, kwargs: dict) -> None:
-        """Before a step: refuse one too many, and check what is new. Spends nothing."""
+    def _prepare(self, args: tuple, kwargs: dict) -> P:
+        """What a step needs, checked. Refuses one step too many. Spends nothing."""
         self._refuse_steps_beyond_calibration()
-        self._look_at(args, kwargs)
+        return self._look_at(args, kwargs)
 
-    def _look_at(self, args: tuple, kwargs: dict) -> None:
-        """Check model, guide and data, if they are new."""
-        if self._records is not None and self._records.same_as(args, kwargs) and self._is_current():
-            return
-        try:
-            self._look_anew(args, kwargs)
-        except RaisedOnPlaceholders as error:
-            shapes = described(self.model, args, kwargs)
-            raise ModelError(f"{error} {shapes}".rstrip()) from None
+    def _look_at(self, args: tuple, kwargs: dict) -> P:
+        """What is built for these arguments: anew, if they or what it was built from are new."""
+        known = self._prepared
+        if known is None or not (known.records.same_as(args, kwargs) and self._is_current(known)):
+            try:
+                known = self._prepared = self._look_anew(args, kwargs)
+            except RaisedOnPlaceholders as error:
+                shapes = described(self.model, args, kwargs)
+                raise ModelError(f"{error} {shapes}".rstrip()) from None
+        return known
 
-    def _look_anew(self, args: tuple, kwargs: dict) -> None:
+    def _look_anew(self, args: tuple, kwargs: dict) -> P:
         records = first_look(
             self.model,
             self.guide,
@@ -176,37 +162,35 @@ class PrivateInference(IterativeMechanism):
             slice_data=self.slice_data,
             others=self._others,
         )
-        if self._steps and self._data is not None:
-            self._data.require_same_data(records)
+        if self._steps and self._first is not None:
+            self._first.require_same_data(records)
         plate = records.plate
         rate = self.sample_rate
         if rate is None:
             rate = 1.0 if self.sampling == "full" else plate.subsample_size / plate.size
-        sampler = RecordSampler(self.sampling, plate.size, rate)
-        self._constants = records.constants
-        self._build(records, sampler)
-        self._records, self._sampler = records, sampler
-        if not self._steps or self._data is None:
-            self._data = records
+        prepared = self._build(records, RecordSampler(self.sampling, plate.size, rate))
+        if not self._steps or self._first is None:
+            self._first = records
+        return prepared
 
     @abc.abstractmethod
-    def _build(self, records: Records, sampler: RecordSampler) -> None:
-        """Check model and guide against new records, and prepare what a step needs."""
+    def _build(self, records: Records, sampler: RecordSampler) -> P:
+        """Check model and guide against new records, and build what a step needs."""
 
     @property
     def _others(self) -> tuple[Any, ...]:
         """What users pass beside model and guide that decides what is released."""
         return ()
 
-    def _is_current(self) -> bool:
+    def _is_current(self, prepared: P) -> bool:
         """Whether what was built still holds."""
-        return not (self._traces_left and self._python and self._python.changed)
+        return not (self._traces_left and self._watched and self._watched.changed)
 
-    def _traced(self, trace: Callable[[Compiler], Any]) -> Any:
+    def _traced(self, trace: Callable[[Compiler], Any], records: Records) -> Any:
         """The result of tracing, or None: with a warning, if no graph can be had."""
         if not self._traces_left:
             return None
-        self._python = CapturedState(self.model, self.guide, *self._constants)
+        self._watched = CapturedState(self.model, self.guide, *records.constants)
         self._traces_left -= 1
         try:
             if not self._traces_left:
@@ -228,5 +212,6 @@ class PrivateInference(IterativeMechanism):
                 "cover it. pyro.clear_param_store() and a new guide start afresh."
             )
 
-    def _sample(self, position: int) -> Tensor:
-        return super()._sample(position).to(self._records.device)
+    def _draw_records(self, prepared: Prepared, position: int) -> Tensor:
+        """The records of this step: indices, ascending, on their device."""
+        return self._sample(prepared.sampler, position).to(prepared.records.device)

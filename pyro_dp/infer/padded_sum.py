@@ -112,7 +112,8 @@ def placeholder_batch(
 def _tables(
     draws: Sequence[Draw], indices: Tensor, local: Sequence[LocalStream | None]
 ) -> list[Tensor]:
-    return [draw.sample(own, indices, i) for own in local for i, draw in enumerate(draws)]
+    given = [own for own in local if own is not None]
+    return [draw.sample(own, indices, i) for own in given for i, draw in enumerate(draws)]
 
 
 def pass_size(batch: int, limit: int | None) -> int:

@@ -36,7 +36,7 @@ class ClippedFraction(NamedTuple):
 class ClippedFractions:
     """An estimate for each step, from the released sum of the bits +1/2 (within) and -1/2."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._steps: list[tuple[float, float]] = []  # fraction, variance
         # As they were released: to look at one means to wait for a device.
         self._pending: list[tuple[Tensor, int, float, float, float]] = []

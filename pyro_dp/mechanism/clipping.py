@@ -13,7 +13,9 @@ from torch import Tensor
 
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.contributions import Contributions, Rows
+from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.utils.agreement import require_same
+from pyro_dp.utils.errors import PrivacyError
 
 
 def clipped_sums(
@@ -30,7 +32,8 @@ def clipped_sums(
     :param weights: (B, 1), one for a record and zero for a padded row; all ones by default.
     """
     norms = [each.norms() for each in values]  # (B, 1)
-    counted = sum(norm for norm in norms if norm is not None) < math.inf  # (B, 1); NaN is not
+    measured = [norm for norm in norms if norm is not None]
+    counted = sum(measured[1:], measured[0]) < math.inf  # (B, 1); NaN is not
     if weights is not None:
         counted = counted & (weights > 0)
     sums = []
@@ -112,11 +115,15 @@ class ClippedSum:
             torch.zeros(b.size, dtype=torch.float64, device=self._device) for b in self.blocks
         )
 
-    def _noisy(self, sigmas: Sequence[float], noise: np.random.Generator) -> list[Tensor]:
+    def _noisy(
+        self, sigmas: Sequence[float], noise: np.random.Generator | SystemGenerator
+    ) -> list[Tensor]:
         """For :func:`release` only: the sums with noise.
 
         :param sigmas: standard deviation of each block's noise in units of the block's bound.
         """
+        if isinstance(noise, SystemGenerator):
+            raise PrivacyError("A SystemGenerator draws integers: its noise needs a FixedPointSum.")
         released = []
         for block, total, sigma in zip(self.blocks, self._exact_sums, sigmas, strict=True):
             if sigma > 0:

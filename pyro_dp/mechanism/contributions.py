@@ -26,6 +26,12 @@ class Contributions(Protocol):
         """The tensor itself, in float64, for sums that must see every coordinate."""
 
 
+class Measured(Contributions, Protocol):
+    """A block whose norms are known."""
+
+    def norms(self) -> Tensor: ...
+
+
 class Rows:
     """A block that is held as it is.
 
@@ -39,7 +45,8 @@ class Rows:
         self._values = values.to(torch.float64)
 
     def norms(self) -> Tensor:
-        return torch.linalg.vector_norm(self._values, dim=1, keepdim=True)
+        norms: Tensor = torch.linalg.vector_norm(self._values, dim=1, keepdim=True)
+        return norms
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return torch.where(weights > 0, self._values * weights, 0.0).sum(dim=0)
@@ -48,8 +55,8 @@ class Rows:
         return self._values
 
 
-class _Measured:
-    """A block whose norms are known already."""
+class _Kept:
+    """A block whose norms are kept."""
 
     def __init__(self, block: Contributions, norms: Tensor):
         self.weighted_sum, self.dense = block.weighted_sum, block.dense
@@ -75,7 +82,7 @@ class _Bits:
         return self._values.to(torch.float64)
 
 
-def with_bit(block: Contributions, bound: Tensor | float) -> list[Contributions]:
+def with_bit(block: Measured, bound: Tensor | float) -> list[Contributions]:
     """The block, and one of bound 1/2: +1/2 for each record within the bound, -1/2 beyond it."""
     norms = block.norms()
-    return [_Measured(block, norms), _Bits(torch.where(norms <= bound, 0.5, -0.5))]
+    return [_Kept(block, norms), _Bits(torch.where(norms <= bound, 0.5, -0.5))]

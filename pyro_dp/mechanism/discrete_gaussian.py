@@ -17,6 +17,7 @@ import os
 from fractions import Fraction
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pyro_dp.mechanism.system_random import SystemGenerator
 
@@ -26,7 +27,7 @@ _DOUBT = 2.0**-44  # a float64 exp(-r) is closer than that, for r below 20
 _DIGITS = decimal.Context(prec=70)
 
 
-def discrete_gaussian(scale: int, size: int, stream: SystemGenerator) -> np.ndarray:
+def discrete_gaussian(scale: int, size: int, stream: SystemGenerator) -> NDArray[np.int64]:
     """Independent draws, (size,) in int64.
 
     :param scale: s, in [1, 2^57]. The variance is s^2 up to a part of exp(-19 s^2).
@@ -37,7 +38,7 @@ def discrete_gaussian(scale: int, size: int, stream: SystemGenerator) -> np.ndar
     return found[:size]
 
 
-def _accepted(scale: int, count: int, stream: SystemGenerator) -> np.ndarray:
+def _accepted(scale: int, count: int, stream: SystemGenerator) -> NDArray[np.int64]:
     """The accepted ones of so many candidates."""
     k = _half_normal(stream.words(count))
     j = stream.below(scale, count)
@@ -48,7 +49,7 @@ def _accepted(scale: int, count: int, stream: SystemGenerator) -> np.ndarray:
     return np.where(negative, -n, n)[kept]
 
 
-def _half_normal(words: np.ndarray) -> np.ndarray:
+def _half_normal(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     """k >= 0 with probabilities proportional to exp(-k^2 / 2), in int64.
 
     :param words: the first 64 bits of uniform numbers.
@@ -61,7 +62,9 @@ def _half_normal(words: np.ndarray) -> np.ndarray:
     return k.astype(np.int64)
 
 
-def _accepts(k: np.ndarray, j: np.ndarray, scale: int, words: np.ndarray) -> np.ndarray:
+def _accepts(
+    k: NDArray[np.int64], j: NDArray[np.uint64], scale: int, words: NDArray[np.uint64]
+) -> NDArray[np.bool_]:
     """Whether uniform numbers are below exp(-x (2 k + x) / 2), x = j / scale.
 
     :param words: their first 64 bits.
@@ -84,11 +87,11 @@ def _continued(word: int) -> int:
 def _exp_minus(exponent: Fraction) -> int:
     """exp(-exponent) in units of 2^-192."""
     value = _DIGITS.divide(decimal.Decimal(-exponent.numerator), exponent.denominator)
-    return math.floor(Fraction(_DIGITS.exp(value)) * 2 ** (64 + _REST))
+    return math.floor(Fraction(_DIGITS.exp(value)) * (1 << (64 + _REST)))
 
 
 @functools.cache
-def _cumulative() -> tuple[list[int], np.ndarray]:
+def _cumulative() -> tuple[list[int], NDArray[np.uint64]]:
     """Cumulative probabilities of k in units of 2^-192, and their first 64 bits."""
     weights = [_exp_minus(Fraction(k * k, 2)) for k in range(17)]  # exp(-17^2 / 2) < 2^-208
     total, sums = sum(weights), np.cumsum(np.array(weights, dtype=object)).tolist()

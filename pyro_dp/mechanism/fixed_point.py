@@ -41,6 +41,7 @@ probabilities, and 1e-40 in delta for the precision of the sampler, over 1e12 co
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,7 +49,7 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions
 from pyro_dp.mechanism.discrete_gaussian import MOST, discrete_gaussian
 from pyro_dp.mechanism.system_random import SystemGenerator
-from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 
 _UNITS = 2**30  # of the grid in a block's bound: 2^32 records fit into 63 bits
 _MOST_NUMBERS = 2**24  # that are held at a time: sums by matrix products are not to be had
@@ -107,7 +108,11 @@ class FixedPointSum(ClippedSum):
             for units, block in zip(self._units, self.blocks, strict=True)
         )
 
-    def _noisy(self, sigmas: Sequence[float], noise: SystemGenerator) -> list[Tensor]:
+    def _noisy(
+        self, sigmas: Sequence[float], noise: np.random.Generator | SystemGenerator
+    ) -> list[Tensor]:
+        if not isinstance(noise, SystemGenerator):
+            raise PrivacyError("A FixedPointSum takes its noise from a SystemGenerator alone.")
         released = []
         for block, units, sigma in zip(self.blocks, self._units, sigmas, strict=True):
             # (a + 1)^2 >= a^2 + 16 from a = 8 on.

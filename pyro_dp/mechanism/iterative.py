@@ -1,30 +1,26 @@
-"""What every step-wise private inference has in common: settings, calibration, run, release."""
+"""What every step-wise private inference has in common: calibration, run, release, state."""
 
 import abc
 import math
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
 from pyro_dp.accounting.notes import SECURE, SEEDED
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.release import release
+from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.utils.validation import (
     LARGEST,
-    require_choice,
     require_count,
-    require_flag,
-    require_number,
     same,
 )
 
@@ -32,44 +28,26 @@ from pyro_dp.utils.validation import (
 class IterativeMechanism(abc.ABC):
     """Base of the inferences: steps with one release each, paid for by one accountant.
 
-    Subclasses implement ``step``, and set ``_sampler`` before the first release. The arguments are
-    those of :class:`DPSVI`.
-
-    :param bound: the largest norm of one record's part of the first release.
+    Subclasses implement ``step``.
     """
 
-    def __init__(
-        self,
-        *,
-        accountant: PrivacyAccountant,
-        num_steps: int | None,
-        noise_multiplier: float | None,
-        bound: float,
-        sample_rate: float | None,
-        sampling: str,
-        microbatch_size: int | None,
-        generator: torch.Generator | int | None,
-        secure: bool,
-    ):
-        self.accountant = accountant
-        self.num_steps = num_steps
-        self.sample_rate = sample_rate
-        self.sampling = sampling
-        self.microbatch_size = microbatch_size
-        self._noise_multiplier = noise_multiplier
-        self._calibrates = noise_multiplier is None
-        self._bound = bound
-        self._secure = secure
-        self._check_settings()
-        self._randomness = Randomness(generator, secure)
-        self._sum_type = FixedPointSum if secure else ClippedSum
+    def __init__(self, settings: ReleaseSettings):
+        self.accountant = settings.accountant
+        self.num_steps = settings.num_steps
+        self.sample_rate = settings.sample_rate
+        self.sampling = settings.sampling
+        self.microbatch_size = settings.microbatch_size
+        self._noise_multiplier = settings.noise_multiplier
+        self._calibrates = settings.calibrates
+        self._bound = settings.bound
+        self._randomness = Randomness(settings.generator, settings.secure)
+        self._sum_type = FixedPointSum if settings.secure else ClippedSum
         if self._randomness.seeded:
-            accountant.note(SEEDED)
-        if secure:
-            accountant.note(SECURE)
+            self.accountant.note(SEEDED)
+        if settings.secure:
+            self.accountant.note(SECURE)
         self._steps = 0
         self._lost = 0  # releases that the journal counts and a loaded state does not
-        self._sampler: RecordSampler | None = None
 
     @abc.abstractmethod
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -101,7 +79,7 @@ class IterativeMechanism(abc.ABC):
             warnings.warn(warning, stacklevel=2)
         return results
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         name = type(self).__name__
         raise PrivacyError(f"A {name} holds the data: save its state_dict() instead.")
 
@@ -125,21 +103,37 @@ class IterativeMechanism(abc.ABC):
         :raises PrivacyBudgetExceeded: nothing is left of the budget.
         """
         if self._noise_multiplier is None:
-            if self._sampler is not None:
-                rate = self._sampler.sample_rate
-            elif self.sampling == "full":
-                rate = 1.0
-            elif self.sampling == "poisson" and self.sample_rate is not None:
-                rate = self.sample_rate
-            else:
+            rate = 1.0 if self.sampling == "full" else self.sample_rate
+            if rate is None or self.sampling == "fixed":
                 raise ConfigurationError("noise_multiplier is calibrated by the first step.")
+            return self._calibrate(rate)
+        return self._noise_multiplier
+
+    def _calibrate(self, rate: float) -> float:
+        """sigma, from the first release on what is left to spend asks for.
+
+        :param rate: the sample rate.
+        """
+        if self._noise_multiplier is None:
             try:
                 self._noise_multiplier = self._calibrated(rate)
             except PrivacyBudgetExceeded as error:
                 raise PrivacyBudgetExceeded(f"{error}{self._hint}") from None
         return self._noise_multiplier
 
-    def _step_of_run(self, args: tuple, kwargs: dict) -> float:
+    def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a step builds for these data; for :func:`nonprivate`."""
+        raise NotImplementedError
+
+    def _exact(self) -> dict[str, Callable[..., Any]]:
+        """For :func:`nonprivate`, by the name of its method, where there is such a number.
+
+        Each is called, once the ledger says so, with what :meth:`_look_at` gave, indices of all
+        records in batches, and a private stream.
+        """
+        return {}
+
+    def _step_of_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         return self.step(*args, **kwargs)
 
     def _warnings(self) -> list[Warning]:
@@ -190,8 +184,14 @@ class IterativeMechanism(abc.ABC):
     def _calibrated(self, rate: float) -> float:
         """The smallest noise with which what is left of the steps fits what is left to spend."""
         return self.accountant.noise_multiplier(
-            num_steps=self.num_steps - self._steps, sample_rate=rate, sampling=self.sampling
+            num_steps=self._steps_left, sample_rate=rate, sampling=self.sampling
         )
+
+    @property
+    def _steps_left(self) -> int:
+        """Of a run whose noise is calibrated, for which num_steps is asked for."""
+        assert self.num_steps is not None
+        return self.num_steps - self._steps
 
     @property
     def _hint(self) -> str:
@@ -203,88 +203,46 @@ class IterativeMechanism(abc.ABC):
         )
 
     def _refuse_steps_beyond_calibration(self) -> None:
-        if self._calibrates and self._steps >= self.num_steps:
+        done = self.num_steps is not None and self._steps >= self.num_steps
+        if self._calibrates and done:
             raise PrivacyBudgetExceeded(
                 f"The noise was calibrated for num_steps={self.num_steps}, which are done: start "
                 "anew with what remains of the budget."
             )
 
-    def _sample(self, position: int) -> Tensor:
+    def _sample(self, sampler: RecordSampler, position: int) -> Tensor:
         """The records of this step: indices, ascending."""
-        return self._sampler.draw(self._randomness.stream("sampling", position))
+        return sampler.draw(self._randomness.stream("sampling", position))
 
-    def _release(self, clipped: ClippedSum) -> list[Tensor]:
+    def _release(self, clipped: ClippedSum, sampler: RecordSampler) -> list[Tensor]:
         """The release of a step: estimates of the sums over all records."""
-        estimates = self._account_and_release(clipped, self.noise_multiplier)
+        sigma = self._calibrate(sampler.sample_rate)
+        estimates = self._account_and_release(clipped, sigma, sampler)
         self._steps += 1
         return estimates
 
-    def _account_and_release(self, clipped: ClippedSum, noise_multiplier: float) -> list[Tensor]:
+    def _account_and_release(
+        self, clipped: ClippedSum, noise_multiplier: float, sampler: RecordSampler
+    ) -> list[Tensor]:
         """Sums over the batch become estimates of sums over all records."""
-        rate = self._sampler.sample_rate
-        self._require_bounded(noise_multiplier, clipped)
+        rate = sampler.sample_rate
+        _require_bounded(noise_multiplier, clipped, rate)
         # Two threads with equal seeds must not find the same position, and draw the same noise.
         with self.accountant.next_position() as position:
             released = release(
                 clipped,
                 accountant=self.accountant,
-                event=SubsampledGaussian(noise_multiplier, rate, self._sampler.sampling),
+                event=SubsampledGaussian(noise_multiplier, rate, sampler.sampling),
                 noise=self._randomness.stream("noise", position),
             )
         return [block / rate for block in released]
 
-    def _require_bounded(self, noise_multiplier: float, clipped: ClippedSum) -> None:
-        """Refuse noise so large that powers of the estimates would overflow."""
-        bound = max(block.bound for block in clipped.blocks)
-        if noise_multiplier and noise_multiplier * bound / self._sampler.sample_rate > LARGEST:
-            raise ConfigurationError(
-                f"The noise would have a standard deviation beyond {LARGEST:g}: lower "
-                "noise_multiplier or the bound of a record, or raise sample_rate."
-            )
 
-    def _check_settings(self) -> None:
-        if not isinstance(self.accountant, PrivacyAccountant):
-            raise ConfigurationError("accountant must be a PrivacyAccountant.")
-        # As Python's own integers: torch takes no others for sizes.
-        if self.num_steps is not None:
-            self.num_steps = require_count("num_steps", self.num_steps)
-        if self.microbatch_size is not None:
-            self.microbatch_size = require_count("microbatch_size", self.microbatch_size)
-        require_flag("secure", self._secure)
-        self._check_sampling()
-        self._check_noise()
-
-    def _check_sampling(self) -> None:
-        require_choice("sampling", self.sampling, ("poisson", "fixed", "full"))
-        if self.sampling == "fixed" and self.accountant.neighboring != "replace_one":
-            raise ConfigurationError(
-                "sampling='fixed' hides no change of the number of records: use "
-                "PrivacyAccountant(neighboring='replace_one'), or sampling='poisson'."
-            )
-        if self.sample_rate is not None:
-            name = "sample_rate, the expected fraction of the records in a step,"
-            require_number(name, self.sample_rate, above=0.0, below=1.0, closed=True)
-            if self.sampling == "full" and self.sample_rate != 1.0:
-                raise ConfigurationError("sample_rate must be 1 or None with sampling='full'.")
-
-    def _check_noise(self) -> None:
-        sigma = self._noise_multiplier
-        if sigma is None:
-            if self.accountant.epsilon is None:
-                raise ConfigurationError(
-                    "noise_multiplier=None is calibrated from a budget: give the accountant an "
-                    "epsilon, or pass a noise_multiplier."
-                )
-            if self.num_steps is None:
-                raise ConfigurationError(
-                    "noise_multiplier=None is calibrated for a number of steps: pass num_steps."
-                )
-        else:
-            require_number("noise_multiplier", sigma, above=0.0, below=math.inf, or_equal=True)
-        if self._secure and sigma == 0:
-            raise ConfigurationError("secure=True needs noise: noise_multiplier=0 adds none.")
-        if self._bound == math.inf and sigma != 0:
-            raise ConfigurationError(
-                "An infinite bound (max_grad_norm, max_factor_norm) needs noise_multiplier=0: no "
-                "noise hides an unbounded record. Choose a finite one."
-            )
+def _require_bounded(noise_multiplier: float, clipped: ClippedSum, rate: float) -> None:
+    """Refuse noise so large that powers of the estimates would overflow."""
+    bound = max(block.bound for block in clipped.blocks)
+    if noise_multiplier and noise_multiplier * bound / rate > LARGEST:
+        raise ConfigurationError(
+            f"The noise would have a standard deviation beyond {LARGEST:g}: lower "
+            "noise_multiplier or the bound of a record, or raise sample_rate."
+        )

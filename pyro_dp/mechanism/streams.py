@@ -17,16 +17,20 @@ A bare ``torch.Generator`` keeps 32 bits of its seed on the CPU and is no source
 """
 
 import os
+from collections.abc import Sequence
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 import torch
 from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import DTypeLike, NDArray
 from scipy.special import ndtri
 
 from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.utils.errors import ConfigurationError
 
-_PURPOSES = ("noise", "sampling", "local")
+_Purpose = Literal["noise", "sampling", "local"]
+_PURPOSES = get_args(_Purpose)
 
 
 class Randomness:
@@ -51,7 +55,13 @@ class Randomness:
     def seeded(self) -> bool:
         return self._key is not None
 
-    def stream(self, purpose: str, position: int) -> np.random.Generator | SystemGenerator:
+    @overload
+    def stream(self, purpose: Literal["local"], position: int) -> np.random.Generator: ...
+
+    @overload
+    def stream(self, purpose: _Purpose, position: int) -> np.random.Generator | SystemGenerator: ...
+
+    def stream(self, purpose: _Purpose, position: int) -> np.random.Generator | SystemGenerator:
         """A fresh stream for one purpose of one release.
 
         Local draws need not stand up to guessing (see above): theirs is always a numpy generator.
@@ -63,18 +73,20 @@ class Randomness:
         """
         if self._secure and purpose != "local":
             return SystemGenerator()
+        seed: ISeedSequence
         if self._key is None:
             seed = _SystemEntropy()
         else:
             place = (_PURPOSES.index(purpose), position)
             seed = np.random.SeedSequence(self._key, spawn_key=place)
-        return np.random.Generator(np.random.PCG64DXSM(seed))
+        # numpy takes any ISeedSequence, but does not say so in its types.
+        return np.random.Generator(np.random.PCG64DXSM(seed))  # type: ignore[arg-type]
 
 
 class _SystemEntropy(ISeedSequence):
     """Fills the whole state of a bit generator from the operating system."""
 
-    def generate_state(self, n_words: int, dtype: type = np.uint32) -> np.ndarray:
+    def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> NDArray[Any]:
         return np.frombuffer(os.urandom(n_words * np.dtype(dtype).itemsize), dtype)
 
 
@@ -99,7 +111,7 @@ class LocalStream:
     def __init__(self, stream: np.random.Generator):
         self._key = stream.integers(2**32, size=2, dtype=np.uint64)
 
-    def uniform(self, indices: np.ndarray, draw: int, size: int) -> np.ndarray:
+    def uniform(self, indices: NDArray[Any], draw: int, size: int) -> NDArray[np.float64]:
         """Uniform on (0, 1), shape (B, size): numbers of the ``draw``-th draw of each record.
 
         :param indices: the records, (B,).
@@ -114,15 +126,18 @@ class LocalStream:
         bits = np.stack([first, second], axis=-1).reshape(len(indices), -1)[:, :size]
         return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
-    def normal(self, indices: np.ndarray, draw: int, size: int) -> np.ndarray:
+    def normal(self, indices: NDArray[Any], draw: int, size: int) -> NDArray[np.float64]:
         """Standard normal; otherwise as :meth:`uniform`."""
-        return ndtri(self.uniform(indices, draw, size))
+        normals: NDArray[np.float64] = ndtri(self.uniform(indices, draw, size))
+        return normals
 
 
 _HALF, _LOW = np.uint64(32), np.uint64(2**32 - 1)
 
 
-def _philox(counter: list[np.ndarray], key: np.ndarray) -> list[np.ndarray]:
+def _philox(
+    counter: Sequence[NDArray[np.uint64]], key: NDArray[np.uint64]
+) -> list[NDArray[np.uint64]]:
     """Ten rounds on four 32-bit words, which are held in uint64."""
     c0, c1, c2, c3 = counter
     k0, k1 = key

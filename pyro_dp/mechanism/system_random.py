@@ -50,7 +50,7 @@ class SystemGenerator:
             n = self._heads(n)
         first, rest = divmod(int(f * 2**53), 2**37)
         words = self.words(n, np.uint16)
-        ties = self.words(np.count_nonzero(words == first)) >> np.uint64(64 - 37)
+        ties = self.words(int(np.count_nonzero(words == first))) >> np.uint64(64 - 37)
         return int(np.count_nonzero(words < first) + np.count_nonzero(ties < rest))
 
     def choice(

@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 
@@ -222,28 +223,28 @@ class _MomentRelease(IterativeMechanism):
             raise ConfigurationError(
                 "noise_multiplier must be a number: scaling should not take all that remains."
             )
-        super().__init__(
+        settings = ReleaseSettings(
             accountant=accountant,
             num_steps=1,
             noise_multiplier=noise_multiplier,
             bound=1.0,
             sample_rate=1.0,
             sampling="full",
-            microbatch_size=None,
             generator=generator,
             secure=secure,
         )
+        super().__init__(settings)
 
     def step(self, scaled: Tensor) -> float:
         """Private means and variances (d,) of rows (N, d) in [-1, 1]."""
         size, dim = scaled.shape
-        self._sampler = RecordSampler(self.sampling, size, self.sample_rate)
         # N is public: with 1/2 taken off the squares, their bound and their noise are halved.
         blocks = [Block(dim, math.sqrt(dim), 0.5), Block(dim, math.sqrt(dim) / 2, 0.5)]
         clipped = self._sum_type(blocks, scaled.device)
         for rows in scaled.split(clipped.most_records(2 * dim, None) or size):
             clipped.add(rows, rows.square() - 0.5)
-        sums, squares = self._release(clipped)
+        sampler = RecordSampler(self.sampling, size, 1.0)
+        sums, squares = self._release(clipped, sampler)
         self.mean = (sums / size).clamp(-1.0, 1.0)
         variance = squares / size + 0.5 - self.mean.square()
         noise = self.noise_multiplier * math.sqrt(2 * dim) / 2 / size

@@ -29,7 +29,7 @@ class TrialAccountant(PrivacyAccountant):
         start: int,
     ):
         super().__init__(delta=ours.delta, neighboring=ours.neighboring, engine=ours.engine)
-        self._left = dict(declared)
+        self._left: dict[Event, int] = dict(declared.items())
         self._start = start + (1 << 128)  # beyond the positions of other accountants
         self.refused = self.continued = False
         self.note(NOTE)

@@ -5,6 +5,7 @@ import copy
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import torch
@@ -163,8 +164,8 @@ def copied(model: Callable, guide: Callable) -> tuple[Callable, Callable] | None
         return None
     finally:
         AutoGuide.__getstate__ = original
-    if isinstance(guide, torch.nn.Module):
-        pairs = list(zip(guide.modules(), new_guide.modules(), strict=True))
+    if isinstance(guide, torch.nn.Module) and isinstance(new_guide, torch.nn.Module):
+        pairs: list[tuple[Any, Any]] = list(zip(guide.modules(), new_guide.modules(), strict=True))
         copy_of = {id(old): new for old, new in pairs}
         for old, new in pairs:
             if isinstance(old, AutoGuide) and old.master is not None:

@@ -61,7 +61,7 @@ class LocalDraws:
     ) -> Tensor:
         draw, position = Draw(kind, torch.Size(shape), dtype), len(self.requested)
         self.requested.append(draw)
-        if self.live:
+        if self._stream is not None and self._index is not None:
             return draw.sample(self._stream, self._index.reshape(1), position)[0].to(device)
         if position < len(self._table) and self._table[position].shape == draw.shape:
             return self._table[position]

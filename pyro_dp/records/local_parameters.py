@@ -90,7 +90,7 @@ class LocalParameters:
     def add(self, name: str, leaf: Tensor, dim: int) -> None:
         """Once a parameter holds private rows, it does for good: it is marked."""
         self.leaves[name], self.dims[name] = leaf, dim
-        leaf._pyro_dp_rows = dim
+        leaf._pyro_dp_rows = dim  # type: ignore[attr-defined]
         constraint = pyro.get_param_store().get_state()["constraints"].get(name, real)
         if constraint is not real:
             self.constraints[name] = constraint

@@ -75,26 +75,27 @@ def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> 
     leaves, spec = pytree.tree_flatten((args, kwargs))
     lengths = [len(x) for x in leaves if is_table(x)]
     longest = max(lengths, default=0)
-    attempts = [placeholder]
+    attempts: list[Callable[[Any], Any]] = [placeholder]
     if any(is_table(x) and x.shape[-1:] == x.shape[-2:-1] for x in leaves):
         attempts.append(identity)
     if any(length < longest for length in lengths):
         attempts.append(partial(_unless_longest, longest))
-    first: ModelError | None = None
+    errors = []
     for stand_in in attempts:
         try:
-            plate = _find_plate(model, *pytree.tree_unflatten(map(stand_in, leaves), spec), name)
+            given, named = pytree.tree_unflatten(map(stand_in, leaves), spec)
+            plate = _find_plate(model, given, named, name)
         except ModelError as error:
             # A later text could quote what is shorter than the longest, and data all the same.
-            first = first or error
+            errors.append(error)
             continue
         if stand_in not in (placeholder, identity) and plate.size != longest:
             raise ModelError(_LONGER.format(plate=plate, longest=longest))
         return plate
-    raise first
+    raise errors[0]
 
 
-def _unless_longest(longest: int, leaf: object) -> object:
+def _unless_longest(longest: int, leaf: Any) -> Any:
     return leaf.clone() if is_table(leaf) and len(leaf) < longest else placeholder(leaf)
 
 

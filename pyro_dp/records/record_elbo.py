@@ -104,7 +104,7 @@ def _enumerated_elbo(model_trace: Trace, guide_trace: Trace) -> Tensor:
     costs, log_factors, _, sum_dims, scale = _compute_model_factors(model_trace, guide_trace)
     terms = [term for group in costs.values() for term in group]
     if log_factors:
-        sizes = {}
+        sizes: dict[str, int] = {}
         for factor in (f for group in log_factors.values() for f in group):
             sizes.update(zip(factor._pyro_dims, factor.shape, strict=True))
         # torch.func cannot see through Pyro's safe_log.

@@ -271,7 +271,10 @@ class RecordTerm:
     def _tables(self, batch: Batch) -> list[Tensor]:
         if batch.tables is not None:
             return batch.tables
-        return [d.sample(batch.local, batch.indices, i) for i, d in enumerate(self.draws)]
+        local = batch.local
+        if local is None:
+            return []
+        return [d.sample(local, batch.indices, i) for i, d in enumerate(self.draws)]
 
     def _inside(self, records: Records, values: dict[str, Tensor]) -> tuple[Callable, Callable]:
         return Inside(records.plate, values)(self.model), Inside(records.plate, values)(self.guide)

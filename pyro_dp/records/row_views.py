@@ -6,7 +6,7 @@ from a single row: the derivative of an indexed tensor would be as large as N ro
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +132,7 @@ class _OwnParams(Messenger):
         row = self.rows.get(msg["name"])
         if row is None or msg["value"] is not None:
             return
-        value = self.own.keep(row.constrained)
+        value: Any = self.own.keep(row.constrained)
         value.unconstrained = lambda: row.leaf
         # Plates note here which rows they took; on the leaf, that would tell who was sampled.
         value._pyro_unconstrained_param = torch.empty(0)
@@ -185,7 +185,7 @@ def _embedding(
     return functional.embedding(torch.zeros_like(index), repeated.single)
 
 
-_READERS = {
+_READERS: dict[Any, Callable[..., Tensor | None]] = {
     torch.Tensor.__getitem__: _getitem,
     torch.Tensor.index_select: _index_select,
     torch.index_select: _index_select,

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pyro
 from torch.distributions import Distribution
@@ -115,12 +116,8 @@ def _no_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_sample_validation() -> Iterator[None]:
-    original = Distribution._validate_sample
-    Distribution._validate_sample = lambda self, value: None
-    try:
+    with mock.patch.object(Distribution, "_validate_sample", lambda self, value: None):
         yield
-    finally:
-        Distribution._validate_sample = original
 
 
 class _NoBatchStatistics(TorchFunctionMode):

@@ -1,6 +1,7 @@
 """Public rows in place of data, for whatever is shown more than one record."""
 
 import math
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ _MOST = 2**22  # numbers of rows that do not overlap
 _APART = 4
 
 
-def is_table(leaf: object) -> bool:
+def is_table(leaf: object) -> TypeGuard[Tensor]:
     """Whether an argument can have a row per record."""
     return isinstance(leaf, Tensor) and leaf.dim() > 0
 
@@ -53,7 +54,9 @@ def varied(table: Tensor, length: int, seed: int, *, integers: bool = True) -> T
     shape = table.shape[1:]
     size = shape.numel()
     step = 1 if spacing(table, length) > 1 else size
-    numbers = np.random.default_rng(seed).uniform(_LEAST, 1.0, size + step * (length - 1))
+    numbers: np.ndarray = np.random.default_rng(seed).uniform(
+        _LEAST, 1.0, size + step * (length - 1)
+    )
     numbers[:size] = np.random.default_rng(0).uniform(_LEAST, 1.0, size)
     if not (table.is_floating_point() or table.is_complex()):
         numbers = (numbers > (1 + _LEAST) / 2) & integers

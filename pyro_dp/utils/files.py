@@ -10,7 +10,7 @@ from typing import Any
 from pyro_dp.utils.errors import ConfigurationError
 
 
-def write_file(path: str | os.PathLike, state: Mapping[str, Any]) -> None:
+def write_file(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Write JSON; the file is the old one or the new one, never half of it, and on the disk.
 
     :param path: of the file.
@@ -43,7 +43,7 @@ def sync_folder(path: Path) -> None:
             os.close(folder)
 
 
-def read_file(path: str | os.PathLike) -> Any:
+def read_file(path: str | os.PathLike[str]) -> Any:
     """
     :param path: of a file that :func:`write_file` wrote.
     :raises ConfigurationError: if it is not JSON.

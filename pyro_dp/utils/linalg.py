@@ -86,7 +86,7 @@ def stacked(matrix: Tensor) -> Tensor:
 
     Off-diagonals, which occur twice, come times sqrt 2; the diagonal comes first.
     """
-    rows, columns = torch.triu_indices(*matrix.shape, offset=1)
+    rows, columns = torch.triu_indices(len(matrix), len(matrix), offset=1)
     return torch.cat([matrix.diagonal(), math.sqrt(2) * matrix[rows, columns]])
 
 

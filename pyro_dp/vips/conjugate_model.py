@@ -121,7 +121,7 @@ class ConjugateModel(abc.ABC):
         :raises ModelError: their number, shapes or values do not fit.
         """
 
-    def static_statistics(self, *rows: Tensor) -> Parts:
+    def static_statistics(self, *rows: Any, **named: Any) -> Parts:
         """Parts of B records of the statistics that are declared static, (B, *shape) each.
 
         :param rows: of the data, (B, ...) each.
@@ -129,7 +129,7 @@ class ConjugateModel(abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def expected_statistics(self, posterior: Any, draws: Draws, *rows: Tensor) -> Parts:
+    def expected_statistics(self, posterior: Any, draws: Draws, *rows: Any, **named: Any) -> Parts:
         """Parts of B records of all other statistics, (B, *shape) each: the E-step.
 
         :param posterior: of the global latents, from :meth:`posterior`.
@@ -168,7 +168,7 @@ class ConjugateModel(abc.ABC):
         """Sample the global sites from the posterior, jointly, with ``pyro.sample``."""
 
     @abc.abstractmethod
-    def model(self, *data: Tensor) -> Any:
+    def model(self, *data: Any, **named: Any) -> Any:
         """The Pyro model of the same prior and likelihood."""
 
 

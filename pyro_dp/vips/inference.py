@@ -11,27 +11,32 @@ the mixture of the statistics, and the posterior is a function of it.
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.events import SubsampledGaussian
+from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
 from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.nonprivate import row_norms
+from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.arguments import as_tensors
 from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.records.plate import PrivatePlate
+from pyro_dp.records.prepared import Prepared
 from pyro_dp.records.records import Records
+from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number
-from pyro_dp.vips.conjugate_model import ConjugateModel
+from pyro_dp.vips.conjugate_model import ConjugateModel, Draws
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.mixed_statistics import MixedStatistics, require_step_size
 from pyro_dp.vips.statistics_sum import StatisticsSum
@@ -91,6 +96,9 @@ class VIPS(IterativeMechanism):
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 
+    num_steps: int
+    sample_rate: float
+
     def __init__(
         self,
         model: ConjugateModel,
@@ -115,7 +123,7 @@ class VIPS(IterativeMechanism):
         self.model = model
         self.step_size = require_step_size(model.step_size if step_size is None else step_size)
         self._declared = dict(model.statistics)
-        super().__init__(
+        settings = ReleaseSettings(
             accountant=accountant,
             num_steps=num_steps,
             noise_multiplier=noise_multiplier,
@@ -126,12 +134,13 @@ class VIPS(IterativeMechanism):
             generator=generator,
             secure=secure,
         )
+        super().__init__(settings)
         full = sampling == "full" or sample_rate == 1.0
         once = {name: each for name, each in self._declared.items() if full and each.static}
         each = {n: x for n, x in self._declared.items() if n not in once}
         # What users write is behind a wall; what this package has was written for one.
         self._own = None if _is_ours(model) else CapturedState(*_methods(model))
-        e_step = model if self._own is None else IsolatedModel(model, self._own)
+        e_step: Any = model if self._own is None else IsolatedModel(model, self._own)
         self._e_step = e_step
         self._once = (
             StatisticsSum(e_step, once, self.microbatch_size, self._sum_type) if once else None
@@ -144,8 +153,8 @@ class VIPS(IterativeMechanism):
                 f"num_steps must be 1: all statistics of {type(model).__name__} are static, and "
                 "one release of all records is all that there is to know."
             )
-        self._records: Records | None = None
-        self._data: Records | None = None  # of the first step
+        self._prepared: Prepared | None = None  # for the arguments of the last step
+        self._first: Records | None = None  # of the first step
         self._size: int | None = None
         self._mixed: MixedStatistics | None = None
         self._static: MixedStatistics | None = None  # what was released once
@@ -163,21 +172,22 @@ class VIPS(IterativeMechanism):
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         :raises ConfigurationError: with these settings the posterior left the finite numbers.
         """
-        self._prepare(data)
+        prepared = self._prepare(data)
         if self._once and self._static is None:
-            self._release_static()
+            self._release_static(self._once, prepared)
         estimates = self._static or MixedStatistics({}, {})
         if self._each:
-            estimates = estimates.joined(self._release_expected())
+            estimates = estimates.joined(self._release_expected(self._each, prepared))
         else:
             self._steps += 1
-        before = self._mixed
+        before, size = self._mixed, prepared.records.plate.size
+        assert before is not None  # from the first look on
         tau0, kappa = self.step_size
         once = self._once.statistics if self._once else {}
         after = before.mixed(estimates, (tau0 + self._steps) ** -kappa, static=list(once))
-        self._posterior = self._m_step(after, self._size)
+        self._posterior = self._m_step(after, size)
         self._mixed = after
-        return after.change(before, self._declared) / self._size
+        return after.change(before, self._declared) / size
 
     def posterior(self) -> dict[str, Distribution]:
         """The current posterior of each global site of the model's Pyro model.
@@ -229,29 +239,27 @@ class VIPS(IterativeMechanism):
             once = self._once.statistics if self._once else {}
             static = MixedStatistics.from_state(state["static"], once)
         self._load_state(state)
-        self._records = self._data = None  # to look at the data anew
+        self._prepared = self._first = None  # to look at the data anew
         self._size, self._mixed, self._static = state["size"], mixed, static
         self._posterior = posterior
 
-    @property
-    def _noise_once(self) -> float:
-        """Noise multiplier of the release of what is static."""
-        return self.noise_multiplier / math.sqrt(self.num_steps)
+    def _once_multiplier(self, sigma: float) -> float:
+        """Noise multiplier of the release of what is static, given that of a step."""
+        return sigma / math.sqrt(self.num_steps)
 
     def _calibrated(self, rate: float) -> float:
         return self.accountant.least_noise(partial(self._to_release, rate))
 
-    def _to_release(self, rate: float, sigma: float) -> Counter[SubsampledGaussian]:
+    def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
         """What is left to release."""
-        events: Counter[SubsampledGaussian] = Counter()
+        events: Counter[Event] = Counter()
         if self._once and self._static is None:
-            once = sigma / math.sqrt(self.num_steps)
-            events[SubsampledGaussian(once, rate, self.sampling)] += 1
+            events[SubsampledGaussian(self._once_multiplier(sigma), rate, self.sampling)] += 1
         if self._each:
             events[SubsampledGaussian(sigma, rate, self.sampling)] += self.num_steps - self._steps
         return events
 
-    def _prepare(self, data: tuple[Tensor, ...]) -> None:
+    def _prepare(self, data: tuple[Tensor, ...]) -> Prepared:
         """Before a step: refuse one too many, and check new data. Spends nothing."""
         self._refuse_steps_beyond_calibration()
         if not self._each and self._steps:
@@ -259,31 +267,38 @@ class VIPS(IterativeMechanism):
                 f"All statistics of {type(self.model).__name__} are static: there is no second "
                 "step."
             )
-        self._look_at(data)
+        prepared = self._look_at(data, {})
         if self._each and self._once and self._static is None:
-            self._require_room()
+            self._require_room(prepared.sampler.sample_rate)
+        return prepared
 
-    def _look_at(self, data: tuple[Tensor, ...]) -> None:
+    def _look_at(self, args: tuple[Tensor, ...], kwargs: dict) -> Prepared:
         """Check data, if they are new."""
-        if self._records is None or not self._records.same_as(data, {}):
-            records = self._checked(data)
+        if self._prepared is None or not self._prepared.records.same_as(args, kwargs):
+            records = self._checked(args, kwargs)
             size = records.plate.size
-            self._sampler = RecordSampler(self.sampling, size, self.sample_rate)
+            sampler = RecordSampler(self.sampling, size, self.sample_rate)
             if self._mixed is None:
                 initial = dict(self.model.initial_statistics(size))
                 self._mixed = MixedStatistics(initial, dict.fromkeys(self._declared, 0.0))
-            self._records, self._size = records, size
+            self._size = size
             self._mixed = self._mixed.to(records.device)
             self._static = self._static and self._static.to(records.device)
             self._posterior = self._m_step(self._mixed, size)
             if self._own is not None:
                 self._e_step.check(self._posterior, records)
-            if not self._steps or self._data is None:
-                self._data = records
+            if not self._steps or self._first is None:
+                self._first = records
+            self._prepared = Prepared(records, sampler)
+        return self._prepared
 
-    def _checked(self, given: tuple) -> Records:
+    def _checked(self, given: tuple, kwargs: dict) -> Records:
         data, _ = as_tensors(self.model.model, given, {})
-        if not data or any(not isinstance(x, Tensor) or x.dim() == 0 or not len(x) for x in data):
+        if (
+            kwargs
+            or not data
+            or any(not isinstance(x, Tensor) or x.dim() == 0 or not len(x) for x in data)
+        ):
             raise ModelError("step() takes tensors with one row per record.")
         size = len(data[0])
         if any(len(x) != size for x in data):
@@ -293,8 +308,8 @@ class VIPS(IterativeMechanism):
         plate = PrivatePlate("data", size, size)
         records = Records(self.model.model, plate, data, {}, slice_data=True, given=(given, {}))
         records.require_finite()
-        if self._steps and self._data is not None:
-            self._data.require_same_data(records)
+        if self._steps and self._first is not None:
+            self._first.require_same_data(records)
         state = self._own or CapturedState(*_methods(self.model))
         if self._own is not None:
             refuse_rows(state.references, size)
@@ -304,30 +319,51 @@ class VIPS(IterativeMechanism):
         require_no_changes(kept)
         return records
 
-    def _require_room(self) -> None:
+    def _require_room(self, rate: float) -> None:
         """The first step has two releases: refuse both where only one of them fits the budget."""
         ours = self.accountant
         trial = PrivacyAccountant(
             ours.epsilon, ours.delta, neighboring=ours.neighboring, engine=ours.engine
         )
         trial.load_state_dict(ours.state_dict())
-        for sigma in (self._noise_once, self.noise_multiplier):
-            trial.record(SubsampledGaussian(sigma, self._sampler.sample_rate, self.sampling))
+        sigma = self._calibrate(rate)
+        for each in (self._once_multiplier(sigma), sigma):
+            trial.record(SubsampledGaussian(each, rate, self.sampling))
 
-    def _release_static(self) -> None:
-        position = self.accountant.position
-        clipped = self._once.static_sum(self._records, self._sample(position))
-        released = self._account_and_release(clipped, self._noise_once)
-        rate = self._sampler.sample_rate
-        self._static = self._once.estimates(released, self._noise_once, rate)
+    def _release_static(self, once: StatisticsSum, prepared: Prepared) -> None:
+        sampler, position = prepared.sampler, self.accountant.position
+        clipped = once.static_sum(prepared.records, self._sample(sampler, position))
+        sigma = self._once_multiplier(self._calibrate(sampler.sample_rate))
+        released = self._account_and_release(clipped, sigma, sampler)
+        self._static = once.estimates(released, sigma, sampler.sample_rate)
 
-    def _release_expected(self) -> MixedStatistics:
-        position = self.accountant.position
+    def _release_expected(self, each: StatisticsSum, prepared: Prepared) -> MixedStatistics:
+        sampler, position = prepared.sampler, self.accountant.position
         local = LocalStream(self._randomness.stream("local", position))
-        indices = self._sample(position)
-        clipped = self._each.expected_sum(self._posterior, local, self._records, indices)
-        released = self._release(clipped)
-        return self._each.estimates(released, self.noise_multiplier, self._sampler.sample_rate)
+        indices = self._sample(sampler, position)
+        clipped = each.expected_sum(self._posterior, local, prepared.records, indices)
+        released = self._release(clipped, sampler)
+        return each.estimates(released, self.noise_multiplier, sampler.sample_rate)
+
+    def _exact(self) -> dict[str, Callable]:
+        return {"gradient_norms": self._exact_norms}
+
+    @torch.no_grad()
+    def _exact_norms(
+        self, prepared: Prepared, batches: Iterable[Tensor], stream: np.random.Generator
+    ) -> dict[str, Tensor]:
+        """Norms of the records' statistics before they are clipped, (N,) each."""
+        model, local = self._e_step, LocalStream(stream)
+        norms: dict[str, list[Tensor]] = {name: [] for name in self.model.statistics}
+        for chosen in batches:
+            rows = prepared.records.rows(chosen)
+            with guarded("The E-step"):
+                parts = dict(model.static_statistics(*rows))
+                draws = Draws(local, chosen)
+                parts |= model.expected_statistics(self._posterior, draws, *rows)
+            for name, found in norms.items():
+                found.append(row_norms(parts[name]))
+        return {name: torch.cat(found) for name, found in norms.items()}
 
     def _m_step(self, mixed: MixedStatistics, size: int) -> Any:
         with _finite():

@@ -1,6 +1,6 @@
 """The E-step of a user's own model, behind the privacy wall: one record at a time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,17 +72,17 @@ class IsolatedModel:
             break
         first = [row.unsqueeze(0) for row in records.placeholder()]
         self._public(posterior, _public_draws(torch.arange(1)), first)
-        kept = []
+        memories: list[Changes] = []
         for i in records.examples():
             row = [each.clone().unsqueeze(0) for each in records.row(i)]
             with forked_rng(), self._state.pristine() as changes, guarded("The E-step"):
                 self._both(posterior, _public_draws(torch.tensor([i])), row)
-            kept.append(changes)
-        for changes in kept[1:]:
-            require_same_changes(kept[0], changes)
+            memories.append(changes)
+        for changes in memories[1:]:
+            require_same_changes(memories[0], changes)
 
     def _public(
-        self, posterior: Any, draws: Draws, rows: list[Tensor]
+        self, posterior: Any, draws: Draws, rows: Sequence[Tensor]
     ) -> tuple[Mapping[str, Tensor], Changes]:
         """Dense statistics of public rows, as one batch, and what the model keeps of them."""
         with (
@@ -99,7 +99,7 @@ class IsolatedModel:
                 raise ModelError(OTHER_SHAPE.format(name=name))
         return found, kept
 
-    def _both(self, posterior: Any, draws: Draws, rows: list[Tensor]) -> dict[str, Any]:
+    def _both(self, posterior: Any, draws: Draws, rows: Sequence[Tensor]) -> dict[str, Any]:
         parts = dict(self._model.static_statistics(*rows))
         return parts | dict(self._model.expected_statistics(posterior, draws, *rows))
 

@@ -60,8 +60,9 @@ class StatisticsSum:
 
         def parts(chosen: Tensor, *rows: Tensor) -> Parts:
             draws = Draws(local, chosen)
-            found = dict(self._model.expected_statistics(posterior, draws, *rows))
-            return found | self._model.static_statistics(*rows) if self._any_static else found
+            found = self._model.expected_statistics(posterior, draws, *rows)
+            static = self._model.static_statistics(*rows) if self._any_static else {}
+            return {**found, **static}
 
         return self._sum(parts, records, indices)
 

@@ -139,5 +139,7 @@ def test_loss_distributions_are_never_above_renyi(ledger):
 def test_epsilon_and_delta_are_inverse(ledger):
     relation, delta, entries = ledger
     epsilon = composition.epsilon(dict(entries), delta, relation, "pld")
+    if epsilon == math.inf:  # the deltas of the events alone are more than delta
+        return
     again = composition.delta(dict(entries), epsilon, relation, "pld")
     assert again <= delta * (1.0 + 5.0 * TOLERANCE)

@@ -91,7 +91,10 @@ def benchmark():
     return module
 
 
-@pytest.mark.parametrize("case", range(12))
+# The first four are one of each kind.
+@pytest.mark.parametrize(
+    "case", [*range(4), *(pytest.param(i, marks=pytest.mark.slow) for i in range(4, 12))]
+)
 def test_between_independent_bounds(case):
     bounds = benchmark()
     rng = np.random.default_rng([7, case])

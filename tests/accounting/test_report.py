@@ -3,6 +3,7 @@
 import importlib.metadata
 import math
 import re
+import sys
 
 import pytest
 from scipy.special import ndtr, ndtri
@@ -52,6 +53,51 @@ def test_the_best_attackers_power(relation, mu):
     assert ("any other in the other" in text) == (relation == "replace_one")
 
 
+def opinion(text):
+    """The paragraph about the second opinion."""
+    (found,) = [line for line in text.splitlines() if re.search(r"\bby dp|^\*\*dp|<p.*dp_", line)]
+    return found.replace("\\", "")
+
+
+SUBSETS = SubsampledGaussian(1.0, 0.01, "fixed")
+
+
+@pytest.mark.parametrize(
+    "entry, settings, said",
+    [
+        ((FULL, 1), {}, r"^Confirmed by .* PLD .* bound 4\.38\d* .* the same to within 0\.5%\.$"),
+        ((FULL, 1), {"engine": "rdp"}, r"^Confirmed by .* bound 4\.38\d* .* which is lower\.$"),
+        ((SUBSETS, 9), {"engine": "rdp"}, r"^Confirmed by .* RDP accountant .* the same to within"),
+        ((SUBSETS, 9), {}, r"^A second opinion .* RDP .* neither confirms nor contradicts"),
+        ((FULL, 1), {"delta": 1e-20}, r"^There is no second opinion .*: its rounding errors are"),
+    ],
+)
+def test_the_second_opinion(entry, settings, said):
+    text = ledger(entry, neighboring="replace_one", **settings).report()
+    assert re.search(said, opinion(text))
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.9, 0.99])
+def test_a_second_opinion_that_disagrees_is_loud(wrong, monkeypatch):
+    spent = PrivacyAccountant.get_epsilon
+    accountant = ledger((FULL, 1))
+    right = _up(spent(accountant))
+    monkeypatch.setattr(PrivacyAccountant, "get_epsilon", lambda *_: wrong * spent(accountant))
+    text = opinion(accountant.report())
+    found = float(re.match(r"\*\*dp_accounting, .* disagrees: .* epsilon = ([\d.]+) for", text)[1])
+    assert float(right) <= found < float(right) * 1.003
+    assert f"where {_up(wrong * spent(accountant))} is stated above" in text
+    assert text.endswith("**")
+    page = opinion(accountant.report("html"))
+    assert page.startswith('<p class="loud">dp_accounting')
+
+
+def test_no_second_opinion_breaks_a_report(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    text = opinion(ledger((FULL, 1)).report())
+    assert text == "There is no second opinion by dp_accounting: it is not installed."
+
+
 def test_every_release_is_listed():
     entries = [
         (SubsampledGaussian(1.5, 0.05), 200),
@@ -79,6 +125,7 @@ def test_an_empty_ledger_claims_nothing():
     text = PrivacyAccountant().report()
     assert "Nothing was released under this ledger so far" in text
     assert "differentially private" not in text
+    assert "another implementation" not in text
     assert "at most 5.0% of the cases" in text
 
 

@@ -239,7 +239,7 @@ class TestWholeRuns:
         settings = {"seed": 0, "progress": False} | settings
         return audit(make_run, *(data or records()), claim=claim, **settings)
 
-    @pytest.mark.parametrize("scale", [1.0, 0.0])
+    @pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 0.0])
     def test_vips(self, monkeypatch, scale):
         """Without noise all of 150 guesses are right, which shows 3.1."""
         monkeypatch.setattr(iterative, "release", with_noise(scale))
@@ -261,6 +261,7 @@ class TestWholeRuns:
         result = self.run(make_run, accountants[0], num_trials=250)
         assert result.contradicts_claim == (scale == 0.0)
 
+    @pytest.mark.slow
     def test_dpsep_without_noise(self, monkeypatch):
         """All of 80 guesses are right, which shows 2.4."""
         monkeypatch.setattr(iterative, "release", with_noise(0.0))

@@ -162,7 +162,7 @@ def test_divides_by_the_public_rate(monkeypatch):
     dpem.run(x, progress=False)
     assert len({total[0].sum().round().item() for total in spy.sums}) > 3
     for moments, sums in zip(seen, spy.sums, strict=True):
-        for one, other in zip(moments, sums, strict=True):
+        for one, other in zip(moments[:-1], sums, strict=True):
             torch.testing.assert_close(one, other / 0.3)
 
 

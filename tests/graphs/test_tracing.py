@@ -1,20 +1,16 @@
 """Flat graphs: what is traced, what is refused, and what happens without a compiler."""
 
-import shutil
 import warnings
 
 import pyro
 import pytest
 import torch
 import torch._inductor
+from compilers import needs_compiler
 
 from pyro_dp.graphs.tracing import Compiler, NotTraceable, trace, untraced
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ModelError
-
-needs_compiler = pytest.mark.skipif(
-    not (shutil.which("c++") or shutil.which("g++")), reason="needs a C++ compiler"
-)
 
 
 def objective(x, y):

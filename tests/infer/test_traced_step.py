@@ -9,12 +9,14 @@ import pyro.distributions as dist
 import pytest
 import torch
 import torch._inductor
+from compilers import needs_compiler
 from problems import (
     PROBLEMS,
     Fixture,
     Problem,
     eager,
     handwritten_guide,
+    in_turns,
     logistic,
     regression_data,
     start,
@@ -24,7 +26,6 @@ from problems import (
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from sums import exact_sums
-from test_graphs import needs_compiler
 from torch import nn
 
 import pyro_dp.infer.padded_sum
@@ -80,18 +81,17 @@ NOISELESS = dict(noise_multiplier=0.0, max_grad_norm=AdaptiveClip(0.5), loss_cli
 NOISY = dict(noise_multiplier=1.0, max_grad_norm=0.5)
 
 
-@pytest.mark.parametrize("privatize", ["latents", "parameters"])
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name, privatize", in_turns(PROBLEMS, ["latents", "parameters"]))
 def test_equals_pyro_code(name, privatize):
     """On the same draws, for every problem; with and without noise, bits and losses."""
     options = NOISELESS if (privatize == "latents") == (len(name) % 2 == 0) else NOISY
     if name == "constrained":
         with pytest.warns(UserWarning, match="runs Pyro code: .*_standard_gamma") as caught:
             svi = assert_same(PROBLEMS[name], privatize=privatize, **options)
-        assert len(caught) == 1 and svi._step is eager(svi)
+        assert len(caught) == 1 and svi._prepared.step is eager(svi)
         return
     svi = assert_same(PROBLEMS[name], privatize=privatize, **options)
-    assert isinstance(svi._step, TracedStep)
+    assert isinstance(svi._prepared.step, TracedStep)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_single_precision():
     torch.set_default_dtype(torch.float32)
     for name in ("VAE", "AutoMultivariateNormal"):
         svi = assert_same(PROBLEMS[name], tolerance=1e-3, steps=5, **NOISY)
-        assert isinstance(svi._step, TracedStep)
+        assert isinstance(svi._prepared.step, TracedStep)
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["AutoNormal", "VAE"])
+@pytest.mark.parametrize("name", ["AutoNormal", pytest.param("VAE", marks=pytest.mark.slow)])
 def test_compiled_equals_pyro_code(name):
     svi = assert_same(PROBLEMS[name], "compile", **(NOISELESS | {"noise_multiplier": 1.0}))
-    assert isinstance(svi._step, TracedStep)
+    assert isinstance(svi._prepared.step, TracedStep)
 
 
 def test_without_a_compiler(monkeypatch):
@@ -131,7 +131,7 @@ def test_without_a_compiler(monkeypatch):
     monkeypatch.setattr(torch._inductor, "standalone_compile", broken)
     with pytest.warns(UserWarning, match="compiler.*jit='trace'") as caught:
         svi = assert_same(PROBLEMS["AutoNormal"], "compile", **NOISY)
-    assert len(caught) == 1 and isinstance(svi._step, TracedStep)
+    assert len(caught) == 1 and isinstance(svi._prepared.step, TracedStep)
 
 
 # Randomness
@@ -155,7 +155,9 @@ def test_draws_are_fresh_in_every_step(monkeypatch):
         fixture.svi.step(*problem.data)
     sums = [total[0] for total in fixture.sums]
     noise = [r[0] - total for r, total in zip(fixture.released, sums, strict=True)]
-    public = [torch.cat([x.flatten() for x in fixture.svi._step.draw()[0]]) for _ in range(6)]
+    public = [
+        torch.cat([x.flatten() for x in fixture.svi._prepared.step.draw()[0]]) for _ in range(6)
+    ]
     for drawn in (sums, noise, public):
         assert len({tuple(each.round(decimals=9).tolist()) for each in drawn}) == 6
 
@@ -165,7 +167,7 @@ def test_particles_draw_on_their_own():
     problem, svi = new(PROBLEMS["hierarchical"], "trace", generator=None)
     svi.loss.num_particles = 2
     svi._prepare(problem.data, {})
-    (one, other), used = svi._step.draw(), []
+    (one, other), used = svi._prepared.step.draw(), []
     assert not any(torch.equal(x, y) for x, y in zip(one, other, strict=True))
     sample = pyro_dp.records.local_draws.Draw.sample
 
@@ -175,7 +177,7 @@ def test_particles_draw_on_their_own():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pyro_dp.records.local_draws.Draw, "sample", spy)
-        svi._step._unchecked = 0
+        svi._prepared.step._unchecked = 0
         contributions(svi, [1, 2])
     one, other = used
     assert not torch.equal(one, other)
@@ -225,7 +227,10 @@ def test_nothing_is_traced_twice(monkeypatch):
     assert len(traced) == 3
 
 
-@pytest.mark.parametrize("microbatch_size", [1, 3, 100])
+@pytest.mark.parametrize(
+    "microbatch_size",
+    [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(100, marks=pytest.mark.slow)],
+)
 def test_memory(monkeypatch, microbatch_size):
     """No tensor of the records' graph holds more records than a microbatch."""
     sizes = []
@@ -247,7 +252,7 @@ def test_memory(monkeypatch, microbatch_size):
 
     _, svi = new(make, "trace", microbatch_size=microbatch_size)
     svi._prepare(make().data, {})
-    assert max(sizes) == svi._step._passes.size == min(microbatch_size, 7)
+    assert max(sizes) == svi._prepared.step._passes.size == min(microbatch_size, 7)
 
 
 # What one record adds
@@ -256,7 +261,7 @@ def test_memory(monkeypatch, microbatch_size):
 def contributions(svi, batch, step=None):
     """What these records add to each block, on the same draws each time."""
     pyro.set_rng_seed(5)
-    step = step or svi._step
+    step = step or svi._prepared.step
     draws = step.draw()
     clipped = ClippedSum(svi._blocks(step.size(draws)))
     indices = torch.tensor(batch, dtype=torch.long)
@@ -268,11 +273,20 @@ def prepared(make, **options):
     """A traced DPSVI whose first steps are behind it."""
     problem, svi = new(make, "trace", **options)
     svi._prepare(problem.data, {})
-    svi._step._unchecked = 0
+    svi._prepared.step._unchecked = 0
     return problem, svi
 
 
-@pytest.mark.parametrize("size", [1, 4, 7, 30, 50])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        4,
+        pytest.param(7, marks=pytest.mark.slow),
+        30,
+        pytest.param(50, marks=pytest.mark.slow),
+    ],
+)
 def test_padding_adds_nothing(monkeypatch, size):
     """In no block, be batches smaller than a pass, larger, or empty."""
     monkeypatch.setattr(RecordSampler, "usual_size", size)
@@ -291,9 +305,9 @@ def test_padding_adds_nothing(monkeypatch, size):
     [
         ("AutoNormal", "latents"),
         ("mixture", "latents"),
-        ("VAE", "latents"),
+        pytest.param("VAE", "latents", marks=pytest.mark.slow),
         ("VAE", "parameters"),
-        ("PyroModule", "latents"),
+        pytest.param("PyroModule", "latents", marks=pytest.mark.slow),
         ("hierarchical", "parameters"),
     ],
 )
@@ -322,7 +336,10 @@ def test_sensitivity(name, privatize):
         torch.testing.assert_close(nan, none)
 
 
-@pytest.mark.parametrize("similar", [1.0, 0.1, 0.01])
+@pytest.mark.parametrize(
+    "similar",
+    [pytest.param(1.0, marks=pytest.mark.slow), pytest.param(0.1, marks=pytest.mark.slow), 0.01],
+)
 def test_rows_of_a_record_that_cancel(similar):
     """Visits of a patient that look alike, with errors of both signs: rounding is no mismatch."""
 
@@ -422,7 +439,7 @@ def test_falls_back(model, guide, named):
 
     with pytest.warns(UserWarning, match=f"runs Pyro code: .*{named}") as caught:
         svi = assert_same(make, **NOISY)
-    assert len(caught) == 1 and svi._step is eager(svi)
+    assert len(caught) == 1 and svi._prepared.step is eager(svi)
 
 
 def test_records_in_a_loop_are_not_traced():
@@ -438,7 +455,7 @@ def test_records_in_a_loop_are_not_traced():
     )
     with pytest.warns(UserWarning, match="one record at a time") as caught:
         svi.step(*problem.data)
-    assert len(caught) == 1 and svi._step is eager(svi)
+    assert len(caught) == 1 and svi._prepared.step is eager(svi)
 
 
 def test_draws_in_place():
@@ -549,7 +566,7 @@ def test_the_same_data_elsewhere():
         for _ in range(2):
             svi.step(*[each.clone() for each in problem.data])
         ends.append(values())
-        assert isinstance(svi._step, TracedStep) == (jit == "trace")
+        assert isinstance(svi._prepared.step, TracedStep) == (jit == "trace")
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
@@ -593,7 +610,7 @@ def test_values_that_a_model_refers_to_may_change(change):
                 change(problem.model.__self__)
             svi.step(*problem.data)
         ends.append(values())
-        assert isinstance(svi._step, TracedStep) == (jit == "trace")
+        assert isinstance(svi._prepared.step, TracedStep) == (jit == "trace")
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 

@@ -73,15 +73,15 @@ def true_fractions(monkeypatch, inference, y):
     else:
         clipped_sum = inference._clipped_sum
 
-        def spy(cavity, *args):
-            note(inference._sites.norms(cavity, torch.arange(len(y))))
-            return clipped_sum(cavity, *args)
+        def spy(prepared, cavity, *args):
+            note(prepared.sites.norms(cavity, torch.arange(len(y))))
+            return clipped_sum(prepared, cavity, *args)
 
         monkeypatch.setattr(inference, "_clipped_sum", spy)
     return found
 
 
-@pytest.mark.parametrize("jit", ["none", "trace", "compile"])
+@pytest.mark.parametrize("jit", ["none", "trace", pytest.param("compile", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [new_svi, new_sep])
 def test_without_noise_it_is_exact(monkeypatch, make, jit):
     """The mean over the last half of the steps, on full batches."""
@@ -187,12 +187,12 @@ def test_noise_of_sep_counts_the_share(monkeypatch):
     for report in (True, False):
         sep = new_sep(noise_multiplier=3.0, damping=1.0, report_clipping=report, generator=0)
         sep.run(y, progress=False)
-        variances.append(sep._average.noise_variance)
+        variances.append(sep._approximation.average.noise_variance)
     assert variances[0] / variances[1] == pytest.approx(1 / 0.99)
     assert variances[1] == pytest.approx((3.0 * 1.5) ** 2)
 
 
-@pytest.mark.parametrize("jit", ["none", "trace"])
+@pytest.mark.parametrize("jit", ["none", pytest.param("trace", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [new_svi, new_sep])
 def test_many_clipped_records_are_warned_of(make, jit):
     y = 0.5 + torch.randn(300)
@@ -259,7 +259,7 @@ def test_a_broken_record_is_no_bit(monkeypatch):
         y[4] = math.nan
         clipped = fixture.svi._sum_type(fixture.svi._blocks(1), "cpu")
         batch = torch.tensor([i for i in range(20) if broken or i != 4])
-        step = fixture.svi._step
+        step = fixture.svi._prepared.step
         step.add(clipped, step.draw(), batch, lambda: np.random.default_rng(0))
         sums.append(exact_sums(clipped))
         pyro.clear_param_store()

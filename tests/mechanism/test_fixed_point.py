@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from sums import exact_sums
 
-from pyro_dp import ConfigurationError, PrivacyAccountant, SubsampledGaussian
+from pyro_dp import ConfigurationError, PrivacyAccountant, PrivacyError, SubsampledGaussian
 from pyro_dp.infer.ep.site_factors import STRUCTURES, LowRank
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -255,3 +255,13 @@ def test_discrete_noise_costs_what_continuous_noise_costs():
     for sigma in (2.0**-16, 0.3, 1.0, 123.456, 2.0**26):
         scale = math.ceil(sigma * _UNITS) + 1
         assert scale**2 - 16 >= int(sigma * _UNITS) ** 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "noise"),
+    [(ClippedSum, SystemGenerator()), (FixedPointSum, np.random.default_rng(0))],
+)
+def test_noise_of_the_other_kind_is_refused(kind, noise):
+    total, event = kind([Block(1, 1.0)]), SubsampledGaussian(1.0)
+    with pytest.raises(PrivacyError, match="FixedPointSum"):
+        release(total, accountant=PrivacyAccountant(), event=event, noise=noise)

@@ -10,6 +10,7 @@ import torch
 from problems import (
     PROBLEMS,
     Fixture,
+    in_turns,
     logistic,
     logistic_subsampled,
     regression_data,
@@ -129,7 +130,9 @@ def test_sensitivity_is_exact(monkeypatch, name, privatize):
     assert 0 < moved <= 4 * _UNITS**2
 
 
-@pytest.mark.parametrize("jit", ["none", "trace", "compile"])
+@pytest.mark.parametrize(
+    "jit", ["none", *(pytest.param(each, marks=pytest.mark.slow) for each in ("trace", "compile"))]
+)
 def test_noise_is_added_at_the_right_scale(monkeypatch, entropy, jit):
     """Kolmogorov-Smirnov, which rejects two thirds and three halves of it; no autocorrelation."""
     fixture = Fixture(
@@ -170,7 +173,8 @@ def test_all_blocks_and_microbatches(monkeypatch, entropy):
 
 @pytest.mark.parametrize(
     ("name", "jit"),
-    [(n, "trace") for n in ("AutoNormal", "mixture", "PyroModule", "VAE")] + [("VAE", "compile")],
+    [(n, "trace") for n in ("AutoNormal", "mixture", "PyroModule", "VAE")]
+    + [pytest.param("VAE", "compile", marks=pytest.mark.slow)],
 )
 def test_graphs_give_the_same_integers(monkeypatch, name, jit):
     """But for a unit, where a coordinate lies on the grid and is rounded otherwise."""
@@ -239,8 +243,7 @@ def test_calibrates():
     assert 0.99 < accountant.get_epsilon() <= 1.0
 
 
-@pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("moments", ["linear", "stein"])
+@pytest.mark.parametrize("moments, secure", in_turns(["linear", "stein"], [False, True]))
 def test_graphs_of_sites_give_the_same_sums(monkeypatch, moments, secure):
     """DPSEP's, which needs no tracing and is not traced in other tests."""
     sums = []

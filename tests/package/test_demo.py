@@ -77,7 +77,7 @@ def test_table_says_what_was_missed():
     assert "9 of 10" in lines[11]
 
 
-def test_dpsvi_has_not_arrived(data):
+def test_dpsvi_has_not_arrived(data, as_users_run_it):
     """The default run's table says so, for the intercept and for chronic diseases."""
     torch.set_default_dtype(torch.float32)
     private = demo.fit_dpsvi(*data, demo.PrivacyAccountant(1.0), seed=0)

@@ -18,6 +18,7 @@ from pyro_dp import ModelError, PrivacyAccountant
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "leaks.md"
@@ -63,25 +64,24 @@ class Planted(IterativeMechanism):
     def __init__(self, fault):
         self.fault = fault
         self.kept = 0.0
-        super().__init__(
+        settings = ReleaseSettings(
             accountant=PrivacyAccountant(neighboring="replace_one"),
             num_steps=STEPS,
             noise_multiplier=1.0,
             bound=1.0,
             sample_rate=1.0,
             sampling="full",
-            microbatch_size=None,
             generator=0,
-            secure=False,
         )
+        super().__init__(settings)
 
     def step(self, x):
-        self._sampler = RecordSampler("full", len(x), 1.0)
+        sampler = RecordSampler("full", len(x), 1.0)
         loc = pyro.param("loc", torch.zeros(2))
-        rows = x[self._sample(self._steps)] - torch.tensor([80.0, 180.0])
+        rows = x[self._sample(sampler, self._steps)] - torch.tensor([80.0, 180.0])
         clipped = ClippedSum([Block(2, self._bound)])
         clipped.add(self.fault(self, x, rows))
-        (released,) = self._release(clipped)
+        (released,) = self._release(clipped, sampler)
         loc.data += 0.001 * released
         return 0.0
 

@@ -66,7 +66,7 @@ USES = {
         mechanism.iterative.IterativeMechanism._account_and_release
         mechanism.iterative.IterativeMechanism._sample infer.svi.dpsvi.DPSVI.step
         infer.ep.dpsep.DPSEP._clipped_sum baselines.dpsgld.DPSGLD.step
-        vips.inference.VIPS._release_expected nonprivate.NonPrivate._looking
+        vips.inference.VIPS._release_expected mechanism.nonprivate.NonPrivate._read
         records.record_term_builder._stream vips.isolated_model._public_draws
         pipeline.private_selection.private_selection
         pipeline.private_selection.private_selection
@@ -80,7 +80,7 @@ USES = {
     """,  # the fifth writes the journal; the last computes with a ledger of its own
     "record_nonprivate": "accounting.accountant.PrivacyAccountant accounting.looks.mark_look",
     "mark_look": """
-        accounting.looks nonprivate nonprivate.NonPrivate._looking baselines.ep
+        accounting.looks mechanism.nonprivate mechanism.nonprivate.NonPrivate._read baselines.ep
         baselines.ep.EP.run
     """,
     # Imports of whatever there is.
@@ -180,14 +180,24 @@ PLANTED = {
         "_totals",
         "sep.f",
     ),
-    "alias": ("private_steps", "peek = ClippedSum._noisy", "_noisy", "private_steps"),
-    "alias within": ("mechanisms", "peek = ClippedSum._noisy", "_noisy", "mechanisms"),
-    "alias of the door": ("private_steps", "again = release", "release", "private_steps"),
+    "alias": ("mechanism.iterative", "peek = ClippedSum._noisy", "_noisy", "mechanism.iterative"),
+    "alias within": (
+        "mechanism.clipping",
+        "peek = ClippedSum._noisy",
+        "_noisy",
+        "mechanism.clipping",
+    ),
+    "alias of the door": (
+        "mechanism.iterative",
+        "again = release",
+        "release",
+        "mechanism.iterative",
+    ),
     "subclass": (
-        "grid_sums",
+        "mechanism.fixed_point",
         "class Mine(ClippedSum):\n    def _noisy(self, *given): return self.blocks",
         "_noisy",
-        "grid_sums.Mine",
+        "mechanism.fixed_point.Mine",
     ),
     "through super": (
         "svi",
@@ -195,13 +205,13 @@ PLANTED = {
         "_exact_sums",
         "svi.Mine.f",
     ),
-    "imported": ("svi", "from pyro_dp.mechanism.clipping import release", "release", "svi"),
-    "imported as": ("svi", "from pyro_dp.mechanism.clipping import release as r", "release", "svi"),
+    "imported": ("svi", "from pyro_dp.mechanism.release import release", "release", "svi"),
+    "imported as": ("svi", "from pyro_dp.mechanism.release import release as r", "release", "svi"),
     "again as": (
-        "private_steps",
-        "from pyro_dp.mechanism.clipping import release as r",
+        "mechanism.iterative",
+        "from pyro_dp.mechanism.release import release as r",
         "release",
-        "private_steps",
+        "mechanism.iterative",
     ),
     "from another": ("svi", "from pyro_dp.mechanism.iterative import release", "release", "svi"),
     "module": (
@@ -259,10 +269,14 @@ def test_a_second_one_is_found(kind):
 @pytest.mark.parametrize(
     "module, old, new",
     [
-        ("mechanisms", "return clipped._noisy(sigmas, noise)", "a = clipped._noisy(sigmas, noise)"),
-        ("mechanisms", "    accountant.record(event)\n", ""),
-        ("private_steps", "import ClippedSum, release\n", "import ClippedSum, release as r\n"),
-        ("private_steps", "released = release(", "released = r("),
+        (
+            "mechanism.release",
+            "return clipped._noisy(sigmas, noise)",
+            "a = clipped._noisy(sigmas, noise)",
+        ),
+        ("mechanism.release", "    accountant.record(event)\n", ""),
+        ("mechanism.iterative", "import release\n", "import release as r\n"),
+        ("mechanism.iterative", "released = release(", "released = r("),
     ],
 )
 def test_neither_twice_nor_left_out(module, old, new):

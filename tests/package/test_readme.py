@@ -1,23 +1,33 @@
-"""The README's example runs as printed."""
+"""The examples of README and docs run as printed, and their links lead somewhere."""
 
 import re
 from pathlib import Path
 
 import pyro
+import pytest
 import torch
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+# In reading order: all go on from the data of the first, and the later ones from docs/dpsvi.md.
+PAGES = ("README.md", "docs/dpsvi.md", "docs/dpsep.md", "docs/vips.md", "docs/trust.md")
+TEXTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 
 
-def test_examples(capsys, tmp_path, monkeypatch):
-    """DPSVI, DPSEP, VIPS, a run with a journal, then latents per record, on the same data."""
+def examples(path):
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
+    """DPSVI twice and with latents per record, DPSEP, VIPS, a run with a journal: the same data."""
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
-    examples = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    assert len(examples) == 5
-    assert len([line for line in examples[0].splitlines() if line]) <= 20
+    codes = [code for page in PAGES for code in examples(ROOT / page)]
+    assert len(codes) == 6
+    assert len(examples(ROOT / "README.md")) == 1
+    for code in codes[:2]:
+        assert len([line for line in code.splitlines() if line]) <= 20
     scope = {}
-    for code in examples:
+    for code in codes:
         pyro.clear_param_store()
         exec(re.sub(r"run\((.*), y\)", r"run(\1, y, progress=False)", code), scope)
         assert 0.99 < scope["accountant"].get_epsilon() <= 1.0
@@ -26,3 +36,16 @@ def test_examples(capsys, tmp_path, monkeypatch):
         if "report" in code:
             assert "0.9" in scope["report"] and (tmp_path / "study.journal").exists()
         assert (w - torch.tensor([1.0, -0.5, 0.0, 0.3])).abs().max() < 0.3
+
+
+def test_no_example_is_left_out():
+    """Those of docs/errors.md are wrong on purpose, and have a test of their own."""
+    with_code = {path.relative_to(ROOT).as_posix() for path in TEXTS if examples(path)}
+    assert with_code == {*PAGES, "docs/errors.md"}
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.name)
+def test_links(text):
+    targets = re.findall(r"\]\(([^)\s]+)\)", text.read_text())
+    here = [target.split("#")[0] for target in targets if "://" not in target]
+    assert not [target for target in here if not (text.parent / target).exists()]

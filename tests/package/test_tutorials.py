@@ -4,6 +4,7 @@ The deadline counts the kernel's processor time: a busy machine makes no noteboo
 none, so there is a generous limit of wall time, too.
 """
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,20 @@ def _one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.slow
 def test_runs(notebook, tmp_path):
     if (message := failure(notebook, tmp_path)) is not None:
         pytest.fail(message, pytrace=False)
+
+
+def test_imports(notebook):
+    """What it needs of the package is there: the quick part of what ``test_runs`` shows."""
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    code = "\n".join(line for line in code.splitlines() if not line.startswith("%"))
+    tree = ast.parse(code)
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert any("pyro_dp" in ast.unparse(node) for node in imports)
+    exec(compile(ast.Module(imports, []), "imports", "exec"), {})
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,9 @@ def sums(monkeypatch):
     kept = []
     release = standard_scaler._MomentRelease._release
 
-    def watched(self, clipped):
+    def watched(self, clipped, sampler):
         kept.append(clipped)
-        return release(self, clipped)
+        return release(self, clipped, sampler)
 
     monkeypatch.setattr(standard_scaler._MomentRelease, "_release", watched)
     return kept

@@ -147,7 +147,7 @@ def watch(monkeypatch):
 
 
 def leaves(svi):
-    return svi._term.local.leaves
+    return svi._prepared.term.local.leaves
 
 
 def rows(svi):
@@ -164,9 +164,9 @@ def test_rows_are_found_and_no_part_of_a_release(monkeypatch, name):
         fixture = new(monkeypatch, make(), sampling="full", privatize=privatize)
         fixture.svi.step(*regression_data())
         assert leaves(fixture.svi).keys() == expected
-        assert fixture.svi._term.vectorizes
-        assert not expected & fixture.svi._parameters.keys()
-        globals_ = sum(leaf.numel() for leaf in fixture.svi._parameters.values())
+        assert fixture.svi._prepared.term.vectorizes
+        assert not expected & fixture.svi._prepared.parameters.keys()
+        globals_ = sum(leaf.numel() for leaf in fixture.svi._prepared.parameters.values())
         assert fixture.released[0][0].numel() == (3 if privatize == "latents" else globals_)
 
 
@@ -200,8 +200,8 @@ def test_nested_plates_and_other_dimensions(monkeypatch):
     before = rows(fixture.svi)
     fixture.svi.step(x)
     dims = {"pi_at": 0, "across": 1, "z_loc": 0}
-    assert fixture.svi._term.local.dims == dims
-    assert fixture.svi._term.vectorizes
+    assert fixture.svi._prepared.term.local.dims == dims
+    assert fixture.svi._prepared.term.vectorizes
     for name, now in rows(fixture.svi).items():
         moved = (now != before[name]).movedim(dims[name], 0).reshape(SIZE, -1).any(1)
         assert moved.nonzero().flatten().tolist() == BATCH
@@ -327,17 +327,19 @@ def test_sensitivity_to_local_state(monkeypatch, name, privatize):
     options = dict(privatize=privatize, loss_clip=2.0, max_grad_norm=AdaptiveClip(initial=0.5))
     svi, data = new(monkeypatch, GUIDES[name][0](), **options).svi, regression_data()
     svi._prepare(data, {})
-    usual, draws = rows(svi), svi._step.draw()
+    usual, draws = rows(svi), svi._prepared.step.draw()
 
     def sums(batch, state=None):
-        clipped = ClippedSum(svi._blocks(svi._step.size(draws)))
+        clipped = ClippedSum(svi._blocks(svi._prepared.step.size(draws)))
         with torch.no_grad():
             for key, leaf in leaves(svi).items():
                 leaf.copy_(usual[key])
                 if state is not None:
                     leaf[4] = state
         public = torch.get_rng_state()
-        svi._step.add(clipped, draws, torch.tensor(batch), lambda: np.random.default_rng(0))
+        svi._prepared.step.add(
+            clipped, draws, torch.tensor(batch), lambda: np.random.default_rng(0)
+        )
         assert torch.equal(torch.get_rng_state(), public)
         return exact_sums(clipped)
 
@@ -362,7 +364,7 @@ def test_public_draws_do_not_depend_on_local_state(monkeypatch):
         with torch.no_grad():
             for leaf in leaves(svi).values():
                 leaf.fill_(state)
-        (particle,) = svi._step.draw()
+        (particle,) = svi._prepared.step.draw()
         seen.append((particle.latents["w"].detach(), particle.loss.detach(), torch.get_rng_state()))
     for other in seen[1:]:
         assert all(map(torch.equal, other, seen[0]))
@@ -407,13 +409,13 @@ def test_state_of_others_never_reaches_a_record(monkeypatch):
                 if hostile:
                     leaf[[i for i in range(SIZE) if i not in (1, 8)]] = math.nan
         indices = torch.tensor([1, 8])
-        particle = svi._step.draw()[0]
+        particle = svi._prepared.step.draw()[0]
         assert math.isfinite(particle.loss.item())
         stream = LocalStream(Randomness(0).stream("local", 0))
-        local = svi._term.local.rows(indices)
-        batch = Batch(indices, svi._records.rows(indices), stream, local_rows=local)
-        for way in (svi._term.vectorized, svi._term.looped):
-            found = way(svi._records, particle, batch)
+        local = svi._prepared.term.local.rows(indices)
+        batch = Batch(indices, svi._prepared.records.rows(indices), stream, local_rows=local)
+        for way in (svi._prepared.term.vectorized, svi._prepared.term.looped):
+            found = way(svi._prepared.records, particle, batch)
             gradients.append({**found.latents, **found.local, "loss": found.losses})
     for other in gradients[1:]:
         for name, value in gradients[0].items():
@@ -479,9 +481,9 @@ def test_equals_svi(monkeypatch, name, privatize):
     monkeypatch.setattr(
         LocalStream, "normal", lambda self, i, draw, size: _NORMALS[i, None].numpy()
     )
-    ours = fit_dpsvi(make, steps=30, privatize=privatize)
+    ours = fit_dpsvi(make, steps=12, privatize=privatize)
     with _FixedDraws():
-        theirs = fit_svi(make, steps=30)
+        theirs = fit_svi(make, steps=12)
     assert ours.keys() == theirs.keys() and GUIDES[name][1] <= ours.keys()
     start(make)
     before = values()
@@ -534,7 +536,7 @@ def test_a_row_moves_as_if_it_were_trained_alone(monkeypatch):
         torch.testing.assert_close(rows(svi)["own_at"][i], alone.detach(), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("jit", ["none", "trace"])
+@pytest.mark.parametrize("jit", ["none", pytest.param("trace", marks=pytest.mark.slow)])
 def test_microbatches_change_nothing(monkeypatch, jit):
     runs, data = [], regression_data()
     for size in (None, 1, 7):

@@ -50,13 +50,13 @@ def prepared(name, **options):
 def test_vectorized_equals_loop(name):
     """On the same global and local draws; no used parameter has a zero gradient."""
     svi, _ = prepared(name)
-    assert svi._term.vectorizes
+    assert svi._prepared.term.vectorizes
     particle = eager(svi).draw()[0]
     indices = torch.tensor([0, 3, 4, 11, 29])
-    rows = svi._records.rows(indices)
+    rows = svi._prepared.records.rows(indices)
     batch = Batch(indices, rows, local_stream())
-    vectorized = svi._term.vectorized(svi._records, particle, batch)
-    looped = svi._term.looped(svi._records, particle, batch)
+    vectorized = svi._prepared.term.vectorized(svi._prepared.records, particle, batch)
+    looped = svi._prepared.term.looped(svi._prepared.records, particle, batch)
     torch.testing.assert_close(vectorized.losses, looped.losses, rtol=1e-9, atol=1e-11)
     for part in ("latents", "parameters"):
         one, other = getattr(vectorized, part), getattr(looped, part)
@@ -70,12 +70,12 @@ def test_vectorized_equals_loop(name):
 def test_parameter_coordinates(name):
     """Pulled back per record = that record's loss, differentiated through the guide."""
     svi, _ = prepared(name, privatize="parameters")
-    term, records = svi._term, svi._records
+    term, records = svi._prepared.term, svi._prepared.records
     particle = eager(svi).draw()[0]
     indices = torch.tensor([1, 7])
     rows = records.rows(indices)
     gradients = term.gradients(records, particle, Batch(indices, rows, local_stream()))
-    coordinates = ParameterCoordinates([particle], term, svi._parameters)
+    coordinates = ParameterCoordinates([particle], term, svi._prepared.parameters)
     per_record = flat(coordinates.per_record([gradients]))
     assert per_record.shape == (2, coordinates.size)
     for b, index in enumerate(indices):
@@ -105,8 +105,8 @@ def test_loss_adds_up(name):
     expected = problem.loss.differentiable_loss(problem.model, problem.guide, *problem.data)
     pyro.set_rng_seed(3)
     particle = eager(svi).draw()[0]
-    batch = Batch(torch.arange(30), svi._records.rows(torch.arange(30)), local_stream())
-    losses = svi._term.vectorized(svi._records, particle, batch).losses
+    batch = Batch(torch.arange(30), svi._prepared.records.rows(torch.arange(30)), local_stream())
+    losses = svi._prepared.term.vectorized(svi._prepared.records, particle, batch).losses
     torch.testing.assert_close(particle.loss + losses.sum(), torch.as_tensor(expected))
 
 
@@ -116,15 +116,18 @@ def test_several_particles_are_blocks():
     drawn = eager(svi).draw()
     assert len(drawn) == 3
     indices = torch.arange(4)
-    rows = svi._records.rows(indices)
+    rows = svi._prepared.records.rows(indices)
     each = [
-        svi._term.gradients(svi._records, p, Batch(indices, rows, local_stream())) for p in drawn
+        svi._prepared.term.gradients(svi._prepared.records, p, Batch(indices, rows, local_stream()))
+        for p in drawn
     ]
-    latents = LatentCoordinates(drawn, svi._term, svi._parameters)
+    latents = LatentCoordinates(drawn, svi._prepared.term, svi._prepared.parameters)
     torch.testing.assert_close(latents.per_record(each), [g.latents["w"] / 3 for g in each])
-    parameters = ParameterCoordinates(drawn, svi._term, svi._parameters)
+    parameters = ParameterCoordinates(drawn, svi._prepared.term, svi._prepared.parameters)
     alone = [
-        flat(ParameterCoordinates([p], svi._term, svi._parameters).per_record([g]))
+        flat(
+            ParameterCoordinates([p], svi._prepared.term, svi._prepared.parameters).per_record([g])
+        )
         for p, g in zip(drawn, each, strict=True)
     ]
     torch.testing.assert_close(flat(parameters.per_record(each)), sum(alone) / 3)
@@ -153,10 +156,10 @@ def test_score_function_of_a_global_site():
     )
     svi._prepare((x,), {})
     particle = eager(svi).draw()[0]
-    gradients = svi._term.gradients(
-        svi._records, particle, Batch(torch.arange(10), [x], local_stream())
+    gradients = svi._prepared.term.gradients(
+        svi._prepared.records, particle, Batch(torch.arange(10), [x], local_stream())
     )
-    coordinates = ParameterCoordinates([particle], svi._term, svi._parameters)
+    coordinates = ParameterCoordinates([particle], svi._prepared.term, svi._prepared.parameters)
     k = particle.fixed["k"]
     loss = -dist.Normal(k, 1.0).log_prob(x)
     score = k - torch.sigmoid(torch.tensor(0.3))
@@ -242,14 +245,14 @@ def test_score_function_of_a_local_site():
         noise_multiplier=1.0,
     )
     svi._prepare((x,), {})
-    assert svi._term.vectorizes
+    assert svi._prepared.term.vectorizes
     particle = eager(svi).draw()[0]
     for index in range(10):  # one at a time: the draw itself comes from torch
         batch = Batch(torch.tensor([index]), [x[index : index + 1]], local_stream())
         torch.manual_seed(index)
-        vectorized = svi._term.vectorized(svi._records, particle, batch)
+        vectorized = svi._prepared.term.vectorized(svi._prepared.records, particle, batch)
         torch.manual_seed(index)
-        looped = svi._term.looped(svi._records, particle, batch)
+        looped = svi._prepared.term.looped(svi._prepared.records, particle, batch)
         torch.testing.assert_close(vectorized.losses, looped.losses)
         torch.testing.assert_close(vectorized.parameters, looped.parameters)
 
@@ -298,7 +301,7 @@ def test_reparameterised_local_draws(distribution):
     assert (pyro.param("w") - start).abs() > 0
     particle = eager(svi).draw()[0]
     batch = Batch(torch.arange(6), [x], local_stream())
-    gradients = svi._term.gradients(svi._records, particle, batch).parameters["w"]
+    gradients = svi._prepared.term.gradients(svi._prepared.records, particle, batch).parameters["w"]
     assert len(gradients.unique()) == 6, "every record has its own draw"
 
 
@@ -322,6 +325,6 @@ def test_draws_in_place():
         svi._prepare((x,), {})
     batch = Batch(torch.arange(5), [x], local_stream())
     particle = eager(svi).draw()[0]
-    gradients = svi._term.gradients(svi._records, particle, batch).latents["w"]
+    gradients = svi._prepared.term.gradients(svi._prepared.records, particle, batch).latents["w"]
     jitter = local_stream().normal(torch.arange(5).numpy(), 0, 1)[:, 0]
     torch.testing.assert_close(gradients, particle.latents["w"].detach() + torch.tensor(jitter))

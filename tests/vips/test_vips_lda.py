@@ -191,7 +191,7 @@ def sums_of(monkeypatch, counts, batch, **options):
     fixture = Fixture(monkeypatch, model_of(**options), sample_rate=0.5, generator=0)
     torch.manual_seed(0)
     fixture.vips.step(corpus(30, seed=5)[0])
-    fixture.vips._data = None  # as in a run that was resumed
+    fixture.vips._first = None  # as in a run that was resumed
     with monkeypatch.context() as patch:
         patch.setattr(
             pyro_dp.mechanism.sampling.RecordSampler, "draw", lambda *_: torch.tensor(batch)

@@ -12,12 +12,13 @@ gamma / N per record: there the signal-to-noise ratio of one step is that of one
 """
 
 import contextlib
-import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyro
 import torch
 from torch import Tensor
@@ -25,20 +26,21 @@ from torch.distributions import MultivariateNormal
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
-from pyro_dp.infer.ep.average_factor import AverageFactor
+from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.gaussian import Gaussian
-from pyro_dp.infer.ep.noise_aware import mean_noise
 from pyro_dp.infer.ep.problem import EPProblem, require_moments
 from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
-from pyro_dp.infer.ep.step_control import StepControl
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
+from pyro_dp.records.prepared import Prepared
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning, ModelError
-from pyro_dp.utils.linalg import apply, capped, cholesky, dense, floored, inverse
+from pyro_dp.utils.linalg import cholesky, dense
+from pyro_dp.utils.rng import private_rng
 from pyro_dp.utils.validation import (
     require_choice,
     require_flag,
@@ -47,9 +49,7 @@ from pyro_dp.utils.validation import (
     value_at,
 )
 
-_LARGEST_FULL = 1200  # latents
 _STATE = ("settings", "average", "control", "mean_noise", "gaussians")
-_GAUSSIANS = ("_posterior", "_prior", "_factor")
 _UNSETTLED = (
     "The posterior did not settle, and is not to be used: {count} of the last {judged} estimates "
     "were left aside, or made where the gradient stood out of the noise. Try DPSVI, other "
@@ -62,7 +62,18 @@ _HIDDEN = (
 )
 
 
-class DPSEP(PrivateInference):
+@dataclass(frozen=True, eq=False)
+class PreparedSites(Prepared):
+    """
+    :param problem: guide, prior and likelihood.
+    :param sites: computes the releases.
+    """
+
+    problem: EPProblem
+    sites: SiteSum
+
+
+class DPSEP(PrivateInference[PreparedSites]):
     """Differentially private stochastic expectation propagation: the guide is the result.
 
     The posterior is approximated by q = prior * f^N, with one Gaussian factor f for the average
@@ -138,6 +149,8 @@ class DPSEP(PrivateInference):
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 
+    num_steps: int
+
     def __init__(
         self,
         model: Callable,
@@ -180,28 +193,30 @@ class DPSEP(PrivateInference):
         self.damping = damping
         self.centred = centred
         self.noise_aware = noise_aware
-        super().__init__(
-            model,
-            guide,
+        settings = ReleaseSettings(
             accountant=accountant,
             num_steps=num_steps,
             noise_multiplier=noise_multiplier,
             bound=max_factor_norm,
-            plate=plate,
             sample_rate=sample_rate,
             sampling=sampling,
             microbatch_size=microbatch_size,
-            slice_data=slice_data,
-            jit=jit,
             generator=generator,
             secure=secure,
+        )
+        super().__init__(
+            model,
+            guide,
+            settings,
+            plate=plate,
+            slice_data=slice_data,
+            jit=jit,
             report_clipping=report_clipping,
         )
         default_weight = 1.0 if max_factor_norm == math.inf else 2.0 / max_factor_norm
         self._weight = precision_weight or default_weight
         self._share = 1.0 - (self._bit.share if self._bit else 0.0)
-        self._problem: EPProblem | None = None
-        self._average: AverageFactor | None = None
+        self._known: Approximation | None = None  # from the first look on
         self._loaded: dict[str, Any] | None = None  # until the first step
 
     _bound_name = "max_factor_norm"
@@ -216,23 +231,33 @@ class DPSEP(PrivateInference):
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         :raises ConfigurationError: with these settings the posterior left the finite numbers.
         """
-        self._prepare(args, kwargs)
+        prepared = self._prepare(args, kwargs)
         damping = self._fixed_damping()
         position = self.accountant.position
-        cavity = self._posterior / self._factor ** (1 / self._records.plate.size)
-        clipped = self._clipped_sum(cavity, self._sample(position), position)
-        released, *bit = self._release(clipped)
-        if bit:
-            self._add_bit(*bit)
-        with self._all_or_nothing():
-            change = self._update(self._estimate(released, cavity), cavity, damping)
-            self._advance()
-            mean, covariance = self._reported(self.noise_aware)
+        cavity = self._approximation.cavity(prepared.records.plate.size)
+        batch = self._draw_records(prepared, position)
+        clipped = self._clipped_sum(prepared, cavity, batch, position)
+        released, *bit = self._release(clipped, prepared.sampler)
+        if self._bit:
+            self._add_bit(self._bit, bit[0], prepared)
+        with _within_the_numbers():
+            rate = prepared.sampler.sample_rate
+            change, approximation = self._approximation.updated(
+                released, cavity, damping=damping, noise=self._noise(rate), sample_rate=rate
+            )
+            mean, covariance = approximation.moments(self.noise_aware)
             variances = covariance if covariance.dim() == 1 else covariance.diagonal()
             if not (mean.isfinite().all() and covariance.isfinite().all() and variances.min() > 0):
                 raise ArithmeticError
-            self._problem.guide.write(mean, covariance)
+            prepared.problem.guide.write(mean, covariance)
+        self._known = approximation
         return change
+
+    @property
+    def _approximation(self) -> Approximation:
+        if self._known is None:
+            raise ConfigurationError("There is no posterior before the first step.")
+        return self._known
 
     @torch.no_grad()
     def posterior(self, noise_aware: bool = True) -> MultivariateNormal:
@@ -246,9 +271,7 @@ class DPSEP(PrivateInference):
             variances are those of a mean field.
         :raises ConfigurationError: no step was taken yet.
         """
-        if self._average is None:
-            raise ConfigurationError("There is no posterior before the first step.")
-        mean, covariance = self._reported(noise_aware)
+        mean, covariance = self._approximation.moments(noise_aware)
         return MultivariateNormal(mean, scale_tril=cholesky(dense(covariance)))
 
     def state_dict(self) -> dict[str, Any]:
@@ -259,16 +282,10 @@ class DPSEP(PrivateInference):
 
         :raises ConfigurationError: no step was taken yet.
         """
-        if self._average is None:
+        if self._known is None:
             raise ConfigurationError("There is no state before the first step.")
-        gaussians = {name: getattr(self, name) for name in _GAUSSIANS}
-        return self._state() | {
-            "settings": self._shaping_settings(),
-            "average": self._average.state(),
-            "control": self._control.state(),
-            "mean_noise": self._mean_noise,
-            "gaussians": {name: (each.eta, each.precision) for name, each in gaussians.items()},
-        }
+        own = self._approximation.state()
+        return self._state() | {"settings": self._shaping_settings()} | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state; before the first step it is taken up there.
@@ -281,13 +298,15 @@ class DPSEP(PrivateInference):
         for name, value in self._shaping_settings().items():
             if state["settings"].get(name) != value:
                 raise ConfigurationError(f"{name} differs from that of the saved run.")
-        if self._average is not None:
-            self._require_same_latents(state)
+        known = self._known
+        if known is not None:
+            known.require_same_latents(state)
         self._load_state(state)
-        self._loaded = state
-        if self._average is not None:
-            self._resume(self._posterior.eta.device)
-            self._problem.guide.write(*self._reported(self.noise_aware))
+        if known is None:
+            self._loaded = state
+        else:
+            self._known = known.resumed(state, known.posterior.eta.device)
+            known.problem.guide.write(*self._approximation.moments(self.noise_aware))
 
     def _shaping_settings(self) -> dict[str, Any]:
         """Without the same ones, a state means something else."""
@@ -298,134 +317,84 @@ class DPSEP(PrivateInference):
             "centred": self.centred,
         }
 
-    def _require_same_latents(self, state: dict[str, Any]) -> None:
-        _, precision = state["gaussians"]["_posterior"]
-        if precision.shape != self._posterior.precision.shape:
-            raise ModelError("The latents are not those of the saved run.")
-
-    def _resume(self, device: torch.device) -> None:
-        state, self._loaded = self._loaded, None
-        self._average.load(state["average"], device)
-        self._control.load(state["control"], device)
-        self._mean_noise = state["mean_noise"].to(device)
-        for name in _GAUSSIANS:
-            setattr(self, name, Gaussian(*state["gaussians"][name]).to(device))
-
     def _shown(self) -> dict[str, Any]:
-        moments = self.moments if self._problem is None else self._problem.moments.name
-        precision = self.precision if self._average is None else self._average.structure.name
+        moments, precision = self.moments, self.precision
+        if self._known is not None:
+            moments = self._known.problem.moments.name
+            precision = self._known.average.structure.name
         return {"moments": moments, "precision": precision} | super()._shown()
 
     def _warnings(self) -> list[Warning]:
-        warnings, control = super()._warnings(), self._control
+        warnings, control = super()._warnings(), self._approximation.control
         if not control.settled:
             text = _UNSETTLED.format(count=control.unsettled, judged=control.judged)
             warnings.append(ConvergenceWarning(text))
-        hidden, dim = self._average.hidden(), len(self._problem.places)
+        hidden = self._approximation.average.hidden()
+        dim = len(self._approximation.problem.places)
         if self.noise_multiplier > 0 and 2 * hidden > dim:
             warnings.append(ConvergenceWarning(_HIDDEN.format(hidden=hidden, dim=dim)))
         return warnings
 
-    def _build(self, records: Records, sampler: RecordSampler) -> None:
+    def _build(self, records: Records, sampler: RecordSampler) -> PreparedSites:
         started, before = initialised(self.guide), set(pyro.get_param_store().keys())
         problem = EPProblem.build(
             self.model, self.guide, records, self.moments, self.microbatch_size
         )
-        if self._average is not None and not torch.equal(problem.places, self._problem.places):
+        known = self._known
+        if known is not None and not torch.equal(problem.places, known.problem.places):
             raise ModelError("The latents that records see changed between two steps.")
         if started or before & problem.guide.names:
             self._note_earlier_values()
-        self._problem = problem
-        if self._average is None:
-            self._start()
+        approximation = replace(known, problem=problem) if known else self._start(problem)
         if self._loaded is not None:
-            self._require_same_latents(self._loaded)
-            self._resume(records.device)
-        self._sites = self._site_sums(records, sampler)
-
-    def _site_sums(self, records: Records, sampler: RecordSampler) -> SiteSum:
-        sums = SiteSum(
-            self._problem,
+            approximation.require_same_latents(self._loaded)
+            approximation = approximation.resumed(self._loaded, records.device)
+        self._known, self._loaded = approximation, None
+        sites = SiteSum(
+            problem,
             records,
-            self._average.structure,
+            approximation.average.structure,
             centred=self.centred,
             weight=self._weight,
             has_bit=self._bit is not None,
             microbatch_size=self.microbatch_size,
         )
-        if self._problem.likelihood.term.vectorizes:
-            self._traced(partial(sums.trace, self._posterior, self._sum_type, sampler.usual_size))
-        return sums
+        if problem.likelihood.term.vectorizes:
+            trace = partial(
+                sites.trace, approximation.posterior, self._sum_type, sampler.usual_size
+            )
+            self._traced(trace, records)
+        return PreparedSites(records, sampler, problem, sites)
 
-    def _is_current(self) -> bool:
-        return super()._is_current() and self._problem.guide.is_current()
+    def _start(self, problem: EPProblem) -> Approximation:
+        return Approximation.start(
+            problem,
+            precision=self.precision,
+            weight=self._weight,
+            centred=self.centred,
+            steered=self.damping is None,
+            num_steps=self.num_steps,
+        )
 
-    def _start(self) -> None:
-        """The guide's initial values are the first q, and f^N = q / prior."""
-        guide, widths = self._problem.guide, self._problem.widths
-        name = self.precision or ("full" if sum(widths) <= _LARGEST_FULL else "shared")
-        mean, covariance = guide.read()
-        covariance = dense(covariance)
-        covariance = covariance if name == "full" else covariance.diagonal()
-        self._posterior = Gaussian.from_moments(mean, covariance)
-        self._prior = self._problem.prior.factor(mean, self._posterior.covariance)
-        factor = (self._posterior / self._prior).restricted(self._problem.places)
-        structure = STRUCTURES[name](widths)
-        self._average = AverageFactor(structure, factor, mean[self._problem.places])
-        moments = self._problem.moments
-        careful = moments.curved or moments.name == "stein"
-        floor = dense(self._posterior.precision).diagonal().mean().item() if careful else 0.0
-        self._control = StepControl(self.num_steps, moments.curved, floor)
-        self._advance()
-        self._mean_noise = torch.zeros_like(mean)
+    def _is_current(self, prepared: PreparedSites) -> bool:
+        return super()._is_current(prepared) and prepared.problem.guide.is_current()
 
-    @contextlib.contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """An update that fails leaves everything as the step before did; the release is spent."""
-        before = dict(vars(self), _average=copy.copy(self._average))
-        before["_control"] = copy.copy(self._control)
-        try:
-            yield
-        except BaseException as error:
-            vars(self).update(before)
-            if isinstance(error, (ArithmeticError, torch.linalg.LinAlgError)):
-                raise ConfigurationError(
-                    "The posterior left the finite numbers, and stays where it was; the release "
-                    "was spent. Use a smaller max_factor_norm or damping, or other units."
-                ) from None
-            raise
-
-    def _advance(self) -> None:
-        """The posterior, from the average factor and the prior refined at the last posterior."""
-        self._prior = self._problem.prior.factor(self._posterior.mean, self._posterior.covariance)
-        self._factor = self._projected()
-        self._posterior = self._prior * self._factor
-
-    def _projected(self) -> Gaussian:
-        """f^N as the next step stands on it."""
-        least = self._control.floor if self.damping is None else 0.0
-        return self._on_all(self._average.projected(least))
-
-    def _on_all(self, factor: Gaussian) -> Gaussian:
-        """A factor of the latents that records see, as one of all latents."""
-        return factor.embedded(self._problem.places, self._problem.guide.size)
-
-    def _clipped_sum(self, cavity: Gaussian, indices: Tensor, position: int) -> ClippedSum:
-        """Per-record sites, clipped and summed, one microbatch after the other."""
-        size = len(self._problem.places) + self._average.structure.size
+    def _clipped_sum(
+        self, prepared: PreparedSites, cavity: Gaussian, indices: Tensor, position: int
+    ) -> ClippedSum:
+        """Sites of these records, clipped and summed, one microbatch after the other."""
+        size = len(prepared.problem.places) + self._approximation.average.structure.size
         blocks = [Block(size, self._bound, self._share), *([self._bit] if self._bit else [])]
-        clipped = self._sum_type(blocks, self._records.device)
-        self._sites.add(clipped, cavity, indices, self._randomness.stream("local", position))
+        clipped = self._sum_type(blocks, prepared.records.device)
+        prepared.sites.add(clipped, cavity, indices, self._randomness.stream("local", position))
         return clipped
 
-    def _estimate(self, released: Tensor, cavity: Gaussian) -> Gaussian:
-        """f_hat^N, from the released coordinates."""
-        places, structure = self._problem.places, self._average.structure
-        eta, coordinates = released.split([len(places), structure.size])
-        precision = structure.precision(coordinates / self._weight)
-        if self.centred:
-            eta = eta + apply(precision, cavity.mean[places])
-        return Gaussian(eta, precision)
+    def _noise(self, sample_rate: float) -> float:
+        """Standard deviation of the noise in a coordinate of an estimate's eta."""
+        if not self.noise_multiplier > 0:
+            return 0.0
+        sigma = self.noise_multiplier / math.sqrt(self._share)
+        return sigma * self._bound / sample_rate
 
     def _fixed_damping(self) -> float | None:
         if not callable(self.damping):
@@ -434,58 +403,30 @@ class DPSEP(PrivateInference):
         require_number("damping(step)", damping, above=0.0, below=1.0, closed=True)
         return damping
 
-    def _update(self, estimate: Gaussian, cavity: Gaussian, damping: float | None) -> float:
-        """f <- (1 - damping) f + damping f_hat, unless the step control refuses the estimate."""
-        rate, noise = self._sampler.sample_rate, 0.0
-        if self.noise_multiplier > 0:
-            sigma = self.noise_multiplier / math.sqrt(self._share)
-            noise = sigma * self._bound / rate
-        if damping is None:
-            if not self._control.accepts(*self._judged(estimate, cavity.mean, noise)):
-                return 0.0
-            damping = self._control.damping
-        self._add_mean_noise(damping * noise, damping)
-        return self._average.update(
-            estimate,
-            cavity.mean[self._problem.places],
-            damping,
-            noise=noise,
-            weight=self._weight,
-            sample_rate=rate,
-        )
+    @property
+    def _others(self) -> tuple[Any, ...]:
+        return (self.damping,)
 
-    def _judged(
-        self, estimate: Gaussian, mean: Tensor, noise: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What the step control wants: mean, gradient there, precision, noise of the gradient."""
-        posterior = self._prior * self._on_all(estimate)
-        gradient = posterior.eta - apply(posterior.precision, mean)
-        radius = self._average.structure.noise_radius(noise / self._weight)
-        above_noise = Gaussian(estimate.eta, floored(estimate.precision, radius))
-        precision = self._prior.precision + self._on_all(above_noise).precision
-        rate = self._sampler.sample_rate
-        variance = torch.full_like(mean, noise**2)
-        variance = variance if precision.dim() == 1 else torch.diag(variance)
-        variance = variance + (1 - rate) / rate * self._on_all(above_noise).precision
-        return mean, gradient, precision, variance
+    def _exact(self) -> dict[str, Callable]:
+        return {"gradient_norms": self._exact_norms}
 
-    def _add_mean_noise(self, noise: float, damping: float) -> None:
-        """Variance of the noise in the mean, for precisions without correlations."""
-        covariance, places = self._posterior.covariance, self._problem.places
-        if covariance.dim() == 1:
-            kept = 1 - damping * covariance * self._prior.precision
-            added = torch.zeros_like(kept).index_copy(0, places, (noise * covariance[places]) ** 2)
-            self._mean_noise = kept**2 * self._mean_noise + added
+    @torch.no_grad()
+    def _exact_norms(
+        self, prepared: PreparedSites, batches: Iterable[Tensor], stream: np.random.Generator
+    ) -> Tensor:
+        """Norms of the records' sites before they are clipped, (N,)."""
+        cavity = self._approximation.cavity(prepared.records.plate.size)
+        with private_rng(stream):
+            return torch.cat([prepared.sites.norms(cavity, chosen) for chosen in batches])
 
-    def _reported(self, noise_aware: bool) -> tuple[Tensor, Tensor]:
-        """Mean and covariance: (d, d), or (d,) for precisions without correlations."""
-        mean, average, prior = self._posterior.mean, self._average, self._prior
-        plain = inverse((prior * self._on_all(average.known)).precision)
-        if not noise_aware:
-            return mean, plain
-        aware = (1 + average.sampling_variance) * plain
-        if plain.dim() == 1:
-            return mean, capped(aware + self._mean_noise, prior.precision)
-        extrapolated = None if self.centred else (mean, self._weight)
-        noise = mean_noise(plain, self._problem.places, average.noise_variance, extrapolated)
-        return mean, capped(aware + noise, prior.precision)
+
+@contextlib.contextmanager
+def _within_the_numbers() -> Iterator[None]:
+    """An update that fails leaves everything as the step before did; the release is spent."""
+    try:
+        yield
+    except (ArithmeticError, torch.linalg.LinAlgError):
+        raise ConfigurationError(
+            "The posterior left the finite numbers, and stays where it was; the release was spent. "
+            "Use a smaller max_factor_norm or damping, or other units."
+        ) from None

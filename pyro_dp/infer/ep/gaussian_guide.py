@@ -245,7 +245,8 @@ def _check_names(values: Sites, prior: Sites, plate: PrivatePlate) -> None:
 
 def _blocks(guide: Callable, sites: Sites, parameters: list[_Parameter]) -> Iterator[_Block]:
     """Which parameters are location and scale of each site."""
-    start, taken = 0, set()
+    start = 0
+    taken: set[int] = set()
     for name, site in sites.items():
         fn = site["fn"]
         while isinstance(fn, Independent):

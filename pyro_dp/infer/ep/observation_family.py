@@ -112,7 +112,7 @@ class Family:
         return value if transform is None else transform.inv(value)
 
 
-def innermost(fn: Distribution) -> Distribution:
+def innermost(fn: Distribution) -> Any:
     """A distribution without its masks and independent dimensions."""
     while isinstance(fn, (Independent, MaskedDistribution)):
         fn = fn.base_dist

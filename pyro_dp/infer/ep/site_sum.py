@@ -10,11 +10,13 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import Structure
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, pass_size
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions, Rows, with_bit
+from pyro_dp.mechanism.contributions import Contributions, Measured, Rows, with_bit
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.linalg import restricted
 from pyro_dp.utils.rng import forked_rng, private_rng
+
+Public = tuple[Tensor, Tensor]  # mean and spread of the cavity
 
 
 class SiteSum:
@@ -67,7 +69,8 @@ class SiteSum:
             raise NotTraceable("records are taken one at a time")
 
         def contribute(bounds, public, indices, rows, tables) -> list[Contributions]:
-            return self._blocks(self._sites(*public, indices, rows), bounds[0])
+            mean, spread = public
+            return self._blocks(self._sites(mean, spread, indices, rows), bounds[0])
 
         with forked_rng():
             self._passes = PaddedSum(
@@ -102,7 +105,7 @@ class SiteSum:
         public = self._public(cavity)
         return self._sites(*public, indices, self._records.rows(indices)).norms()[:, 0]
 
-    def _add_microbatch(self, clipped: ClippedSum, public: list[Tensor], chosen: Tensor) -> None:
+    def _add_microbatch(self, clipped: ClippedSum, public: Public, chosen: Tensor) -> None:
         if self._passes:
             try:
                 self._passes.add(clipped, public, chosen)
@@ -110,39 +113,39 @@ class SiteSum:
                 pass
             else:
                 if self._unchecked:
-                    self._check(clipped, public, chosen)
+                    self._check(self._passes, clipped, public, chosen)
                 return
         self._add_by_pyro(clipped, public, chosen)
 
-    def _add_by_pyro(self, clipped: ClippedSum, public: list[Tensor], chosen: Tensor) -> None:
+    def _add_by_pyro(self, clipped: ClippedSum, public: Public, chosen: Tensor) -> None:
         sites = self._sites(*public, chosen, self._records.rows(chosen))
         clipped.add(*self._blocks(sites, clipped.blocks[0].bound))
 
-    def _blocks(self, sites: Contributions, bound: Tensor | float) -> list[Contributions]:
+    def _blocks(self, sites: Measured, bound: Tensor | float) -> list[Contributions]:
         """The blocks of the joint release: sites, bit."""
         return with_bit(sites, bound) if self._has_bit else [sites]
 
-    def _check(self, clipped: ClippedSum, public: list[Tensor], chosen: Tensor) -> None:
+    def _check(
+        self, passes: PaddedSum, clipped: ClippedSum, public: Public, chosen: Tensor
+    ) -> None:
         """Of the same records by both ways, in sums of their own."""
         found, expected = (type(clipped)(clipped.blocks, self._records.device) for _ in range(2))
-        self._passes.add(found, public, chosen)
+        passes.add(found, public, chosen)
         self._add_by_pyro(expected, public, chosen)
         exact = self._likelihood.dtype == torch.float64
         found.require_same_as(expected, count=len(chosen), exact=exact)
 
-    def _public(self, cavity: Gaussian) -> list[Tensor]:
+    def _public(self, cavity: Gaussian) -> Public:
         try:
             covariance = restricted(cavity.covariance, self._places)
-            return [cavity.mean[self._places], self._moments.spread(covariance)]
+            return cavity.mean[self._places], self._moments.spread(covariance)
         except torch.linalg.LinAlgError:
             raise ConfigurationError(
                 "The posterior has become too narrow or too wide to compute with; this step spent "
                 "nothing. Use a smaller max_factor_norm, noise_multiplier or damping."
             ) from None
 
-    def _sites(
-        self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]
-    ) -> Contributions:
+    def _sites(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> Measured:
         sites = self._moments.factors(mean, spread, indices, rows)
         eta = sites.residual if self._centred else sites.residual + sites.times(mean)
         block = self._structure.rows(eta, sites, self._weight)

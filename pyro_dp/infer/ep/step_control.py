@@ -91,9 +91,10 @@ class StepControl:
 
     def _uses(self, mean: Tensor, gradient: Tensor, precision: Tensor, noise: Tensor) -> bool:
         self._way -= 1
-        if self._averaged == 0 and self._overshot(mean, gradient, noise):
-            _, _, size = self._anchor
-            self.floor = max(4 * self.floor, size)
+        overshot = self._averaged == 0 and self._overshot(mean, gradient, noise)
+        if overshot and self._anchor is not None:
+            _, _, before = self._anchor
+            self.floor = max(4 * self.floor, before)
             return False
         self.floor /= 2
         size = precision.mean() if precision.dim() == 1 else precision.diagonal().mean()

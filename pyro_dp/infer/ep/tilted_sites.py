@@ -19,6 +19,7 @@ O(1/N) of the cavity, to Monte Carlo error. Two ways to g and B:
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -177,7 +178,7 @@ class LinearMoments:
         jacobians, precisions, residuals = [], [], []
         for family, numbers, jacobian, rest in self._predictors(mean, indices, rows):
             tilted = tilted_moments(
-                lambda a, family=family, rest=rest: family.log_prob(a, rest),
+                partial(family.log_prob, rest=rest),
                 numbers,
                 _quadratic(jacobian, spread),
             )

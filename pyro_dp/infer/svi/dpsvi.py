@@ -7,30 +7,29 @@ plate of individuals.
 import math
 from collections.abc import Callable
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import pyro
 import torch
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.optim import PyroOptim
-from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep
+from pyro_dp.infer.svi.exact_numbers import exact_loss, exact_norms
+from pyro_dp.infer.svi.prepared_gradient import PreparedGradient
+from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import SHARE
+from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.local_parameters import FIXED, NOTE
-from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
@@ -47,15 +46,9 @@ _STATE = ("parameters", "optimizer", "bound")
 _OTHER_SHAPE = (
     "Parameter {name!r} has another shape than when it was saved: the state is of another model."
 )
-_STARTED = "Parameter {name!r} is NaN or infinite before the step: start it at a finite value."
-_LEFT = (
-    "Parameter {name!r} became NaN or infinite; the release was spent. Use a smaller learning rate "
-    "or clip_norm in optim, other initial values, or a prior with a finite gradient."
-)
-_FAILED = "optim failed, and the release was spent: {error}"
 
 
-class DPSVI(PrivateInference):
+class DPSVI(PrivateInference[PreparedGradient]):
     """Differentially private ``pyro.infer.SVI``: same model, guide, optimizer, loss; one
     accountant.
 
@@ -184,35 +177,39 @@ class DPSVI(PrivateInference):
         require_count("loss.num_particles", loss.num_particles)
         require_choice("privatize", privatize, tuple(COORDINATES))
         adaptive = max_grad_norm if isinstance(max_grad_norm, AdaptiveClip) else None
-        if adaptive is None:
-            require_scale("max_grad_norm", max_grad_norm, infinite=True)
+        if adaptive:
+            bound = adaptive.initial
+        else:
+            bound = require_scale("max_grad_norm", max_grad_norm, infinite=True)
         if loss_clip is not None:
             require_scale("loss_clip", loss_clip)
             require_number("loss_share", loss_share, above=0.0, below=1.0)
         if not isinstance(local_optim, RowAdam | None):
             raise ConfigurationError("local_optim must be a RowAdam, or None.")
-        self.optim = optim
         self.loss = loss
         self.max_grad_norm = max_grad_norm
         self.privatize = privatize
         self.loss_clip = loss_clip
         self.loss_share = loss_share
         self._adaptive = adaptive
-        super().__init__(
-            model,
-            guide,
+        settings = ReleaseSettings(
             accountant=accountant,
             num_steps=num_steps,
             noise_multiplier=noise_multiplier,
-            bound=adaptive.initial if adaptive else max_grad_norm,
-            plate=plate,
+            bound=bound,
             sample_rate=sample_rate,
             sampling=sampling,
             microbatch_size=microbatch_size,
-            slice_data=slice_data,
-            jit=jit,
             generator=generator,
             secure=secure,
+        )
+        super().__init__(
+            model,
+            guide,
+            settings,
+            plate=plate,
+            slice_data=slice_data,
+            jit=jit,
             report_clipping=report_clipping,
         )
         if adaptive:
@@ -224,9 +221,8 @@ class DPSVI(PrivateInference):
                 "loss_share must leave a part of the privacy cost to the gradient: it and "
                 f"AdaptiveClip.share, or {SHARE:g} for report_clipping, must sum to less than 1."
             )
-        self._parameters: dict[str, Tensor] = {}
-        self._loaded: dict[str, Tensor] = {}
-        self._term: RecordTerm | None = None
+        self._optimizer = PublicOptimizer(optim)
+        self._loaded: dict[str, Tensor] = {}  # parameters that do not exist yet
         self._rows = RowOptimizer(lambda name: local_optim or RowAdam.like(optim, name))
 
     _bound_name = "max_grad_norm"
@@ -240,23 +236,21 @@ class DPSVI(PrivateInference):
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         :raises ConfigurationError: the optimizer fails, or makes a parameter NaN or infinite.
         """
-        self._prepare(args, kwargs)
+        prepared = self._prepare(args, kwargs)
         position = self.accountant.position
-        draws = self._step.draw()
-        clipped = self._sum_type(self._blocks(self._step.size(draws)), self._records.device)
+        draws = prepared.step.draw()
+        blocks = self._blocks(prepared.step.size(draws))
+        clipped = self._sum_type(blocks, prepared.records.device)
         stream = partial(self._randomness.stream, "local", position)
-        moves = self._step.add(clipped, draws, self._sample(position), stream)
-        gradient, *others = self._release(clipped)
-        gradients, outside = self._step.gradients(draws, gradient)
-        for name, leaf in self._parameters.items():
-            # What a leaf held before came from elsewhere, and may come from the data.
-            leaf.grad = None
-            if gradients[name] is not None:  # with memory of its own: optimizers write to it
-                leaf.grad = gradients[name].clone(memory_format=torch.contiguous_format)
-        self._optimise()
+        batch = self._draw_records(prepared, position)
+        moves = prepared.step.add(clipped, draws, batch, stream)
+        gradient, *others = self._release(clipped, prepared.sampler)
+        gradients, outside = prepared.step.gradients(draws, gradient)
+        self._optimizer.step(prepared.parameters, gradients, rarely=self._rarely)
         for indices, own in moves:  # behind the privacy wall
             self._rows.step(indices, own)
-        return self._read(others, outside)
+        self._read_bit(others, prepared)
+        return math.nan if self.loss_clip is None else others[0].item() + outside.item()
 
     def run(self, *args: Any, progress: bool = True, **kwargs: Any) -> list[float]:
         """What is left of ``num_steps`` steps, with a progress bar.
@@ -266,26 +260,17 @@ class DPSVI(PrivateInference):
             scheduler needs a metric, and there is no private loss.
         :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
         """
-        if self._needs_metric and self.loss_clip is None:
+        if self._optimizer.needs_metric and self.loss_clip is None:
             raise ConfigurationError(
                 "optim: ReduceLROnPlateau goes by a loss, and that of the data is private. Set "
                 "loss_clip, use another scheduler, or call step() and optim.step(...) yourself."
             )
         return super().run(*args, progress=progress, **kwargs)
 
-    @property
-    def _needs_metric(self) -> bool:
-        make = getattr(self.optim, "pt_scheduler_constructor", None)
-        return isinstance(make, type) and issubclass(make, ReduceLROnPlateau)
-
     def _step_of_run(self, args: tuple, kwargs: dict) -> float:
-        result = super()._step_of_run(args, kwargs)
-        if isinstance(self.optim, PyroLRScheduler):
-            try:
-                self.optim.step(*([result] if self._needs_metric else []))
-            except Exception as error:
-                raise ConfigurationError(_FAILED.format(error=_named(error))) from error
-        return result
+        loss = super()._step_of_run(args, kwargs)
+        self._optimizer.step_scheduler(loss)
+        return loss
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
         """:raises PrivacyError: always: the loss on the data is not private."""
@@ -306,8 +291,9 @@ class DPSVI(PrivateInference):
             moments. They are as sensitive as the data, and no guarantee covers them: such a state
             is for the curator only. Without them, a resumed run starts these parameters afresh.
         """
-        parameters = self._parameters | self._loaded
-        local = self._term.local.leaves if self._term else {}
+        known = self._prepared
+        parameters = (known.parameters if known else {}) | self._loaded
+        local = known.term.local.leaves if known else {}
         state = self._state() | {
             "parameters": {name: leaf.detach().clone() for name, leaf in parameters.items()},
             "optimizer": {n: s for n, s in self.optim.get_state().items() if n not in local},
@@ -345,8 +331,7 @@ class DPSVI(PrivateInference):
         self._rows.load_state_dict(local)
         self._loaded = dict(state["parameters"])
         self._set_loaded()
-        self.optim.optim_objs.clear()  # made anew in the next step, from the saved state
-        self.optim.set_state(state["optimizer"])
+        self._optimizer.load(state["optimizer"])
         self._bound = state["bound"]
 
     def _set_loaded(self) -> None:
@@ -358,43 +343,21 @@ class DPSVI(PrivateInference):
                     raise ConfigurationError(_OTHER_SHAPE.format(name=name))
                 leaf.copy_(self._loaded.pop(name))
 
-    def _optimise(self) -> None:
-        """The optimizer's step: post-processing."""
-        leaves = self._parameters
-        # Unless it succeeds, the next step looks at the parameters anew before it spends.
-        records, self._records = self._records, None
-        try:
-            self.optim(set(leaves.values()))
-        except Exception as error:
-            raise ConfigurationError(_FAILED.format(error=_named(error))) from error
-        finally:
-            for leaf in leaves.values():
-                leaf.grad = None
-        rarely = self._steps <= 3 or self._steps % 10 == 0 or self._steps == self.num_steps
-        # To look means to wait for a device: beside the CPU, rarely.
-        if rarely or records.device.type == "cpu":
-            _require_finite(leaves, _LEFT, constrained=rarely)
-        self._records = records
+    @property
+    def optim(self) -> PyroOptim:
+        """The optimizer; another one may take its place between two steps."""
+        return self._optimizer.optim
 
-    def _require_optimizer(self) -> None:
-        """An optimizer that cannot be made is refused before anything is spent."""
-        for name, leaf in self._parameters.items():
-            try:
-                made = self.optim.optim_objs.get(leaf) or self.optim._get_optim(leaf)
-            except Exception as error:
-                raise ConfigurationError(
-                    f"optim cannot be made for parameter {name!r}: {_named(error)}. Its arguments "
-                    "are those of torch's optimizer, for example {'lr': 0.01}."
-                ) from error
-            optimizer = getattr(made, "optimizer", made)  # a scheduler's
-            if _needs_closure(optimizer):
-                raise ConfigurationError(
-                    f"optim: {type(optimizer).__name__}.step needs a closure, which would evaluate "
-                    "the loss without noise. Use an optimizer that takes one gradient per step, "
-                    "such as pyro.optim.Adam({'lr': 0.01})."
-                )
+    @optim.setter
+    def optim(self, optim: PyroOptim) -> None:
+        self._optimizer.optim = optim
 
-    def _build(self, records: Records, sampler: RecordSampler) -> None:
+    @property
+    def _rarely(self) -> bool:
+        """Whether this is one of the steps in which a device may be waited for."""
+        return self._steps <= 3 or self._steps % 10 == 0 or self._steps == self.num_steps
+
+    def _build(self, records: Records, sampler: RecordSampler) -> PreparedGradient:
         store = pyro.get_param_store()
         before = set(store.keys()) | self._loaded.keys()
         started = initialised(self.guide)
@@ -416,7 +379,6 @@ class DPSVI(PrivateInference):
         self._rows.use(term.local)
         if term.local:
             self.accountant.note(NOTE.format(names=term.local.listed))
-        self._term, self._parameters = term, parameters
         if started or self.optim.optim_objs or before & (parameters | term.local.leaves).keys():
             self._note_earlier_values()
         self._set_loaded()
@@ -426,38 +388,34 @@ class DPSVI(PrivateInference):
                 f"load_state_dict: the state has parameters {names}, which model and guide have "
                 "not: it is of another model."
             )
-        _require_finite(parameters, _STARTED)
-        self._require_optimizer()
-        self._step = self._choose_step(records, sampler)
-
-    def _choose_step(self, records: Records, sampler: RecordSampler) -> EagerStep | TracedStep:
+        require_finite(parameters, STARTED)
+        self._optimizer.require(parameters)
         eager = EagerStep(
             self.loss,
             self.model,
             self.guide,
             records,
-            self._term,
-            self._parameters,
+            term,
+            parameters,
             self.privatize,
             releases_loss=self.loss_clip is not None,
             has_bit=self._bit is not None,
             microbatch_size=self.microbatch_size,
         )
-        if not self._term.vectorizes:
-            return eager
-        make = partial(TracedStep, eager, self._sum_type, sampler.usual_size)
-        return self._traced(make) or eager
+        step = None
+        if term.vectorizes:
+            make = partial(TracedStep, eager, self._sum_type, sampler.usual_size)
+            step = self._traced(make, records)
+        return PreparedGradient(records, sampler, term, parameters, step or eager)
 
     @property
     def _others(self) -> tuple[Any, ...]:
         return self.loss, self.optim.pt_optim_args, self.optim.pt_clip_args
 
-    def _is_current(self) -> bool:
-        store = pyro.get_param_store()
-        return super()._is_current() and all(
-            store.param_name(leaf) == name and leaf.requires_grad
-            for name, leaf in (self._parameters | self._term.local.leaves).items()
-        )
+    def _is_current(self, prepared: PreparedGradient) -> bool:
+        if self._optimizer.failed:
+            return False
+        return super()._is_current(prepared) and prepared.is_current()
 
     def _blocks(self, size: int) -> list[Block]:
         """The blocks of the joint release: gradient, loss, bit."""
@@ -471,43 +429,17 @@ class DPSVI(PrivateInference):
     def _warnings(self) -> list[Warning]:
         return [] if self._adaptive else super()._warnings()
 
-    def _read(self, others: list[Tensor], outside: Tensor) -> float:
-        """The other released blocks: keep the bit, move the bound, return the loss."""
+    def _read_bit(self, others: list[Tensor], prepared: PreparedGradient) -> None:
+        """The last block, if there is a bit: it is kept, and moves an adaptive bound."""
         if self._bit:
             bit = others.pop()
-            self._add_bit(bit)
+            self._add_bit(self._bit, bit, prepared)
             if self._adaptive is not None:
-                within = bit.item() / self._records.plate.size + 0.5
+                within = bit.item() / prepared.records.plate.size + 0.5
                 self._bound = self._adaptive.updated(self._bound, within)
-        if self.loss_clip is None:
-            return math.nan
-        return others[0].item() + outside.item()
 
-
-@torch.no_grad()
-def _require_finite(leaves: dict[str, Tensor], text: str, *, constrained: bool = True) -> None:
-    """
-    :param constrained: look at the constrained values, too, which takes longer.
-    :raises ConfigurationError: a parameter, all of which are public, is not finite.
-    """
-    values = {name: [leaf] for name, leaf in leaves.items() if leaf.numel()}
-    if constrained:
-        store = pyro.get_param_store()
-        values = {name: [leaf, store[name]] for name, (leaf,) in values.items()}
-    if not values:
-        return
-    largest = torch._foreach_norm([each for own in values.values() for each in own], math.inf)
-    if not math.isfinite(sum(each.item() for each in largest)):
-        bad = [name for name, own in values.items() if not all(x.isfinite().all() for x in own)]
-        if bad:  # numbers that are large, but finite, may have an infinite sum
-            raise ConfigurationError(text.format(name=bad[0]))
-
-
-def _needs_closure(optimizer: Optimizer) -> bool:
-    _, *others = signature(type(optimizer).step).parameters.values()  # the first is self
-    return any(
-        p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in others
-    )
+    def _exact(self) -> dict[str, Callable]:
+        return {"loss": exact_loss, "gradient_norms": exact_norms}
 
 
 def _kind(loss: Any) -> str:
@@ -515,7 +447,3 @@ def _kind(loss: Any) -> str:
     if isinstance(loss, type):
         return f"the class itself: write {loss.__name__}()"
     return type(loss).__name__
-
-
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_dp.infer.svi.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions, Rows, with_bit
+from pyro_dp.mechanism.contributions import Contributions, Measured, Rows, with_bit
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.record_term import Batch, RecordTerm
@@ -23,7 +23,10 @@ from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import private_rng
 
-COORDINATES = {"latents": LatentCoordinates, "parameters": ParameterCoordinates}
+COORDINATES: dict[str, type[LatentCoordinates] | type[ParameterCoordinates]] = {
+    "latents": LatentCoordinates,
+    "parameters": ParameterCoordinates,
+}
 LocalGradients = tuple[Tensor, dict[str, Tensor]]  # of B records, (B,): (B, ...) by parameter
 
 
@@ -51,6 +54,11 @@ class EagerStep:
     has_bit: bool
     microbatch_size: int | None
 
+    @property
+    def eager(self) -> "EagerStep":
+        """Which computes the same: for what takes either step."""
+        return self
+
     def draw(self, given: Sequence[RecordMode] | None = None) -> list[Particle]:
         """Public draws of the global latents, one per particle."""
         return [
@@ -58,14 +66,14 @@ class EagerStep:
             for k in range(self.loss.num_particles)
         ]
 
-    def size(self, particles: list[Particle]) -> int:
+    def size(self, draws: list[Particle]) -> int:
         """Number of coordinates of the gradient's block."""
-        return self.coordinates(particles, self.parameters).size
+        return self.coordinates(draws, self.parameters).size
 
     def add(
         self,
         clipped: ClippedSum,
-        particles: list[Particle],
+        draws: list[Particle],
         indices: Tensor,
         new_stream: Callable[[], np.random.Generator],
     ) -> list[LocalGradients]:
@@ -75,28 +83,28 @@ class EagerStep:
         :returns: what moves the records' own rows of local parameters.
         """
         stream = new_stream()
-        local = [LocalStream(stream) for _ in particles]
+        local = [LocalStream(stream) for _ in draws]
         moves = []
         with private_rng(stream):
             for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
                 if len(chosen):  # an empty batch is split into one empty part
-                    moves.append(self.add_microbatch(clipped, particles, chosen, local))
+                    moves.append(self.add_microbatch(clipped, draws, chosen, local))
         return moves
 
     def add_microbatch(
         self,
         clipped: ClippedSum,
-        particles: list[Particle],
+        draws: list[Particle],
         chosen: Tensor,
-        local: list[LocalStream],
+        local: Sequence[LocalStream | None],
     ) -> LocalGradients:
         rows, local_rows = self.records.rows(chosen), self.term.local.rows(chosen)
         batches = [Batch(chosen, rows, own, local_rows=local_rows) for own in local]
         gradients = [
             self.term.gradients(self.records, particle, batch)
-            for particle, batch in zip(particles, batches, strict=True)
+            for particle, batch in zip(draws, batches, strict=True)
         ]
-        blocks = self.coordinates(particles, self.parameters).per_record(gradients)
+        blocks = self.coordinates(draws, self.parameters).per_record(gradients)
         flat = torch.cat([b.reshape(len(chosen), -1) for b in blocks], dim=1)
         losses = torch.stack([each.losses for each in gradients]).mean(dim=0)
         clipped.add(*self.blocks(Rows(flat), losses, clipped.blocks[0].bound))
@@ -105,20 +113,22 @@ class EagerStep:
         }
 
     def blocks(
-        self, gradient: Contributions, losses: Tensor, bound: Tensor | float
+        self, gradient: Measured, losses: Tensor, bound: Tensor | float
     ) -> list[Contributions]:
         """The blocks of the joint release: gradient, loss, bit."""
-        blocks = with_bit(gradient, bound) if self.has_bit else [gradient]
+        blocks: list[Contributions] = [gradient]
+        if self.has_bit:
+            blocks = with_bit(gradient, bound)
         if self.releases_loss:
             blocks.insert(1, Rows(losses.unsqueeze(1)))
         return blocks
 
     def gradients(
-        self, particles: list[Particle], released: Tensor
+        self, draws: list[Particle], released: Tensor
     ) -> tuple[dict[str, Tensor | None], Tensor]:
         """Gradients of the parameters, from the released estimate, and the loss outside."""
-        coordinates = self.coordinates(particles, self.parameters)
-        return coordinates.gradients(released), mean_loss(particles)
+        coordinates = self.coordinates(draws, self.parameters)
+        return coordinates.gradients(released), mean_loss(draws)
 
     def coordinates(
         self, particles: list[Particle], parameters: dict[str, Tensor]

@@ -144,7 +144,8 @@ class RowOptimizer:
     def check(state: Any) -> None:
         """:raises ConfigurationError: this is no state, or not one of the parameters here."""
         store = pyro.get_param_store()
-        for name, own in state.items() if isinstance(state, dict) else [("", None)]:
+        given: Any = state if isinstance(state, dict) else {"": None}
+        for name, own in given.items():
             whole = isinstance(own, dict) and own.keys() == _SAVED
             if not whole or not all(isinstance(each, Tensor) for each in own.values()):
                 raise ConfigurationError("load_state_dict: the private local state is damaged.")

@@ -7,7 +7,7 @@ are inputs.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -75,22 +75,22 @@ class TracedStep:
         device = self._eager.records.device
         return [[draw.public(device) for draw in draws] for draws in self._draws]
 
-    def size(self, public: PublicTables) -> int:
+    def size(self, draws: PublicTables) -> int:
         """Number of coordinates of the gradient's block."""
         return self._size
 
     def add(
         self,
         clipped: ClippedSum,
-        public: PublicTables,
+        draws: PublicTables,
         indices: Tensor,
         new_stream: Callable[[], np.random.Generator],
     ) -> list[LocalGradients]:
         """As :meth:`EagerStep.add`, without local parameters."""
         local = self._local_streams(new_stream)
-        inputs = self._public_inputs(public)
+        inputs = self._public_inputs(draws)
         if self._unchecked:
-            self._check_gradients(public)
+            self._check_gradients(draws)
         for chosen in indices.split(self._passes.size):
             if len(chosen) == 0:
                 continue
@@ -98,20 +98,20 @@ class TracedStep:
                 self._passes.add(clipped, inputs, chosen, local)
             except Exception:  # on some record; which one, the eager step finds out
                 with private_rng(new_stream()):
-                    self._eager.add_microbatch(clipped, self._particles(public), chosen, local)
+                    self._eager.add_microbatch(clipped, self._particles(draws), chosen, local)
                 continue
             if self._unchecked:
-                self._check_sums(clipped, public, chosen, local)
+                self._check_sums(clipped, draws, chosen, local)
         if len(indices):
             self._unchecked = max(0, self._unchecked - 1)
         return []
 
     def gradients(
-        self, public: PublicTables, released: Tensor
+        self, draws: PublicTables, released: Tensor
     ) -> tuple[dict[str, Tensor | None], Tensor]:
         """As :meth:`EagerStep.gradients`; a loss that is not released is NaN."""
         with torch.no_grad():
-            found = list(self._pull_back(*self._public_inputs(public), released))
+            found = list(self._pull_back(*self._public_inputs(draws), released))
         outside = found.pop() if self._eager.releases_loss else _NOT_RELEASED
         gradients = dict.fromkeys(self._eager.parameters)
         gradients.update(zip(self._with_gradient, found, strict=True))
@@ -186,7 +186,7 @@ class TracedStep:
             compiler=compiler,
         )
 
-    def _trace_public(self, compiler: Compiler) -> Callable[..., list[Tensor]]:
+    def _trace_public(self, compiler: Compiler) -> Callable[..., Sequence[Tensor]]:
         public = self._public_inputs(self.draw())
 
         def pull_back(*inputs: Tensor) -> list[Tensor]:
@@ -232,5 +232,5 @@ class TracedStep:
             found = gradients[name]
             if (gradient is None) != (found is None):
                 raise ModelError(MISMATCH)
-            if gradient is not None:
+            if gradient is not None and found is not None:
                 require_same(found, gradient, exact=self._exact)

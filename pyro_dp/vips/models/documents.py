@@ -33,7 +33,8 @@ class Documents:
         :param counts: (B, V), >= 0.
         """
         document, word = counts.nonzero(as_tuple=True)
-        return Documents(document, word, counts[document, word].double(), tuple(counts.shape))
+        shape = counts.shape[0], counts.shape[1]
+        return Documents(document, word, counts[document, word].double(), shape)
 
     @property
     def lengths(self) -> Tensor:

@@ -86,20 +86,16 @@ class GaussianMixture(ConjugateModel):
     ):
         self.components = require_count("components", components)
         self.dim = require_count("dim", dim)
-        settings = dict(
-            radius=radius,
-            concentration=concentration,
-            mean_precision=mean_precision,
-            shape=shape,
-        )
-        for name, value in settings.items():
-            setattr(self, name, require_scale(name, value))
+        self.radius = require_scale("radius", radius)
+        self.concentration = require_scale("concentration", concentration)
+        self.mean_precision = require_scale("mean_precision", mean_precision)
+        self.shape = require_scale("shape", shape)
         rate = self.shape * (self.radius / 10) ** 2 if rate is None else rate
         self.rate = require_scale("rate", rate)
         if start is not None:
-            shape = (self.components, self.dim)
-            if not isinstance(start, Tensor) or start.shape != shape or not start.isfinite().all():
-                raise ConfigurationError(f"start must be a finite tensor of shape {shape}.")
+            means = (self.components, self.dim)
+            if not isinstance(start, Tensor) or start.shape != means or not start.isfinite().all():
+                raise ConfigurationError(f"start must be a finite tensor of shape {means}.")
         self.start = start
 
     @property

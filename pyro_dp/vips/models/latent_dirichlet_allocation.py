@@ -139,7 +139,7 @@ class LatentDirichletAllocation(ConjugateModel):
         self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
     ) -> Dirichlet:
         counts = statistics["topics"].clamp(min=0.0)
-        if noise["topics"] > 0:
+        if noise["topics"] > 0 and self.length is not None:
             mean = torch.full_like(statistics["words"], size * self.length / self.words)
             words = expected_counts(statistics["words"], noise["words"], mean)
             share = words / self.topics

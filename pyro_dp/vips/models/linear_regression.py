@@ -68,15 +68,11 @@ class LinearRegression(ConjugateModel):
         rate: float = 1.0,
     ):
         self.dim = require_count("dim", dim)
-        settings = dict(
-            x_bound=x_bound,
-            y_bound=y_bound,
-            weight_precision=weight_precision,
-            concentration=concentration,
-            rate=rate,
-        )
-        for name, value in settings.items():
-            setattr(self, name, require_scale(name, value))
+        self.x_bound = require_scale("x_bound", x_bound)
+        self.y_bound = require_scale("y_bound", y_bound)
+        self.weight_precision = require_scale("weight_precision", weight_precision)
+        self.concentration = require_scale("concentration", concentration)
+        self.rate = require_scale("rate", rate)
 
     @property
     def statistics(self) -> Mapping[str, Statistic]:

@@ -105,7 +105,7 @@ class LogisticRegression(ConjugateModel):
         vectors = curvature.vectors
         labels = vectors.T @ statistics["labels"]
         concentration = self.concentration + self.dim / 2
-        precision = self.concentration / self.rate
+        precision: Tensor | float = self.concentration / self.rate
         # The two blocks of the posterior need each other, and no data.
         for _ in range(_MOST_ITERATIONS):
             mean = labels / (precision + curvature.stepping)

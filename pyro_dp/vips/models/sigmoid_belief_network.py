@@ -160,10 +160,11 @@ class SigmoidBeliefNetwork(ConjugateModel):
         frequencies = 0.5 + statistics["images"] / size
         predictor = torch.logit(frequencies, eps=0.5 / size)
         curvature = polya_gamma_mean(predictor.square())
-        shrinkage, move = None, torch.zeros_like(curvature)
+        earlier: ShrinkagePosterior | None = None
+        move = torch.zeros_like(curvature)
         # The blocks of the posterior need each other, and no data.
         for _ in range(_ROUNDS):
-            shrinkage = self.prior.posterior(squares, shrinkage)
+            shrinkage = earlier = self.prior.posterior(squares, earlier)
             precision = torch.cat([shrinkage.precisions.mean, bias], dim=1)
             mean, covariance = noisy_regression(
                 curvature[:, None, None] * moments, sums, sds.square(), precision

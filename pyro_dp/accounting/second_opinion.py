@@ -1,0 +1,189 @@
+"""A second opinion on epsilon, by ``dp_accounting``: another implementation, by other people.
+
+It gets what the ledger says, not what :mod:`pyro_dp.accounting.composition` makes of it, so that a
+release which is misread there is noticed as well. Its PLD accountant composes Gaussian sums, of all
+records or of Poisson samples, and what is (epsilon, delta)-DP by itself; it is pessimistic, and
+tight. Random subsets of fixed size are known to its RDP accountant only, whose bound is loose.
+
+Bounds are in units of C: under ``replace_one`` the PLD accountant compares sums that are 2C apart
+at noise in units of C, as the ledger does, and the RDP accountant takes noise in units of 2C.
+
+How long it takes is decided by sizes alone: the same ledger always gets the same opinion.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from pyro_dp.accounting import composition
+from pyro_dp.accounting.events import ApproximateDP, Event, SubsampledGaussian
+
+TOLERANCE = 0.005  # relative: what grids and rounding explain, four times over
+
+_FINENESS = 1e-3  # relative rise of epsilon that the grid may cause, about
+_LARGEST = 700.0  # epsilon: exp(-epsilon) must be a number
+_MOST_KINDS = 30  # of releases
+_MOST_STEPS = 500_000
+_MOST_POINTS = 250_000  # of the grids of single releases, and a part of those of their sums
+_LEAST_DELTA = 1e-10  # its rounding errors in delta are below a hundredth of these two
+_LEAST_DELTA_PER_STEP = 2e-14
+
+# Where an empty record takes the place of one, it is "special" in the words of ``dp_accounting``.
+_RELATIONS = {"add_or_remove_one": "REPLACE_SPECIAL", "replace_one": "REPLACE_ONE"}
+
+_Release = SubsampledGaussian | ApproximateDP
+
+
+class SecondOpinion(NamedTuple):
+    """An upper bound of the ledger's epsilon in nats and the accountant that found it.
+
+    Without one, epsilon is None, and ``source`` is the reason, in words.
+    """
+
+    epsilon: float | None
+    source: str
+
+
+def second_opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> SecondOpinion:
+    """
+    :param ledger: count of each event.
+    :param delta: in (0, 1).
+    :param neighboring: the relation, see :data:`~pyro_dp.accounting.composition.NEIGHBORING`.
+    :returns: what ``dp_accounting`` finds. Nothing is raised where it fails or is missing.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            return _opinion(ledger, delta, neighboring)
+    except ImportError:
+        return SecondOpinion(None, "it is not installed")
+    except Exception as error:  # whatever goes wrong there, a report is written
+        return SecondOpinion(None, f"it failed ({type(error).__name__})")
+
+
+def _opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> SecondOpinion:
+    sums = {event: n for event, n in ledger.items() if isinstance(event, SubsampledGaussian)}
+    own = {event: n for event, n in ledger.items() if isinstance(event, ApproximateDP)}
+    if len(sums) + len(own) < len(ledger) or not all(event.noise_multiplier for event in sums):
+        return SecondOpinion(math.inf, "PLD")
+    if len(ledger) > _MOST_KINDS:
+        return SecondOpinion(None, f"there are more than {_MOST_KINDS} kinds of releases")
+    sampled = {event.sampling for event in sums if event.sample_rate < 1.0}
+    if "fixed" in sampled:
+        if own or len(sampled) > 1:
+            reason = "it cannot add subsets of fixed size to releases of the other kinds here"
+            return SecondOpinion(None, reason)
+        return SecondOpinion(_rdp_loose(sums, delta), "RDP")
+    stated = math.fsum(n * event.epsilon for event, n in own.items())
+    left = delta - math.fsum(n * event.delta for event, n in own.items())
+    if left < max(_LEAST_DELTA, _LEAST_DELTA_PER_STEP * _steps(sums)):
+        return SecondOpinion(
+            None, "its rounding errors are not small against what is left of delta"
+        )
+    composed = composition.epsilon(sums, left, neighboring, "pld")
+    if stated + composed > _LARGEST:
+        return SecondOpinion(None, f"its exponentials overflow where epsilon is above {_LARGEST:g}")
+    gap = _gap(sums, composed, own, stated, left)
+    if gap == 0.0:
+        return SecondOpinion(None, "no grid is fine enough for an epsilon of 0")
+    releases: dict[_Release, int] = dict(chain(sums.items(), own.items()))
+    steps = _steps(sums) + sum(own.values())
+    spans = math.fsum(_span(event, n, neighboring) for event, n in releases.items())
+    points = spans / gap + 50.0 * len(releases) * math.sqrt(steps)
+    if points > _MOST_POINTS or steps > _MOST_STEPS:
+        return SecondOpinion(None, "its grids would be too large for these releases")
+    return SecondOpinion(_pld_pessimistic(releases, delta, neighboring, gap), "PLD")
+
+
+def _pld_pessimistic(
+    releases: Mapping[_Release, int], delta: float, neighboring: str, gap: float
+) -> float:
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import common, privacy_loss_distribution
+
+    relation = NeighboringRelation[_RELATIONS[neighboring]]
+    parts = []
+    for event, count in releases.items():
+        if isinstance(event, ApproximateDP):
+            stated = common.DifferentialPrivacyParameters(event.epsilon, event.delta)
+            part = privacy_loss_distribution.from_privacy_parameters(stated, gap)
+        else:
+            noise, count = _merged(event, count)
+            part = privacy_loss_distribution.from_gaussian_mechanism(
+                noise,
+                value_discretization_interval=gap,
+                sampling_prob=event.sample_rate,
+                neighboring_relation=relation,
+            )
+        parts.append(part.self_compose(count))
+    whole = functools.reduce(lambda one, other: one.compose(other), parts)
+    return float(whole.get_epsilon_for_delta(delta))
+
+
+def _rdp_loose(sums: Mapping[SubsampledGaussian, int], delta: float) -> float:
+    """Under ``replace_one``, the only relation that has subsets of fixed size."""
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    accountant = RdpAccountant(neighboring_relation=relation)
+    for event, count in sums.items():
+        step = dp_accounting.GaussianDpEvent(event.noise_multiplier / 2.0)
+        if event.sample_rate < 1.0:
+            size, records = event.sample_rate.as_integer_ratio()
+            step = dp_accounting.SampledWithoutReplacementDpEvent(records, size, step)
+        accountant.compose(step, count)
+    return float(accountant.get_epsilon(delta))
+
+
+def _merged(event: SubsampledGaussian, count: int) -> tuple[float, int]:
+    """Noise and number of the releases to be composed: full batches are one Gaussian together."""
+    if event.sample_rate < 1.0:
+        return event.noise_multiplier, count
+    return event.noise_multiplier / math.sqrt(count), 1
+
+
+def _steps(sums: Mapping[SubsampledGaussian, int]) -> int:
+    return sum(_merged(event, count)[1] for event, count in sums.items())
+
+
+def _gap(
+    sums: Mapping[SubsampledGaussian, int],
+    composed: float,
+    own: Mapping[ApproximateDP, int],
+    stated: float,
+    left: float,
+) -> float:
+    """The grid of losses on which epsilon rises by a thousandth, about; 0 if there is none.
+
+    Connect-the-Dots adds a variance of gap^2/6 to each of n losses. The variance of their sum is
+    about mu^2, if a Gaussian mechanism of that mu has the same epsilon = mu^2/2 + mu sqrt(2 log
+    1/delta), about; with heavier tails the rise is less. What is stated is rounded up to the grid.
+
+    :param composed: epsilon of the sums at delta ``left``; ``stated`` is that of the others.
+    """
+    root = math.sqrt(-2.0 * math.log(left))
+
+    def variance(epsilon: float) -> float:
+        return (2.0 * epsilon / (root + math.sqrt(root**2 + 2.0 * epsilon))) ** 2
+
+    rise = _FINENESS * (stated + composed)
+    gaps = [rise / n for n in own.values()]
+    if sums:
+        room = variance(composed + rise) - variance(composed)
+        gaps.append(math.sqrt(6.0 * room / _steps(sums)))
+    return min(gaps)
+
+
+def _span(event: _Release, count: int, neighboring: str) -> float:
+    """Between the least and the largest loss of a release, ten standard deviations out, about."""
+    if isinstance(event, ApproximateDP):
+        return 2.0 * event.epsilon
+    noise, rate = _merged(event, count)[0], event.sample_rate
+    most = 10.0 / noise + 0.5 / noise**2
+    absent = -math.log1p(-rate) if rate < 1.0 else math.inf
+    span = float(np.logaddexp(-absent, math.log(rate) + most)) + min(most, absent)
+    return span if neighboring == "add_or_remove_one" else 2.0 * span

@@ -1,0 +1,221 @@
+"""The approximate posterior of stochastic EP, and how a released estimate moves it."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dp.infer.ep.average_factor import AverageFactor
+from pyro_dp.infer.ep.gaussian import Gaussian
+from pyro_dp.infer.ep.noise_aware import mean_noise
+from pyro_dp.infer.ep.problem import EPProblem
+from pyro_dp.infer.ep.site_factors import STRUCTURES
+from pyro_dp.infer.ep.step_control import StepControl
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
+
+_LARGEST_FULL = 1200  # latents
+_GAUSSIANS = ("posterior", "prior", "factor")
+
+
+@dataclass(frozen=True, eq=False)
+class Approximation:
+    """q = prior * f^N; everything in it is public.
+
+    :param problem: of the data at hand.
+    :param weight: kappa, of the precision in the release.
+    :param centred: whether eta_n - Lambda_n m is released, m the cavity mean, or eta_n.
+    :param steered: whether the step control chooses the damping.
+    :param average: f^N on the latents that records see, from all estimates.
+    :param control: of the steps.
+    :param posterior: q.
+    :param prior: the prior as a factor, refined at the posterior of the step before.
+    :param factor: f^N on all latents, as the next step stands on it.
+    :param mean_noise: variance of the noise in the mean, (d,), for precisions without correlations.
+    """
+
+    problem: EPProblem
+    weight: float
+    centred: bool
+    steered: bool
+    average: AverageFactor
+    control: StepControl
+    posterior: Gaussian
+    prior: Gaussian
+    factor: Gaussian
+    mean_noise: Tensor
+
+    @staticmethod
+    def start(
+        problem: EPProblem,
+        *,
+        precision: str | None,
+        weight: float,
+        centred: bool,
+        steered: bool,
+        num_steps: int,
+    ) -> "Approximation":
+        """The guide's initial values are the first q, and f^N = q / prior.
+
+        :param precision: structure of the precisions; None: full, unless there are many latents.
+        """
+        guide, places = problem.guide, problem.places
+        name = precision or ("full" if sum(problem.widths) <= _LARGEST_FULL else "shared")
+        mean, covariance = guide.read()
+        covariance = dense(covariance)
+        covariance = covariance if name == "full" else covariance.diagonal()
+        posterior = Gaussian.from_moments(mean, covariance)
+        prior = problem.prior.factor(mean, posterior.covariance)
+        factor = (posterior / prior).restricted(places)
+        moments = problem.moments
+        careful = moments.curved or moments.name == "stein"
+        floor = dense(posterior.precision).diagonal().mean().item() if careful else 0.0
+        return Approximation(
+            problem,
+            weight,
+            centred,
+            steered,
+            AverageFactor(STRUCTURES[name](problem.widths), factor, mean[places]),
+            StepControl(num_steps, moments.curved, floor),
+            posterior,
+            prior,
+            factor,
+            torch.zeros_like(mean),
+        )._advanced()
+
+    def cavity(self, size: int) -> Gaussian:
+        """q / f, the public distribution that each of ``size`` records' sites is made at."""
+        return self.posterior / self.factor ** (1 / size)
+
+    def updated(
+        self,
+        released: Tensor,
+        cavity: Gaussian,
+        *,
+        damping: float | None,
+        noise: float,
+        sample_rate: float,
+    ) -> tuple[float, "Approximation"]:
+        """f <- (1 - damping) f + damping f_hat, unless the step control refuses the estimate.
+
+        :param released: coordinates of f_hat^N.
+        :param damping: None: as the step control says.
+        :param noise: standard deviation of the noise in a coordinate of eta.
+        :returns: Euclidean norm of the change of (eta, kappa Lambda), and what comes of it.
+        """
+        average, control = copy.copy(self.average), copy.copy(self.control)
+        estimate = self._estimate(released, cavity)
+        change, noise_in_mean = 0.0, self.mean_noise
+        if damping is not None or control.accepts(
+            *self._judged(estimate, cavity.mean, noise, sample_rate)
+        ):
+            damping = control.damping if damping is None else damping
+            noise_in_mean = self._mean_noise_after(damping * noise, damping)
+            change = average.update(
+                estimate,
+                cavity.mean[self.problem.places],
+                damping,
+                noise=noise,
+                weight=self.weight,
+                sample_rate=sample_rate,
+            )
+        moved = replace(self, average=average, control=control, mean_noise=noise_in_mean)
+        return change, moved._advanced()
+
+    def moments(self, noise_aware: bool) -> tuple[Tensor, Tensor]:
+        """Mean and covariance: (d, d), or (d,) for precisions without correlations.
+
+        :param noise_aware: with the uncertainty that the noise adds; see :meth:`DPSEP.posterior`.
+        """
+        mean, average, prior = self.posterior.mean, self.average, self.prior
+        plain = inverse((prior * self._on_all(average.known)).precision)
+        if not noise_aware:
+            return mean, plain
+        aware = (1 + average.sampling_variance) * plain
+        if plain.dim() == 1:
+            return mean, capped(aware + self.mean_noise, prior.precision)
+        extrapolated = None if self.centred else (mean, self.weight)
+        noise = mean_noise(plain, self.problem.places, average.noise_variance, extrapolated)
+        return mean, capped(aware + noise, prior.precision)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that steps change, as tensors and numbers."""
+        gaussians = {name: getattr(self, name) for name in _GAUSSIANS}
+        return {
+            "average": self.average.state(),
+            "control": self.control.state(),
+            "mean_noise": self.mean_noise,
+            "gaussians": {f"_{n}": (each.eta, each.precision) for n, each in gaussians.items()},
+        }
+
+    def require_same_latents(self, state: Mapping[str, Any]) -> None:
+        """:raises ModelError: the state is of other latents."""
+        _, precision = state["gaussians"]["_posterior"]
+        if precision.shape != self.posterior.precision.shape:
+            raise ModelError("The latents are not those of the saved run.")
+
+    def resumed(self, state: Mapping[str, Any], device: torch.device) -> "Approximation":
+        """What :meth:`state` was taken of, on this problem."""
+        average, control = copy.copy(self.average), copy.copy(self.control)
+        average.load(state["average"], device)
+        control.load(state["control"], device)
+        gaussians = [Gaussian(*state["gaussians"][f"_{n}"]).to(device) for n in _GAUSSIANS]
+        posterior, prior, factor = gaussians
+        return replace(
+            self,
+            average=average,
+            control=control,
+            posterior=posterior,
+            prior=prior,
+            factor=factor,
+            mean_noise=state["mean_noise"].to(device),
+        )
+
+    def _advanced(self) -> "Approximation":
+        """The posterior, from the average factor and the prior refined at the last posterior."""
+        prior = self.problem.prior.factor(self.posterior.mean, self.posterior.covariance)
+        least = self.control.floor if self.steered else 0.0
+        factor = self._on_all(self.average.projected(least))
+        return replace(self, prior=prior, factor=factor, posterior=prior * factor)
+
+    def _on_all(self, factor: Gaussian) -> Gaussian:
+        """A factor of the latents that records see, as one of all latents."""
+        return factor.embedded(self.problem.places, self.problem.guide.size)
+
+    def _estimate(self, released: Tensor, cavity: Gaussian) -> Gaussian:
+        """f_hat^N, from the released coordinates."""
+        places, structure = self.problem.places, self.average.structure
+        eta, coordinates = released.split([len(places), structure.size])
+        precision = structure.precision(coordinates / self.weight)
+        if self.centred:
+            eta = eta + apply(precision, cavity.mean[places])
+        return Gaussian(eta, precision)
+
+    def _judged(
+        self, estimate: Gaussian, mean: Tensor, noise: float, rate: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What the step control wants: mean, gradient there, precision, noise of the gradient."""
+        posterior = self.prior * self._on_all(estimate)
+        gradient = posterior.eta - apply(posterior.precision, mean)
+        radius = self.average.structure.noise_radius(noise / self.weight)
+        above_noise = Gaussian(estimate.eta, floored(estimate.precision, radius))
+        precision = self.prior.precision + self._on_all(above_noise).precision
+        variance = torch.full_like(mean, noise**2)
+        variance = variance if precision.dim() == 1 else torch.diag(variance)
+        variance = variance + (1 - rate) / rate * self._on_all(above_noise).precision
+        return mean, gradient, precision, variance
+
+    def _mean_noise_after(self, noise: float, damping: float) -> Tensor:
+        """Variance of the noise in the mean after an update, for precisions without correlations.
+
+        :param noise: standard deviation of the noise in a coordinate of the update of eta.
+        """
+        covariance, places = self.posterior.covariance, self.problem.places
+        if covariance.dim() > 1:
+            return self.mean_noise
+        kept = 1 - damping * covariance * self.prior.precision
+        added = torch.zeros_like(kept).index_copy(0, places, (noise * covariance[places]) ** 2)
+        return kept**2 * self.mean_noise + added

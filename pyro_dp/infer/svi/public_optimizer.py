@@ -1,0 +1,134 @@
+"""The user's optimizer, which sees released gradients only: all it does is post-processing."""
+
+import math
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
+
+import pyro
+import torch
+from pyro.optim import PyroOptim
+from pyro.optim.lr_scheduler import PyroLRScheduler
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from pyro_dp.utils.errors import ConfigurationError
+
+STARTED = "Parameter {name!r} is NaN or infinite before the step: start it at a finite value."
+_LEFT = (
+    "Parameter {name!r} became NaN or infinite; the release was spent. Use a smaller learning rate "
+    "or clip_norm in optim, other initial values, or a prior with a finite gradient."
+)
+_FAILED = "optim failed, and the release was spent: {error}"
+
+
+class PublicOptimizer:
+    """Moves parameters along released gradients.
+
+    :param optim: the user's, with or without a scheduler.
+    """
+
+    def __init__(self, optim: PyroOptim):
+        self.optim = optim
+        self.failed = False  # then parameters are looked at anew before more is spent
+
+    @property
+    def needs_metric(self) -> bool:
+        """Whether its scheduler goes by a loss."""
+        make = getattr(self.optim, "pt_scheduler_constructor", None)
+        return isinstance(make, type) and issubclass(make, ReduceLROnPlateau)
+
+    def require(self, leaves: Mapping[str, Tensor]) -> None:
+        """
+        :param leaves: unconstrained parameters by name.
+        :raises ConfigurationError: no optimizer can be made for them that needs gradients only.
+        """
+        for name, leaf in leaves.items():
+            try:
+                made = self.optim.optim_objs.get(leaf) or self.optim._get_optim(leaf)
+            except Exception as error:
+                raise ConfigurationError(
+                    f"optim cannot be made for parameter {name!r}: {_named(error)}. Its arguments "
+                    "are those of torch's optimizer, for example {'lr': 0.01}."
+                ) from error
+            optimizer = getattr(made, "optimizer", made)  # a scheduler's
+            if _needs_closure(optimizer):
+                raise ConfigurationError(
+                    f"optim: {type(optimizer).__name__}.step needs a closure, which would evaluate "
+                    "the loss without noise. Use an optimizer that takes one gradient per step, "
+                    "such as pyro.optim.Adam({'lr': 0.01})."
+                )
+
+    def step(
+        self, leaves: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None], *, rarely: bool
+    ) -> None:
+        """
+        :param gradients: of the leaves, from what was released.
+        :param rarely: this is one of few steps in which it is looked at constrained values, too.
+        :raises ConfigurationError: it fails, or makes a parameter NaN or infinite.
+        """
+        for name, leaf in leaves.items():
+            # What a leaf held before came from elsewhere, and may come from the data.
+            leaf.grad = None
+            gradient = gradients[name]
+            if gradient is not None:  # with memory of its own: optimizers write to it
+                leaf.grad = gradient.clone(memory_format=torch.contiguous_format)
+        self.failed = True
+        try:
+            self.optim(set(leaves.values()))
+        except Exception as error:
+            raise ConfigurationError(_FAILED.format(error=_named(error))) from error
+        finally:
+            for leaf in leaves.values():
+                leaf.grad = None
+        # To look means to wait for a device: beside the CPU, rarely.
+        if rarely or all(leaf.device.type == "cpu" for leaf in leaves.values()):
+            require_finite(leaves, _LEFT, constrained=rarely)
+        self.failed = False
+
+    def step_scheduler(self, loss: float) -> None:
+        """
+        :param loss: private, of the step.
+        :raises ConfigurationError: it fails.
+        """
+        if isinstance(self.optim, PyroLRScheduler):
+            try:
+                self.optim.step(*([loss] if self.needs_metric else []))
+            except Exception as error:
+                raise ConfigurationError(_FAILED.format(error=_named(error))) from error
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Optimizers are made anew in the next step, from a saved state."""
+        self.optim.optim_objs.clear()
+        self.optim.set_state(state)
+
+
+@torch.no_grad()
+def require_finite(leaves: Mapping[str, Tensor], text: str, *, constrained: bool = True) -> None:
+    """
+    :param constrained: look at the constrained values, too, which takes longer.
+    :raises ConfigurationError: a parameter, all of which are public, is not finite.
+    """
+    values = {name: [leaf] for name, leaf in leaves.items() if leaf.numel()}
+    if constrained:
+        store = pyro.get_param_store()
+        values = {name: [leaf, store[name]] for name, (leaf,) in values.items()}
+    if not values:
+        return
+    largest = torch._foreach_norm([each for own in values.values() for each in own], math.inf)
+    if not math.isfinite(sum(each.item() for each in largest)):
+        bad = [name for name, own in values.items() if not all(x.isfinite().all() for x in own)]
+        if bad:  # numbers that are large, but finite, may have an infinite sum
+            raise ConfigurationError(text.format(name=bad[0]))
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    _, *others = signature(type(optimizer).step).parameters.values()  # the first is self
+    return any(
+        p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in others
+    )
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,118 @@
+"""Numbers of an inference's data without noise, for somebody who insists.
+
+Whoever asks leaves a line in the ledger first, and epsilon is infinite from then on. What else is
+exported and gives such numbers says so in one of these ways:
+
+* :class:`pyro_dp.baselines.EP`, a posterior without noise, leaves the same line.
+* ``noise_multiplier=0`` is an event of the ledger whose epsilon is infinite.
+* ``perplexity``, ``topic_weights`` and ``pixel_accuracy`` of models, :func:`clipped_kl`,
+  :func:`sep_kl_bound`, :func:`audit` and :func:`audit_one_run` know no ledger. They are for other
+  data, which need no protection, and give a :class:`NotPrivateWarning` at the call.
+* What holds rows of the records is the curator's: parameters per record, which are never released
+  (:mod:`pyro_dp.records.local_parameters`), and data that :class:`DPStandardScaler` has
+  transformed.
+
+tests/package/test_one_door.py states who may touch the exact sums, the ledger and the noise.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dp.accounting.looks import mark_look
+from pyro_dp.mechanism.contributions import Measured, Rows
+from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.rng import forked_rng
+
+_AT_A_TIME = 4096  # records
+
+
+class NonPrivate:
+    """What :func:`nonprivate` returns."""
+
+    def __init__(self, inference: IterativeMechanism):
+        if not isinstance(inference, IterativeMechanism):
+            raise ConfigurationError("nonprivate() takes an inference: a DPSVI, DPSEP or VIPS.")
+        self._inference = inference
+
+    def loss(self, *args: Any, **kwargs: Any) -> float:
+        """The negative ELBO of all records at the present parameters, in nats, without noise.
+
+        With the draw of the global latents that the next step would make.
+
+        :param args: the data, as for ``step``; so are kwargs.
+        :raises ConfigurationError: the inference is no :class:`DPSVI`; nothing was read.
+        :raises ModelError: the data do not fit; nothing was read.
+        """
+        read = self._reader("loss", "a DPSVI")
+        loss: float = self._read(read, "loss", args, kwargs)
+        return loss
+
+    def gradient_norms(self, *args: Any, **kwargs: Any) -> Tensor | dict[str, Tensor]:
+        """Norms of what each record would add to the next release, before it is clipped.
+
+        Of a :class:`DPSVI` these are norms of gradients, with the draws of latents that the next
+        step would make; of a :class:`DPSEP` norms of sites; of a :class:`VIPS` norms of statistics.
+
+        :param args: the data, as for ``step``; so are kwargs.
+        :returns: (N,), in float64; of a :class:`VIPS` one for each statistic, by name.
+        :raises ConfigurationError: the inference is none of these; nothing was read.
+        :raises ModelError: the data do not fit; nothing was read.
+        """
+        read = self._reader("gradient_norms", "a DPSVI, DPSEP or VIPS")
+        what = "per-record norms before clipping"
+        norms: Tensor | dict[str, Tensor] = self._read(read, what, args, kwargs)
+        return norms
+
+    def _reader(self, name: str, kinds: str) -> Callable[..., Any]:
+        read = self._inference._exact().get(name)
+        if read is None:
+            kind = type(self._inference).__name__
+            raise ConfigurationError(
+                f"nonprivate(...).{name} reads from {kinds}, not from a {kind}."
+            )
+        return read
+
+    def _read(
+        self, read: Callable[..., Any], what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The ledger first. Public generators are left as they were."""
+        inference = self._inference
+        name = f"{what} of {type(inference).__name__} after {inference._steps} steps"
+        with forked_rng():
+            prepared = inference._look_at(args, kwargs)
+            with inference.accountant.next_position() as position:
+                mark_look(inference.accountant, name, stacklevel=3)
+            stream = inference._randomness.stream("local", position)
+            return read(prepared, self._batches(prepared.records), stream)
+
+    def _batches(self, records: Any) -> Iterator[Tensor]:
+        indices = torch.arange(records.plate.size, device=records.device)
+        yield from torch.split(indices, self._inference.microbatch_size or _AT_A_TIME)
+
+
+def nonprivate(inference: IterativeMechanism) -> NonPrivate:
+    """Numbers of the data without noise: ``nonprivate(svi).loss(x, y)``.
+
+    **No guarantee.** Each read enters a :class:`NonPrivateLook` into the accountant's ledger before
+    it happens: ``get_epsilon()`` is infinite for good, with a budget every further release is
+    refused, and ``accountant.report()`` says what was read and when. Nothing undoes that, as
+    nobody can forget what was seen. The run itself goes on as it would have without the look, but
+    for the noise of seeded runs, which depends on the position in the ledger.
+
+    For a loss that is covered, see ``loss_clip`` of :class:`DPSVI`; on data that need no protection
+    use ``pyro.infer.Trace_ELBO``.
+
+    :param inference: a :class:`DPSVI`, :class:`DPSEP` or :class:`VIPS`.
+    :raises ConfigurationError: it is no inference.
+    """
+    return NonPrivate(inference)
+
+
+def row_norms(part: Tensor | Measured) -> Tensor:
+    """(B,)"""
+    rows = Rows(part.flatten(1)) if isinstance(part, Tensor) else part
+    return rows.norms().squeeze(1)

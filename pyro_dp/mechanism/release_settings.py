@@ -1,0 +1,87 @@
+"""The settings that every step-wise private inference has, checked."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import (
+    require_choice,
+    require_count,
+    require_flag,
+    require_number,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseSettings:
+    """How records are sampled, how much noise each release has, and who keeps the ledger.
+
+    They mean what they mean for :class:`DPSVI`.
+
+    :param bound: the largest norm of one record's part of the first release.
+    :raises ConfigurationError: a setting is out of range or does not fit the others.
+    """
+
+    accountant: PrivacyAccountant
+    num_steps: int | None
+    noise_multiplier: float | None
+    bound: float
+    sample_rate: float | None
+    sampling: str
+    microbatch_size: int | None = None
+    generator: torch.Generator | int | None = None
+    secure: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.accountant, PrivacyAccountant):
+            raise ConfigurationError("accountant must be a PrivacyAccountant.")
+        # As Python's own integers: torch takes no others for sizes.
+        for name in ("num_steps", "microbatch_size"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, require_count(name, getattr(self, name)))
+        require_flag("secure", self.secure)
+        self._check_sampling()
+        self._check_noise()
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the noise is the least that fits the budget."""
+        return self.noise_multiplier is None
+
+    def _check_sampling(self) -> None:
+        require_choice("sampling", self.sampling, ("poisson", "fixed", "full"))
+        if self.sampling == "fixed" and self.accountant.neighboring != "replace_one":
+            raise ConfigurationError(
+                "sampling='fixed' hides no change of the number of records: use "
+                "PrivacyAccountant(neighboring='replace_one'), or sampling='poisson'."
+            )
+        if self.sample_rate is not None:
+            name = "sample_rate, the expected fraction of the records in a step,"
+            require_number(name, self.sample_rate, above=0.0, below=1.0, closed=True)
+            if self.sampling == "full" and self.sample_rate != 1.0:
+                raise ConfigurationError("sample_rate must be 1 or None with sampling='full'.")
+
+    def _check_noise(self) -> None:
+        sigma = self.noise_multiplier
+        if sigma is None:
+            if self.accountant.epsilon is None:
+                raise ConfigurationError(
+                    "noise_multiplier=None is calibrated from a budget: give the accountant an "
+                    "epsilon, or pass a noise_multiplier."
+                )
+            if self.num_steps is None:
+                raise ConfigurationError(
+                    "noise_multiplier=None is calibrated for a number of steps: pass num_steps."
+                )
+        else:
+            require_number("noise_multiplier", sigma, above=0.0, below=math.inf, or_equal=True)
+        if self.secure and sigma == 0:
+            raise ConfigurationError("secure=True needs noise: noise_multiplier=0 adds none.")
+        if self.bound == math.inf and sigma != 0:
+            raise ConfigurationError(
+                "An infinite bound (max_grad_norm, max_factor_norm) needs noise_multiplier=0: no "
+                "noise hides an unbounded record. Choose a finite one."
+            )

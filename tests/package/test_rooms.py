@@ -1,0 +1,129 @@
+"""The rooms of the package: who may use whom. It reads all imports, also those within functions."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import pyro_dp
+
+# Each room, and the rooms that it may use: arrows go down. ARCHITECTURE.md says what each is for.
+MAY_USE = {
+    "utils": "",
+    "accounting": "utils",
+    "mechanism": "accounting utils",
+    "graphs": "utils",
+    "records": "mechanism graphs utils",
+    "infer": "records graphs mechanism accounting utils",
+    "vips": "records graphs mechanism accounting utils",
+    "pipeline": "mechanism accounting utils",
+    "auditing": "accounting utils",
+    "baselines": "infer vips records graphs mechanism accounting utils",
+}
+APART = [("infer.svi", "infer.ep"), ("infer.ep", "infer.svi")]
+
+
+def sources():
+    """By module, without the name of the package; of a folder its __init__."""
+    root = Path(pyro_dp.__file__).parent
+    found = {}
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
+    return found
+
+
+def imports(modules):
+    """Which modules of the package each of its modules imports."""
+    found = {}
+    for module, source in modules.items():
+        used = set()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom):
+                assert not node.level, f"{module}: imports are absolute"
+                base = (node.module or "").split(".")
+                names = [[*base, alias.name] for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name.split(".") for alias in node.names]
+            else:
+                continue
+            for package, *parts in names:
+                if package == "pyro_dp":
+                    known = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
+                    used.add(next(name for name in known if name in modules))
+        found[module] = used
+    return found
+
+
+def wrong(modules):
+    """Arrows that are not allowed, and circles."""
+    said = []
+    arrows = imports(modules)
+    for module, used in arrows.items():
+        room = module.split(".")[0]
+        if module in ("", "__main__"):
+            continue  # the front door
+        if room not in MAY_USE:
+            said.append(f"{module} lies in no room")
+            continue
+        for other in used:
+            if other.split(".")[0] not in [room, *MAY_USE[room].split()]:
+                said.append(f"{module} may not use {other or 'the package'}")
+            for one, two in APART:
+                if module.startswith(one) and other.startswith(two):
+                    said.append(f"{module} may not use {other}")
+    return said + [f"a circle: {' -> '.join(each)}" for each in circles(arrows)]
+
+
+def circles(arrows):
+    """One for each module that an arrow leads back to."""
+    found, done = [], set()
+
+    def visit(module, path):
+        if module in path:
+            found.append([*path[path.index(module) :], module])
+        elif module not in done:
+            for other in sorted(arrows[module]):
+                visit(other, [*path, module])
+            done.add(module)
+
+    for module in sorted(arrows):
+        visit(module, [])
+    return found
+
+
+def floors():
+    """How many rooms stand on each other."""
+    height = {}
+    for room, used in MAY_USE.items():  # in an order in which those below come first
+        height[room] = 1 + max((height[other] for other in used.split()), default=0)
+    return max(height.values())
+
+
+def test_arrows_go_down():
+    assert wrong(sources()) == []
+
+
+def test_few_rooms_on_few_floors():
+    assert len(MAY_USE) <= 10
+    assert floors() <= 8
+    rooms = {module.split(".")[0] for module in sources()} - {"", "__main__"}
+    assert rooms == set(MAY_USE)
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "said"),
+    [
+        ("utils.files", "from pyro_dp.accounting import ledger", "may not use accounting.ledger"),
+        ("accounting.pld", "import pyro_dp.mechanism.release", "may not use mechanism.release"),
+        ("records.plate", "def f():\n    from pyro_dp.infer import base", "may not use infer.base"),
+        ("auditing.audit", "from pyro_dp import DPSVI", "may not use the package"),
+        ("infer.ep.dpsep", "from pyro_dp.infer.svi.dpsvi import DPSVI", "may not use infer.svi"),
+        ("accounting.events", "from pyro_dp.accounting.ledger import VERSION", "a circle"),
+        ("odds", "", "lies in no room"),
+    ],
+)
+def test_a_wrong_arrow_is_found(module, source, said):
+    modules = sources()
+    modules[module] = modules.get(module, "") + "\n" + source
+    assert any(said in each for each in wrong(modules))

@@ -1,0 +1,107 @@
+"""Small runs whose ledgers, journals and states are kept in tests/saved, as an older version wrote
+them.
+
+    python tests/saved_runs.py FOLDER
+
+writes them anew, with the package that is installed: a version that saves something new adds files
+of its own, and the old ones stay.
+"""
+
+import sys
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+
+from pyro_dp import DPSEP, DPSVI, VIPS, AdaptiveClip, PrivacyAccountant
+from pyro_dp.baselines import DPEM, DPSGLD
+from pyro_dp.vips import LogisticRegression
+
+STEPS = 4
+
+
+def data():
+    """Two features within the unit ball and a binary label of 60 people."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.nn.functional.normalize(torch.randn(60, 2, generator=generator), dim=1)
+    return x, (x[:, 0] > 0).to(x.dtype)
+
+
+def model(x, y):
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def dpsvi(accountant):
+    optim = pyro.optim.Adam({"lr": 0.05})
+    return DPSVI(
+        model,
+        AutoNormal(model),
+        optim,
+        Trace_ELBO(),
+        accountant=accountant,
+        num_steps=STEPS,
+        max_grad_norm=AdaptiveClip(),
+        sample_rate=0.5,
+        slice_data=True,
+        loss_clip=2.0,
+        generator=0,
+    )
+
+
+def dpsep(accountant):
+    guide = AutoMultivariateNormal(model)
+    return DPSEP(model, guide, accountant=accountant, num_steps=STEPS, slice_data=True, generator=0)
+
+
+def vips(accountant):
+    return VIPS(LogisticRegression(2), accountant=accountant, num_steps=STEPS, generator=0)
+
+
+def dpsgld(accountant):
+    return DPSGLD(
+        model,
+        accountant=accountant,
+        num_steps=STEPS,
+        step_size=1e-3,
+        warmup_steps=1,
+        sample_rate=0.5,
+        slice_data=True,
+        generator=0,
+    )
+
+
+def dpem(accountant):
+    start = torch.tensor([[0.5, 0.0], [-0.5, 0.0]])
+    return DPEM(start, radius=1.0, accountant=accountant, num_steps=STEPS, generator=0)
+
+
+MADE = {each.__name__: each for each in (dpsvi, dpsep, vips, dpsgld, dpem)}
+
+
+def step(inference):
+    x, y = data()
+    return inference.step(*([x] if isinstance(inference, DPEM) else [x, y]))
+
+
+def write(folder):
+    """A journal, a ledger and a state of each inference, half way."""
+    for name, make in MADE.items():
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        accountant = PrivacyAccountant(epsilon=2.0, delta=1e-5)
+        accountant.journal(folder / f"{name}.journal")
+        inference = make(accountant)
+        for _ in range(STEPS // 2):
+            step(inference)
+        accountant.save(folder / f"{name}.ledger.json")
+        torch.save(inference.state_dict(), folder / f"{name}.state.pt")
+
+
+if __name__ == "__main__":
+    torch.set_default_dtype(torch.float64)
+    write(Path(sys.argv[1]))
