@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyro
 import pyro.distributions as dist
@@ -28,6 +28,7 @@ from torch import nn
 import pyro_dp.mechanism.iterative
 import pyro_dp.mechanism.sampling
 from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
 from pyro_dp.infer.svi.eager_step import EagerStep
 from pyro_dp.mechanism.release import release
 
@@ -313,6 +314,14 @@ def in_turns(*lists: Iterable) -> list:
 def eager(svi: DPSVI) -> EagerStep:
     """The step of a prepared DPSVI, or what was traced to make it."""
     return svi._prepared.step.eager
+
+
+def take_one_by_one(moments: LinearMoments | SteinMoments) -> None:
+    """The records of a likelihood that can be vectorised."""
+    likelihood = moments._likelihood
+    assert likelihood.term.vectorizes
+    term = replace(likelihood.term, vectorizes=False)
+    moments._likelihood = replace(likelihood, term=term)
 
 
 def start(make: Callable[[], Problem]) -> Problem:

@@ -17,7 +17,7 @@ from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.utils.errors import ConfigurationError, ModelError
-from pyro_dp.utils.linalg import stacked, unstacked
+from pyro_dp.utils.linalg import clipped_rows, noise_radius, stacked, unstacked
 from pyro_dp.utils.validation import require_count, require_number, require_scale, require_tensors
 
 _SHARES = (0.2, 0.3, 0.5)  # of sigma^-2: counts, sums, second moments
@@ -204,7 +204,7 @@ class DPEM(IterativeMechanism):
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """E-step: what each row adds to the blocks, (B, K), (B, K d), (B, K d (d + 1) / 2)."""
-        x = _shortened(x.double(), self.radius)
+        x = clipped_rows(x.double(), self.radius)
         components = MultivariateNormal(self.locs, self.covariances, validate_args=False)
         joint = components.log_prob(x.unsqueeze(1)) + self.weights.log()
         r = joint.softmax(dim=1).unsqueeze(2)  # (B, K, 1)
@@ -218,12 +218,12 @@ class DPEM(IterativeMechanism):
         found = counts > 2 * noise_of_counts
         n = counts.clamp(min=max(noise_of_counts, torch.finfo(torch.float64).tiny))
         self.weights = n / n.sum()
-        locs = _shortened(sums.reshape(components, dim) / n.unsqueeze(1), self.radius)
+        locs = clipped_rows(sums.reshape(components, dim) / n.unsqueeze(1), self.radius)
         matrices = [unstacked(each, dim) for each in squares.reshape(components, -1)]
         second = torch.stack(matrices) / n[:, None, None]
         values, vectors = torch.linalg.eigh(second - locs.unsqueeze(2) * locs.unsqueeze(1))
         # No eigenvalue is known better than to the spectral radius of the noise's matrix.
-        least = (noise_of_squares * math.sqrt(2 * dim) / n).clamp(min=self.least_variance)
+        least = (noise_radius(noise_of_squares, dim) / n).clamp(min=self.least_variance)
         values = values.clamp(min=least.unsqueeze(1)).clamp(max=self.radius**2)
         # Smaller ones are lost where the matrix is put together.
         values = values.clamp(min=1e-12 * values[:, -1:]).unsqueeze(1)
@@ -238,9 +238,3 @@ class DPEM(IterativeMechanism):
         if sigma == 0:
             return [0.0] * len(_SHARES)
         return [sigma * b.bound / math.sqrt(b.share) / rate for b in self._blocks()]
-
-
-def _shortened(rows: Tensor, norm: float) -> Tensor:
-    """Rows (..., d) that are longer, to this norm."""
-    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    return torch.where(norms > norm, rows * (norm / norms), rows)

@@ -252,7 +252,6 @@ class DPSGLD(PrivateInference[PreparedChain]):
             loss,
             self.model,
             guide,
-            records,
             term,
             parameters,
             "latents",

@@ -21,6 +21,7 @@ from pyro_dp.graphs.places import MISSING
 from pyro_dp.graphs.references import LONGEST, References, sentence
 from pyro_dp.graphs.tracing import untraced
 from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.memory import address, version
 
 KEEPS = (
     "{label} changes with the data that the model or guide is shown. What it keeps of one record "
@@ -38,7 +39,7 @@ class _Constant:
 
     def __init__(self, read: Callable[[Any], Any], name: Any, value: Tensor):
         self._read, self._name, self._value = read, name, value
-        self._version = math.inf if value.requires_grad else _version(value)
+        self._version = math.inf if value.requires_grad else version(value)
         self._kept = value.clone() if value.numel() <= _SMALL and self._version < math.inf else None
 
     @property
@@ -61,14 +62,14 @@ class _Kept:
 
     def __init__(self, tensor: Tensor, whole: bool):
         self.tensor = tensor
-        self._memory, self._version = tensor.data, _version(tensor)
+        self._memory, self._version = tensor.data, version(tensor)
         self._numbers = tensor.detach().clone() if whole else None
 
     @property
     def changed(self) -> bool:
         if self._numbers is not None:
             return not _same_numbers(self.tensor.data, self._numbers)
-        return self._is_elsewhere or _version(self.tensor) != self._version
+        return self._is_elsewhere or version(self.tensor) != self._version
 
     def put_back(self) -> None:
         if self._numbers is not None and self.changed:
@@ -78,7 +79,7 @@ class _Kept:
 
     @property
     def _is_elsewhere(self) -> bool:
-        return _address(self.tensor) != _address(self._memory)
+        return address(self.tensor) != address(self._memory)
 
 
 class CapturedState:
@@ -266,13 +267,3 @@ def _bits(tensor: Tensor) -> Tensor:
     """For comparisons in which NaN equals itself."""
     tensor = tensor.detach()
     return tensor.nan_to_num(nan=1.2345e30) if tensor.is_floating_point() else tensor
-
-
-def _version(value: Any) -> int:
-    if not isinstance(value, Tensor) or is_lazy(value):
-        return 0
-    return 0 if value.is_inference() else value._version
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0

@@ -22,6 +22,7 @@ from pyro.poutine import Trace
 from torch import Tensor
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from pyro_dp.graphs.libraries import is_users, keeps_for_users
 from pyro_dp.graphs.places import (
     LISTS,
     Cell,
@@ -34,10 +35,6 @@ from pyro_dp.graphs.places import (
     slots_of,
 )
 
-_LIBRARIES = sys.stdlib_module_names | {
-    *("IPython", "_pytest", "arviz", "funsor", "jax", "matplotlib", "numpy", "opt_einsum"),
-    *("pandas", "pluggy", "pyro", "pyro_dp", "pytest", "scipy", "sklearn", "torch", "tqdm"),
-}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # of an object that is no Python class
 _CACHE = type(functools.cache(len))
@@ -210,7 +207,7 @@ class References:
             users = self._look_at_module(thing, values, owner)
         elif is_users(type(thing)) or isinstance(thing, types.SimpleNamespace):
             self._look_at_namespace(_attributes(thing), owner, None)
-        elif users and values and _keeps_for_users(type(thing)):
+        elif users and values and keeps_for_users(type(thing)):
             self.places.append(PublicAttributes(f"an attribute {owner}", thing))
         if is_users(type(thing)) and slots_of(type(thing)):
             self.places.append(Slots(f"an attribute {owner}", thing))
@@ -247,12 +244,6 @@ class References:
         return users
 
 
-def _keeps_for_users(kind: type) -> bool:
-    """Whether a library's objects are made to be written to: handlers, namespaces."""
-    root = (kind.__module__ or "").split(".")[0]
-    return root == "pyro" or root in sys.stdlib_module_names
-
-
 def _attributes(thing: Any) -> MutableMapping:
     try:
         return vars(thing)
@@ -285,17 +276,6 @@ def _globals_of(code: types.CodeType) -> tuple[set[str], set[str], set[str]]:
 def sentence(label: str) -> str:
     """A label at the beginning of a message."""
     return label[:1].upper() + label[1:]
-
-
-def is_users(thing: Any) -> bool:
-    """Whether a function, class or module is the user's own, and no library's."""
-    name = thing.__name__ if isinstance(thing, types.ModuleType) else thing.__module__
-    return not is_library(name or "builtins")
-
-
-def is_library(module: str) -> bool:
-    """Whether a module of this name is Python's, torch's, Pyro's, or another well-known one."""
-    return module.split(".")[0] in _LIBRARIES
 
 
 def _is_frame(thing: Any) -> bool:

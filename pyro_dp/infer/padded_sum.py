@@ -11,8 +11,7 @@ from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.records.local_draws import Draw
-from pyro_dp.records.records import Records
+from pyro_dp.records.record_term import RecordTerm
 
 CHECKED_STEPS = 3
 
@@ -28,10 +27,11 @@ class PaddedSum:
     traced on placeholders: a graph must not depend on data.
 
     :param contribute: blocks of B records, from (bounds, public, indices, rows, local draws).
+    :param term: of these records.
     :param public: what else they depend on, in the form that it will always have.
     :param blocks: number of blocks.
     :param size: number of records in a pass.
-    :param draws: local draws of one record, for each particle.
+    :param local: for the local draws of each particle.
     :param sum_type: to which the sums are added.
     :raises NotTraceable: they come from more than a fixed sequence of tensor operations.
     """
@@ -39,19 +39,18 @@ class PaddedSum:
     def __init__(
         self,
         contribute: Contribute,
-        records: Records,
+        term: RecordTerm,
         public: Sequence[Tensor],
         *,
         blocks: int,
         size: int,
-        draws: Sequence[Draw] = (),
         local: Sequence[LocalStream | None] = (),
         sum_type: type[ClippedSum],
         compiler: Compiler,
     ):
         self.size = size
-        self._records = records
-        self._draws = draws
+        self._term = term
+        records = term.records
         ones = torch.ones(size, 1, dtype=torch.float64, device=records.device)
         self._ones_then_zeros = torch.cat([ones, 0 * ones])
         self._bounds: tuple[list[float], list[Tensor]] = ([], [])
@@ -66,7 +65,7 @@ class PaddedSum:
             *self._bounds_of([Block(1, 1.0)] * blocks),
             self._weights(1),
             *public,
-            *placeholder_batch(records, size, draws, local),
+            *placeholder_batch(term, size, local),
         ]
         self._graph = compiler(trace(sums, inputs), inputs)
 
@@ -81,8 +80,8 @@ class PaddedSum:
         weights, padding = self._weights(len(chosen)), self.size - len(chosen)
         if padding:
             chosen = torch.cat([chosen, chosen[:1].expand(padding)])
-        rows = [row.contiguous() for row in self._records.rows(chosen, distinct=not padding)]
-        tables = _tables(self._draws, chosen, local)
+        rows = [row.contiguous() for row in self._term.records.rows(chosen, distinct=not padding)]
+        tables = _tables(self._term, chosen, local)
         with torch.no_grad():
             bounds = self._bounds_of(clipped.blocks)
             clipped.add_sums(self._graph(*bounds, weights, *public, chosen, *rows, *tables))
@@ -90,7 +89,7 @@ class PaddedSum:
     def _bounds_of(self, blocks: Sequence[Block]) -> list[Tensor]:
         bounds = [block.bound for block in blocks]
         if bounds != self._bounds[0]:  # an adaptive one moves in every step
-            device = self._records.device
+            device = self._term.records.device
             tensors = [torch.tensor(b, dtype=torch.float64, device=device) for b in bounds]
             self._bounds = bounds, tensors  # each its own: a graph tells its inputs by identity
         return self._bounds[1]
@@ -101,19 +100,18 @@ class PaddedSum:
 
 
 def placeholder_batch(
-    records: Records, size: int, draws: Sequence[Draw], local: Sequence[LocalStream | None]
+    term: RecordTerm, size: int, local: Sequence[LocalStream | None]
 ) -> list[Tensor]:
     """Indices, rows and local draws of so many public placeholders, in the layout of real ones."""
+    records = term.records
     indices = torch.zeros(size, dtype=torch.long, device=records.device)
     rows = [row.expand(size, *row.shape).contiguous() for row in records.placeholder()]
-    return [indices, *rows, *_tables(draws, indices, local)]
+    return [indices, *rows, *_tables(term, indices, local)]
 
 
-def _tables(
-    draws: Sequence[Draw], indices: Tensor, local: Sequence[LocalStream | None]
-) -> list[Tensor]:
+def _tables(term: RecordTerm, indices: Tensor, local: Sequence[LocalStream | None]) -> list[Tensor]:
     given = [own for own in local if own is not None]
-    return [draw.sample(own, indices, i) for own in given for i, draw in enumerate(draws)]
+    return [draw.sample(own, indices, i) for own in given for i, draw in enumerate(term.draws)]
 
 
 def pass_size(batch: int, limit: int | None) -> int:

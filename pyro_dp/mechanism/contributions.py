@@ -38,21 +38,25 @@ class Rows:
     All in float64: the norm of a float32 vector overflows at 1e19, and the scale of a long
     half-precision one is too coarse for the bound to hold.
 
-    :param values: (B, size).
+    :param values: (B, ...), which are flattened.
     """
 
     def __init__(self, values: Tensor):
-        self._values = values.to(torch.float64)
+        self.values = values.to(torch.float64).reshape(len(values), values.shape[1:].numel())
 
     def norms(self) -> Tensor:
-        norms: Tensor = torch.linalg.vector_norm(self._values, dim=1, keepdim=True)
+        norms: Tensor = torch.linalg.vector_norm(self.values, dim=1, keepdim=True)
         return norms
 
+    def squared_norms(self) -> Tensor:
+        """(B, 1), for a block that is a part of another."""
+        return self.values.square().sum(dim=1, keepdim=True)
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return torch.where(weights > 0, self._values * weights, 0.0).sum(dim=0)
+        return torch.where(weights > 0, self.values * weights, 0.0).sum(dim=0)
 
     def dense(self) -> Tensor:
-        return self._values
+        return self.values
 
 
 class _Kept:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_dp.mechanism.contributions import Rows
+
 
 @dataclass
 class OuterProducts:
@@ -56,38 +58,13 @@ class OuterProducts:
 
 
 @dataclass
-class Matrices:
-    """A block that is held as it is.
-
-    :param values: (B, ...).
-    """
-
-    values: Tensor
-
-    def squared_norms(self) -> Tensor:
-        """As :meth:`OuterProducts.squared_norms`."""
-        return _squares(self._flat()).unsqueeze(1)
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """As :meth:`OuterProducts.weighted_sum`."""
-        return torch.where(weights > 0, self._flat().double() * weights, 0.0).sum(dim=0)
-
-    def dense(self) -> Tensor:
-        """As :meth:`OuterProducts.dense`."""
-        return self._flat().double()
-
-    def _flat(self) -> Tensor:
-        return self.values.reshape(len(self.values), -1)
-
-
-@dataclass
 class Joined:
     """Blocks that are clipped jointly.
 
     One of :class:`~pyro_dp.mechanism.contributions.Contributions`.
     """
 
-    parts: Sequence[OuterProducts | Matrices]
+    parts: Sequence[OuterProducts | Rows]
 
     @staticmethod
     def of(outputs: Sequence[Tensor], products: Sequence[bool | None]) -> "Joined":
@@ -97,7 +74,7 @@ class Joined:
         """
         rest = iter(outputs)
         parts = [
-            Matrices(next(rest))
+            Rows(next(rest))
             if transposed is None
             else OuterProducts(next(rest), next(rest), transposed)
             for transposed in products

@@ -14,6 +14,7 @@ from torch import Tensor
 from pyro_dp.graphs.references import References, sentence
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.memory import address
 
 _SAME_MEMORY = (
     "{label} is (part of) the data that are given to step(): what is captured cannot be protected. "
@@ -45,9 +46,9 @@ def refuse_rows(references: References, size: int) -> None:
 def refuse_captured_data(references: References, records: Records) -> None:
     """:raises ModelError: something that model or guide refer to holds data; names it."""
     data = [table.detach() for table in records.tables]
-    memory = {_memory(table) for table in data}
+    memory = {address(table) for table in data}
     for label, tensor in references.tensors:
-        if tensor.numel() and _memory(tensor) in memory:
+        if tensor.numel() and address(tensor) in memory:
             raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
     for label, thing in references.held:
         if isinstance(thing, np.ndarray) and thing.size and _base(thing) in memory:
@@ -141,10 +142,6 @@ def _arrays(references: References) -> Iterator[tuple[str, Tensor]]:
     for label, thing in references.held:
         if isinstance(thing, np.ndarray) and thing.dtype.kind == "f":
             yield label, torch.from_numpy(np.ascontiguousarray(thing))
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else -1
 
 
 def _base(array: np.ndarray) -> int:

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dp.records.initial_values import agree
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.records import Records
 from pyro_dp.records.site_checks import Runs, random_sites
+from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 
 _COUNT = 3
@@ -29,7 +28,7 @@ _SQUARE = (
 )
 
 
-def check_coupling(inside: Runs, records: Records) -> None:
+def check_coupling(inside: Runs) -> None:
     """Rows of which the first one stays: its terms must stay, too, whatever the others are.
 
     A model that is shown one record does not fail where it should not read others: it computes
@@ -38,11 +37,12 @@ def check_coupling(inside: Runs, records: Records) -> None:
     :param inside: runs that show the plate's sites.
     :raises ModelError: a site of the first record moves; names it.
     """
+    records = inside.records
     count = min(_COUNT, records.plate.size)
     if count == 1:
         return
     for integers in (True, False):
-        pair = _pair(inside, records, count, integers)
+        pair = _pair(inside, count, integers)
         if pair is None:  # such rows are not in the model's domain
             continue
         for part, trace in pair[0].items():
@@ -58,15 +58,11 @@ def check_coupling(inside: Runs, records: Records) -> None:
         return
 
 
-def _coupled(name: str, part: str, records: Records) -> str:
-    shown = _SHOWN[records.slice_data]
-    return _COUPLED.format(name=name, part=part, plate=records.plate.name, shown=shown)
-
-
 def _pair(
-    inside: Runs, records: Records, count: int, integers: bool
+    inside: Runs, count: int, integers: bool
 ) -> tuple[dict[str, poutine.Trace], dict[str, poutine.Trace]] | None:
     """Traces on two sets of rows, with the same latents."""
+    records = inside.records
     length = count if records.slice_data else records.plate.size
     rows = [records.varied(length, seed, integers=integers) for seed in (1, 2)]
     indices = records.apart(count, length)

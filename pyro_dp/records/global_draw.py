@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -56,7 +56,7 @@ class Particle:
     def detached(self) -> dict[str, Tensor]:
         return {name: u.detach() for name, u in self.latents.items()}
 
-    def restricted(self, names: set[str]) -> "Particle":
+    def restricted(self, names: Collection[str]) -> "Particle":
         """With gradients for these latents only: what records do not see gets no noise either."""
         kept = {name: u for name, u in self.latents.items() if name in names}
         dropped = {
@@ -80,9 +80,11 @@ class Particle:
         return {name for name, g in zip(leaves, gradients, strict=True) if g is not None}
 
 
-def single_particle(loss: ELBO) -> ELBO:
+def single_particle(loss: ELBO, max_plate_nesting: float | None = None) -> ELBO:
     """The user's loss for one particle; several are handled one by one."""
     loss = copy.copy(loss)
+    if max_plate_nesting is not None:
+        loss.max_plate_nesting = max_plate_nesting
     loss.num_particles = 1
     loss.vectorize_particles = False
     return loss

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pyro
 import torch
@@ -16,10 +17,11 @@ from torch import Tensor
 from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_changes
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.captured_data import refuse_numbers
-from pyro_dp.records.messengers import OneRecord
+from pyro_dp.records.messengers import OneRecord, no_sites
 from pyro_dp.records.plate import is_random
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
+from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 
@@ -98,7 +100,7 @@ def _first_run(
             if runs_guide:
                 guide(*args, **kwargs)
             model(*args, **kwargs)
-        terms = _terms_afterwards(model, guide if runs_guide else _no_sites, records)
+        terms = _terms_afterwards(model, guide if runs_guide else no_sites, records)
     nodes = captured.trace.nodes.items() if copies else ()
     values = {name: site["value"].detach().clone() for name, site in nodes}
     return FirstRun(values, terms, changes)
@@ -121,10 +123,6 @@ def _terms_afterwards(
                     terms[part, name] = site["log_prob"].detach()
         return terms
     return {}
-
-
-def _no_sites(*args, **kwargs) -> None:
-    """In place of a guide that cannot be run."""
 
 
 def _first_run_on_others(model: Callable, guide: Callable, records: Records) -> FirstRun | None:
@@ -156,14 +154,11 @@ def copied(model: Callable, guide: Callable) -> tuple[Callable, Callable] | None
 
     ``None`` if there is something in them that cannot be copied.
     """
-    original = AutoGuide.__getstate__
-    AutoGuide.__getstate__ = _whole_state
     try:
-        new_model, new_guide = copy.deepcopy((model, guide))
+        with mock.patch.object(AutoGuide, "__getstate__", _whole_state):
+            new_model, new_guide = copy.deepcopy((model, guide))
     except Exception:  # whatever a user's __deepcopy__ or __reduce__ may raise
         return None
-    finally:
-        AutoGuide.__getstate__ = original
     if isinstance(guide, torch.nn.Module) and isinstance(new_guide, torch.nn.Module):
         pairs: list[tuple[Any, Any]] = list(zip(guide.modules(), new_guide.modules(), strict=True))
         copy_of = {id(old): new for old, new in pairs}
@@ -176,13 +171,3 @@ def copied(model: Callable, guide: Callable) -> tuple[Callable, Callable] | None
 def _whole_state(guide: AutoGuide) -> dict:
     # Pyro's own makes a copied autoguide forget its model, and the original as well.
     return guide.__dict__.copy()
-
-
-def agree(one: Tensor, other: Tensor, *, tolerance: float | None = None) -> bool:
-    """Equal up to rounding, relative to the largest entry."""
-    if one.shape != other.shape or not one.is_floating_point():
-        return torch.equal(one, other)
-    if tolerance is None:
-        tolerance = 1e-8 if one.dtype == torch.float64 else 1e-4
-    size = one.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax().item() if one.numel() else 0.0
-    return torch.allclose(one, other, rtol=0.0, atol=tolerance * size, equal_nan=True)

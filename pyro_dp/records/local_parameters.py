@@ -41,12 +41,12 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions.constraints import Constraint, real
 
-from pyro_dp.records.initial_values import agree
 from pyro_dp.records.messengers import OneRecord
 from pyro_dp.records.plate import is_random
 from pyro_dp.records.records import Records
 from pyro_dp.records.row_views import OwnRow, Substitution, shown
 from pyro_dp.records.sandbox import guarded, whole_tensors
+from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 

@@ -1,6 +1,8 @@
 """How a model is split at its private plate: one record, what lies outside, what lies inside."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
+from unittest import mock
 
 import torch
 from pyro.poutine.messenger import Messenger
@@ -34,8 +36,7 @@ class OneRecord(Messenger):
         self.parameters = parameters
 
     def __enter__(self):
-        self._original = original = SubsampleMessenger._subsample
-        private = self.plate.name
+        original, private = SubsampleMessenger._subsample, self.plate.name
 
         def subsample(name, size=None, subsample_size=None, subsample=None, *rest):
             # A declared size would be compared with the single index, and raise.
@@ -43,11 +44,12 @@ class OneRecord(Messenger):
                 subsample_size = subsample = None
             return original(name, size, subsample_size, subsample, *rest)
 
-        SubsampleMessenger._subsample = staticmethod(subsample)
+        self._patch = mock.patch.object(SubsampleMessenger, "_subsample", staticmethod(subsample))
+        self._patch.start()
         return super().__enter__()
 
     def __exit__(self, *exc_info):
-        SubsampleMessenger._subsample = staticmethod(self._original)
+        self._patch.stop()
         return super().__exit__(*exc_info)
 
     def _process_message(self, msg: dict) -> None:
@@ -108,3 +110,7 @@ class Inside(Messenger):
                 msg["done"] = True
             # The private plate's own index site goes on to OneRecord.
             msg["stop"] = msg["name"] != self.plate.name
+
+
+def no_sites(*args: Any, **kwargs: Any) -> None:
+    """In place of a guide that has no sites, or cannot be run."""

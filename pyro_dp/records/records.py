@@ -12,6 +12,7 @@ from pyro_dp.records.arguments import Arguments, argument_names, named_arguments
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.stand_ins import is_table, placeholder_row, spacing, varied
 from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.memory import version
 
 _NO_DATA = (
     "No argument of step() is a tensor of length {plate.size}, the size of the private plate "
@@ -56,7 +57,7 @@ class Records:
         self.slice_data = slice_data
         self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
         self._given, self._given_spec = pytree.tree_flatten(given or (args, kwargs))
-        self._versions = [_version(x) for x in self._given]
+        self._versions = [version(x) for x in self._given]
         self._data = [
             i for i, leaf in enumerate(self._leaves) if is_table(leaf) and len(leaf) == plate.size
         ]
@@ -161,7 +162,7 @@ class Records:
             name = later._names[j]
             if _same(later._given[j], self._given[i], self._versions[i]):
                 continue
-            if _version(self._given[i]) != self._versions[i]:
+            if version(self._given[i]) != self._versions[i]:
                 raise ModelError(_OTHER_DATA.format(what=f"{name!r} was changed in place"))
             if not _equal(self._leaves[i], later._leaves[j]):
                 raise ModelError(_OTHER_DATA.format(what=f"{name!r} has other values"))
@@ -169,13 +170,9 @@ class Records:
             raise ModelError(_OTHER_DATA.format(what="other arguments have a row per record"))
 
 
-def _version(leaf: Any) -> int:
-    return leaf._version if isinstance(leaf, Tensor) else 0
-
-
-def _same(new: Any, old: Any, version: int) -> bool:
+def _same(new: Any, old: Any, known: int) -> bool:
     if isinstance(old, Tensor):
-        return isinstance(new, Tensor) and _memory(new) == (*_memory(old)[:-1], version)
+        return isinstance(new, Tensor) and _memory(new) == (*_memory(old)[:-1], known)
     if new is old:
         return True
     return isinstance(new, (bool, int, float, str)) and type(new) is type(old) and new == old
@@ -189,4 +186,4 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _memory(tensor: Tensor) -> tuple:
     """Where the numbers are, and how often they were changed. The old tensor keeps it taken."""
     place = (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride())
-    return (*place, _version(tensor))
+    return (*place, version(tensor))

@@ -13,7 +13,7 @@ from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from pyro_dp.graphs.references import is_library
+from pyro_dp.graphs.libraries import is_library
 from pyro_dp.utils.errors import ModelError, PrivacyError
 
 PLACEHOLDERS = (
@@ -86,7 +86,7 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
         with (
             quiet,
             pyro.validation_enabled(False),
-            _no_sample_validation(),
+            mock.patch.object(Distribution, "_validate_sample", lambda self, value: None),
             _NoBatchStatistics(),
         ):
             yield
@@ -111,12 +111,6 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
 def _no_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
-
-
-@contextlib.contextmanager
-def _no_sample_validation() -> Iterator[None]:
-    with mock.patch.object(Distribution, "_validate_sample", lambda self, value: None):
         yield
 
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.records.global_draw import Particle
-from pyro_dp.records.initial_values import agree
 from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.records.messengers import OneRecord, Outside
 from pyro_dp.records.plate import PrivatePlate, is_random
 from pyro_dp.records.records import Arguments, Records
 from pyro_dp.records.sandbox import guarded, whole_tensors
+from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 
@@ -42,8 +42,9 @@ class Runs:
         state: CapturedState,
         factor: float = 1.0,
     ):
-        self._model, self._guide, self._records, self._view = model, guide, records, view
-        self.local, self._state, self._factor = local, state, factor
+        self.records, self.local = records, local
+        self._model, self._guide, self._view = model, guide, view
+        self._state, self._factor = state, factor
         self._parameters: set[str] | None = None
         self.public = self._run(records.arguments(records.placeholder()), public=True)
         self._parameters = {
@@ -54,7 +55,8 @@ class Runs:
         }
 
     def with_view(self, view: Callable[[PrivatePlate], Messenger], factor: float = 1.0) -> "Runs":
-        own = (self._model, self._guide, self._records)
+        """The same, shown in another way."""
+        own = (self._model, self._guide, self.records)
         return Runs(*own, view, self.local, self._state, factor)
 
     def on(self, arguments: Arguments) -> dict[str, poutine.Trace]:
@@ -80,10 +82,10 @@ class Runs:
         self, arguments, *, public=False, indices=None, replayed=None
     ) -> dict[str, poutine.Trace]:
         args, kwargs = arguments
-        plate = self._records.plate
+        plate = self.records.plate
         if indices is None:
-            indices = torch.zeros(1, dtype=torch.long, device=self._records.device)
-        hint = whole_tensors(self._records.slice_data)
+            indices = torch.zeros(1, dtype=torch.long, device=self.records.device)
+        hint = whole_tensors(self.records.slice_data)
         with (
             forked_rng(),
             guarded("Running guide and model on one record", public=public, hint=hint),
@@ -105,8 +107,9 @@ def random_sites(trace: poutine.Trace) -> Sites:
     return {name: site for name, site in trace.nodes.items() if is_random(site)}
 
 
-def check_outside(outside: Runs, records: Records) -> None:
+def check_outside(outside: Runs) -> None:
     """What lies outside the plate must be the same whatever is inside of it."""
+    records = outside.records
     where = f"lies outside the private plate {records.plate.name!r} but depends on"
     problem = f"{where} the data: only sites inside the plate may read them."
     length = 1 if records.slice_data else records.plate.size
@@ -150,11 +153,9 @@ def _require_same_sites(
                 raise ModelError(f"Site {name!r} of the {part} {problem}")
 
 
-def check_latents(
-    loss: ELBO, outside: dict[str, poutine.Trace], particle: Particle, privatize: str
-) -> None:
+def check_latents(loss: ELBO, outside: Runs, particle: Particle, privatize: str) -> None:
     """Latents outside the plate come from the guide, and records have a gradient for them."""
-    in_guide, in_model = random_sites(outside["guide"]), random_sites(outside["model"])
+    in_guide, in_model = map(random_sites, (outside.public["guide"], outside.public["model"]))
     for name, site in (in_model | in_guide).items():
         if _is_enumerated(loss, site):
             raise ModelError(
@@ -184,10 +185,10 @@ def _is_enumerated(loss: ELBO, site: dict) -> bool:
     )
 
 
-def check_inside(loss: ELBO, inside: dict[str, poutine.Trace], records: Records) -> None:
+def check_inside(loss: ELBO, inside: Runs) -> None:
     """Each site inside the plate belongs to one record; each latent is drawn or summed out."""
-    plate, slice_data = records.plate, records.slice_data
-    in_guide, in_model = random_sites(inside["guide"]), random_sites(inside["model"])
+    plate, slice_data = inside.records.plate, inside.records.slice_data
+    in_guide, in_model = map(random_sites, (inside.public["guide"], inside.public["model"]))
     for name, site in (*in_guide.items(), *in_model.items()):
         dim, shape = plate.frame(site).dim, site["log_prob"].shape
         if dim is not None and len(shape) >= -dim and shape[dim] != 1:
@@ -203,9 +204,10 @@ def check_inside(loss: ELBO, inside: dict[str, poutine.Trace], records: Records)
             )
 
 
-def plate_nesting(loss: ELBO, inside: dict[str, poutine.Trace]) -> float:
+def plate_nesting(loss: ELBO, inside: Runs) -> float:
+    """Number of nested plates, to the left of which latents are enumerated."""
     if loss.max_plate_nesting != float("inf"):
         return loss.max_plate_nesting
-    sites = [site for trace in inside.values() for site in random_sites(trace).values()]
+    sites = [site for trace in inside.public.values() for site in random_sites(trace).values()]
     frames = [frame for site in sites for frame in site["cond_indep_stack"]]
     return max((-frame.dim for frame in frames if frame.dim is not None), default=0)

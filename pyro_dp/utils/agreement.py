@@ -1,4 +1,4 @@
-"""Whether a graph gives the numbers of the model that it was traced from."""
+"""Whether two ways to the same numbers agree: up to rounding, and a graph with its model."""
 
 import torch
 from torch import Tensor
@@ -24,3 +24,13 @@ def require_same(
     tolerance = (1e-8 if exact else 1e-3) * size + rounding * scale
     if not torch.allclose(found, expected, rtol=0.0, atol=tolerance, equal_nan=True):
         raise ModelError(MISMATCH)
+
+
+def agree(one: Tensor, other: Tensor, *, tolerance: float | None = None) -> bool:
+    """Equal up to rounding, relative to the largest entry."""
+    if one.shape != other.shape or not one.is_floating_point():
+        return torch.equal(one, other)
+    if tolerance is None:
+        tolerance = 1e-8 if one.dtype == torch.float64 else 1e-4
+    size = one.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax().item() if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=0.0, atol=tolerance * size, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Symmetric matrices, full or given by their diagonal: inverses, roots and bounds."""
+"""Symmetric matrices, full or given by their diagonal: inverses, roots and bounds; long rows."""
 
 import math
 
@@ -96,3 +96,14 @@ def unstacked(vector: Tensor, size: int) -> Tensor:
     matrix = torch.diag(vector[:size])
     matrix[rows, columns] = matrix[columns, rows] = vector[size:] / math.sqrt(2)
     return matrix
+
+
+def noise_radius(sd: float, size: int) -> float:
+    """Spectral radius of the matrix (size, size) that is stacked noise of this size."""
+    return sd * math.sqrt(2 * size)
+
+
+def clipped_rows(rows: Tensor, bound: float) -> Tensor:
+    """Rows (..., d), scaled down to Euclidean norm ``bound`` where they are longer."""
+    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows * torch.where(norms > bound, bound / norms, 1.0)

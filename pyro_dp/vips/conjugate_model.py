@@ -197,9 +197,3 @@ def _kind(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"of shape {tuple(value.shape)}"
     return f"a {type(value).__name__}"
-
-
-def clipped_rows(rows: Tensor, bound: float) -> Tensor:
-    """Rows (..., d), scaled down to Euclidean norm ``bound`` where they are longer."""
-    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    return rows * (bound / norms.clamp(min=bound))

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_changes
 from pyro_dp.mechanism.streams import LocalStream, Randomness
-from pyro_dp.records.initial_values import agree
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
+from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 from pyro_dp.vips.conjugate_model import OTHER_SHAPE, ConjugateModel, Draws, Parts

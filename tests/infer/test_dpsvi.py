@@ -16,7 +16,6 @@ from problems import (
     fit_dpsvi,
     fit_svi,
     handwritten_guide,
-    in_turns,
     logistic,
     logistic_subsampled,
     new_dpsvi,
@@ -163,9 +162,9 @@ def test_particles_draw_locally_on_their_own(monkeypatch):
     used = []
     gradients = pyro_dp.records.record_term.RecordTerm.gradients
 
-    def spy(self, records, particle, batch):
+    def spy(self, particle, batch):
         used.append(batch.local.normal([3], 0, 4).tolist())
-        return gradients(self, records, particle, batch)
+        return gradients(self, particle, batch)
 
     monkeypatch.setattr(pyro_dp.records.record_term.RecordTerm, "gradients", spy)
     vae = PROBLEMS["VAE"]()

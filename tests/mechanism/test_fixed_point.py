@@ -16,7 +16,7 @@ from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Rows
 from pyro_dp.mechanism.fixed_point import FixedPointSum
-from pyro_dp.mechanism.outer_products import Joined, Matrices, OuterProducts
+from pyro_dp.mechanism.outer_products import Joined, OuterProducts
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.vips.models.documents import Documents, WordCounts
@@ -131,7 +131,7 @@ def _kinds():
     full = STRUCTURES["full"]([4]).rows(sites.residual, sites, 0.7)
     return {
         "outer product": Joined([outer]),
-        "joined": Joined([product, Matrices(torch.randn(6, 3)), outer]),
+        "joined": Joined([product, Rows(torch.randn(6, 3)), outer]),
         "word counts": WordCounts(documents, torch.rand(len(documents.word), 3)),
         "squares": WeightedSquares(torch.randn(6, 4), torch.randn(6)),
         "sites": full,

@@ -11,7 +11,7 @@ from pyro_dp.graphs.factorisation import factorised
 from pyro_dp.graphs.tracing import trace
 from pyro_dp.mechanism.clipping import clipped_sums
 from pyro_dp.mechanism.contributions import Rows
-from pyro_dp.mechanism.outer_products import Joined, Matrices, OuterProducts
+from pyro_dp.mechanism.outer_products import Joined, OuterProducts
 
 SHAPES = [(4, 1, 3), (3, 1, 7), (8, 2, 9), (9, 2, 8), (20, 5, 30), (6, 20, 7)]  # p, k, q
 
@@ -52,7 +52,7 @@ def test_norms_of_single_precision_are_never_too_small(length, scale):
     rows[:20] = torch.rand(20, 1)  # the same numbers throughout
     rows = (scale * rows).float()
     exact = rows.double().square().sum(1, keepdim=True)
-    for part in (Matrices(rows), OuterProducts(rows.unsqueeze(2), torch.ones(50, 1, 1).float())):
+    for part in (Rows(rows), OuterProducts(rows.unsqueeze(2), torch.ones(50, 1, 1).float())):
         found = part.squared_norms()
         assert (found >= exact * (1 - 1e-14)).all()
         assert (found <= exact * 1.001 + 1e-30).all()
@@ -61,9 +61,9 @@ def test_norms_of_single_precision_are_never_too_small(length, scale):
 def test_large_float32_rows_are_clipped():
     """Their squares would overflow in float32."""
     rows = torch.randn(6, 3).float()
-    (others,) = clipped_sums([Joined([Matrices(rows[1:])])], [0.7])
+    (others,) = clipped_sums([Joined([Rows(rows[1:])])], [0.7])
     rows[0, 0] = 1e30
-    (found,) = clipped_sums([Joined([Matrices(rows)])], [0.7])
+    (found,) = clipped_sums([Joined([Rows(rows)])], [0.7])
     torch.testing.assert_close(found - others, torch.tensor([0.7, 0.0, 0.0]))
 
 
@@ -109,9 +109,9 @@ def test_no_record_exceeds_the_bound():
 def test_a_broken_record_is_zero_in_every_block(shape, side, bad):
     products, values = OuterProducts(*factors(shape)), torch.randn(6, 3)
     {"left": products.left, "right": products.right, "value": values}[side].view(6, -1)[2, 1] = bad
-    blocks = [Joined([products, Matrices(values)]), Rows(torch.randn(6, 1))]
+    blocks = [Joined([products, Rows(values)]), Rows(torch.randn(6, 1))]
     there = torch.tensor([0, 1, 3, 4, 5])
-    expected = [torch.cat([flat(products), values], dim=1)[there], blocks[1]._values[there]]
+    expected = [torch.cat([flat(products), values], dim=1)[there], blocks[1].values[there]]
     found = clipped_sums(blocks, [0.7, 0.3])
     torch.testing.assert_close(found, clipped_sums(list(map(Rows, expected)), [0.7, 0.3]))
 
@@ -120,7 +120,7 @@ def test_a_broken_record_is_zero_in_every_block(shape, side, bad):
 def test_rows_of_weight_zero_do_not_matter(bad):
     products, values = OuterProducts(*factors((8, 2, 9))), torch.randn(6, 3)
     weights = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0]).unsqueeze(1)
-    joined = Joined([products, Matrices(values)])
+    joined = Joined([products, Rows(values)])
     (expected,) = clipped_sums([joined], [0.7], weights)
     for x in (products.left, products.right, values):
         x[[1, 4]] = bad
@@ -131,12 +131,12 @@ def test_rows_of_weight_zero_do_not_matter(bad):
 def test_joined_blocks_are_clipped_jointly():
     """As one vector that holds them all, in their order."""
     parts = [
-        Matrices(torch.randn(6, 2, 3)),
+        Rows(torch.randn(6, 2, 3)),
         OuterProducts(*factors((3, 1, 7)), transposed=True),
-        Matrices(torch.randn(6, 1)),
+        Rows(torch.randn(6, 1)),
         OuterProducts(*factors((8, 2, 9))),
     ]
-    rows = [x.values.flatten(1) if isinstance(x, Matrices) else flat(x) for x in parts]
+    rows = [x.values if isinstance(x, Rows) else flat(x) for x in parts]
     whole, weights = Rows(torch.cat(rows, dim=1)), torch.rand(6, 1)
     joined = Joined(parts)
     torch.testing.assert_close(joined.norms(), whole.norms(), rtol=1e-9, atol=0.0)

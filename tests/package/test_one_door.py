@@ -67,7 +67,7 @@ USES = {
         mechanism.iterative.IterativeMechanism._sample infer.svi.dpsvi.DPSVI.step
         infer.ep.dpsep.DPSEP._clipped_sum baselines.dpsgld.DPSGLD.step
         vips.inference.VIPS._release_expected mechanism.nonprivate.NonPrivate._read
-        records.record_term_builder._stream vips.isolated_model._public_draws
+        records.structure_checks._stream vips.isolated_model._public_draws
         pipeline.private_selection.private_selection
         pipeline.private_selection.private_selection
     """,  # but for the first they sample records, or draw their latents

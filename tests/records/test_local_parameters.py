@@ -415,7 +415,7 @@ def test_state_of_others_never_reaches_a_record(monkeypatch):
         local = svi._prepared.term.local.rows(indices)
         batch = Batch(indices, svi._prepared.records.rows(indices), stream, local_rows=local)
         for way in (svi._prepared.term.vectorized, svi._prepared.term.looped):
-            found = way(svi._prepared.records, particle, batch)
+            found = way(particle, batch)
             gradients.append({**found.latents, **found.local, "loss": found.losses})
     for other in gradients[1:]:
         for name, value in gradients[0].items():

@@ -1,5 +1,6 @@
 """Per-record gradients: the vectorised form against the one-record loop."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -55,8 +56,8 @@ def test_vectorized_equals_loop(name):
     indices = torch.tensor([0, 3, 4, 11, 29])
     rows = svi._prepared.records.rows(indices)
     batch = Batch(indices, rows, local_stream())
-    vectorized = svi._prepared.term.vectorized(svi._prepared.records, particle, batch)
-    looped = svi._prepared.term.looped(svi._prepared.records, particle, batch)
+    vectorized = svi._prepared.term.vectorized(particle, batch)
+    looped = svi._prepared.term.looped(particle, batch)
     torch.testing.assert_close(vectorized.losses, looped.losses, rtol=1e-9, atol=1e-11)
     for part in ("latents", "parameters"):
         one, other = getattr(vectorized, part), getattr(looped, part)
@@ -64,6 +65,15 @@ def test_vectorized_equals_loop(name):
         for key in one:
             torch.testing.assert_close(one[key], other[key], rtol=1e-8, atol=1e-10)
             assert one[key].abs().max() > 0, f"{key} is used, but its gradient is zero"
+
+
+def test_a_term_stays_what_was_checked():
+    """Nobody can make it another one afterwards, or have it on other records."""
+    svi, _ = prepared("AutoNormal")
+    assert svi._prepared.term.records is svi._prepared.records
+    for field in dataclasses.fields(svi._prepared.term):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(svi._prepared.term, field.name, None)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -74,16 +84,14 @@ def test_parameter_coordinates(name):
     particle = eager(svi).draw()[0]
     indices = torch.tensor([1, 7])
     rows = records.rows(indices)
-    gradients = term.gradients(records, particle, Batch(indices, rows, local_stream()))
+    gradients = term.gradients(particle, Batch(indices, rows, local_stream()))
     coordinates = ParameterCoordinates([particle], term, svi._prepared.parameters)
     per_record = flat(coordinates.per_record([gradients]))
     assert per_record.shape == (2, coordinates.size)
     for b, index in enumerate(indices):
-        args, kwargs = records.arguments([row[b] for row in rows])
-        with term._one_record(
-            records, particle, index, LocalDraws(stream=local_stream(), index=index)
-        ):
-            model, guide = term._inside(records, particle.values(particle.latents))
+        row, draws = [row[b] for row in rows], LocalDraws(stream=local_stream(), index=index)
+        shown = term.shown(particle, particle.latents, index, row, draws)
+        with shown as (model, guide, args, kwargs):
             loss = term.loss.differentiable_loss(model, guide, *args, **kwargs)
         leaves = list(term.released.values())
         expected = torch.autograd.grad(
@@ -106,7 +114,7 @@ def test_loss_adds_up(name):
     pyro.set_rng_seed(3)
     particle = eager(svi).draw()[0]
     batch = Batch(torch.arange(30), svi._prepared.records.rows(torch.arange(30)), local_stream())
-    losses = svi._prepared.term.vectorized(svi._prepared.records, particle, batch).losses
+    losses = svi._prepared.term.vectorized(particle, batch).losses
     torch.testing.assert_close(particle.loss + losses.sum(), torch.as_tensor(expected))
 
 
@@ -117,10 +125,7 @@ def test_several_particles_are_blocks():
     assert len(drawn) == 3
     indices = torch.arange(4)
     rows = svi._prepared.records.rows(indices)
-    each = [
-        svi._prepared.term.gradients(svi._prepared.records, p, Batch(indices, rows, local_stream()))
-        for p in drawn
-    ]
+    each = [svi._prepared.term.gradients(p, Batch(indices, rows, local_stream())) for p in drawn]
     latents = LatentCoordinates(drawn, svi._prepared.term, svi._prepared.parameters)
     torch.testing.assert_close(latents.per_record(each), [g.latents["w"] / 3 for g in each])
     parameters = ParameterCoordinates(drawn, svi._prepared.term, svi._prepared.parameters)
@@ -156,9 +161,7 @@ def test_score_function_of_a_global_site():
     )
     svi._prepare((x,), {})
     particle = eager(svi).draw()[0]
-    gradients = svi._prepared.term.gradients(
-        svi._prepared.records, particle, Batch(torch.arange(10), [x], local_stream())
-    )
+    gradients = svi._prepared.term.gradients(particle, Batch(torch.arange(10), [x], local_stream()))
     coordinates = ParameterCoordinates([particle], svi._prepared.term, svi._prepared.parameters)
     k = particle.fixed["k"]
     loss = -dist.Normal(k, 1.0).log_prob(x)
@@ -250,9 +253,9 @@ def test_score_function_of_a_local_site():
     for index in range(10):  # one at a time: the draw itself comes from torch
         batch = Batch(torch.tensor([index]), [x[index : index + 1]], local_stream())
         torch.manual_seed(index)
-        vectorized = svi._prepared.term.vectorized(svi._prepared.records, particle, batch)
+        vectorized = svi._prepared.term.vectorized(particle, batch)
         torch.manual_seed(index)
-        looped = svi._prepared.term.looped(svi._prepared.records, particle, batch)
+        looped = svi._prepared.term.looped(particle, batch)
         torch.testing.assert_close(vectorized.losses, looped.losses)
         torch.testing.assert_close(vectorized.parameters, looped.parameters)
 
@@ -301,7 +304,7 @@ def test_reparameterised_local_draws(distribution):
     assert (pyro.param("w") - start).abs() > 0
     particle = eager(svi).draw()[0]
     batch = Batch(torch.arange(6), [x], local_stream())
-    gradients = svi._prepared.term.gradients(svi._prepared.records, particle, batch).parameters["w"]
+    gradients = svi._prepared.term.gradients(particle, batch).parameters["w"]
     assert len(gradients.unique()) == 6, "every record has its own draw"
 
 
@@ -325,6 +328,6 @@ def test_draws_in_place():
         svi._prepare((x,), {})
     batch = Batch(torch.arange(5), [x], local_stream())
     particle = eager(svi).draw()[0]
-    gradients = svi._prepared.term.gradients(svi._prepared.records, particle, batch).latents["w"]
+    gradients = svi._prepared.term.gradients(particle, batch).latents["w"]
     jitter = local_stream().normal(torch.arange(5).numpy(), 0, 1)[:, 0]
     torch.testing.assert_close(gradients, particle.latents["w"].detach() + torch.tensor(jitter))

@@ -72,6 +72,15 @@ def test_same_arguments():
     assert not seen.same_as(args, kwargs)
 
 
+def test_tensors_of_inference_mode_are_data():
+    """They do not tell how often they were changed."""
+    with torch.inference_mode():
+        args = torch.randn(6, 2), torch.eye(4), {}
+    seen = Records(model, PLATE, args, {"y": torch.arange(6)}, False)
+    assert torch.equal(seen.row(2)[0], args[0][2])
+    assert seen.same_as(args, {"y": seen.tables[1]})
+
+
 @pytest.mark.parametrize(("change", "named"), [("x", "'x'"), ("z", "'options'"), ("y", "'y'")])
 def test_missing_values_name_the_argument(change, named):
     _, args, kwargs = records()

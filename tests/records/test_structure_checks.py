@@ -887,8 +887,8 @@ def test_vectorised_numbers_are_compared_on_the_data(monkeypatch):
     """What agrees on placeholders only is an error, not another path."""
     vectorized = pyro_dp.records.record_term.RecordTerm.vectorized
 
-    def wrong(self, records, particle, batch):
-        gradients = vectorized(self, records, particle, batch)
+    def wrong(self, particle, batch):
+        gradients = vectorized(self, particle, batch)
         gradients.latents["w"] = gradients.latents["w"] + (batch.rows[0][:, :1] - 1)
         return gradients
 

@@ -352,7 +352,6 @@ class DPSEP(PrivateInference[PreparedSites]):
         self._known, self._loaded = approximation, None
         sites = SiteSum(
             problem,
-            records,
             approximation.average.structure,
             centred=self.centred,
             weight=self._weight,

@@ -9,9 +9,10 @@ from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 
 from pyro_dp.infer.ep.gaussian_guide import GaussianGuide
+from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.observation_family import NotLinear, innermost
 from pyro_dp.infer.ep.prior_factor import Prior
-from pyro_dp.infer.ep.tilted_sites import Likelihood, LinearMoments, SteinMoments
+from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
 from pyro_dp.records.global_draw import draw_particle
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
@@ -83,7 +84,7 @@ class EPProblem:
             places = places.to(records.device)
             mean, covariance = gaussian.read()
             _require_proper(mean, covariance)
-            likelihood = Likelihood(term, records, particle)
+            likelihood = Likelihood(term, particle)
             _require_smooth(likelihood, mean[places])
             method = _choose_moments(likelihood, mean[places], moments)
             indices = torch.tensor(records.examples(), device=records.device)
@@ -110,7 +111,7 @@ def require_moments(moments: str) -> None:
 
 def _require_smooth(likelihood: Likelihood, z: Tensor) -> None:
     """Sites come from derivatives of the log likelihood: there must be two, and no draws."""
-    records = likelihood.records
+    records = likelihood.term.records
     index = torch.zeros((), dtype=torch.long, device=records.device)
     before = torch.get_rng_state()
     likelihood.log_prob(z, index, records.placeholder())

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.mechanism.outer_products import finite
-from pyro_dp.utils.linalg import product, stacked, unstacked
+from pyro_dp.utils.linalg import noise_radius, product, stacked, unstacked
 
 
 class Factors(Protocol):
@@ -136,7 +136,7 @@ class Full:
 
     def noise_radius(self, sd: float) -> float:
         """Spectral radius of the matrix whose coordinates are noise of this standard deviation."""
-        return sd * math.sqrt(2 * self.dim)
+        return noise_radius(sd, self.dim)
 
 
 class _FullRows:

@@ -11,7 +11,6 @@ from pyro_dp.infer.ep.site_factors import Structure
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, pass_size
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Measured, Rows, with_bit
-from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.linalg import restricted
 from pyro_dp.utils.rng import forked_rng, private_rng
@@ -32,7 +31,6 @@ class SiteSum:
     def __init__(
         self,
         problem: EPProblem,
-        records: Records,
         structure: Structure,
         *,
         centred: bool,
@@ -41,8 +39,7 @@ class SiteSum:
         microbatch_size: int | None,
     ):
         self._moments, self._places = problem.moments, problem.places
-        self._likelihood = problem.likelihood
-        self._records = records
+        self._dtype, self._term = problem.likelihood.dtype, problem.likelihood.term
         self._structure = structure
         self._centred = centred
         self._weight = weight
@@ -65,7 +62,7 @@ class SiteSum:
         :param usual_size: number of records that few batches exceed.
         :raises NotTraceable: the sites come from more than a fixed sequence of tensor operations.
         """
-        if not self._likelihood.term.vectorizes:
+        if not self._term.vectorizes:
             raise NotTraceable("records are taken one at a time")
 
         def contribute(bounds, public, indices, rows, tables) -> list[Contributions]:
@@ -75,7 +72,7 @@ class SiteSum:
         with forked_rng():
             self._passes = PaddedSum(
                 contribute,
-                self._records,
+                self._term,
                 self._public(cavity),
                 blocks=1 + self._has_bit,
                 size=pass_size(usual_size, sum_type.most_records(self._size, self._limit)),
@@ -103,7 +100,7 @@ class SiteSum:
     def norms(self, cavity: Gaussian, indices: Tensor) -> Tensor:
         """Of the records' sites before clipping, (B,): private, for the door without noise only."""
         public = self._public(cavity)
-        return self._sites(*public, indices, self._records.rows(indices)).norms()[:, 0]
+        return self._sites(*public, indices, self._term.records.rows(indices)).norms()[:, 0]
 
     def _add_microbatch(self, clipped: ClippedSum, public: Public, chosen: Tensor) -> None:
         if self._passes:
@@ -118,7 +115,7 @@ class SiteSum:
         self._add_by_pyro(clipped, public, chosen)
 
     def _add_by_pyro(self, clipped: ClippedSum, public: Public, chosen: Tensor) -> None:
-        sites = self._sites(*public, chosen, self._records.rows(chosen))
+        sites = self._sites(*public, chosen, self._term.records.rows(chosen))
         clipped.add(*self._blocks(sites, clipped.blocks[0].bound))
 
     def _blocks(self, sites: Measured, bound: Tensor | float) -> list[Contributions]:
@@ -129,10 +126,12 @@ class SiteSum:
         self, passes: PaddedSum, clipped: ClippedSum, public: Public, chosen: Tensor
     ) -> None:
         """Of the same records by both ways, in sums of their own."""
-        found, expected = (type(clipped)(clipped.blocks, self._records.device) for _ in range(2))
+        found, expected = (
+            type(clipped)(clipped.blocks, self._term.records.device) for _ in range(2)
+        )
         passes.add(found, public, chosen)
         self._add_by_pyro(expected, public, chosen)
-        exact = self._likelihood.dtype == torch.float64
+        exact = self._dtype == torch.float64
         found.require_same_as(expected, count=len(chosen), exact=exact)
 
     def _public(self, cavity: Gaussian) -> Public:

@@ -16,9 +16,6 @@ O(1/N) of the cavity, to Monte Carlo error. Two ways to g and B:
   differentiable, enumerated latents included; takes a d x d matrix per record.
 """
 
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,14 +23,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.graphs.tracing import tracing
 from pyro_dp.infer.ep.gauss_hermite import tilted_moments
+from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.observation_family import Family, NotLinear
 from pyro_dp.infer.ep.site_factors import Dense, Factors, LowRank
-from pyro_dp.records.global_draw import Particle
-from pyro_dp.records.initial_values import agree
-from pyro_dp.records.record_term import RecordTerm
-from pyro_dp.records.records import Records
+from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import cholesky, product
 
@@ -41,84 +35,6 @@ _NUM_DRAWS = 16
 _MICROBATCH = 8192  # records; bounds the memory
 _LARGEST_BLOCK = 2**25  # numbers: the Hessians of all draws and records in a microbatch
 _LARGEST_REDUCTION = 0.99  # of the cavity's variance by one record, beyond which draws say nothing
-
-
-@dataclass(frozen=True)
-class Likelihood:
-    """One record's likelihood as a function of the latents that records see: flat, unconstrained.
-
-    :param particle: values of all else outside the plate, and the latents' shapes.
-    """
-
-    term: RecordTerm
-    records: Records
-    particle: Particle
-    _likes: dict[str, Any] = field(default_factory=dict)  # results on placeholders
-
-    def log_prob(self, z: Tensor, index: Tensor, row: list[Tensor]) -> Tensor:
-        """Scalar; enumerated latents of the record are summed out."""
-        _, loss = self.term.loss_of(self.records, self.particle, self._split(z), index, row)
-        return -loss
-
-    def observations(self, z: Tensor, index: Tensor, row: list[Tensor]) -> list[dict]:
-        """Observed sites of one record."""
-        return self.term.observations(self.records, self.particle, self._split(z), index, row)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """In which the model computes."""
-        return torch.cat([u.flatten() for u in self.particle.latents.values()]).dtype
-
-    def _split(self, z: Tensor) -> dict[str, Tensor]:
-        """Latents by name, in the model's own precision, from the flat vector (d,)."""
-        latents, start = {}, 0
-        for name, u in self.particle.latents.items():
-            part = z[start : start + u.numel()]
-            latents[name] = part.reshape(u.shape).to(u.dtype)
-            start += u.numel()
-        return latents
-
-    def for_each(
-        self, key: str, function: Callable, z: Tensor, indices: Tensor, rows: list[Tensor]
-    ) -> Any:
-        """function(z, index, row) of each record, stacked: at once, or else one by one.
-
-        A record on which it fails is broken, and its numbers are NaN; no other record, and no
-        error, tells that there is one. The first call for a key must be on placeholders: it fixes
-        the shapes.
-
-        :param key: names the function.
-        :param z: (d,), or (B, d) with a z for each record.
-        """
-        own = z.dim() == 2
-        if self.term.vectorizes:
-            batched = torch.vmap(
-                function, in_dims=(0 if own else None, 0, 0), randomness="different"
-            )
-            try:
-                with warnings.catch_warnings():
-                    # Some operation of enumeration is slow in second derivatives.
-                    warnings.filterwarnings("ignore", message="There is a performance drop")
-                    return self._remembered(key, batched(z, indices, rows))
-            except Exception:  # which record it is, the loop finds out
-                if tracing():
-                    raise
-        results = []
-        for b, index in enumerate(indices):
-            like = self._likes.get(key)
-            try:
-                result = function(z[b] if own else z, index, [row[b] for row in rows])
-            except Exception:
-                if like is None:
-                    raise
-                result = None
-            results.append(result if like is None or _alike(result, like) else _broken(like))
-        return self._remembered(key, pytree.tree_map(lambda *each: torch.stack(each), *results))
-
-    def _remembered(self, key: str, stacked: Any) -> Any:
-        if key not in self._likes:
-            self._likes[key] = pytree.tree_map(lambda x: x[0], stacked)
-        return stacked
 
 
 class LinearMoments:
@@ -136,7 +52,7 @@ class LinearMoments:
         self._likelihood = likelihood
         if likelihood.term.enumerates:
             raise NotLinear("latents of a record are summed out")
-        records = likelihood.records
+        records = likelihood.term.records
         index = torch.zeros((), dtype=torch.long, device=records.device)
         row = records.placeholder()
         with torch.enable_grad():
@@ -240,13 +156,14 @@ class SteinMoments:
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
         self._likelihood = likelihood
-        row_size = sum(row.numel() for row in likelihood.records.placeholder())
+        records = likelihood.term.records
+        row_size = sum(row.numel() for row in records.placeholder())
         numbers = _NUM_DRAWS * (len(z) ** 2 + row_size)  # of one record
         self.microbatch_size = min(_MICROBATCH, 1 + _LARGEST_BLOCK // numbers)
         half = torch.randn(_NUM_DRAWS // 2, len(z), dtype=torch.float64)
-        self._draws = torch.cat([half, -half]).to(likelihood.records.device)
-        index = torch.zeros(1, dtype=torch.long, device=likelihood.records.device)
-        rows = [row.unsqueeze(0) for row in likelihood.records.placeholder()]
+        self._draws = torch.cat([half, -half]).to(records.device)
+        index = torch.zeros(1, dtype=torch.long, device=records.device)
+        rows = [row.unsqueeze(0) for row in records.placeholder()]
         likelihood.for_each("derivatives", self._derivatives, z, index, rows)
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
@@ -343,20 +260,3 @@ def _joined(blocks: list[Tensor]) -> Tensor:
 
 def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _alike(one: Any, other: Any) -> bool:
-    (ours, our_tree), (theirs, their_tree) = pytree.tree_flatten(one), pytree.tree_flatten(other)
-    return our_tree == their_tree and all(
-        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(ours, theirs, strict=True)
-    )
-
-
-def _broken(like: Any) -> Any:
-    """NaN in the shape of this tree."""
-
-    def nan(tensor: Tensor) -> Tensor:
-        floating = tensor.is_floating_point()
-        return torch.full_like(tensor, torch.nan) if floating else torch.zeros_like(tensor)
-
-    return pytree.tree_map(nan, like)

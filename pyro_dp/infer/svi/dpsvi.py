@@ -394,7 +394,6 @@ class DPSVI(PrivateInference[PreparedGradient]):
             self.loss,
             self.model,
             self.guide,
-            records,
             term,
             parameters,
             self.privatize,

@@ -18,7 +18,6 @@ from pyro_dp.mechanism.contributions import Contributions, Measured, Rows, with_
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.record_term import Batch, RecordTerm
-from pyro_dp.records.records import Records
 from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import private_rng
@@ -35,7 +34,7 @@ class EagerStep:
     """The computation of a step, by Pyro's own code on the public part and vectorised on records.
 
     :param loss: the user's, as are model and guide.
-    :param term: one record's part of it.
+    :param term: one record's part of it, which has the records.
     :param parameters: all unconstrained parameters, by name.
     :param privatize: "latents" or "parameters".
     :param releases_loss: whether the release has a block for the loss.
@@ -46,7 +45,6 @@ class EagerStep:
     loss: ELBO
     model: Callable
     guide: Callable
-    records: Records
     term: RecordTerm
     parameters: dict[str, Tensor]
     privatize: str
@@ -98,10 +96,10 @@ class EagerStep:
         chosen: Tensor,
         local: Sequence[LocalStream | None],
     ) -> LocalGradients:
-        rows, local_rows = self.records.rows(chosen), self.term.local.rows(chosen)
+        rows, local_rows = self.term.records.rows(chosen), self.term.local.rows(chosen)
         batches = [Batch(chosen, rows, own, local_rows=local_rows) for own in local]
         gradients = [
-            self.term.gradients(self.records, particle, batch)
+            self.term.gradients(particle, batch)
             for particle, batch in zip(draws, batches, strict=True)
         ]
         blocks = self.coordinates(draws, self.parameters).per_record(gradients)
@@ -136,7 +134,7 @@ class EagerStep:
         return COORDINATES[self.privatize](particles, self.term, parameters)
 
     def _particle(self, given: RecordMode | None) -> Particle:
-        own = (self.records, given, self.term.local)
+        own = (self.term.records, given, self.term.local)
         particle = draw_particle(self.loss, self.model, self.guide, *own)
         if particle.parameters.keys() != self.parameters.keys():
             raise ModelError("The parameters of model and guide changed between two steps.")

@@ -39,7 +39,7 @@ PublicTables = list[list[Tensor]]  # the draws of each particle
 class TracedStep:
     """The same numbers as an :class:`EagerStep`'s, faster.
 
-    :param eager: what is traced, and what the first steps are compared with.
+    :param eager: what is traced, and what the first steps are compared with; kept as ``eager``.
     :param sum_type: what the records' contributions will be added to.
     :param usual_size: number of records that few batches exceed.
     :param compiler: of the graphs.
@@ -53,7 +53,7 @@ class TracedStep:
             raise NotTraceable("records are taken one at a time")
         if eager.term.local:
             raise NotTraceable("there are parameters with a row per record")
-        self._eager = eager
+        self.eager = eager
         self._leaves = list(eager.parameters.values())
         self._exact = all(leaf.dtype == torch.float64 for leaf in self._leaves)
         self._unchecked = CHECKED_STEPS
@@ -63,16 +63,11 @@ class TracedStep:
             limit = sum_type.most_records(self._size, eager.microbatch_size)
             size = pass_size(usual_size, limit)
             self._passes = self._trace_records(size, sum_type, compiler)
-            self._pull_back = self._trace_public(compiler)
-
-    @property
-    def eager(self) -> EagerStep:
-        """Which computes the same."""
-        return self._eager
+            self._pull_back, self._with_gradient = self._trace_public(compiler)
 
     def draw(self) -> PublicTables:
         """Public draws, from torch's global generator, in the guide's order of use."""
-        device = self._eager.records.device
+        device = self.eager.term.records.device
         return [[draw.public(device) for draw in draws] for draws in self._draws]
 
     def size(self, draws: PublicTables) -> int:
@@ -98,7 +93,7 @@ class TracedStep:
                 self._passes.add(clipped, inputs, chosen, local)
             except Exception:  # on some record; which one, the eager step finds out
                 with private_rng(new_stream()):
-                    self._eager.add_microbatch(clipped, self._particles(draws), chosen, local)
+                    self.eager.add_microbatch(clipped, self._particles(draws), chosen, local)
                 continue
             if self._unchecked:
                 self._check_sums(clipped, draws, chosen, local)
@@ -112,21 +107,21 @@ class TracedStep:
         """As :meth:`EagerStep.gradients`; a loss that is not released is NaN."""
         with torch.no_grad():
             found = list(self._pull_back(*self._public_inputs(draws), released))
-        outside = found.pop() if self._eager.releases_loss else _NOT_RELEASED
-        gradients = dict.fromkeys(self._eager.parameters)
+        outside = found.pop() if self.eager.releases_loss else _NOT_RELEASED
+        gradients = dict.fromkeys(self.eager.parameters)
         gradients.update(zip(self._with_gradient, found, strict=True))
         return gradients, outside
 
     def _find_draws(self) -> list[list[Draw]]:
-        given = [RecordMode(PublicDraws()) for _ in range(self._eager.loss.num_particles)]
-        self._eager.draw(given)
+        given = [RecordMode(PublicDraws()) for _ in range(self.eager.loss.num_particles)]
+        self.eager.draw(given)
         return [mode.draws.requested for mode in given]
 
     def _local_streams(
         self, new_stream: Callable[[], np.random.Generator]
     ) -> list[LocalStream | None]:
         """One per particle, where records have draws of their own."""
-        if not self._eager.term.draws:
+        if not self.eager.term.draws:
             return [None] * len(self._draws)
         stream = new_stream()
         return [LocalStream(stream) for _ in self._draws]
@@ -142,26 +137,26 @@ class TracedStep:
         values = [value.detach().requires_grad_() for value in values]
         substitutes = {id(x): y for x, y in zip(self._leaves, values, strict=True)}
         with torch.enable_grad():
-            particles = self._eager.draw(
+            particles = self.eager.draw(
                 [RecordMode(LocalDraws(t, in_place=True), substitutes) for t in tables]
             )
-        return dict(zip(self._eager.parameters, values, strict=True)), particles
+        return dict(zip(self.eager.parameters, values, strict=True)), particles
 
     def _trace_records(
         self, size: int, sum_type: type[ClippedSum], compiler: Compiler
     ) -> PaddedSum:
         """First per record, to find out what need not be stored; then clipped and summed."""
-        eager, records = self._eager, self._eager.records
+        eager, term = self.eager, self.eager.term
         local = self._local_streams(partial(np.random.default_rng, 0))
         public = self._public_inputs(self.draw())
-        counts = [len(public), 1, len(records.placeholder())]
+        counts = [len(public), 1, len(term.records.placeholder())]
 
         def per_record(*inputs: Tensor) -> list[Tensor]:
             own, (indices,), rows, tables = parted(inputs, counts)
             parameters, particles = self._at(own)
-            parts = parted(tables, [len(eager.term.draws)] * len(particles))[:-1]
+            parts = parted(tables, [len(term.draws)] * len(particles))[:-1]
             gradients = [
-                eager.term.vectorized(records, particle, Batch(indices, rows, tables=part))
+                term.vectorized(particle, Batch(indices, rows, tables=part))
                 for particle, part in zip(particles, parts, strict=True)
             ]
             blocks = eager.coordinates(particles, parameters).per_record(gradients)
@@ -171,40 +166,43 @@ class TracedStep:
             *outputs, losses = graph(*own, indices, *rows, *tables)
             return eager.blocks(Joined.of(outputs, products), losses, bounds[0])
 
-        inputs = [*public, *placeholder_batch(records, size, eager.term.draws, local)]
+        inputs = [*public, *placeholder_batch(term, size, local)]
         graph = trace(per_record, inputs)
         graph, products = factorised(graph, fused=compiler.enabled)
         return PaddedSum(
             contribute,
-            records,
+            term,
             public,
             blocks=1 + eager.releases_loss + eager.has_bit,
             size=size,
-            draws=eager.term.draws,
             local=local,
             sum_type=sum_type,
             compiler=compiler,
         )
 
-    def _trace_public(self, compiler: Compiler) -> Callable[..., Sequence[Tensor]]:
+    def _trace_public(
+        self, compiler: Compiler
+    ) -> tuple[Callable[..., Sequence[Tensor]], Sequence[str]]:
+        """The pull-back, and the parameters whose gradients it gives, in their order."""
         public = self._public_inputs(self.draw())
+        with_gradient: list[str] = []
 
         def pull_back(*inputs: Tensor) -> list[Tensor]:
             *own, released = inputs
             parameters, particles = self._at(own)
-            gradients = self._eager.coordinates(particles, parameters).gradients(released)
+            gradients = self.eager.coordinates(particles, parameters).gradients(released)
             found = {name: g.detach() for name, g in gradients.items() if g is not None}
-            self._with_gradient = list(found)
-            outside = [mean_loss(particles).detach()] if self._eager.releases_loss else []
+            with_gradient[:] = found
+            outside = [mean_loss(particles).detach()] if self.eager.releases_loss else []
             return [*found.values(), *outside]
 
-        device = self._eager.records.device
+        device = self.eager.term.records.device
         inputs = [*public, torch.ones(self._size, dtype=torch.float64, device=device)]
-        return compiler(trace(pull_back, inputs), inputs)
+        return compiler(trace(pull_back, inputs), inputs), with_gradient
 
     def _particles(self, public: PublicTables) -> list[Particle]:
         """The eager step's, of the same draws."""
-        return self._eager.draw([RecordMode(LocalDraws(table, in_place=True)) for table in public])
+        return self.eager.draw([RecordMode(LocalDraws(table, in_place=True)) for table in public])
 
     def _check_sums(
         self,
@@ -216,18 +214,18 @@ class TracedStep:
         # Pyro's code holds the gradients of all records, of which a large model affords only a few.
         chosen = chosen[: max(1, _MOST_CHECKED // self._size)]
         found, expected = (
-            type(clipped)(clipped.blocks, self._eager.records.device) for _ in range(2)
+            type(clipped)(clipped.blocks, self.eager.term.records.device) for _ in range(2)
         )
         self._passes.add(found, self._public_inputs(public), chosen, local)
-        self._eager.add_microbatch(expected, self._particles(public), chosen, local)
+        self.eager.add_microbatch(expected, self._particles(public), chosen, local)
         found.require_same_as(expected, count=len(chosen), exact=self._exact)
 
     def _check_gradients(self, public: PublicTables) -> None:
         """With a constant in place of a release: before anything is spent."""
-        device = self._eager.records.device
+        device = self.eager.term.records.device
         constant = torch.linspace(-1.0, 1.0, self._size, dtype=torch.float64, device=device)
         gradients, _ = self.gradients(public, constant)
-        expected, _ = self._eager.gradients(self._particles(public), constant)
+        expected, _ = self.eager.gradients(self._particles(public), constant)
         for name, gradient in expected.items():
             found = gradients[name]
             if (gradient is None) != (found is None):

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from pyro_dp.mechanism.outer_products import Joined, OuterProducts
 from pyro_dp.utils.errors import ConfigurationError, ModelError
+from pyro_dp.utils.linalg import clipped_rows
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
     Draws,
     Parts,
     Statistic,
-    clipped_rows,
     require_rows,
 )
 

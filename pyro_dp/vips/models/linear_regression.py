@@ -10,17 +10,16 @@ from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.linalg import floored, inverse, unstacked
+from pyro_dp.utils.linalg import clipped_rows, floored, inverse, noise_radius, unstacked
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
     Draws,
     Statistic,
-    clipped_rows,
     require_rows,
     require_vector,
 )
-from pyro_dp.vips.models.second_moments import WeightedSquares, noise_radius, stacked_size
+from pyro_dp.vips.models.second_moments import WeightedSquares, stacked_size
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.linalg import clipped_rows
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
     Draws,
     Statistic,
-    clipped_rows,
     require_rows,
     require_vector,
 )

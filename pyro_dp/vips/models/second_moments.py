@@ -1,23 +1,17 @@
 """Sums of outer products: what records add to them, and what can be read from a noisy one."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pyro_dp.mechanism.outer_products import finite
-from pyro_dp.utils.linalg import stacked, unstacked
+from pyro_dp.utils.linalg import noise_radius, stacked, unstacked
 
 
 def stacked_size(dim: int) -> int:
     """Number of coordinates of a symmetric matrix."""
     return dim * (dim + 1) // 2
-
-
-def noise_radius(sd: float, dim: int) -> float:
-    """Spectral radius of the matrix whose stacked coordinates are noise of this size."""
-    return sd * math.sqrt(2 * dim)
 
 
 @dataclass(frozen=True)

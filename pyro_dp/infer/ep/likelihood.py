@@ -1,0 +1,108 @@
+"""One record's likelihood, as a function of the latents, for a batch of records."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_dp.graphs.tracing import tracing
+from pyro_dp.records.global_draw import Particle
+from pyro_dp.records.record_term import RecordTerm
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """One record's likelihood as a function of the latents that records see: flat, unconstrained.
+
+    :param particle: values of all else outside the plate, and the latents' shapes.
+    """
+
+    term: RecordTerm
+    particle: Particle
+    _likes: dict[str, Any] = field(default_factory=dict)  # results on placeholders
+
+    def log_prob(self, z: Tensor, index: Tensor, row: list[Tensor]) -> Tensor:
+        """Scalar; enumerated latents of the record are summed out."""
+        _, loss = self.term.loss_of(self.particle, self._split(z), index, row)
+        return -loss
+
+    def observations(self, z: Tensor, index: Tensor, row: list[Tensor]) -> list[dict]:
+        """Observed sites of one record."""
+        return self.term.observations(self.particle, self._split(z), index, row)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the model computes."""
+        return torch.cat([u.flatten() for u in self.particle.latents.values()]).dtype
+
+    def _split(self, z: Tensor) -> dict[str, Tensor]:
+        """Latents by name, in the model's own precision, from the flat vector (d,)."""
+        latents, start = {}, 0
+        for name, u in self.particle.latents.items():
+            part = z[start : start + u.numel()]
+            latents[name] = part.reshape(u.shape).to(u.dtype)
+            start += u.numel()
+        return latents
+
+    def for_each(
+        self, key: str, function: Callable, z: Tensor, indices: Tensor, rows: list[Tensor]
+    ) -> Any:
+        """function(z, index, row) of each record, stacked: at once, or else one by one.
+
+        A record on which it fails is broken, and its numbers are NaN; no other record, and no
+        error, tells that there is one. The first call for a key must be on placeholders: it fixes
+        the shapes.
+
+        :param key: names the function.
+        :param z: (d,), or (B, d) with a z for each record.
+        """
+        own = z.dim() == 2
+        if self.term.vectorizes:
+            batched = torch.vmap(
+                function, in_dims=(0 if own else None, 0, 0), randomness="different"
+            )
+            try:
+                with warnings.catch_warnings():
+                    # Some operation of enumeration is slow in second derivatives.
+                    warnings.filterwarnings("ignore", message="There is a performance drop")
+                    return self._remembered(key, batched(z, indices, rows))
+            except Exception:  # which record it is, the loop finds out
+                if tracing():
+                    raise
+        results = []
+        for b, index in enumerate(indices):
+            like = self._likes.get(key)
+            try:
+                result = function(z[b] if own else z, index, [row[b] for row in rows])
+            except Exception:
+                if like is None:
+                    raise
+                result = None
+            results.append(result if like is None or _alike(result, like) else _broken(like))
+        return self._remembered(key, pytree.tree_map(lambda *each: torch.stack(each), *results))
+
+    def _remembered(self, key: str, stacked: Any) -> Any:
+        if key not in self._likes:
+            self._likes[key] = pytree.tree_map(lambda x: x[0], stacked)
+        return stacked
+
+
+def _alike(one: Any, other: Any) -> bool:
+    (ours, our_tree), (theirs, their_tree) = pytree.tree_flatten(one), pytree.tree_flatten(other)
+    return our_tree == their_tree and all(
+        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _broken(like: Any) -> Any:
+    """NaN in the shape of this tree."""
+
+    def nan(tensor: Tensor) -> Tensor:
+        floating = tensor.is_floating_point()
+        return torch.full_like(tensor, torch.nan) if floating else torch.zeros_like(tensor)
+
+    return pytree.tree_map(nan, like)

@@ -1,0 +1,176 @@
+"""Structural checks of a record's term: whether it reads its own row only, and can be vectorised.
+
+What its sites are is looked at before (:mod:`pyro_dp.records.site_checks`). All of it is for the
+curator, before any budget is spent (:mod:`pyro_dp.records.record_term_builder`).
+"""
+
+import warnings
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pyro_dp.graphs.captured_state import require_same_changes
+from pyro_dp.mechanism.streams import LocalStream, Randomness
+from pyro_dp.records.global_draw import Particle
+from pyro_dp.records.local_draws import LocalDraws
+from pyro_dp.records.record_term import Batch, RecordGradients, RecordTerm
+from pyro_dp.utils.agreement import agree
+from pyro_dp.utils.errors import ModelError, PrivacyError
+
+_REMEMBERS = (
+    "The term of a record changes after another record was looked at: the model keeps something of "
+    "the data that it is shown. Compute it from the record each time, in a local variable."
+)
+
+
+def check_isolation(term: RecordTerm, particle: Particle) -> None:
+    """The term must depend on its own row, and on nothing else that its index points to."""
+    records = term.records
+
+    def at(index: int, row: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        torch.manual_seed(0)
+        position = torch.tensor(index, device=records.device)
+        # The same draws wherever the index points.
+        draws = LocalDraws(stream=_stream(), index=torch.tensor(0))
+        return term.single(particle, position, row, draws)
+
+    first = records.row(0)
+    gradients, loss = at(0, first)
+    for i in records.examples(12):
+        moved, moved_loss = at(i, first)
+        for name in term.parameters.keys() & gradients.keys() & moved.keys():
+            if not agree(gradients[name], moved[name]):
+                raise ModelError(
+                    f"Parameter {name!r} has values that depend on the record's index in plate "
+                    f"{records.plate.name!r}, but not one row per record, at its index: make it "
+                    "so (loc[idx]), or compute the values from the record (amortisation)."
+                )
+        if not agree(loss, moved_loss):
+            raise ModelError(
+                f"The term of a record changes with its index in plate {records.plate.name!r} "
+                "although its row does not: the model reads data that are no argument of step(), "
+                "or not indexed along their first dimension. Pass them as a tensor with one row "
+                "per record."
+            )
+    with term.state.pristine() as once:
+        at(0, first)
+    with term.state.pristine() as changes:
+        for i in records.examples()[1:]:
+            at(i, records.row(i))
+        _, again = at(0, first)
+    if not agree(loss, again):
+        require_same_changes(once, changes)
+        raise ModelError(_REMEMBERS)
+
+
+def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
+    """Vectorised if that gives the loop's numbers; else it says why not, once.
+
+    The choice, and what a record's gradient consists of, are made on placeholders: they are public.
+
+    :raises ModelError: what is the same on placeholders is not on the data.
+    """
+    records = term.records
+    indices = torch.tensor(records.examples(), device=records.device)
+    draws = LocalDraws(stream=_stream(), index=indices[0])
+    used, _ = term.single(particle, indices[0], records.placeholder(), draws)
+    term = replace(term, draws=tuple(draws.requested))
+    public = [row.expand(len(indices), *row.shape) for row in records.placeholder()]
+    local = {
+        name: row.expand(len(indices), *row.shape) for name, row in term.local.constants().items()
+    }
+    reason = _why_not_vectorized(term, particle, Batch(indices, public, _stream(), None, local))
+    if reason is not None:
+        # Control flow may make other records use more: nothing that can be reached is dropped.
+        warnings.warn(
+            f"Gradients are taken one record at a time, which is slow: {reason}.", stacklevel=2
+        )
+        return term
+    examples = Batch(indices, records.rows(indices), _stream(), None, local)
+    reason = _why_not_vectorized(term, particle, examples)
+    if reason is not None:
+        raise ModelError(f"The model was vectorised on placeholders, but on the data {reason}.")
+    parameters = {name: leaf for name, leaf in term.parameters.items() if name in used}
+    return replace(
+        term, latents=term.latents.intersection(used), parameters=parameters, vectorizes=True
+    )
+
+
+def _why_not_vectorized(term: RecordTerm, particle: Particle, batch: Batch) -> str | None:
+    before = torch.get_rng_state()
+    looped = term.looped(particle, batch)
+    other_draws = not torch.equal(before, torch.get_rng_state())
+    try:
+        vectorized = term.vectorized(particle, batch)
+    except PrivacyError as error:
+        return str(error).split(". ")[0].rstrip(".")
+    except Exception as error:
+        return f"torch.func raised {type(error).__name__}"
+    if other_draws or _same_gradients(looped, vectorized):
+        return None
+    return "the vectorised gradient differs from the loop's"
+
+
+def _same_gradients(one: RecordGradients, other: RecordGradients) -> bool:
+    """Equal up to rounding, relative to the largest gradient of all."""
+    pairs = [
+        (getattr(one, part), getattr(other, part)) for part in ("latents", "parameters", "local")
+    ]
+    flat = [
+        (these[name].flatten().double(), those[name].flatten().double())
+        for these, those in pairs
+        for name in these
+    ]
+    if not flat:
+        return True
+    ours, theirs = (torch.cat(column) for column in zip(*flat, strict=True))
+    exact = all(x.dtype == torch.float64 for x in (*one.latents.values(), *one.parameters.values()))
+    return agree(ours, theirs, tolerance=1e-8 if exact else 1e-4)
+
+
+def check_support(term: RecordTerm, particle: Particle, size: int) -> None:
+    """Observations lie in the support of their distributions, as Pyro's validation would ask.
+
+    :param size: so many records are looked at at once.
+    """
+    records = term.records
+    indices = torch.arange(records.plate.size, device=records.device)
+    if not term.vectorizes:  # one at a time is slow: a part of them
+        indices, size = indices[records.examples(100)], 1
+    for chosen in indices.split(size):
+        batch = Batch(chosen, records.rows(chosen), _stream())
+        for name, supported in _supported(term, particle, batch).items():
+            if not supported.all():
+                raise ModelError(
+                    f"Site {name!r} observes values outside the support of its distribution: "
+                    "recode or scale them (a Bernoulli takes 0 and 1). (This message depends on "
+                    "the data: it is for the curator only.)"
+                )
+
+
+def _supported(term: RecordTerm, particle: Particle, batch: Batch) -> dict[str, Tensor]:
+    """Whether observations lie in the support of their distributions: (B, ...) per site."""
+
+    def check(index, row, table):
+        observed = term.observations(particle, particle.detached(), index, row, LocalDraws(table))
+        return {site["name"]: _in_support(site) for site in observed}
+
+    inputs = batch.indices, batch.rows, batch.draws(term.draws)
+    if term.vectorizes:
+        return torch.vmap(check, randomness="different")(*inputs)
+    (index,), rows, tables = inputs
+    return check(index, [row[0] for row in rows], [table[0] for table in tables])
+
+
+def _in_support(site: dict) -> Tensor:
+    try:
+        inside = torch.as_tensor(site["fn"].support.check(site["value"]))
+    except (NotImplementedError, RuntimeError):  # a distribution that does not tell, or not in vmap
+        return torch.ones((), dtype=torch.bool)
+    return inside if site["mask"] is None else inside | ~torch.as_tensor(site["mask"])
+
+
+def _stream() -> LocalStream:
+    """The same numbers for every check; nothing is released from them."""
+    return LocalStream(Randomness(0).stream("local", 0))
