@@ -16,6 +16,7 @@ from problems import (
     fit_dpsvi,
     fit_svi,
     handwritten_guide,
+    in_turns,
     logistic,
     logistic_subsampled,
     new_dpsvi,
