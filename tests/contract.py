@@ -45,6 +45,7 @@ class ReleaseContract:
 
     :cvar variants: names of the models on which one record's influence is tested; all else is
         tested on the first.
+    :cvar slow: those of them that a quick run leaves out.
     :cvar kinds: those of them on which it is also tested in later steps and with broken records.
     :cvar outliers: values of record 4, whose like no data have.
     :cvar sampled: settings with which each step is one release, of a part of the records if it can.
@@ -53,6 +54,7 @@ class ReleaseContract:
     """
 
     variants = kinds = ("model",)
+    slow = ()
     outliers = (0.0, 1e6, -1e6, 1e200)
     sampled = {"sample_rate": 0.5}
     noisy_steps = 400
@@ -107,17 +109,21 @@ class ReleaseContract:
 
     def pytest_generate_tests(self, metafunc):
         if "late" in metafunc.fixturenames:
-            first = [(variant, False) for variant in self.variants]
+            first = [
+                pytest.param(variant, False, marks=pytest.mark.slow if variant in self.slow else ())
+                for variant in self.variants
+            ]
             later = [(kind, True) for kind in self.kinds]
             metafunc.parametrize(("variant", "late"), first + later)
         elif "kind" in metafunc.fixturenames:
             metafunc.parametrize("kind", self.kinds)
 
     def new(self, variant=None, seed=0, **options):
-        """A new one with an accountant of its own, and noise, from the same public start."""
+        """A new one with an accountant and a seed of its own, and noise, from one public start."""
         pyro.clear_param_store()
         pyro.set_rng_seed(seed)
         options = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0} | options
+        options.setdefault("generator", None if options.get("secure") else 0)
         return self.make(self.variants[0] if variant is None else variant, **options)
 
     def stepped(self, steps=1, variant=None, **options):
@@ -133,7 +139,7 @@ class ReleaseContract:
 
         :param late: it follows one with noise, in which others did.
         """
-        options = {"generator": 0} | self.sampled | options
+        options = self.sampled | options
         with pytest.MonkeyPatch.context() as patch:
             seen, inference = Releases(patch), self.new(variant, **options)
             if late:
@@ -240,7 +246,9 @@ class ReleaseContract:
         """In steps, in runs without a seed, and in runs that share a generator or an accountant."""
         generator, shared = torch.Generator().manual_seed(0), PrivacyAccountant()
         runs = (
-            [{}, {}] + [{"generator": generator}] * 2 + [{"generator": 5, "accountant": shared}] * 2
+            [{"generator": None}] * 2
+            + [{"generator": generator}] * 2
+            + [{"generator": 5, "accountant": shared}] * 2
         )
         seen = Releases(monkeypatch)
         for options in runs:
@@ -266,7 +274,7 @@ class ReleaseContract:
         """For who can guess it knows the noise."""
         seeded, _ = self.stepped(generator=0)
         assert sum("seed" in note for note in seeded.accountant.notes) == 1
-        unseeded, _ = self.stepped()
+        unseeded, _ = self.stepped(generator=None)
         assert unseeded.accountant.notes == ()
 
     # The budget.
@@ -327,7 +335,7 @@ class ReleaseContract:
         for options, word in self.settings_out_of_range():
             accountant = PrivacyAccountant()
             try:
-                self.stepped(**({"accountant": accountant} | options))
+                self.stepped(**({"accountant": accountant, "generator": None} | options))
             except ConfigurationError as error:
                 assert word in str(error), options
             else:
@@ -395,10 +403,10 @@ class InferenceContract(ReleaseContract):
 
     def test_an_empty_batch_pays_and_is_noisy(self, monkeypatch):
         seen = Releases(monkeypatch)
-        inference, _ = self.stepped(sample_rate=1e-9)
+        inference, _ = self.stepped(sample_rate=1e-4)
         assert all(torch.equal(total, torch.zeros_like(total)) for total in seen.sums[0])
         assert all(block.abs().min() > 0 for block in seen.released[0])
-        assert inference.accountant.ledger == ((SubsampledGaussian(1.0, 1e-9), 1),)
+        assert inference.accountant.ledger == ((SubsampledGaussian(1.0, 1e-4), 1),)
 
     # The budget.
 
@@ -587,6 +595,12 @@ class InferenceContract(ReleaseContract):
         ]
         assert drawn[-self.first :] == drawn[: self.first]  # a run that starts anew repeats
         assert len(set(drawn)) == len(drawn) - self.first == self.first + 3
+
+
+def named(parameters):
+    """Variants, by the values of some parameters, and those of them that are slow."""
+    names = {", ".join(each.values): bool(each.marks) for each in parameters}
+    return tuple(names), tuple(name for name, slow in names.items() if slow)
 
 
 def require_close_by(blocks, one, other, records):

@@ -55,6 +55,10 @@ class _Watched:
     def __init__(self, stream, tell):
         self._stream, self._tell = stream, tell
 
+    @property
+    def __class__(self):  # for isinstance
+        return type(self._stream)
+
     def __getattr__(self, name):
         self._tell()
         return getattr(self._stream, name)

@@ -7,7 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from contract import InferenceContract, through_a_file
+from contract import InferenceContract, named, through_a_file
 from problems import (
     handwritten_guide,
     in_turns,
@@ -214,11 +214,8 @@ _KINDS = {
 
 @pytest.mark.filterwarnings("ignore:.*one record at a time")
 class TestContract(InferenceContract):
-    variants = tuple(
-        f"{kind}, {'centred' if centred else 'as they are'}, {precision}"
-        for kind in _KINDS
-        for centred in (True, False)
-        for precision in ("full", "diagonal", "shared")
+    variants, slow = named(
+        in_turns(_KINDS, ["centred", "as they are"], ["full", "diagonal", "shared"])
     )
     kinds = ("logistic, centred, full", "mixture, centred, full")
     bound = "max_factor_norm"

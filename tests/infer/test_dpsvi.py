@@ -8,7 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from contract import InferenceContract, through_a_file
+from contract import InferenceContract, named, through_a_file
 from problems import (
     PROBLEMS,
     Fixture,
@@ -16,6 +16,7 @@ from problems import (
     fit_dpsvi,
     fit_svi,
     handwritten_guide,
+    in_turns,
     logistic,
     logistic_subsampled,
     new_dpsvi,
@@ -46,15 +47,7 @@ _ALARM = 1e-8
 
 
 class TestContract(InferenceContract):
-    variants = (
-        "hand-written, latents",
-        *(
-            f"{name}, {privatize}"
-            for name in PROBLEMS
-            for privatize in ("latents", "parameters")
-            if (name, privatize) != ("hand-written", "latents")
-        ),
-    )
+    variants, slow = named(in_turns({"hand-written": None} | PROBLEMS, ["latents", "parameters"]))
     # Other records keep their draws where they have latents of their own.
     kinds = (
         "hand-written, latents",
