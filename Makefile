@@ -28,7 +28,7 @@ OLDEST ?= python3.10
 CORE := \
 	tests/accounting/test_accounting.py \
 	tests/mechanism/test_clipping.py \
-	tests/mechanism/test_iterative.py \
+	tests/baselines/test_dpem.py \
 	tests/accounting/test_pld.py \
 	tests/vips/test_vips_models.py \
 	tests/infer/test_traced_step.py::test_a_record_on_which_the_model_fails_counts_as_zero \
