@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_choice, require_number
@@ -85,7 +85,7 @@ class NonPrivateLook:
 
 
 Event = SubsampledGaussian | ApproximateDP | NonPrivateLook
-EVENTS = (SubsampledGaussian, ApproximateDP, NonPrivateLook)
+EVENTS = get_args(Event)
 
 
 def _require_short_text(name: str, value: Any) -> None:

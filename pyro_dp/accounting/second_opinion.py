@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.events import ApproximateDP, Event, SubsampledGaussian
+from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
 
 TOLERANCE = 0.005  # relative: what grids and rounding explain, four times over
 
@@ -67,7 +67,10 @@ def second_opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) 
 def _opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> SecondOpinion:
     sums = {event: n for event, n in ledger.items() if isinstance(event, SubsampledGaussian)}
     own = {event: n for event, n in ledger.items() if isinstance(event, ApproximateDP)}
-    if len(sums) + len(own) < len(ledger) or not all(event.noise_multiplier for event in sums):
+    looks = [event for event in ledger if isinstance(event, NonPrivateLook)]
+    if len(sums) + len(own) + len(looks) < len(ledger):
+        return SecondOpinion(None, "it is not asked about releases of such a kind")
+    if looks or not all(event.noise_multiplier for event in sums):
         return SecondOpinion(math.inf, "PLD")
     if len(ledger) > _MOST_KINDS:
         return SecondOpinion(None, f"there are more than {_MOST_KINDS} kinds of releases")

@@ -41,8 +41,8 @@ probabilities, and 1e-40 in delta for the precision of the sampler, over 1e12 co
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -108,10 +108,8 @@ class FixedPointSum(ClippedSum):
             for units, block in zip(self._units, self.blocks, strict=True)
         )
 
-    def _noisy(
-        self, sigmas: Sequence[float], noise: np.random.Generator | SystemGenerator
-    ) -> list[Tensor]:
-        if isinstance(noise, np.random.Generator):
+    def _noisy(self, sigmas: Sequence[float], noise: Generator | SystemGenerator) -> list[Tensor]:
+        if isinstance(noise, Generator):
             raise PrivacyError("A FixedPointSum takes its noise from a SystemGenerator alone.")
         released = []
         for block, units, sigma in zip(self.blocks, self._units, sigmas, strict=True):

@@ -237,8 +237,8 @@ MUTATIONS = [
     Mutation(
         "second opinion: a look at the data is not seen",
         "_opinion",
-        "len(sums) + len(own) < len(ledger)",
-        "False",
+        "if looks or not all(",
+        "if not all(",
         "test_second_opinion.py",
     ),
     Mutation(

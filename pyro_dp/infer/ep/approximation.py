@@ -71,8 +71,7 @@ class Approximation:
         prior = problem.prior.factor(mean, posterior.covariance)
         factor = (posterior / prior).restricted(places)
         moments = problem.moments
-        careful = moments.curved or moments.name == "stein"
-        floor = dense(posterior.precision).diagonal().mean().item() if careful else 0.0
+        floor = dense(posterior.precision).diagonal().mean().item() if moments.careful else 0.0
         return Approximation(
             problem,
             weight,

@@ -42,6 +42,7 @@ class LinearMoments:
 
     :param z: (d,), public, where it is found out on placeholders whether it does.
     :ivar curved: whether these numbers are no linear function of the latents.
+    :ivar careful: whether the first steps should be short; here, where they are curved.
     :raises NotLinear: it does not; the text says why.
     """
 
@@ -69,6 +70,7 @@ class LinearMoments:
             self._predictors(at, index.reshape(1), placeholders) for at in (z, elsewhere)
         )
         self.curved = not all(agree(a[2], b[2]) for a, b in zip(here, there, strict=True))
+        self.careful = self.curved
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
         """:raises ModelError: what holds on placeholders does not hold on these records."""
@@ -153,6 +155,7 @@ class SteinMoments:
 
     name = "stein"
     curved = False  # the curvature is that of the likelihood itself, and not weak
+    careful = True  # the draws say little of a site that is far off
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
         self._likelihood = likelihood
