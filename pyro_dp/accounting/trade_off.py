@@ -9,6 +9,7 @@ from pyro_dp.accounting.privacy_curve import PrivacyCurve
 from pyro_dp.utils.errors import ConfigurationError
 
 _SUPPORTS = 33
+_LARGEST = 700.0  # epsilon whose exponential is a number; each gives a bound of its own
 _LEAST_DELTA = 1e-6  # of the last epsilon: no smaller false-positive rate can be told from zero
 
 
@@ -46,7 +47,7 @@ def trade_off(accountant: PrivacyCurve, alpha: ArrayLike) -> NDArray[np.float64]
     if last is None:
         return np.zeros_like(alpha)
     curve = np.zeros_like(alpha)
-    for epsilon in np.linspace(0.0, last, _SUPPORTS):
+    for epsilon in np.linspace(0.0, min(last, _LARGEST), _SUPPORTS):
         kept = 1.0 - accountant.get_delta(epsilon)
         curve = np.maximum(curve, kept - np.exp(epsilon) * alpha)
         curve = np.maximum(curve, np.exp(-epsilon) * (kept - alpha))

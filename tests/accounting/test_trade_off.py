@@ -72,3 +72,11 @@ def test_alpha_is_a_rate(alpha):
 def test_accountant_is_one():
     with pytest.raises(ConfigurationError, match="accountant"):
         trade_off(1.0, 0.5)
+
+
+def test_an_epsilon_whose_exponential_overflows():
+    accountant = PrivacyAccountant()
+    accountant.record(SubsampledGaussian(0.02, 1.0, "full"))
+    assert accountant.get_epsilon() > 1000.0
+    curve = trade_off(accountant, [0.0, 1e-6, 0.5, 1.0])
+    assert ((curve >= 0.0) & (curve <= 1.0)).all() and curve[-1] == 0.0
