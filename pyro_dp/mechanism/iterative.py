@@ -110,7 +110,7 @@ class IterativeMechanism(abc.ABC):
         return self._noise_multiplier
 
     def _calibrate(self, rate: float) -> float:
-        """sigma, from the first release on what is left to spend asks for.
+        """sigma; if it is to be calibrated, that is done once, for what is left to spend.
 
         :param rate: the sample rate.
         """
