@@ -29,7 +29,7 @@ MUTATIONS = [
         "step_divergences",
         "return bounded",
         "return found",
-        "test_composition.py",
+        "test_engines.py::test_a_subset_never_costs_more_than_all_records",
     ),
     Mutation(
         "deltas of events that are not added",

@@ -156,6 +156,14 @@ def test_renyi_of_fixed_subsets_is_above_a_data_set_that_attains_it():
             assert np.all(fixed >= poisson * (1 - 1e-9))
 
 
+@pytest.mark.parametrize("rate", [0.9, 0.999])
+def test_a_subset_never_costs_more_than_all_records(rate):
+    full = rdp.step_divergences(composition.DominatingPair("remove", 1.0, 1.0))
+    subset = rdp.step_divergences(composition.DominatingPair("fixed", 1.0, rate))
+    assert np.all(subset <= full * (1 + 1e-12))
+    assert np.all(subset >= 0.9 * rate**2 * full)
+
+
 def test_renyi_of_poisson_replacement_against_its_closed_form():
     step = composition.DominatingPair("replace", 1.3, 1.0 - 1e-14)
     for order in (2.0, 8.0):
