@@ -24,7 +24,7 @@ from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledG
 from pyro_dp.accounting.pld import RATES, Curve, DominatingPair, Floats, Side, compose, log_moments
 from pyro_dp.accounting.privacy_profile import step_delta, step_epsilon
 from pyro_dp.accounting.rdp import autodp_moments, renyi_delta, renyi_epsilon
-from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.validation import LARGEST
 
 ENGINES = ("pld", "rdp", "advanced", "basic")
@@ -172,6 +172,8 @@ def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:
     """Pairs and counts in a canonical order, full batches merged; None if one is noiseless.
 
     n_k Gaussians of noise s_k are one Gaussian with s^-2 = sum n_k s_k^-2 (Dong, Roth & Su 2022).
+
+    :raises PrivacyError: a full batch is of a kind that is not known to be a Gaussian.
     """
     counts: dict[DominatingPair, int] = {}
     for event, count in ledger.items():
@@ -184,6 +186,8 @@ def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:
     merged = sorted((s, n) for s, n in counts.items() if s.rate < 1.0)
     if full:
         kind = "remove" if neighboring == "add_or_remove_one" else "fixed"
+        if others := {s.kind for s in counts if s.rate == 1.0} - {kind}:
+            raise PrivacyError(f"pairs {sorted(others)} of rate 1 are not known to be Gaussian.")
         noise = 1.0 / math.hypot(*(math.sqrt(n) / s for s, n in full), 1e-300)
         if merged:  # rounded down, as in ``interpret``
             noise = min(noise, 1e6)

@@ -25,6 +25,13 @@ MUTATIONS = [
         "test_composition.py",
     ),
     Mutation(
+        "pairs of another kind that are merged as Gaussians",
+        "_steps",
+        "if others := {s.kind for s in counts if s.rate == 1.0} - {kind}:",
+        "if others := set():",
+        "test_composition.py",
+    ),
+    Mutation(
         "sampled subsets that cost more than all records",
         "step_divergences",
         "return bounded",
