@@ -1,17 +1,23 @@
-"""The plan: counts that are known to fit the budget, so that most releases need no engine.
+"""What fits a budget: further releases, by a plan, and the least noise.
+
+The plan are counts that are known to fit, so that most releases need no engine.
 
 Epsilon grows with every count, so a ledger within the plan fits. Only when the plan has run out an
 engine is asked, for as much more of the recent mix of events as may fit.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+from scipy import optimize
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, brief
 from pyro_dp.utils.errors import PrivacyBudgetExceeded
 
 Counts = Mapping[Event, int]
+_LEAST, _MOST = math.log(1e-4), math.log(1e9)  # noise multipliers
+_AIM = 2e-4  # below the budget, relative: room for the root finder
 
 
 class Budget:
@@ -112,3 +118,31 @@ class Budget:
 
 def _lost(counts: Counts) -> float:
     return math.fsum(n * e.delta for e, n in counts.items() if type(e) is ApproximateDP)
+
+
+def least_noise(cost: Callable[[float], float], budget: float) -> float | None:
+    """The least noise that fits a budget.
+
+    :param cost: epsilon of the plan as a function of the noise multiplier, decreasing.
+    :param budget: epsilon that it may reach.
+    :returns: a noise multiplier whose cost is at most the budget and within 0.1% of it, 1e-4 if
+        that fits already, ``None`` if not even 1e9 does.
+    """
+
+    def excess(log_noise: float) -> float:
+        ratio = max(cost(math.exp(log_noise)), 1e-300) / budget
+        return min(700.0, math.log(ratio) + _AIM)
+
+    low, high, factor = 0.0, 0.0, math.log(2.0)
+    while excess(high) > 0.0:
+        low, high, factor = high, high + factor, 1.5 * factor
+        if high > _MOST:
+            return None
+    while low == high or excess(low) <= 0.0:
+        if low == _LEAST:
+            return math.exp(_LEAST)
+        low, high, factor = max(_LEAST, low - factor), low, 1.5 * factor
+    root = optimize.brentq(excess, low, high, xtol=1e-5, rtol=1e-7)
+    while cost(math.exp(root)) > budget:
+        root += 2e-5
+    return math.exp(root)

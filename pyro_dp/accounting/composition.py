@@ -91,21 +91,23 @@ def epsilon(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: s
 
 
 def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: str) -> float:
-    """
-    :param ledger: count of each event.
+    """The other way round, otherwise as :func:`epsilon`.
+
     :param epsilon: in nats, >= 0.
-    :param neighboring: the relation, see :data:`NEIGHBORING`.
-    :param engine: see :data:`ENGINES`.
     :returns: a delta such that the ledger is (epsilon, delta)-DP.
-    :raises ConfigurationError: if an event is unknown or does not fit the relation.
     """
     steps, added, lost = _parts(ledger, neighboring)
     if steps is None or epsilon < added:
         return 1.0
     if epsilon == math.inf or not steps:
         return min(1.0, lost)
-    own = min(_taking_part(steps), _steps_delta(steps, epsilon - added, engine))
-    return min(1.0, lost + own)
+    if engine == "pld":
+        own = _pld_delta(steps, epsilon - added)
+    elif engine == "rdp":
+        own = renyi_delta(*autodp_moments(steps), epsilon - added)
+    else:
+        own = _invert(lambda d: _EPSILON[engine](steps, d), epsilon - added)
+    return min(1.0, lost + min(_taking_part(steps), own))
 
 
 def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: str) -> float:
@@ -133,8 +135,6 @@ def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[Floats, float]
     steps = _steps(ledger, neighboring)
     if steps is None:
         return np.full_like(RATES, math.inf), 0.0
-    if not steps:
-        return np.zeros_like(RATES), 0.0
     sides = [log_moments(side) for side in _sides(steps)]
     return np.max([each for each, _ in sides], axis=0), max(lost for _, lost in sides)
 
@@ -158,14 +158,6 @@ def _parts(ledger: Mapping[Any, int], neighboring: str) -> tuple[Side | None, fl
     added = math.fsum(count * event.epsilon for event, count in own)
     lost = math.fsum(count * event.delta for event, count in own)
     return _steps(sums, neighboring), added, lost
-
-
-def _steps_delta(steps: Side, eps: float, engine: str) -> float:
-    if engine == "pld":
-        return _pld_delta(steps, eps)
-    if engine == "rdp":
-        return renyi_delta(*autodp_moments(steps), eps)
-    return _invert(lambda d: _EPSILON[engine](steps, d), eps)
 
 
 def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:

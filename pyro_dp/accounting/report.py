@@ -7,13 +7,17 @@ import platform
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.events import (
+    SECURE,
+    SEEDED,
+    ApproximateDP,
+    NonPrivateLook,
+    SubsampledGaussian,
+)
 from pyro_dp.accounting.ledger import LedgerEntry
 from pyro_dp.accounting.markup import Block, Bullets, Heading, Paragraph, Table, rendered
-from pyro_dp.accounting.notes import SECURE, SEEDED
-from pyro_dp.accounting.privacy_curve import PrivacyCurve
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion
-from pyro_dp.accounting.trade_off import trade_off
+from pyro_dp.accounting.trade_off import PrivacyCurve, trade_off
 
 FALSE_POSITIVES = 0.05  # the attacker's, in the sentence about the power
 
@@ -71,13 +75,7 @@ _PACKAGES = ("pyro-dp", "pyro-ppl", "torch", "numpy", "scipy", "dp-accounting", 
 
 
 def report(accountant: PrivacyCurve, format: str = "markdown") -> str:
-    """The guarantee in words, every release, and what is not covered.
-
-    :param accountant: its ledger is read; nothing is spent.
-    :param format: "markdown" or "html", a page of its own.
-    :returns: text to be saved and shown. It contains nothing of the data that was not released.
-    :raises ConfigurationError: the format is another one.
-    """
+    """See :meth:`PrivacyAccountant.report`."""
     entries = accountant.ledger
     blocks = [
         Heading("Privacy report", 1),

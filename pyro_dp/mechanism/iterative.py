@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp.accounting.events import SubsampledGaussian
-from pyro_dp.accounting.notes import SECURE, SEEDED
+from pyro_dp.accounting.events import SECURE, SEEDED, SubsampledGaussian
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.release import release
@@ -18,11 +17,7 @@ from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
-from pyro_dp.utils.validation import (
-    LARGEST,
-    require_count,
-    same,
-)
+from pyro_dp.utils.validation import LARGEST, require_count, same
 
 
 class IterativeMechanism(abc.ABC):

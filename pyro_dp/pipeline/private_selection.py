@@ -22,8 +22,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.events import ApproximateDP, SubsampledGaussian
-from pyro_dp.accounting.notes import SEEDED
+from pyro_dp.accounting.events import SEEDED, ApproximateDP, SubsampledGaussian
 from pyro_dp.accounting.pld import RATES
 from pyro_dp.accounting.rdp import renyi_epsilon
 from pyro_dp.mechanism.streams import Randomness
