@@ -5,16 +5,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from pyro_dp.graphs.nodes import arguments, shape
+from pyro_dp.graphs.simplify import arguments, shape
 
 _OPS = torch.ops.aten
 _SAME = {
-    _OPS.clone.default,
-    _OPS.squeeze.dim,
-    _OPS.squeeze.default,
-    _OPS.unsqueeze.default,
-    _OPS.view.default,
-    _OPS._unsafe_view.default,
+    *(_OPS.clone.default, _OPS.squeeze.dim, _OPS.squeeze.default, _OPS.unsqueeze.default),
+    *(_OPS.view.default, _OPS._unsafe_view.default),
 }
 _TRANSPOSED = {_OPS.transpose.int, _OPS.permute.default}
 

@@ -122,14 +122,9 @@ class References:
             self._look_at_object(thing, label, users)
         if len(thing) > LONGEST:
             return
-        if isinstance(thing, dict):
-            for key, value in thing.items():
-                self._wait(
-                    value, f"element {key!r} of {label}" if type(key) is str else label, users
-                )
-        else:
-            for value in thing:
-                self._wait(value, label, users)
+        items = thing.items() if isinstance(thing, dict) else ((None, each) for each in thing)
+        for key, value in items:
+            self._wait(value, f"element {key!r} of {label}" if type(key) is str else label, users)
 
     def _look_at_function(self, function: types.FunctionType) -> None:
         name = _name(function)
@@ -201,7 +196,8 @@ class References:
         values = dict(_attributes(thing))
         own = _OWN_RECORDS if isinstance(thing, (AutoGuide, EasyGuide)) else ("_pyro_context",)
         if isinstance(thing, torch.jit.ScriptModule):
-            self._look_at_script(thing, owner)
+            for name, value in [*thing.named_parameters(), *thing.named_buffers()]:
+                self._wait(value, f"attribute {name!r} {owner}", users=False)
             return
         if isinstance(thing, torch.nn.Module):
             users = self._look_at_module(thing, values, owner)
@@ -216,10 +212,6 @@ class References:
             if name not in own:
                 self._wait(value, f"attribute {name!r} {owner}", users)
         self._wait(type(thing), type(thing).__name__)
-
-    def _look_at_script(self, module: torch.jit.ScriptModule, owner: str) -> None:
-        for name, value in [*module.named_parameters(), *module.named_buffers()]:
-            self._wait(value, f"attribute {name!r} {owner}", users=False)
 
     def _look_at_module(self, module: torch.nn.Module, values: dict, owner: str) -> bool:
         """Takes what modules have in common out of the values; whether it is a user's own."""

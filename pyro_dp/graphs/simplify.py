@@ -12,8 +12,6 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from pyro_dp.graphs.nodes import arguments, shape
-
 _OPS = torch.ops.aten
 _VIEWS = {
     _OPS.alias.default,
@@ -52,6 +50,16 @@ def simplify(graph: GraphModule) -> None:
     _share(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
+
+
+def arguments(node: Node) -> tuple[Any, ...]:
+    """Those of a node by position. The operation says of which types they are."""
+    return node.args
+
+
+def shape(node: Node) -> tuple[int, ...]:
+    """Of the tensor that a node gives."""
+    return tuple(node.meta["val"].shape)
 
 
 def _skip_identities(graph: GraphModule) -> None:

@@ -58,9 +58,8 @@ class RecordSampler:
         """
         if self.sampling == "full" or self.sample_rate == 1.0:
             return torch.arange(self.size)
-        # A Poisson sample is a binomial number of distinct uniform records.
-        count = (
-            self.batch_size if self.sampling == "fixed" else stream.binomial(self.size, self.rate)
-        )
+        count = self.batch_size
+        if self.sampling != "fixed":  # Poisson: a binomial number of distinct uniform records
+            count = stream.binomial(self.size, self.rate)
         indices = stream.choice(self.size, size=count, replace=False, shuffle=False)
         return torch.from_numpy(np.sort(indices))

@@ -10,8 +10,8 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyro
@@ -34,7 +34,6 @@ from pyro_dp.utils.rng import private_rng
 from pyro_dp.utils.validation import require_count, require_number
 
 Releases = Mapping[SubsampledGaussian, int]
-
 
 _CONTINUED = (
     "A trial of private_selection found parameters or an optimizer that an earlier trial, or "
@@ -144,7 +143,8 @@ def private_selection(
     draws = randomness.stream("sampling", position)
     private = randomness.stream("local", position)
     best = _Trial(None, error="no trial was drawn")
-    for number in range(trials.draw(_uniform(draws))):
+    uniform = _below(2**53, draws) * 2.0**-53
+    for number in range(trials.draw(uniform)):
         index = _below(len(candidates), draws)
         start = _below(2**63, draws) << 64 | _below(2**63, draws)
         own = TrialAccountant(declared[index], accountant, start)
@@ -152,7 +152,7 @@ def private_selection(
         if own.continued:  # which tells that there was an earlier trial, and no more than that
             raise PrivacyError(_CONTINUED)
         if number == 0 or trial.score > best.score:
-            best = replace(trial, setting=candidates[index])
+            best = trial._replace(setting=candidates[index])
     if best.error is not None:
         raise PrivacyError(
             f"private_selection has no result: {best.error}. Its cost was spent. To see an error, "
@@ -210,13 +210,7 @@ def _below(limit: int, draws: np.random.Generator | SystemGenerator) -> int:
     return int(draws.integers(limit))
 
 
-def _uniform(draws: np.random.Generator | SystemGenerator) -> float:
-    """A uniform multiple of 2^-53 in [0, 1)."""
-    return _below(2**53, draws) * 2.0**-53
-
-
-@dataclass(frozen=True)
-class _Trial:
+class _Trial(NamedTuple):
     setting: Any
     result: Any = None
     score: float = -math.inf

@@ -85,9 +85,21 @@ class DPStandardScaler:
         rows = _rows(X)
         middle, half = self._bounds(rows.shape[1])
         scaled = ((rows - middle.to(rows.device)) / half.to(rows.device)).clamp(-1.0, 1.0)
-        moments = _MomentRelease(
-            self.accountant, self.noise_multiplier, self.generator, self.secure
+        if self.noise_multiplier is None:
+            raise ConfigurationError(
+                "noise_multiplier must be a number: scaling should not take all that remains."
+            )
+        settings = ReleaseSettings(
+            accountant=self.accountant,
+            num_steps=1,
+            noise_multiplier=self.noise_multiplier,
+            bound=1.0,
+            sample_rate=1.0,
+            sampling="full",
+            generator=self.generator,
+            secure=self.secure,
         )
+        moments = _MomentRelease(settings)
         moments.step(scaled)
         mean, variance = moments.mean.cpu(), moments.variance.cpu()
         self.mean_ = (middle + half * mean).numpy()
@@ -211,29 +223,6 @@ class DPStandardScaler:
 
 class _MomentRelease(IterativeMechanism):
     """The one release of a fit."""
-
-    def __init__(
-        self,
-        accountant: PrivacyAccountant,
-        noise_multiplier: float,
-        generator: torch.Generator | int | None,
-        secure: bool,
-    ):
-        if noise_multiplier is None:
-            raise ConfigurationError(
-                "noise_multiplier must be a number: scaling should not take all that remains."
-            )
-        settings = ReleaseSettings(
-            accountant=accountant,
-            num_steps=1,
-            noise_multiplier=noise_multiplier,
-            bound=1.0,
-            sample_rate=1.0,
-            sampling="full",
-            generator=generator,
-            secure=secure,
-        )
-        super().__init__(settings)
 
     def step(self, scaled: Tensor) -> float:
         """Private means and variances (d,) of rows (N, d) in [-1, 1]."""

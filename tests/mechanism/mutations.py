@@ -76,7 +76,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a standard error without the sampling",
-        "ClippedFractions._look",
+        "ClippedFractions.add",
         "variance = noise**2 + (1 - rate) / (4 * rate * size)",
         "variance = noise**2",
         "test_clipped_fraction.py",
@@ -287,7 +287,7 @@ MUTATIONS = [
     Mutation(
         "nonprivate: a look that is not in the ledger",
         "NonPrivate._read",
-        "                mark_look(inference.accountant, name, stacklevel=3)\n",
+        "                mark_look(inference.accountant, looked_at, stacklevel=3)\n",
         "                pass\n",
         "test_nonprivate.py",
     ),
@@ -302,8 +302,8 @@ MUTATIONS = [
     Mutation(
         "door: noisy sums by another name",
         "IterativeMechanism._account_and_release",
-        "        _require_bounded(noise_multiplier, clipped, rate)\n",
-        "        _require_bounded(noise_multiplier, clipped, rate)\n"
+        "        rate = sampler.sample_rate\n",
+        "        rate = sampler.sample_rate\n"
         "        self.peek = getattr(clipped, '_no' 'isy')\n",
         "test_one_door.py",
     ),
@@ -324,8 +324,8 @@ MUTATIONS = [
     Mutation(
         "noise beyond the numbers is released",
         "IterativeMechanism._account_and_release",
-        "        _require_bounded(noise_multiplier, clipped, rate)\n",
-        "",
+        "if noise_multiplier and noise_multiplier * bound / rate > LARGEST:",
+        "if False:",
         "test_dpsvi.py::test_noise_beyond_the_numbers_spends_nothing",
     ),
 ]

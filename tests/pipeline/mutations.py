@@ -48,7 +48,7 @@ MUTATIONS = [
     Mutation(
         "selection: always as many trials as the mean",
         "private_selection",
-        "range(trials.draw(_uniform(draws)))",
+        "range(trials.draw(uniform))",
         "range(round(trials.mean))",
         "test_private_selection.py",
     ),
