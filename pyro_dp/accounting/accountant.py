@@ -305,9 +305,7 @@ class PrivacyAccountant:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """
-        :returns: settings, ledger and notes as plain numbers, strings and lists.
-        """
+        """:returns: settings, ledger and notes as plain numbers, strings and lists."""
         with self._lock:
             return ledger.to_state(self._settings(), self._counts, self._notes)
 

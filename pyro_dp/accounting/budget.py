@@ -21,13 +21,7 @@ _AIM = 2e-4  # below the budget, relative: room for the root finder
 
 
 class Budget:
-    """Says whether an event still fits.
-
-    :param budget: in nats; ``None`` for no limit.
-    :param delta: at which the budget is stated.
-    :param neighboring: the relation.
-    :param engine: of the costs.
-    """
+    """Says whether an event still fits. The settings are those of the accountant."""
 
     def __init__(self, budget: float | None, delta: float, neighboring: str, engine: str):
         self._budget, self._delta = math.inf if budget is None else budget, delta
@@ -57,7 +51,8 @@ class Budget:
         return True
 
     def require_room(self, ledger: Counts, event: Event, count: int) -> None:
-        """
+        """Budget for the ledger, this event, and as much more of the recent mix as fits.
+
         :raises PrivacyBudgetExceeded: the ledger and so much more of the event do not fit.
         """
         if self._budget == math.inf or ledger.get(event, 0) + count <= self._counts.get(event, 0):
@@ -68,10 +63,6 @@ class Budget:
                 f"the ledger has a {brief(looks[0])}: no budget holds after it, and nothing was "
                 "released. Start anew on other data, or without a budget."
             )
-        self._extend(ledger, event, count)
-
-    def _extend(self, ledger: Counts, event: Event, count: int) -> None:
-        """Budget for the ledger, this event, and as much more of the recent mix as fits."""
         needed = dict(ledger)
         needed[event] = needed.get(event, 0) + count
         recent = {

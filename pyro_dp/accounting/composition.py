@@ -35,9 +35,7 @@ _LEAST = 1e-30  # delta below which only Rényi bounds are used: masses come clo
 
 
 def require_known(event: Any, neighboring: str) -> None:
-    """
-    :raises ConfigurationError: if the event is unknown or does not fit the relation.
-    """
+    """:raises ConfigurationError: if the event is unknown or does not fit the relation."""
     if type(event) not in (ApproximateDP, NonPrivateLook):
         interpret(event, neighboring)
 

@@ -42,10 +42,7 @@ _NAMES = {kind: name for name, (kind, _) in _MECHANISMS.items()}
 def to_state(
     settings: Mapping[str, Any], counts: Mapping[Event, int], notes: Iterable[str]
 ) -> dict[str, Any]:
-    """
-    :param settings: of the accountant, by name.
-    :returns: everything as plain numbers, strings and lists.
-    """
+    """Everything as plain numbers, strings and lists; the accountant's settings by name."""
     lines = [to_line(event, count) for event, count in counts.items()]
     return {"version": VERSION, **settings, "ledger": lines, "notes": list(notes)}
 
@@ -109,12 +106,7 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> tuple[dict[Event, int
 
 
 def require_settings(found: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> None:
-    """
-    :param found: in a state or a file.
-    :param settings: of the accountant.
-    :param where: they were found.
-    :raises ConfigurationError: they differ.
-    """
+    """:raises ConfigurationError: what was found there differs from the accountant's settings."""
     for name, value in settings.items():
         if not same(found[name], value):
             raise ConfigurationError(
@@ -140,11 +132,7 @@ def _cells(event: Event) -> tuple[str, str, str]:
 
 
 def as_text(entries: Iterable[LedgerEntry], facts: Facts) -> str:
-    """
-    :param entries: of the ledger.
-    :param facts: names and values to show below it.
-    :returns: an aligned table.
-    """
+    """An aligned table, with the names and values of some facts below it."""
     rows = _rows(entries)
     widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
     lines = ["PrivacyAccountant"]

@@ -73,9 +73,7 @@ class References:
                 self._look_at(thing, label, users)
 
     def _look_at(self, thing: Any, label: str, users: bool) -> None:
-        """
-        :param users: whether the user's own code holds it.
-        """
+        """:param users: whether the user's own code holds it."""
         if isinstance(thing, Tensor):
             self.tensors.append((label, thing))
             if users:
@@ -148,10 +146,7 @@ class References:
         self._look_at_modules(modules, named)
 
     def _look_at_modules(self, modules: list[Any], names: set[str]) -> None:
-        """
-        :param modules: and other things.
-        :param names: of the attributes that matter.
-        """
+        """Those among ``modules``, which may be other things; ``names`` of what matters in them."""
         seen: set[int] = set()
         while modules:
             module = modules.pop()
@@ -164,9 +159,7 @@ class References:
     def _look_at_namespace(
         self, mapping: MutableMapping, owner: str, names: set[str] | None
     ) -> None:
-        """
-        :param names: those that matter; ``None``: all.
-        """
+        """:param names: those that matter; ``None``: all."""
         word = "attribute" if names is None else "global variable"
         if names is None:
             self.places.append(Place(f"an attribute {owner}", mapping))

@@ -19,9 +19,7 @@ from pyro_dp.utils.errors import PrivacyError
 
 
 def clipped_sums(
-    values: Sequence[Contributions],
-    bounds: Sequence[Tensor | float],
-    weights: Tensor | None = None,
+    values: Sequence[Contributions], bounds: Sequence[Tensor | float], weights: Tensor | None = None
 ) -> list[Tensor]:
     """Clip each record's blocks and sum them: (size,) in float64 per block, private.
 

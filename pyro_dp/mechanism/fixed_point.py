@@ -56,9 +56,7 @@ _MOST_NUMBERS = 2**24  # that are held at a time: sums by matrix products are no
 
 
 def rounded_sums(
-    values: Sequence[Contributions],
-    bounds: Sequence[Tensor | float],
-    weights: Tensor | None = None,
+    values: Sequence[Contributions], bounds: Sequence[Tensor | float], weights: Tensor | None = None
 ) -> list[Tensor]:
     """As :func:`~pyro_dp.mechanism.clipping.clipped_sums`, in units of the grid: (size,) in int64.
 

@@ -27,10 +27,8 @@ class IterativeMechanism(abc.ABC):
     """
 
     def __init__(self, settings: ReleaseSettings):
-        self.accountant = settings.accountant
-        self.num_steps = settings.num_steps
-        self.sample_rate = settings.sample_rate
-        self.sampling = settings.sampling
+        self.accountant, self.num_steps = settings.accountant, settings.num_steps
+        self.sample_rate, self.sampling = settings.sample_rate, settings.sampling
         self.microbatch_size = settings.microbatch_size
         self._noise_multiplier = settings.noise_multiplier
         self._calibrates = settings.noise_multiplier is None

@@ -12,7 +12,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a budget that is never checked",
-        "Budget._extend",
+        "Budget.require_room",
         "cost = self.cost(needed)\n        if cost > self._budget:",
         "cost = self.cost(needed)\n        if False:",
         "test_accounting.py test_dpsvi.py",
