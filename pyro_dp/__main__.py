@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -178,15 +179,8 @@ def draw(exact: Moments, private: Moments, missed: str, title: str, path: Path) 
         (private, ~inside, 0.16, "#D55E00", "X", f"private: {missed}"),
     ):
         if shown.any():
-            axes.errorbar(
-                mean[shown],
-                rows[shown] + shift,
-                xerr=1.96 * sd[shown],
-                fmt=marker,
-                color=colour,
-                capsize=3,
-                label=label,
-            )
+            style: dict[str, Any] = dict(fmt=marker, color=colour, capsize=3, label=label)
+            axes.errorbar(mean[shown], rows[shown] + shift, xerr=1.96 * sd[shown], **style)
     axes.axvline(0.0, color="black", linewidth=0.8)
     axes.set_yticks(rows, NAMES)
     axes.invert_yaxis()

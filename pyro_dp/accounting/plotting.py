@@ -67,8 +67,7 @@ def _plot_epsilon(axes: Any, accountant: PrivacyCurve) -> None:
         looked = any(isinstance(event, NonPrivateLook) for event, _ in accountant.ledger)
         end = "a look without noise" if looked else "no guarantee from here on"
         axes.axvline(numbers[np.argmin(finite)], color="black", linestyle=":", label=end)
-    axes.set_title(f"Privacy loss: {spent}")
-    axes.set_xlabel("number of releases")
+    axes.set(title=f"Privacy loss: {spent}", xlabel="number of releases")
     axes.set_ylabel(f"epsilon (nats) at delta = {accountant.delta:.3g}")
     axes.set_xlim(-0.03 * max(numbers[-1], 1), 1.03 * max(numbers[-1], 1))
     highest = max(np.max(epsilons[finite]), accountant.epsilon or 0.0)
@@ -89,7 +88,5 @@ def _plot_trade_off(axes: Any, accountant: PrivacyCurve) -> None:
     axes.set_title(f"Best attacker: power at most {best_power(accountant)}\nat {at}")
     axes.set_xlabel("false-positive rate (type I error)")
     axes.set_ylabel("false-negative rate (type II error)")
-    axes.set_xlim(-0.02, 1.02)
-    axes.set_ylim(-0.02, 1.05)
-    axes.set_aspect("equal")
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.05), aspect="equal")
     axes.legend(loc="upper right", fontsize="small")

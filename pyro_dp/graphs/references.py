@@ -186,7 +186,8 @@ class References:
         owner = f"of {type(thing).__name__}"
         if "'" in label and "(" not in label:
             owner += f" ({label.rstrip(',')})"
-        values = dict(_attributes(thing))
+        attributes = getattr(thing, "__dict__", {})
+        values = dict(attributes)
         own = _OWN_RECORDS if isinstance(thing, (AutoGuide, EasyGuide)) else ("_pyro_context",)
         if isinstance(thing, torch.jit.ScriptModule):
             for name, value in [*thing.named_parameters(), *thing.named_buffers()]:
@@ -195,7 +196,7 @@ class References:
         if isinstance(thing, torch.nn.Module):
             users = self._look_at_module(thing, values, owner)
         elif is_users(type(thing)) or isinstance(thing, types.SimpleNamespace):
-            self._look_at_namespace(_attributes(thing), owner, None)
+            self._look_at_namespace(attributes, owner, None)
         elif users and values and keeps_for_users(type(thing)):
             self.places.append(PublicAttributes(f"an attribute {owner}", thing))
         if is_users(type(thing)) and slots_of(type(thing)):
@@ -227,13 +228,6 @@ class References:
         else:
             self.places.append(PublicAttributes(f"an attribute {owner}", module))
         return users
-
-
-def _attributes(thing: Any) -> MutableMapping:
-    try:
-        return vars(thing)
-    except TypeError:
-        return {}
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:

@@ -14,21 +14,12 @@ from torch.utils import _pytree as pytree
 
 _OPS = torch.ops.aten
 _VIEWS = {
-    _OPS.alias.default,
-    _OPS.detach.default,
-    _OPS.expand.default,
-    _OPS.permute.default,
-    _OPS.transpose.int,
-    _OPS.view.default,
-    _OPS._unsafe_view.default,
+    *(_OPS.alias.default, _OPS.detach.default, _OPS.expand.default, _OPS.permute.default),
+    *(_OPS.transpose.int, _OPS.view.default, _OPS._unsafe_view.default),
 }
 _FACTORIES = {
-    _OPS.arange.default,
-    _OPS.full.default,
-    _OPS.lift_fresh_copy.default,  # of a literal
-    _OPS.ones.default,
-    _OPS.scalar_tensor.default,
-    _OPS.zeros.default,
+    *(_OPS.arange.default, _OPS.full.default, _OPS.ones.default, _OPS.zeros.default),
+    *(_OPS.scalar_tensor.default, _OPS.lift_fresh_copy.default),  # the last of a literal
 }
 _INDEXED = {_OPS.index.Tensor, _OPS.index_put.default, _OPS.index_put_.default}
 _LIKE = {_OPS.full_like.default, _OPS.ones_like.default, _OPS.zeros_like.default}
@@ -67,17 +58,13 @@ def _skip_identities(graph: GraphModule) -> None:
     for node in _operations(graph):
         if not (node.args and isinstance(node.args[0], Node)):
             continue
-        before = node.args[0]
-        copies = len(node.args) == 2 and not node.kwargs and _is_neutral(node)
+        before, number = node.args[0], node.args[-1]
+        copies = len(node.args) == 2 and not node.kwargs and isinstance(number, (int, float))
+        copies = copies and (node.target, number) in _NEUTRAL
         if copies and memory.is_written(before, node):
             continue
         if (copies or node.target in _VIEWS) and _layout(before) == _layout(node):
             _replace(graph, node, before)
-
-
-def _is_neutral(node: Node) -> bool:
-    number = node.args[1]
-    return isinstance(number, (int, float)) and (node.target, number) in _NEUTRAL
 
 
 def _unrepeat_rows(graph: GraphModule) -> None:
