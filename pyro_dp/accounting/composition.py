@@ -188,8 +188,7 @@ def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:
 def _sides(steps: Side) -> list[Side]:
     """The pairs to be composed, one list per direction of the relation."""
     if any(step.kind == "remove" and step.rate < 1.0 for step, _ in steps):
-        add = tuple((s._replace(kind="add"), n) for s, n in steps)
-        return [steps, add]
+        return [steps, tuple((s._replace(kind="add"), n) for s, n in steps)]
     return [steps]  # symmetric
 
 

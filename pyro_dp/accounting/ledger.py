@@ -34,8 +34,6 @@ _MECHANISMS: dict[str, tuple[type, tuple[str, ...]]] = {
     "approximate_dp": (ApproximateDP, ("epsilon", "delta", "name")),
     "nonprivate_look": (NonPrivateLook, ("what", "time")),
 }
-
-
 _NAMES = {kind: name for name, (kind, _) in _MECHANISMS.items()}
 
 

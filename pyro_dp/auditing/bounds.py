@@ -59,8 +59,7 @@ def runs_bound(
     :param confidence: in (0, 1).
     :returns: bounds on epsilon in nats, >= 0.
     """
-    odds = odds_limit(trials, guesses, correct, delta, confidence)
-    return np.log(np.maximum(odds, 1.0))
+    return np.log(np.maximum(odds_limit(trials, guesses, correct, delta, confidence), 1.0))
 
 
 def odds_limit(

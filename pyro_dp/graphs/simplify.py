@@ -36,8 +36,7 @@ def simplify(graph: GraphModule) -> None:
     """Remove what does nothing, in place. What is written to in place is left alone."""
     _unrepeat_rows(graph)
     _skip_identities(graph)
-    constants = _fold_constants(graph)
-    _spell_out_masks(graph, constants)
+    _spell_out_masks(graph, _fold_constants(graph))
     _share(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()

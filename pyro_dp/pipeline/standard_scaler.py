@@ -232,8 +232,7 @@ class _MomentRelease(IterativeMechanism):
         clipped = self._sum_type(blocks, scaled.device)
         for rows in scaled.split(clipped.most_records(2 * dim, None) or size):
             clipped.add(rows, rows.square() - 0.5)
-        sampler = RecordSampler(self.sampling, size, 1.0)
-        sums, squares = self._release(clipped, sampler)
+        sums, squares = self._release(clipped, RecordSampler(self.sampling, size, 1.0))
         self.mean = (sums / size).clamp(-1.0, 1.0)
         variance = squares / size + 0.5 - self.mean.square()
         noise = self.noise_multiplier * math.sqrt(2 * dim) / 2 / size
