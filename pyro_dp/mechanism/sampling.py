@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.mechanism.system_random import SystemGenerator
+from pyro_dp.mechanism.system_random import Stream
 from pyro_dp.utils.errors import ConfigurationError
 
 
@@ -51,7 +51,7 @@ class RecordSampler:
         mean = self.rate * self.size
         return min(self.size, math.ceil(mean + 2 * math.sqrt(mean * (1 - self.rate))))
 
-    def draw(self, stream: np.random.Generator | SystemGenerator) -> Tensor:
+    def draw(self, stream: Stream) -> Tensor:
         """Indices of the sampled records, ascending. Takes O(expected batch), not O(N).
 
         :param stream: the private stream of this step.

@@ -75,6 +75,9 @@ class SystemGenerator:
         return found.astype(np.int64)
 
 
+Stream = np.random.Generator | SystemGenerator  # a source of private random numbers
+
+
 def _distinct(values: np.ndarray) -> np.ndarray:
     """Ascending. (``np.unique`` takes ten times as long.)"""
     ordered = np.sort(values)

@@ -26,7 +26,7 @@ from pyro_dp.accounting.events import SEEDED, ApproximateDP, SubsampledGaussian
 from pyro_dp.accounting.pld import RATES
 from pyro_dp.accounting.rdp import renyi_epsilon
 from pyro_dp.mechanism.streams import Randomness
-from pyro_dp.mechanism.system_random import SystemGenerator
+from pyro_dp.mechanism.system_random import Stream, SystemGenerator
 from pyro_dp.pipeline.num_trials import Trials, TruncatedNegativeBinomial
 from pyro_dp.pipeline.trial_accountant import NOTE, TrialAccountant
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
@@ -203,7 +203,7 @@ def selection_epsilon(
     return epsilon if slack <= math.log(1e-6 * delta) else math.inf
 
 
-def _below(limit: int, draws: np.random.Generator | SystemGenerator) -> int:
+def _below(limit: int, draws: Stream) -> int:
     """A uniform integer in [0, limit)."""
     if isinstance(draws, SystemGenerator):
         return int(draws.below(limit, 1)[0])
