@@ -80,11 +80,6 @@ def new_guide() -> AutoMultivariateNormal:
     return AutoMultivariateNormal(model, init_scale=0.05)
 
 
-def optimizer(steps: int) -> pyro.optim.PyroOptim:
-    """Adam whose step falls from 0.03 to a hundredth of it."""
-    return pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.01 ** (1 / steps), "clip_norm": math.inf})
-
-
 def posterior(guide: AutoMultivariateNormal) -> Moments:
     """Of the weights."""
     fitted = guide.get_posterior()
@@ -110,10 +105,12 @@ def exact(x: Tensor, y: Tensor) -> Moments:
 def fit_dpsvi(x: Tensor, y: Tensor, accountant: PrivacyAccountant, seed: int | None) -> Moments:
     """With DPSVI: as with SVI, one accountant more, and the sampling that hides who took part."""
     guide = new_guide()
+    # Adam whose step falls from 0.03 to a hundredth of it.
+    adam = pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.01 ** (1 / STEPS), "clip_norm": math.inf})
     svi = DPSVI(
         model,
         guide,
-        optimizer(STEPS),
+        adam,
         Trace_ELBO(),
         accountant=accountant,
         num_steps=STEPS,

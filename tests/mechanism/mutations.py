@@ -154,15 +154,15 @@ MUTATIONS = [
     Mutation(
         "the norm of one factor of an outer product",
         "OuterProducts.squared_norms",
-        "squares = _squares(self.left.flatten(1)) * _squares(self.right.flatten(1))",
-        "squares = _squares(self.left.flatten(1))",
+        "return Rows(self.left).squared_norms() * Rows(self.right).squared_norms()",
+        "return Rows(self.left).squared_norms()",
         "test_outer_products.py",
     ),
     Mutation(
         "the norm of a product lost to rounding",
         "OuterProducts.squared_norms",
-        "squares = squares + ",
-        "squares = squares + 0.0 * ",
+        "(squares + terms",
+        "(squares + 0.0 * terms",
         "test_outer_products.py",
     ),
     Mutation(
@@ -303,8 +303,7 @@ MUTATIONS = [
         "door: noisy sums by another name",
         "IterativeMechanism._account_and_release",
         "        rate = sampler.sample_rate\n",
-        "        rate = sampler.sample_rate\n"
-        "        self.peek = getattr(clipped, '_no' 'isy')\n",
+        "        rate = sampler.sample_rate\n        self.peek = getattr(clipped, '_no' 'isy')\n",
         "test_one_door.py",
     ),
     Mutation(
