@@ -63,8 +63,7 @@ class Budget:
                 f"the ledger has a {brief(looks[0])}: no budget holds after it, and nothing was "
                 "released. Start anew on other data, or without a budget."
             )
-        needed = dict(ledger)
-        needed[event] = needed.get(event, 0) + count
+        needed = {**ledger, event: ledger.get(event, 0) + count}
         recent = {
             e: n - self._mark.get(e, 0) for e, n in needed.items() if n > self._mark.get(e, 0)
         }

@@ -144,15 +144,11 @@ def _taking_part(steps: Side) -> float:
 
 def _parts(ledger: Mapping[Any, int], neighboring: str) -> tuple[Side | None, float, float]:
     """What composes as pairs (None: no privacy), and the epsilons and deltas that are added."""
-    sums: dict[Any, int] = {}
-    own: list[tuple[ApproximateDP, int]] = []
     for event, count in ledger.items():
         if count and type(event) is NonPrivateLook:
             return None, 0.0, 0.0
-        if type(event) is ApproximateDP:
-            own.append((event, count))
-        elif type(event) is not NonPrivateLook:
-            sums[event] = count
+    own = [(event, n) for event, n in ledger.items() if type(event) is ApproximateDP]
+    sums = {e: n for e, n in ledger.items() if type(e) not in (ApproximateDP, NonPrivateLook)}
     added = math.fsum(count * event.epsilon for event, count in own)
     lost = math.fsum(count * event.delta for event, count in own)
     return _steps(sums, neighboring), added, lost

@@ -29,14 +29,9 @@ def factorised(graph: GraphModule, *, fused: bool) -> tuple[GraphModule, list[bo
     results = []
     (original,) = graph.graph.find_nodes(op="output")
     for node, copy in zip(arguments(original)[0][:-1], outputs[:-1], strict=True):
-        product = _product(node, fused)
-        if product is None:
-            results.append(copy)
-            found.append(None)
-        else:
-            factors, transposed = product
-            results.extend(copies[factor] for factor in factors)
-            found.append(transposed)
+        factors, transposed = _product(node, fused) or ((), None)
+        results += [copies[factor] for factor in factors] or [copy]
+        found.append(transposed)
     results.append(outputs[-1])
     new.output(results)
     new.eliminate_dead_code()

@@ -151,11 +151,9 @@ class IterativeMechanism(abc.ABC):
         :param names: what a state has beside :meth:`_state`.
         :raises ConfigurationError: it is not a state of this inference.
         """
-        known = ("steps", "noise_multiplier", "accountant", *names)
-        if (
-            not isinstance(state, dict)
-            or not same(state.get("version"), 1)
-            or any(name not in state for name in known)
+        known = {"steps", "noise_multiplier", "accountant", *names}
+        if not (
+            isinstance(state, dict) and same(state.get("version"), 1) and known <= state.keys()
         ):
             raise ConfigurationError(
                 f"load_state_dict: this is no state_dict() of {type(self).__name__}."
