@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -79,11 +80,6 @@ def new_guide() -> AutoMultivariateNormal:
     return AutoMultivariateNormal(model, init_scale=0.05)
 
 
-def optimizer(steps: int) -> pyro.optim.PyroOptim:
-    """Adam whose step falls from 0.03 to a hundredth of it."""
-    return pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.01 ** (1 / steps), "clip_norm": math.inf})
-
-
 def posterior(guide: AutoMultivariateNormal) -> Moments:
     """Of the weights."""
     fitted = guide.get_posterior()
@@ -109,10 +105,12 @@ def exact(x: Tensor, y: Tensor) -> Moments:
 def fit_dpsvi(x: Tensor, y: Tensor, accountant: PrivacyAccountant, seed: int | None) -> Moments:
     """With DPSVI: as with SVI, one accountant more, and the sampling that hides who took part."""
     guide = new_guide()
+    # Adam whose step falls from 0.03 to a hundredth of it.
+    adam = pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.01 ** (1 / STEPS), "clip_norm": math.inf})
     svi = DPSVI(
         model,
         guide,
-        optimizer(STEPS),
+        adam,
         Trace_ELBO(),
         accountant=accountant,
         num_steps=STEPS,
@@ -178,15 +176,8 @@ def draw(exact: Moments, private: Moments, missed: str, title: str, path: Path) 
         (private, ~inside, 0.16, "#D55E00", "X", f"private: {missed}"),
     ):
         if shown.any():
-            axes.errorbar(
-                mean[shown],
-                rows[shown] + shift,
-                xerr=1.96 * sd[shown],
-                fmt=marker,
-                color=colour,
-                capsize=3,
-                label=label,
-            )
+            style: dict[str, Any] = dict(fmt=marker, color=colour, capsize=3, label=label)
+            axes.errorbar(mean[shown], rows[shown] + shift, xerr=1.96 * sd[shown], **style)
     axes.axvline(0.0, color="black", linewidth=0.8)
     axes.set_yticks(rows, NAMES)
     axes.invert_yaxis()

@@ -208,6 +208,20 @@ def observed_outside_the_plate():
     dpsvi(model).step(x, y)
 
 
+@attempt("The model", "'ridge'", "'people'", says="divided by the plate's size")
+def factor_outside_the_plate():
+    """A penalty by pyro.factor, outside the plate."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        pyro.factor("ridge", -w.square().sum())
+        with pyro.plate("people", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+    dpsvi(model).step(x, y)
+
+
 @attempt("The model", "'men'", "'women'", says=r"plate='\.\.\.'")
 def two_plates():
     """Two plates with observations."""

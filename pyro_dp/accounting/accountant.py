@@ -15,18 +15,10 @@ from datetime import datetime, timezone
 from typing import Any, NoReturn
 
 from pyro_dp.accounting import composition, ledger, plotting, report
-from pyro_dp.accounting.budget import Budget
-from pyro_dp.accounting.calibration import least_noise
-from pyro_dp.accounting.events import (
-    EVENTS,
-    Event,
-    NonPrivateLook,
-    SubsampledGaussian,
-    brief,
-)
+from pyro_dp.accounting.budget import Budget, least_noise
+from pyro_dp.accounting.events import EVENTS, Event, NonPrivateLook, SubsampledGaussian, brief
 from pyro_dp.accounting.journal import Journal
-from pyro_dp.accounting.ledger import LedgerEntry
-from pyro_dp.accounting.ledger_table import as_html, as_text
+from pyro_dp.accounting.ledger import LedgerEntry, as_html, as_text
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.utils.files import read_file, write_file
 from pyro_dp.utils.validation import require_choice, require_count, require_number
@@ -170,8 +162,7 @@ class PrivacyAccountant:
         :returns: epsilon spent, in nats: 0.0 on an empty ledger, inf after a noiseless event.
         :raises ConfigurationError: if delta is out of range.
         """
-        if delta is None:
-            delta = self._delta
+        delta = self._delta if delta is None else delta
         delta = require_number("delta", delta, above=0.0, below=1.0)
         with self._lock:
             counts = dict(self._counts)
@@ -314,9 +305,7 @@ class PrivacyAccountant:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """
-        :returns: settings, ledger and notes as plain numbers, strings and lists.
-        """
+        """:returns: settings, ledger and notes as plain numbers, strings and lists."""
         with self._lock:
             return ledger.to_state(self._settings(), self._counts, self._notes)
 
@@ -399,14 +388,23 @@ class PrivacyAccountant:
         """The guarantee in words, every release, and what is not covered.
 
         :param format: "markdown" or "html", a page of its own.
-        :returns: text to be saved and shown; nothing is spent.
+        :returns: text to be saved and shown. Nothing is spent, and it contains nothing of the data
+            that was not released.
         :raises ConfigurationError: the format is another one.
         """
         return report.report(self, format)
 
     def plot(self) -> Any:
-        """Epsilon against releases, and the trade-off curve: a ``matplotlib.figure.Figure``.
+        """Two panels: epsilon against the number of releases, and the trade-off curve.
 
+        Epsilon is that of the first n releases in the order of the ledger, where equal ones are
+        listed together. The trade-off curve is :func:`~pyro_dp.accounting.trade_off.trade_off`:
+        whatever an attacker who tests "without this record" against "with it" does, both of his
+        error rates together lie on it or above. Where a look without noise, or a release without
+        it, leaves no guarantee, the curves end there and the title says so. Nothing is spent; it
+        takes seconds for long ledgers.
+
+        :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
         :raises ConfigurationError: matplotlib is not installed.
         """
         return plotting.plot(self)

@@ -1,27 +1,27 @@
-"""The plan: counts that are known to fit the budget, so that most releases need no engine.
+"""What fits a budget: further releases, by a plan, and the least noise.
+
+The plan are counts that are known to fit, so that most releases need no engine.
 
 Epsilon grows with every count, so a ledger within the plan fits. Only when the plan has run out an
 engine is asked, for as much more of the recent mix of events as may fit.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+from scipy import optimize
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, brief
 from pyro_dp.utils.errors import PrivacyBudgetExceeded
 
 Counts = Mapping[Event, int]
+_LEAST, _MOST = math.log(1e-4), math.log(1e9)  # noise multipliers
+_AIM = 2e-4  # below the budget, relative: room for the root finder
 
 
 class Budget:
-    """Says whether an event still fits.
-
-    :param budget: in nats; ``None`` for no limit.
-    :param delta: at which the budget is stated.
-    :param neighboring: the relation.
-    :param engine: of the costs.
-    """
+    """Says whether an event still fits. The settings are those of the accountant."""
 
     def __init__(self, budget: float | None, delta: float, neighboring: str, engine: str):
         self._budget, self._delta = math.inf if budget is None else budget, delta
@@ -51,7 +51,8 @@ class Budget:
         return True
 
     def require_room(self, ledger: Counts, event: Event, count: int) -> None:
-        """
+        """Budget for the ledger, this event, and as much more of the recent mix as fits.
+
         :raises PrivacyBudgetExceeded: the ledger and so much more of the event do not fit.
         """
         if self._budget == math.inf or ledger.get(event, 0) + count <= self._counts.get(event, 0):
@@ -62,12 +63,7 @@ class Budget:
                 f"the ledger has a {brief(looks[0])}: no budget holds after it, and nothing was "
                 "released. Start anew on other data, or without a budget."
             )
-        self._extend(ledger, event, count)
-
-    def _extend(self, ledger: Counts, event: Event, count: int) -> None:
-        """Budget for the ledger, this event, and as much more of the recent mix as fits."""
-        needed = dict(ledger)
-        needed[event] = needed.get(event, 0) + count
+        needed = {**ledger, event: ledger.get(event, 0) + count}
         recent = {
             e: n - self._mark.get(e, 0) for e, n in needed.items() if n > self._mark.get(e, 0)
         }
@@ -112,3 +108,31 @@ class Budget:
 
 def _lost(counts: Counts) -> float:
     return math.fsum(n * e.delta for e, n in counts.items() if type(e) is ApproximateDP)
+
+
+def least_noise(cost: Callable[[float], float], budget: float) -> float | None:
+    """The least noise that fits a budget.
+
+    :param cost: epsilon of the plan as a function of the noise multiplier, decreasing.
+    :param budget: epsilon that it may reach.
+    :returns: a noise multiplier whose cost is at most the budget and within 0.1% of it, 1e-4 if
+        that fits already, ``None`` if not even 1e9 does.
+    """
+
+    def excess(log_noise: float) -> float:
+        ratio = max(cost(math.exp(log_noise)), 1e-300) / budget
+        return min(700.0, math.log(ratio) + _AIM)
+
+    low, high, factor = 0.0, 0.0, math.log(2.0)
+    while excess(high) > 0.0:
+        low, high, factor = high, high + factor, 1.5 * factor
+        if high > _MOST:
+            return None
+    while low == high or excess(low) <= 0.0:
+        if low == _LEAST:
+            return math.exp(_LEAST)
+        low, high, factor = max(_LEAST, low - factor), low, 1.5 * factor
+    root = optimize.brentq(excess, low, high, xtol=1e-5, rtol=1e-7)
+    while cost(math.exp(root)) > budget:
+        root += 2e-5
+    return math.exp(root)

@@ -24,7 +24,7 @@ from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledG
 from pyro_dp.accounting.pld import RATES, Curve, DominatingPair, Floats, Side, compose, log_moments
 from pyro_dp.accounting.privacy_profile import step_delta, step_epsilon
 from pyro_dp.accounting.rdp import autodp_moments, renyi_delta, renyi_epsilon
-from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.validation import LARGEST
 
 ENGINES = ("pld", "rdp", "advanced", "basic")
@@ -35,9 +35,7 @@ _LEAST = 1e-30  # delta below which only Rényi bounds are used: masses come clo
 
 
 def require_known(event: Any, neighboring: str) -> None:
-    """
-    :raises ConfigurationError: if the event is unknown or does not fit the relation.
-    """
+    """:raises ConfigurationError: if the event is unknown or does not fit the relation."""
     if type(event) not in (ApproximateDP, NonPrivateLook):
         interpret(event, neighboring)
 
@@ -91,21 +89,23 @@ def epsilon(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: s
 
 
 def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: str) -> float:
-    """
-    :param ledger: count of each event.
+    """The other way round, otherwise as :func:`epsilon`.
+
     :param epsilon: in nats, >= 0.
-    :param neighboring: the relation, see :data:`NEIGHBORING`.
-    :param engine: see :data:`ENGINES`.
     :returns: a delta such that the ledger is (epsilon, delta)-DP.
-    :raises ConfigurationError: if an event is unknown or does not fit the relation.
     """
     steps, added, lost = _parts(ledger, neighboring)
     if steps is None or epsilon < added:
         return 1.0
     if epsilon == math.inf or not steps:
         return min(1.0, lost)
-    own = min(_taking_part(steps), _steps_delta(steps, epsilon - added, engine))
-    return min(1.0, lost + own)
+    if engine == "pld":
+        own = _pld_delta(steps, epsilon - added)
+    elif engine == "rdp":
+        own = renyi_delta(*autodp_moments(steps), epsilon - added)
+    else:
+        own = _invert(lambda d: _EPSILON[engine](steps, d), epsilon - added)
+    return min(1.0, lost + min(_taking_part(steps), own))
 
 
 def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: str) -> float:
@@ -133,8 +133,6 @@ def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[Floats, float]
     steps = _steps(ledger, neighboring)
     if steps is None:
         return np.full_like(RATES, math.inf), 0.0
-    if not steps:
-        return np.zeros_like(RATES), 0.0
     sides = [log_moments(side) for side in _sides(steps)]
     return np.max([each for each, _ in sides], axis=0), max(lost for _, lost in sides)
 
@@ -146,32 +144,22 @@ def _taking_part(steps: Side) -> float:
 
 def _parts(ledger: Mapping[Any, int], neighboring: str) -> tuple[Side | None, float, float]:
     """What composes as pairs (None: no privacy), and the epsilons and deltas that are added."""
-    sums: dict[Any, int] = {}
-    own: list[tuple[ApproximateDP, int]] = []
     for event, count in ledger.items():
         if count and type(event) is NonPrivateLook:
             return None, 0.0, 0.0
-        if type(event) is ApproximateDP:
-            own.append((event, count))
-        elif type(event) is not NonPrivateLook:
-            sums[event] = count
+    own = [(event, n) for event, n in ledger.items() if type(event) is ApproximateDP]
+    sums = {e: n for e, n in ledger.items() if type(e) not in (ApproximateDP, NonPrivateLook)}
     added = math.fsum(count * event.epsilon for event, count in own)
     lost = math.fsum(count * event.delta for event, count in own)
     return _steps(sums, neighboring), added, lost
-
-
-def _steps_delta(steps: Side, eps: float, engine: str) -> float:
-    if engine == "pld":
-        return _pld_delta(steps, eps)
-    if engine == "rdp":
-        return renyi_delta(*autodp_moments(steps), eps)
-    return _invert(lambda d: _EPSILON[engine](steps, d), eps)
 
 
 def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:
     """Pairs and counts in a canonical order, full batches merged; None if one is noiseless.
 
     n_k Gaussians of noise s_k are one Gaussian with s^-2 = sum n_k s_k^-2 (Dong, Roth & Su 2022).
+
+    :raises PrivacyError: a full batch is of a kind that is not known to be a Gaussian.
     """
     counts: dict[DominatingPair, int] = {}
     for event, count in ledger.items():
@@ -184,6 +172,8 @@ def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:
     merged = sorted((s, n) for s, n in counts.items() if s.rate < 1.0)
     if full:
         kind = "remove" if neighboring == "add_or_remove_one" else "fixed"
+        if others := {s.kind for s in counts if s.rate == 1.0} - {kind}:
+            raise PrivacyError(f"pairs {sorted(others)} of rate 1 are not known to be Gaussian.")
         noise = 1.0 / math.hypot(*(math.sqrt(n) / s for s, n in full), 1e-300)
         if merged:  # rounded down, as in ``interpret``
             noise = min(noise, 1e6)
@@ -194,8 +184,7 @@ def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:
 def _sides(steps: Side) -> list[Side]:
     """The pairs to be composed, one list per direction of the relation."""
     if any(step.kind == "remove" and step.rate < 1.0 for step, _ in steps):
-        add = tuple((s._replace(kind="add"), n) for s, n in steps)
-        return [steps, add]
+        return [steps, tuple((s._replace(kind="add"), n) for s, n in steps)]
     return [steps]  # symmetric
 
 

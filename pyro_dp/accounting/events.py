@@ -9,6 +9,15 @@ from pyro_dp.utils.validation import require_choice, require_number
 
 SAMPLING = ("poisson", "fixed", "full")
 LONGEST_TEXT = 200
+# Remarks about the guarantee that a report reads again.
+SEEDED = (
+    "A seeded generator was used: the run can be repeated, and is not private against anyone who "
+    "can guess the seed."
+)
+SECURE = (
+    "secure=True was used: noise and sampling from the operating system's cryptographic generator, "
+    "sums and noise in integers. A ledger that is shared may have other runs, too."
+)
 
 
 @dataclass(frozen=True)
@@ -89,8 +98,7 @@ EVENTS = get_args(Event)
 
 
 def _require_short_text(name: str, value: Any) -> None:
-    good = isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_TEXT
-    if not good:
+    if not (isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_TEXT):
         raise ConfigurationError(
             f"{name} must be one line of text of 1 to {LONGEST_TEXT} characters."
         )

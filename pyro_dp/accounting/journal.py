@@ -56,13 +56,10 @@ class Journal:
     data are safe (on macOS they may still be in the drive's cache), which matters when the power
     fails, not when the process is killed.
 
-    :param path: of the file, on a local file system; it is made if there is none.
+    :param path: of the file; for this, and what raises, see :meth:`PrivacyAccountant.journal`.
     :param settings: of the accountant, by name.
     :param counts: the accountant's ledger, which the file's must contain.
     :param notes: of the accountant; those that the file lacks are added to it.
-    :raises ConfigurationError: the file is damaged, has other settings or is in use, or the system
-        has no file locks. Nothing was changed.
-    :raises PrivacyError: the file counts less than the ledger. Nothing was changed.
     """
 
     def __init__(

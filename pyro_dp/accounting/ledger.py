@@ -1,15 +1,24 @@
-"""The ledger as plain numbers: what is saved, and what is read again."""
+"""The ledger as plain numbers, saved and read again, and as a table for people."""
 
+import html
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pyro_dp.accounting.composition import require_known
-from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.events import (
+    ApproximateDP,
+    Event,
+    NonPrivateLook,
+    SubsampledGaussian,
+    brief,
+)
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, same
 
 VERSION = 1
 MOST = 10**12  # releases of a kind: rounding of a step's cost, times more than that, would count
+Facts = list[tuple[str, str]]
+_HEAD = ("release", "sample rate", "noise multiplier", "count")
 _DAMAGED = "the accountant's state is damaged or not one: "
 
 
@@ -25,18 +34,13 @@ _MECHANISMS: dict[str, tuple[type, tuple[str, ...]]] = {
     "approximate_dp": (ApproximateDP, ("epsilon", "delta", "name")),
     "nonprivate_look": (NonPrivateLook, ("what", "time")),
 }
-
-
 _NAMES = {kind: name for name, (kind, _) in _MECHANISMS.items()}
 
 
 def to_state(
     settings: Mapping[str, Any], counts: Mapping[Event, int], notes: Iterable[str]
 ) -> dict[str, Any]:
-    """
-    :param settings: of the accountant, by name.
-    :returns: everything as plain numbers, strings and lists.
-    """
+    """Everything as plain numbers, strings and lists; the accountant's settings by name."""
     lines = [to_line(event, count) for event, count in counts.items()]
     return {"version": VERSION, **settings, "ledger": lines, "notes": list(notes)}
 
@@ -100,12 +104,7 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> tuple[dict[Event, int
 
 
 def require_settings(found: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> None:
-    """
-    :param found: in a state or a file.
-    :param settings: of the accountant.
-    :param where: they were found.
-    :raises ConfigurationError: they differ.
-    """
+    """:raises ConfigurationError: what was found there differs from the accountant's settings."""
     for name, value in settings.items():
         if not same(found[name], value):
             raise ConfigurationError(
@@ -117,3 +116,37 @@ def require_settings(found: Mapping[str, Any], settings: Mapping[str, Any], wher
 def first_missing(counts: Mapping[Event, int], of: Mapping[Event, int]) -> Event | None:
     """An event of which ``of`` counts less; None if it contains these counts."""
     return next((event for event, n in counts.items() if of.get(event, 0) < n), None)
+
+
+def _rows(entries: Iterable[LedgerEntry]) -> list[tuple[str, ...]]:
+    return [(*_cells(event), str(count)) for event, count in entries]
+
+
+def _cells(event: Event) -> tuple[str, str, str]:
+    if not isinstance(event, SubsampledGaussian):
+        return brief(event), "", ""
+    name = f"Gaussian, {event.sampling}"
+    return name, f"{event.sample_rate:.6g}", f"{event.noise_multiplier:.6g}"
+
+
+def as_text(entries: Iterable[LedgerEntry], facts: Facts) -> str:
+    """An aligned table, with the names and values of some facts below it."""
+    rows = _rows(entries)
+    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
+    lines = ["PrivacyAccountant"]
+    for name, *numbers in (_HEAD, *rows):
+        cells = [n.rjust(w) for n, w in zip(numbers, widths[1:], strict=True)]
+        lines.append("  " + "  ".join([name.ljust(widths[0]), *cells]))
+    if not rows:
+        lines.append("  nothing was released")
+    return "\n".join(lines + [f"  {name}: {value}" for name, value in facts])
+
+
+def as_html(entries: Iterable[LedgerEntry], facts: Facts) -> str:
+    """As :func:`as_text`, for notebooks."""
+
+    def row(cells: tuple[str, ...], tag: str = "td") -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+    table = row(_HEAD, "th") + "".join(map(row, _rows(entries)))
+    return f"<table>{table}</table><table>{''.join(map(row, facts))}</table>"

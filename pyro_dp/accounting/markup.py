@@ -6,36 +6,32 @@ Texts are plain: whatever characters they hold, they are shown as they are.
 import html
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyro_dp.utils.validation import require_choice
 
 FORMATS = ("markdown", "html")
 
 
-@dataclass(frozen=True)
-class Heading:
+class Heading(NamedTuple):
     """:param level: 1 for the title, 2 for sections."""
 
     text: str
     level: int = 2
 
 
-@dataclass(frozen=True)
-class Paragraph:
+class Paragraph(NamedTuple):
     """:param loud: to be seen first."""
 
     text: str
     loud: bool = False
 
 
-@dataclass(frozen=True)
-class Bullets:
+class Bullets(NamedTuple):
     items: Sequence[str]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
@@ -53,11 +49,10 @@ def rendered(blocks: Sequence[Block], format: str) -> str:
     if format == "markdown":
         return "\n\n".join(map(_as_markdown, blocks)) + "\n"
     text = next((each.text for each in blocks if isinstance(each, Heading | Paragraph)), "")
-    title = html.escape(_one_line(text))
     body = "\n".join(map(_as_html, blocks))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n"
+        f"<title>{_html(text)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n"
         "</html>\n"
     )
 
@@ -77,8 +72,9 @@ def _as_html(block: Block) -> str:
         return f"{start}{_html(block.text)}</p>"
     if isinstance(block, Bullets):
         return f"<ul>{''.join(_tag('li', item) for item in block.items)}</ul>"
-    rows = [_html_row("th", block.head), *(_html_row("td", row) for row in block.rows)]
-    return f"<table>{''.join(rows)}</table>"
+    rows = [("th", block.head), *(("td", row) for row in block.rows)]
+    cells = ("".join(_tag(tag, cell) for cell in row) for tag, row in rows)
+    return f"<table>{''.join(f'<tr>{each}</tr>' for each in cells)}</table>"
 
 
 def _html(text: str) -> str:
@@ -87,10 +83,6 @@ def _html(text: str) -> str:
 
 def _tag(name: str, text: str) -> str:
     return f"<{name}>{_html(text)}</{name}>"
-
-
-def _html_row(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(_tag(tag, cell) for cell in cells)}</tr>"
 
 
 def _as_markdown(block: Block) -> str:

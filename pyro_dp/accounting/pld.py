@@ -181,7 +181,7 @@ def _cumulant(grid: Distribution, rates: Floats) -> Floats:
 def log_moments(side: Side) -> tuple[Floats, float]:
     parts = [(_moments(step), count) for step, count in side]
     moments = sum((n * k for (k, _), n in parts), np.zeros_like(RATES))
-    return moments, sum(n * lost for (_, lost), n in parts)
+    return moments, sum((n * lost for (_, lost), n in parts), 0.0)
 
 
 _LARGEST = 1 << 21  # grid points: about 0.5 GiB at the peak

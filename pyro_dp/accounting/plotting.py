@@ -9,28 +9,15 @@ from numpy.typing import NDArray
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import NonPrivateLook
 from pyro_dp.accounting.ledger import LedgerEntry
-from pyro_dp.accounting.privacy_curve import PrivacyCurve
 from pyro_dp.accounting.report import FALSE_POSITIVES, best_power
-from pyro_dp.accounting.trade_off import trade_off
+from pyro_dp.accounting.trade_off import PrivacyCurve, trade_off
 from pyro_dp.utils.errors import ConfigurationError
 
 _MOST_POINTS = 30
 
 
 def plot(accountant: PrivacyCurve) -> Any:
-    """Two panels: epsilon against the number of releases, and the trade-off curve.
-
-    Epsilon is that of the first n releases in the order of the ledger, where equal ones are listed
-    together. The trade-off curve is :func:`~pyro_dp.accounting.trade_off.trade_off`: whatever an
-    attacker who tests "without this record" against "with it" does, both of his error rates
-    together lie on it or above. Where a look without noise, or a release without it, leaves no
-    guarantee, the curves
-    end there and the title says so.
-
-    :param accountant: its ledger is read; nothing is spent. It takes seconds for long ledgers.
-    :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
-    :raises ConfigurationError: matplotlib is not installed.
-    """
+    """See :meth:`PrivacyAccountant.plot`."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -77,21 +64,16 @@ def _plot_epsilon(axes: Any, accountant: PrivacyCurve) -> None:
         axes.axhline(accountant.epsilon, color="C3", linestyle="--", label="budget")
     spent = f"epsilon = {epsilons[-1]:.3g}" if finite[-1] else "no guarantee"
     if not finite.all():
-        first = numbers[np.argmin(finite)]
-        axes.axvline(first, color="black", linestyle=":", label=_end(accountant.ledger))
-    axes.set_title(f"Privacy loss: {spent}")
-    axes.set_xlabel("number of releases")
+        looked = any(isinstance(event, NonPrivateLook) for event, _ in accountant.ledger)
+        end = "a look without noise" if looked else "no guarantee from here on"
+        axes.axvline(numbers[np.argmin(finite)], color="black", linestyle=":", label=end)
+    axes.set(title=f"Privacy loss: {spent}", xlabel="number of releases")
     axes.set_ylabel(f"epsilon (nats) at delta = {accountant.delta:.3g}")
     axes.set_xlim(-0.03 * max(numbers[-1], 1), 1.03 * max(numbers[-1], 1))
     highest = max(np.max(epsilons[finite]), accountant.epsilon or 0.0)
     axes.set_ylim(0.0, 1.1 * highest if highest > 0.0 else 1.0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(loc="best")
-
-
-def _end(entries: Sequence[LedgerEntry]) -> str:
-    looked = any(isinstance(entry.event, NonPrivateLook) for entry in entries)
-    return "a look without noise" if looked else "no guarantee from here on"
 
 
 def _plot_trade_off(axes: Any, accountant: PrivacyCurve) -> None:
@@ -106,7 +88,5 @@ def _plot_trade_off(axes: Any, accountant: PrivacyCurve) -> None:
     axes.set_title(f"Best attacker: power at most {best_power(accountant)}\nat {at}")
     axes.set_xlabel("false-positive rate (type I error)")
     axes.set_ylabel("false-negative rate (type II error)")
-    axes.set_xlim(-0.02, 1.02)
-    axes.set_ylim(-0.02, 1.05)
-    axes.set_aspect("equal")
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.05), aspect="equal")
     axes.legend(loc="upper right", fontsize="small")

@@ -40,13 +40,13 @@ def step_divergences(step: DominatingPair) -> Floats:
     from autodp import mechanism_zoo, transformer_zoo
     from autodp.autodp_core import Mechanism
 
+    noise = min(step.noise, LARGEST)  # its square must be a number
     with np.errstate(all="ignore"):
         if step.kind == "replace":
             mechanism = Mechanism()
             mechanism.neighboring = "replace_one"
             mechanism.propagate_updates(functools.partial(replacement_divergence, step), "RDP")
         else:
-            noise = min(step.noise, LARGEST)  # its square must be a number
             mechanism = mechanism_zoo.GaussianMechanism(noise, approxDP_off=True)
             if step.rate < 1.0:
                 poisson = step.kind == "remove"
@@ -60,7 +60,7 @@ def step_divergences(step: DominatingPair) -> Floats:
         return found
     # The theorem for subsets is not tight near rate 1; sampling never costs more than all records
     # do, as the divergence of mixtures is at most the largest of its parts (quasi-convexity).
-    bounded: Floats = np.minimum(found, ORDERS / (2.0 * min(step.noise, LARGEST) ** 2))
+    bounded: Floats = np.minimum(found, ORDERS / (2.0 * noise**2))
     return bounded
 
 

@@ -7,13 +7,17 @@ import platform
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.events import (
+    SECURE,
+    SEEDED,
+    ApproximateDP,
+    NonPrivateLook,
+    SubsampledGaussian,
+)
 from pyro_dp.accounting.ledger import LedgerEntry
 from pyro_dp.accounting.markup import Block, Bullets, Heading, Paragraph, Table, rendered
-from pyro_dp.accounting.notes import SECURE, SEEDED
-from pyro_dp.accounting.privacy_curve import PrivacyCurve
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion
-from pyro_dp.accounting.trade_off import trade_off
+from pyro_dp.accounting.trade_off import PrivacyCurve, trade_off
 
 FALSE_POSITIVES = 0.05  # the attacker's, in the sentence about the power
 
@@ -71,13 +75,7 @@ _PACKAGES = ("pyro-dp", "pyro-ppl", "torch", "numpy", "scipy", "dp-accounting", 
 
 
 def report(accountant: PrivacyCurve, format: str = "markdown") -> str:
-    """The guarantee in words, every release, and what is not covered.
-
-    :param accountant: its ledger is read; nothing is spent.
-    :param format: "markdown" or "html", a page of its own.
-    :returns: text to be saved and shown. It contains nothing of the data that was not released.
-    :raises ConfigurationError: the format is another one.
-    """
+    """See :meth:`PrivacyAccountant.report`."""
     entries = accountant.ledger
     blocks = [
         Heading("Privacy report", 1),
@@ -110,23 +108,20 @@ def best_power(accountant: PrivacyCurve) -> str:
 def _summary(accountant: PrivacyCurve, entries: Sequence[LedgerEntry]) -> list[Block]:
     epsilon, delta, budget = accountant.get_epsilon(), accountant.delta, accountant.epsilon
     if not entries:
-        return [
-            Paragraph(
-                "Nothing was released under this ledger so far: epsilon is 0. It says nothing "
-                "about results that were computed without it."
-            )
-        ]
+        text = (
+            "Nothing was released under this ledger so far: epsilon is 0. It says nothing about "
+            "results that were computed without it."
+        )
+        return [Paragraph(text)]
     if epsilon == math.inf:
         text = f"There is no privacy guarantee: epsilon is infinite, for good. {_why(entries)}"
         return [Paragraph(text, loud=True)]
-    blocks: list[Block] = [
-        Paragraph(
-            f"All releases in this ledger together are (epsilon, delta)-differentially private "
-            f"with epsilon = {_up(epsilon)} and delta = {delta:.4g}, for one record, under the "
-            f"relation {accountant.neighboring}."
-        )
-    ]
-    blocks.append(_second_opinion(accountant, entries, epsilon))
+    text = (
+        f"All releases in this ledger together are (epsilon, delta)-differentially private "
+        f"with epsilon = {_up(epsilon)} and delta = {delta:.4g}, for one record, under the "
+        f"relation {accountant.neighboring}."
+    )
+    blocks: list[Block] = [Paragraph(text), _second_opinion(accountant, entries, epsilon)]
     if budget is not None:
         left = max(0.0, budget - epsilon)
         blocks.append(Paragraph(f"The budget is epsilon = {budget:.6g}; {left:.4g} remains."))
@@ -270,13 +265,11 @@ def _random_numbers(notes: Sequence[str]) -> list[Block]:
             "cryptographic generator of the operating system, and sums and noise are integers."
         )
         blocks.append(Paragraph(text))
-    if not blocks:
-        text = (
-            "No run that is listed here was given a seed. Noise and sampling come from generators "
-            "that are made anew for every release, from the entropy of the operating system."
-        )
-        blocks.append(Paragraph(text))
-    return blocks
+    text = (
+        "No run that is listed here was given a seed. Noise and sampling come from generators "
+        "that are made anew for every release, from the entropy of the operating system."
+    )
+    return blocks or [Paragraph(text)]
 
 
 def _versions() -> list[tuple[str, str]]:

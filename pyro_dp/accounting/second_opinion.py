@@ -49,11 +49,9 @@ class SecondOpinion(NamedTuple):
 
 
 def second_opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> SecondOpinion:
-    """
-    :param ledger: count of each event.
-    :param delta: in (0, 1).
-    :param neighboring: the relation, see :data:`~pyro_dp.accounting.composition.NEIGHBORING`.
-    :returns: what ``dp_accounting`` finds. Nothing is raised where it fails or is missing.
+    """What ``dp_accounting`` finds. Nothing is raised where it fails or is missing.
+
+    Arguments as for :func:`pyro_dp.accounting.composition.epsilon`.
     """
     try:
         with np.errstate(all="ignore"):

@@ -1,16 +1,38 @@
 """The trade-off curve of a ledger: how often any attacker at all must err."""
 
 import math
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pyro_dp.accounting.privacy_curve import PrivacyCurve
+from pyro_dp.accounting.ledger import LedgerEntry
 from pyro_dp.utils.errors import ConfigurationError
 
 _SUPPORTS = 33
 _LARGEST = 700.0  # epsilon whose exponential is a number; each gives a bound of its own
 _LEAST_DELTA = 1e-6  # of the last epsilon: no smaller false-positive rate can be told from zero
+
+
+@runtime_checkable
+class PrivacyCurve(Protocol):
+    """What pictures and reports read of a :class:`PrivacyAccountant`."""
+
+    @property
+    def epsilon(self) -> float | None: ...
+    @property
+    def delta(self) -> float: ...
+    @property
+    def neighboring(self) -> str: ...
+    @property
+    def engine(self) -> str: ...
+    @property
+    def ledger(self) -> Sequence[LedgerEntry]: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+    def get_epsilon(self, delta: float | None = None) -> float: ...
+    def get_delta(self, epsilon: float) -> float: ...
 
 
 def trade_off(accountant: PrivacyCurve, alpha: ArrayLike) -> NDArray[np.float64]:

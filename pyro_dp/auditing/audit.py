@@ -99,25 +99,15 @@ def audit(
             return np.stack(values)
 
         rule = _projection(run(chosen, _vector), chosen) if score is None else score
-        held_out, tested = (
-            run(each, lambda value: _number(rule(value))) for each in (chosen, coins)
-        )
+        held_out, tested = (run(each, lambda v: _number(rule(v))) for each in (chosen, coins))
 
     low, high = chosen_thresholds(held_out, chosen, delta, confidence)
     guesses, correct = count_guesses(tested, coins, low, high)
     bound = runs_bound(len(coins), guesses, correct, delta, confidence)
     rates = error_rates(held_out, tested, coins, 1.0 - confidence)
-    return AuditResult(
-        float(bound),
-        delta,
-        confidence,
-        "repeated runs",
-        len(coins),
-        int(guesses),
-        int(correct),
-        rates,
-        *_claims(claim, delta),
-    )
+    counts = len(coins), int(guesses), int(correct)
+    stated = float(bound), delta, confidence, "repeated runs"
+    return AuditResult(*stated, *counts, rates, *_claims(claim, delta))
 
 
 def audit_one_run(
@@ -177,17 +167,8 @@ def audit_one_run(
     order = np.argsort(scores, kind="stable")
     correct = int((~coins[order[:negative]]).sum() + coins[order[m - positive :]].sum())
     bound = canaries_bound(m, guesses, correct, delta, confidence)
-    return AuditResult(
-        bound,
-        delta,
-        confidence,
-        "one run",
-        m,
-        guesses,
-        correct,
-        error_rates(scores, scores, coins, None),
-        *_claims(claim, delta),
-    )
+    rates, stated = error_rates(scores, scores, coins, None), (bound, delta, confidence, "one run")
+    return AuditResult(*stated, m, guesses, correct, rates, *_claims(claim, delta))
 
 
 def _check(

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from scipy.special import betaincinv, expit, logit
 from scipy.stats import binom
 
+Counts = int | np.ndarray
 _RATE_SHARE = 0.05  # of the error probability: spent on how often a guess is made
 _STEPS = 60  # of the search for the largest rejected epsilon
 
@@ -34,11 +35,7 @@ def rate_interval(hits: ArrayLike, trials: ArrayLike, error: float) -> np.ndarra
 
 
 def runs_bound(
-    trials: int | np.ndarray,
-    guesses: int | np.ndarray,
-    correct: int | np.ndarray,
-    delta: float,
-    confidence: float,
+    trials: Counts, guesses: Counts, correct: Counts, delta: float, confidence: float
 ) -> np.ndarray:
     """From independent runs, each with one coin, and a rule for guesses that was fixed before.
 
@@ -62,16 +59,11 @@ def runs_bound(
     :param confidence: in (0, 1).
     :returns: bounds on epsilon in nats, >= 0.
     """
-    odds = odds_limit(trials, guesses, correct, delta, confidence)
-    return np.log(np.maximum(odds, 1.0))
+    return np.log(np.maximum(odds_limit(trials, guesses, correct, delta, confidence), 1.0))
 
 
 def odds_limit(
-    trials: int | np.ndarray,
-    guesses: int | np.ndarray,
-    correct: int | np.ndarray,
-    delta: float,
-    confidence: float,
+    trials: Counts, guesses: Counts, correct: Counts, delta: float, confidence: float
 ) -> np.ndarray:
     """The exponential of :func:`runs_bound`, also where it is below 1, or even negative."""
     trials, guesses, correct = np.broadcast_arrays(trials, guesses, correct)

@@ -1,7 +1,7 @@
 """What an audit found: the bound, the counts behind it, and the curve to draw."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -100,23 +100,17 @@ class AuditResult:
         axes.plot(alpha, excluded, color="#D55E00", label=f"epsilon = {self.bound:.2f} (bound)")
         if self.claimed_curve is not None:
             axes.plot(*self.claimed_curve, color="#0072B2", label="least errors claimed")
-        rates, limits = self.rates, {}
+        rates = self.rates
+        style: dict[str, Any] = dict(
+            fmt="o", markersize=3, linewidth=0.8, color="0.2", label="attack"
+        )
         for name, estimate, interval in (
             ("xerr", rates.false_positive, rates.false_positive_limits),
             ("yerr", rates.false_negative, rates.false_negative_limits),
         ):
             if interval is not None:
-                limits[name] = np.abs(interval - estimate)
-        axes.errorbar(
-            rates.false_positive,
-            rates.false_negative,
-            **limits,
-            fmt="o",
-            markersize=3,
-            linewidth=0.8,
-            color="0.2",
-            label="attack",
-        )
+                style[name] = np.abs(interval - estimate)
+        axes.errorbar(rates.false_positive, rates.false_negative, **style)
         axes.set(xlabel="false-positive rate", ylabel="false-negative rate")
         axes.legend()
         return axes

@@ -93,7 +93,8 @@ class CapturedState:
             (place.reader, name, value)
             for place in self._places[1:]  # without Pyro's parameters
             if not isinstance(place.owner, (set, collections.deque))
-            for name, value in _few(_items(place.values())).items()
+            and len(items := _items(place.values())) <= LONGEST
+            for name, value in items.items()
         ]
         self._plain = [each for each in values if isinstance(each[2], _PLAIN)]
         # Parameters are inputs of a graph, and change in every step.
@@ -201,7 +202,7 @@ class CapturedState:
 
 def require_same_changes(one: Changes, other: Changes) -> None:
     """:raises ModelError: what changed while one record was shown differs from another's."""
-    for key in [*one, *(key for key in other if key not in one)]:
+    for key in one | other:
         if not _alike(one.get(key, MISSING), other.get(key, MISSING)):
             raise ModelError(KEEPS.format(label=sentence(key[0])))
 
@@ -213,13 +214,7 @@ def require_no_changes(changes: Changes) -> None:
 
 
 def _items(values: Any) -> dict[Any, Any]:
-    if isinstance(values, dict):
-        return values
-    return dict(enumerate(values))
-
-
-def _few(items: dict[Any, Any]) -> dict[Any, Any]:
-    return items if len(items) <= LONGEST else {}
+    return values if isinstance(values, dict) else dict(enumerate(values))
 
 
 def _key(name: Any) -> str:

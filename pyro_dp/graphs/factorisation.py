@@ -5,16 +5,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from pyro_dp.graphs.nodes import arguments, shape
+from pyro_dp.graphs.simplify import arguments, shape
 
 _OPS = torch.ops.aten
 _SAME = {
-    _OPS.clone.default,
-    _OPS.squeeze.dim,
-    _OPS.squeeze.default,
-    _OPS.unsqueeze.default,
-    _OPS.view.default,
-    _OPS._unsafe_view.default,
+    *(_OPS.clone.default, _OPS.squeeze.dim, _OPS.squeeze.default, _OPS.unsqueeze.default),
+    *(_OPS.view.default, _OPS._unsafe_view.default),
 }
 _TRANSPOSED = {_OPS.transpose.int, _OPS.permute.default}
 
@@ -33,14 +29,9 @@ def factorised(graph: GraphModule, *, fused: bool) -> tuple[GraphModule, list[bo
     results = []
     (original,) = graph.graph.find_nodes(op="output")
     for node, copy in zip(arguments(original)[0][:-1], outputs[:-1], strict=True):
-        product = _product(node, fused)
-        if product is None:
-            results.append(copy)
-            found.append(None)
-        else:
-            factors, transposed = product
-            results.extend(copies[factor] for factor in factors)
-            found.append(transposed)
+        factors, transposed = _product(node, fused) or ((), None)
+        results += [copies[factor] for factor in factors] or [copy]
+        found.append(transposed)
     results.append(outputs[-1])
     new.output(results)
     new.eliminate_dead_code()

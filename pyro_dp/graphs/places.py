@@ -73,8 +73,10 @@ class Names(Place):
 class PublicAttributes(Place):
     """Of a library's object: what users write there, and no cache of its own."""
 
+    hidden = "_"  # what names that do not count begin with
+
     def values(self) -> dict[str, Any]:
-        return {name: x for name, x in vars(self.owner).items() if not name.startswith("_")}
+        return {k: x for k, x in vars(self.owner).items() if not k.startswith(self.hidden)}
 
     @property
     def reader(self) -> Callable[[str], Any]:
@@ -124,17 +126,10 @@ class Cell(Place):
             del self.owner.cell_contents
 
 
-class ClassAttributes(Place):
+class ClassAttributes(PublicAttributes):
     """What a class keeps for all its objects."""
 
-    def values(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in vars(self.owner).items() if not name.startswith("__")
-        }
-
-    @property
-    def reader(self) -> Callable[[str], Any]:
-        return vars(self.owner).get
+    hidden = "__"
 
     def put_back(self, values: dict[str, Any]) -> None:
         for name in self.values().keys() - values.keys():

@@ -73,9 +73,7 @@ class References:
                 self._look_at(thing, label, users)
 
     def _look_at(self, thing: Any, label: str, users: bool) -> None:
-        """
-        :param users: whether the user's own code holds it.
-        """
+        """:param users: whether the user's own code holds it."""
         if isinstance(thing, Tensor):
             self.tensors.append((label, thing))
             if users:
@@ -122,14 +120,9 @@ class References:
             self._look_at_object(thing, label, users)
         if len(thing) > LONGEST:
             return
-        if isinstance(thing, dict):
-            for key, value in thing.items():
-                self._wait(
-                    value, f"element {key!r} of {label}" if type(key) is str else label, users
-                )
-        else:
-            for value in thing:
-                self._wait(value, label, users)
+        items = thing.items() if isinstance(thing, dict) else ((None, each) for each in thing)
+        for key, value in items:
+            self._wait(value, f"element {key!r} of {label}" if type(key) is str else label, users)
 
     def _look_at_function(self, function: types.FunctionType) -> None:
         name = _name(function)
@@ -153,10 +146,7 @@ class References:
         self._look_at_modules(modules, named)
 
     def _look_at_modules(self, modules: list[Any], names: set[str]) -> None:
-        """
-        :param modules: and other things.
-        :param names: of the attributes that matter.
-        """
+        """Those among ``modules``, which may be other things; ``names`` of what matters in them."""
         seen: set[int] = set()
         while modules:
             module = modules.pop()
@@ -169,9 +159,7 @@ class References:
     def _look_at_namespace(
         self, mapping: MutableMapping, owner: str, names: set[str] | None
     ) -> None:
-        """
-        :param names: those that matter; ``None``: all.
-        """
+        """:param names: those that matter; ``None``: all."""
         word = "attribute" if names is None else "global variable"
         if names is None:
             self.places.append(Place(f"an attribute {owner}", mapping))
@@ -198,15 +186,17 @@ class References:
         owner = f"of {type(thing).__name__}"
         if "'" in label and "(" not in label:
             owner += f" ({label.rstrip(',')})"
-        values = dict(_attributes(thing))
+        attributes = getattr(thing, "__dict__", {})
+        values = dict(attributes)
         own = _OWN_RECORDS if isinstance(thing, (AutoGuide, EasyGuide)) else ("_pyro_context",)
         if isinstance(thing, torch.jit.ScriptModule):
-            self._look_at_script(thing, owner)
+            for name, value in [*thing.named_parameters(), *thing.named_buffers()]:
+                self._wait(value, f"attribute {name!r} {owner}", users=False)
             return
         if isinstance(thing, torch.nn.Module):
             users = self._look_at_module(thing, values, owner)
         elif is_users(type(thing)) or isinstance(thing, types.SimpleNamespace):
-            self._look_at_namespace(_attributes(thing), owner, None)
+            self._look_at_namespace(attributes, owner, None)
         elif users and values and keeps_for_users(type(thing)):
             self.places.append(PublicAttributes(f"an attribute {owner}", thing))
         if is_users(type(thing)) and slots_of(type(thing)):
@@ -216,10 +206,6 @@ class References:
             if name not in own:
                 self._wait(value, f"attribute {name!r} {owner}", users)
         self._wait(type(thing), type(thing).__name__)
-
-    def _look_at_script(self, module: torch.jit.ScriptModule, owner: str) -> None:
-        for name, value in [*module.named_parameters(), *module.named_buffers()]:
-            self._wait(value, f"attribute {name!r} {owner}", users=False)
 
     def _look_at_module(self, module: torch.nn.Module, values: dict, owner: str) -> bool:
         """Takes what modules have in common out of the values; whether it is a user's own."""
@@ -242,13 +228,6 @@ class References:
         else:
             self.places.append(PublicAttributes(f"an attribute {owner}", module))
         return users
-
-
-def _attributes(thing: Any) -> MutableMapping:
-    try:
-        return vars(thing)
-    except TypeError:
-        return {}
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:

@@ -12,25 +12,14 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from pyro_dp.graphs.nodes import arguments, shape
-
 _OPS = torch.ops.aten
 _VIEWS = {
-    _OPS.alias.default,
-    _OPS.detach.default,
-    _OPS.expand.default,
-    _OPS.permute.default,
-    _OPS.transpose.int,
-    _OPS.view.default,
-    _OPS._unsafe_view.default,
+    *(_OPS.alias.default, _OPS.detach.default, _OPS.expand.default, _OPS.permute.default),
+    *(_OPS.transpose.int, _OPS.view.default, _OPS._unsafe_view.default),
 }
 _FACTORIES = {
-    _OPS.arange.default,
-    _OPS.full.default,
-    _OPS.lift_fresh_copy.default,  # of a literal
-    _OPS.ones.default,
-    _OPS.scalar_tensor.default,
-    _OPS.zeros.default,
+    *(_OPS.arange.default, _OPS.full.default, _OPS.ones.default, _OPS.zeros.default),
+    *(_OPS.scalar_tensor.default, _OPS.lift_fresh_copy.default),  # the last of a literal
 }
 _INDEXED = {_OPS.index.Tensor, _OPS.index_put.default, _OPS.index_put_.default}
 _LIKE = {_OPS.full_like.default, _OPS.ones_like.default, _OPS.zeros_like.default}
@@ -47,11 +36,20 @@ def simplify(graph: GraphModule) -> None:
     """Remove what does nothing, in place. What is written to in place is left alone."""
     _unrepeat_rows(graph)
     _skip_identities(graph)
-    constants = _fold_constants(graph)
-    _spell_out_masks(graph, constants)
+    _spell_out_masks(graph, _fold_constants(graph))
     _share(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
+
+
+def arguments(node: Node) -> tuple[Any, ...]:
+    """Those of a node by position. The operation says of which types they are."""
+    return node.args
+
+
+def shape(node: Node) -> tuple[int, ...]:
+    """Of the tensor that a node gives."""
+    return tuple(node.meta["val"].shape)
 
 
 def _skip_identities(graph: GraphModule) -> None:
@@ -59,17 +57,13 @@ def _skip_identities(graph: GraphModule) -> None:
     for node in _operations(graph):
         if not (node.args and isinstance(node.args[0], Node)):
             continue
-        before = node.args[0]
-        copies = len(node.args) == 2 and not node.kwargs and _is_neutral(node)
+        before, number = node.args[0], node.args[-1]
+        copies = len(node.args) == 2 and not node.kwargs and isinstance(number, (int, float))
+        copies = copies and (node.target, number) in _NEUTRAL
         if copies and memory.is_written(before, node):
             continue
         if (copies or node.target in _VIEWS) and _layout(before) == _layout(node):
             _replace(graph, node, before)
-
-
-def _is_neutral(node: Node) -> bool:
-    number = node.args[1]
-    return isinstance(number, (int, float)) and (node.target, number) in _NEUTRAL
 
 
 def _unrepeat_rows(graph: GraphModule) -> None:

@@ -29,12 +29,8 @@ class AdaptiveClip:
     share: float = 0.01
 
     def __post_init__(self) -> None:
-        for name, upper in (
-            ("initial", math.inf),
-            ("learning_rate", 100.0),
-            ("quantile", 1.0),
-            ("share", 1.0),
-        ):
+        uppers = {"initial": math.inf, "learning_rate": 100.0, "quantile": 1.0, "share": 1.0}
+        for name, upper in uppers.items():
             require_number(f"AdaptiveClip.{name}", getattr(self, name), above=0.0, below=upper)
 
     def updated(self, bound: float, within: float) -> float:

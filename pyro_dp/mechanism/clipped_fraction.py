@@ -39,7 +39,7 @@ class ClippedFractions:
     def __init__(self) -> None:
         self._steps: list[tuple[float, float]] = []  # fraction, variance
         # As they were released: to look at one means to wait for a device.
-        self._pending: list[tuple[Tensor, int, float, float, float]] = []
+        self._pending: list[tuple[Tensor, int, float]] = []
 
     def add(
         self, released: Tensor, size: int, rate: float, noise_multiplier: float, share: float
@@ -52,7 +52,10 @@ class ClippedFractions:
         :param noise_multiplier: of the whole release.
         :param share: of the bit in its cost.
         """
-        self._pending.append((released, size, rate, noise_multiplier, share))
+        noise = noise_multiplier / (2 * math.sqrt(share) * rate * size)
+        # A sum of Poisson sampled +-1/2 has variance N rate (1 - rate) / 4, whatever they are.
+        variance = noise**2 + (1 - rate) / (4 * rate * size)
+        self._pending.append((released, size, variance))
         if len(self._pending) >= _MOST_PENDING:
             self._look()
 
@@ -80,12 +83,7 @@ class ClippedFractions:
         if not self._pending:
             return
         sums = torch.cat([released for released, *_ in self._pending]).tolist()
-        for total, (_, size, rate, noise_multiplier, share) in zip(
-            sums, self._pending, strict=True
-        ):
-            noise = noise_multiplier / (2 * math.sqrt(share) * rate * size)
-            # A sum of Poisson sampled +-1/2 has variance N rate (1 - rate) / 4, whatever they are.
-            variance = noise**2 + (1 - rate) / (4 * rate * size)
+        for total, (_, size, variance) in zip(sums, self._pending, strict=True):
             self._steps.append((0.5 - total / size, variance))
         self._pending = []
 

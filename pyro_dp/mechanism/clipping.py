@@ -7,21 +7,18 @@ replacing it by at most 2C.
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.contributions import Contributions, Rows
-from pyro_dp.mechanism.system_random import SystemGenerator
+from pyro_dp.mechanism.system_random import Stream, SystemGenerator
 from pyro_dp.utils.agreement import require_same
 from pyro_dp.utils.errors import PrivacyError
 
 
 def clipped_sums(
-    values: Sequence[Contributions],
-    bounds: Sequence[Tensor | float],
-    weights: Tensor | None = None,
+    values: Sequence[Contributions], bounds: Sequence[Tensor | float], weights: Tensor | None = None
 ) -> list[Tensor]:
     """Clip each record's blocks and sum them: (size,) in float64 per block, private.
 
@@ -115,9 +112,7 @@ class ClippedSum:
             torch.zeros(b.size, dtype=torch.float64, device=self._device) for b in self.blocks
         )
 
-    def _noisy(
-        self, sigmas: Sequence[float], noise: np.random.Generator | SystemGenerator
-    ) -> list[Tensor]:
+    def _noisy(self, sigmas: Sequence[float], noise: Stream) -> list[Tensor]:
         """For :func:`release` only: the sums with noise.
 
         :param sigmas: standard deviation of each block's noise in units of the block's bound.

@@ -48,7 +48,7 @@ from torch import Tensor
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions
 from pyro_dp.mechanism.discrete_gaussian import MOST, discrete_gaussian
-from pyro_dp.mechanism.system_random import SystemGenerator
+from pyro_dp.mechanism.system_random import Stream
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 
 _UNITS = 2**30  # of the grid in a block's bound: 2^32 records fit into 63 bits
@@ -56,9 +56,7 @@ _MOST_NUMBERS = 2**24  # that are held at a time: sums by matrix products are no
 
 
 def rounded_sums(
-    values: Sequence[Contributions],
-    bounds: Sequence[Tensor | float],
-    weights: Tensor | None = None,
+    values: Sequence[Contributions], bounds: Sequence[Tensor | float], weights: Tensor | None = None
 ) -> list[Tensor]:
     """As :func:`~pyro_dp.mechanism.clipping.clipped_sums`, in units of the grid: (size,) in int64.
 
@@ -108,7 +106,7 @@ class FixedPointSum(ClippedSum):
             for units, block in zip(self._units, self.blocks, strict=True)
         )
 
-    def _noisy(self, sigmas: Sequence[float], noise: Generator | SystemGenerator) -> list[Tensor]:
+    def _noisy(self, sigmas: Sequence[float], noise: Stream) -> list[Tensor]:
         if isinstance(noise, Generator):
             raise PrivacyError("A FixedPointSum takes its noise from a SystemGenerator alone.")
         released = []

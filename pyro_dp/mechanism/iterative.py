@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp.accounting.events import SubsampledGaussian
-from pyro_dp.accounting.notes import SECURE, SEEDED
+from pyro_dp.accounting.events import SECURE, SEEDED, SubsampledGaussian
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.release import release
@@ -18,11 +17,7 @@ from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
-from pyro_dp.utils.validation import (
-    LARGEST,
-    require_count,
-    same,
-)
+from pyro_dp.utils.validation import LARGEST, require_count, same
 
 
 class IterativeMechanism(abc.ABC):
@@ -32,13 +27,11 @@ class IterativeMechanism(abc.ABC):
     """
 
     def __init__(self, settings: ReleaseSettings):
-        self.accountant = settings.accountant
-        self.num_steps = settings.num_steps
-        self.sample_rate = settings.sample_rate
-        self.sampling = settings.sampling
+        self.accountant, self.num_steps = settings.accountant, settings.num_steps
+        self.sample_rate, self.sampling = settings.sample_rate, settings.sampling
         self.microbatch_size = settings.microbatch_size
         self._noise_multiplier = settings.noise_multiplier
-        self._calibrates = settings.calibrates
+        self._calibrates = settings.noise_multiplier is None
         self._bound = settings.bound
         self._randomness = Randomness(settings.generator, settings.secure)
         self._sum_type = FixedPointSum if settings.secure else ClippedSum
@@ -66,8 +59,7 @@ class IterativeMechanism(abc.ABC):
         if self._steps >= self.num_steps:
             raise ConfigurationError(f"num_steps={self.num_steps} are done: start anew to go on.")
         results = []
-        name = type(self).__name__
-        hidden = not progress or self.accountant.silent
+        name, hidden = type(self).__name__, not progress or self.accountant.silent
         with tqdm(total=self.num_steps, initial=self._steps, desc=name, disable=hidden) as bar:
             while self._steps < self.num_steps:
                 result = self._step_of_run(args, kwargs)
@@ -118,7 +110,12 @@ class IterativeMechanism(abc.ABC):
             try:
                 self._noise_multiplier = self._calibrated(rate)
             except PrivacyBudgetExceeded as error:
-                raise PrivacyBudgetExceeded(f"{error}{self._hint}") from None
+                text = (
+                    f" {self._lost} releases in the journal came after the state that was loaded: "
+                    "they are paid for, and their results are lost. The loaded result can be used "
+                    "as it is."
+                )
+                raise PrivacyBudgetExceeded(f"{error}{text if self._lost else ''}") from None
         return self._noise_multiplier
 
     def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -154,11 +151,9 @@ class IterativeMechanism(abc.ABC):
         :param names: what a state has beside :meth:`_state`.
         :raises ConfigurationError: it is not a state of this inference.
         """
-        known = ("steps", "noise_multiplier", "accountant", *names)
-        if (
-            not isinstance(state, dict)
-            or not same(state.get("version"), 1)
-            or any(name not in state for name in known)
+        known = {"steps", "noise_multiplier", "accountant", *names}
+        if not (
+            isinstance(state, dict) and same(state.get("version"), 1) and known <= state.keys()
         ):
             raise ConfigurationError(
                 f"load_state_dict: this is no state_dict() of {type(self).__name__}."
@@ -183,28 +178,13 @@ class IterativeMechanism(abc.ABC):
 
     def _calibrated(self, rate: float) -> float:
         """The smallest noise with which what is left of the steps fits what is left to spend."""
+        assert self.num_steps is not None  # it is asked for where noise is calibrated
         return self.accountant.noise_multiplier(
-            num_steps=self._steps_left, sample_rate=rate, sampling=self.sampling
-        )
-
-    @property
-    def _steps_left(self) -> int:
-        """Of a run whose noise is calibrated, for which num_steps is asked for."""
-        assert self.num_steps is not None
-        return self.num_steps - self._steps
-
-    @property
-    def _hint(self) -> str:
-        if not self._lost:
-            return ""
-        return (
-            f" {self._lost} releases in the journal came after the state that was loaded: they "
-            "are paid for, and their results are lost. The loaded result can be used as it is."
+            num_steps=self.num_steps - self._steps, sample_rate=rate, sampling=self.sampling
         )
 
     def _refuse_steps_beyond_calibration(self) -> None:
-        done = self.num_steps is not None and self._steps >= self.num_steps
-        if self._calibrates and done:
+        if self._calibrates and self.num_steps is not None and self._steps >= self.num_steps:
             raise PrivacyBudgetExceeded(
                 f"The noise was calibrated for num_steps={self.num_steps}, which are done: start "
                 "anew with what remains of the budget."
@@ -226,7 +206,13 @@ class IterativeMechanism(abc.ABC):
     ) -> list[Tensor]:
         """Sums over the batch become estimates of sums over all records."""
         rate = sampler.sample_rate
-        _require_bounded(noise_multiplier, clipped, rate)
+        bound = max(block.bound for block in clipped.blocks)
+        # Powers of the estimates must not overflow.
+        if noise_multiplier and noise_multiplier * bound / rate > LARGEST:
+            raise ConfigurationError(
+                f"The noise would have a standard deviation beyond {LARGEST:g}: lower "
+                "noise_multiplier or the bound of a record, or raise sample_rate."
+            )
         # Two threads with equal seeds must not find the same position, and draw the same noise.
         with self.accountant.next_position() as position:
             released = release(
@@ -236,13 +222,3 @@ class IterativeMechanism(abc.ABC):
                 noise=self._randomness.stream("noise", position),
             )
         return [block / rate for block in released]
-
-
-def _require_bounded(noise_multiplier: float, clipped: ClippedSum, rate: float) -> None:
-    """Refuse noise so large that powers of the estimates would overflow."""
-    bound = max(block.bound for block in clipped.blocks)
-    if noise_multiplier and noise_multiplier * bound / rate > LARGEST:
-        raise ConfigurationError(
-            f"The noise would have a standard deviation beyond {LARGEST:g}: lower "
-            "noise_multiplier or the bound of a record, or raise sample_rate."
-        )

@@ -15,7 +15,6 @@ exported and gives such numbers says so in one of these ways:
 tests/package/test_one_door.py states who may touch the exact sums, the ledger and the noise.
 """
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -47,8 +46,7 @@ class NonPrivate:
         :raises ConfigurationError: the inference is no :class:`DPSVI`; nothing was read.
         :raises ModelError: the data do not fit; nothing was read.
         """
-        read = self._reader("loss", "a DPSVI")
-        loss: float = self._read(read, "loss", args, kwargs)
+        loss: float = self._read("loss", "a DPSVI", "loss", args, kwargs)
         return loss
 
     def gradient_norms(self, *args: Any, **kwargs: Any) -> Tensor | dict[str, Tensor]:
@@ -62,36 +60,32 @@ class NonPrivate:
         :raises ConfigurationError: the inference is none of these; nothing was read.
         :raises ModelError: the data do not fit; nothing was read.
         """
-        read = self._reader("gradient_norms", "a DPSVI, DPSEP or VIPS")
-        what = "per-record norms before clipping"
-        norms: Tensor | dict[str, Tensor] = self._read(read, what, args, kwargs)
+        kinds, what = "a DPSVI, DPSEP or VIPS", "per-record norms before clipping"
+        norms: Tensor | dict[str, Tensor] = self._read("gradient_norms", kinds, what, args, kwargs)
         return norms
 
-    def _reader(self, name: str, kinds: str) -> Callable[..., Any]:
-        read = self._inference._exact().get(name)
+    def _read(
+        self, name: str, kinds: str, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The ledger first. Public generators are left as they were.
+
+        :param kinds: of inferences that have such numbers.
+        """
+        inference = self._inference
+        kind, read = type(inference).__name__, inference._exact().get(name)
         if read is None:
-            kind = type(self._inference).__name__
             raise ConfigurationError(
                 f"nonprivate(...).{name} reads from {kinds}, not from a {kind}."
             )
-        return read
-
-    def _read(
-        self, read: Callable[..., Any], what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """The ledger first. Public generators are left as they were."""
-        inference = self._inference
-        name = f"{what} of {type(inference).__name__} after {inference._steps} steps"
         with forked_rng():
             prepared = inference._look_at(args, kwargs)
+            looked_at = f"{what} of {kind} after {inference._steps} steps"
             with inference.accountant.next_position() as position:
-                mark_look(inference.accountant, name, stacklevel=3)
+                mark_look(inference.accountant, looked_at, stacklevel=3)
             stream = inference._randomness.stream("local", position)
-            return read(prepared, self._batches(prepared.records), stream)
-
-    def _batches(self, records: Any) -> Iterator[Tensor]:
-        indices = torch.arange(records.plate.size, device=records.device)
-        yield from torch.split(indices, self._inference.microbatch_size or _AT_A_TIME)
+            indices = torch.arange(prepared.records.plate.size, device=prepared.records.device)
+            batches = torch.split(indices, inference.microbatch_size or _AT_A_TIME)
+            return read(prepared, batches, stream)
 
 
 def nonprivate(inference: IterativeMechanism) -> NonPrivate:

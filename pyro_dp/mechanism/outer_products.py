@@ -25,18 +25,16 @@ class OuterProducts:
     def squared_norms(self) -> Tensor:
         """(B, 1) in float64; never below the true ones."""
         if self.left.shape[2] == 1:
-            squares = _squares(self.left.flatten(1)) * _squares(self.right.flatten(1))
-        else:
-            left, right = self.left.double(), self.right.double()
-            ours, theirs = left.mT @ left, right @ right.mT  # (B, k, k)
-            squares = (ours * theirs).sum(dim=(1, 2)).clamp(min=0.0)
-            # That sum has terms of both signs: what rounding may take away is put back. An entry
-            # of a Gram matrix is rounded in proportion to the norms of the two vectors.
-            own, other = (each.diagonal(dim1=1, dim2=2) for each in (ours, theirs))
-            size = (own * other).sqrt().sum(dim=1).square()
-            terms = left.shape[1] + right.shape[2] + left.shape[2] ** 2 + 8
-            squares = squares + terms * torch.finfo(torch.float64).eps * size
-        return squares.unsqueeze(1)
+            return Rows(self.left).squared_norms() * Rows(self.right).squared_norms()
+        left, right = self.left.double(), self.right.double()
+        ours, theirs = left.mT @ left, right @ right.mT  # (B, k, k)
+        squares = (ours * theirs).sum(dim=(1, 2)).clamp(min=0.0)
+        # That sum has terms of both signs: what rounding may take away is put back. An entry of a
+        # Gram matrix is rounded in proportion to the norms of the two vectors.
+        own, other = (each.diagonal(dim1=1, dim2=2) for each in (ours, theirs))
+        size = (own * other).sqrt().sum(dim=1).square()
+        terms = left.shape[1] + right.shape[2] + left.shape[2] ** 2 + 8
+        return (squares + terms * torch.finfo(torch.float64).eps * size).unsqueeze(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """(p q,) in float64; where a weight (B, 1) is zero, the record does not matter."""
@@ -91,11 +89,6 @@ class Joined:
 
     def dense(self) -> Tensor:
         return torch.cat([part.dense() for part in self.parts], dim=1)
-
-
-def _squares(rows: Tensor) -> Tensor:
-    """Squared norms of rows (B, n), (B,) in float64."""
-    return rows.double().square().sum(dim=1)
 
 
 def finite(values: Tensor) -> Tensor:

@@ -6,13 +6,12 @@ add, and that to :func:`release`, which records the event in the ledger and adds
 
 import math
 
-import numpy as np
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.system_random import SystemGenerator
+from pyro_dp.mechanism.system_random import Stream
 from pyro_dp.utils.errors import ConfigurationError
 
 
@@ -21,7 +20,7 @@ def release(
     *,
     accountant: PrivacyAccountant,
     event: SubsampledGaussian,
-    noise: np.random.Generator | SystemGenerator,
+    noise: Stream,
 ) -> list[Tensor]:
     """Record the event, then make the noisy sums public.
 

@@ -7,12 +7,7 @@ import torch
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.utils.errors import ConfigurationError
-from pyro_dp.utils.validation import (
-    require_choice,
-    require_count,
-    require_flag,
-    require_number,
-)
+from pyro_dp.utils.validation import require_choice, require_count, require_flag, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +38,6 @@ class ReleaseSettings:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, require_count(name, getattr(self, name)))
         require_flag("secure", self.secure)
-        self._check_sampling()
-        self._check_noise()
-
-    @property
-    def calibrates(self) -> bool:
-        """Whether the noise is the least that fits the budget."""
-        return self.noise_multiplier is None
-
-    def _check_sampling(self) -> None:
         require_choice("sampling", self.sampling, ("poisson", "fixed", "full"))
         if self.sampling == "fixed" and self.accountant.neighboring != "replace_one":
             raise ConfigurationError(
@@ -63,8 +49,6 @@ class ReleaseSettings:
             require_number(name, self.sample_rate, above=0.0, below=1.0, closed=True)
             if self.sampling == "full" and self.sample_rate != 1.0:
                 raise ConfigurationError("sample_rate must be 1 or None with sampling='full'.")
-
-    def _check_noise(self) -> None:
         sigma = self.noise_multiplier
         if sigma is None:
             if self.accountant.epsilon is None:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.mechanism.system_random import SystemGenerator
+from pyro_dp.mechanism.system_random import Stream
 from pyro_dp.utils.errors import ConfigurationError
 
 
@@ -51,16 +51,15 @@ class RecordSampler:
         mean = self.rate * self.size
         return min(self.size, math.ceil(mean + 2 * math.sqrt(mean * (1 - self.rate))))
 
-    def draw(self, stream: np.random.Generator | SystemGenerator) -> Tensor:
+    def draw(self, stream: Stream) -> Tensor:
         """Indices of the sampled records, ascending. Takes O(expected batch), not O(N).
 
         :param stream: the private stream of this step.
         """
         if self.sampling == "full" or self.sample_rate == 1.0:
             return torch.arange(self.size)
-        # A Poisson sample is a binomial number of distinct uniform records.
-        count = (
-            self.batch_size if self.sampling == "fixed" else stream.binomial(self.size, self.rate)
-        )
+        count = self.batch_size
+        if self.sampling != "fixed":  # Poisson: a binomial number of distinct uniform records
+            count = stream.binomial(self.size, self.rate)
         indices = stream.choice(self.size, size=count, replace=False, shuffle=False)
         return torch.from_numpy(np.sort(indices))

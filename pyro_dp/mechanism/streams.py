@@ -26,7 +26,7 @@ from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import DTypeLike, NDArray
 from scipy.special import ndtri
 
-from pyro_dp.mechanism.system_random import SystemGenerator
+from pyro_dp.mechanism.system_random import Stream, SystemGenerator
 from pyro_dp.utils.errors import ConfigurationError
 
 _Purpose = Literal["noise", "sampling", "local"]
@@ -59,9 +59,9 @@ class Randomness:
     def stream(self, purpose: Literal["local"], position: int) -> np.random.Generator: ...
 
     @overload
-    def stream(self, purpose: _Purpose, position: int) -> np.random.Generator | SystemGenerator: ...
+    def stream(self, purpose: _Purpose, position: int) -> Stream: ...
 
-    def stream(self, purpose: _Purpose, position: int) -> np.random.Generator | SystemGenerator:
+    def stream(self, purpose: _Purpose, position: int) -> Stream:
         """A fresh stream for one purpose of one release.
 
         Local draws need not stand up to guessing (see above): theirs is always a numpy generator.

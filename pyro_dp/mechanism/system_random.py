@@ -47,7 +47,8 @@ class SystemGenerator:
         for _ in range(-exponent):
             if n == 0:
                 return 0
-            n = self._heads(n)
+            coins = int.from_bytes(os.urandom((n + 7) // 8), "little")
+            n = (coins >> (-n % 8)).bit_count()
         first, rest = divmod(int(f * 2**53), 2**37)
         words = self.words(n, np.uint16)
         ties = self.words(int(np.count_nonzero(words == first))) >> np.uint64(64 - 37)
@@ -73,9 +74,8 @@ class SystemGenerator:
             found = np.insert(found, place[new], more[new])
         return found.astype(np.int64)
 
-    def _heads(self, n: int) -> int:
-        """Of ``n`` fair coins."""
-        return (int.from_bytes(os.urandom((n + 7) // 8), "little") >> (-n % 8)).bit_count()
+
+Stream = np.random.Generator | SystemGenerator  # a source of private random numbers
 
 
 def _distinct(values: np.ndarray) -> np.ndarray:

@@ -10,8 +10,8 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyro
@@ -22,12 +22,11 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.events import ApproximateDP, SubsampledGaussian
-from pyro_dp.accounting.notes import SEEDED
+from pyro_dp.accounting.events import SEEDED, ApproximateDP, SubsampledGaussian
 from pyro_dp.accounting.pld import RATES
 from pyro_dp.accounting.rdp import renyi_epsilon
 from pyro_dp.mechanism.streams import Randomness
-from pyro_dp.mechanism.system_random import SystemGenerator
+from pyro_dp.mechanism.system_random import Stream, SystemGenerator
 from pyro_dp.pipeline.num_trials import Trials, TruncatedNegativeBinomial
 from pyro_dp.pipeline.trial_accountant import NOTE, TrialAccountant
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
@@ -35,7 +34,6 @@ from pyro_dp.utils.rng import private_rng
 from pyro_dp.utils.validation import require_count, require_number
 
 Releases = Mapping[SubsampledGaussian, int]
-
 
 _CONTINUED = (
     "A trial of private_selection found parameters or an optimizer that an earlier trial, or "
@@ -145,7 +143,8 @@ def private_selection(
     draws = randomness.stream("sampling", position)
     private = randomness.stream("local", position)
     best = _Trial(None, error="no trial was drawn")
-    for number in range(trials.draw(_uniform(draws))):
+    uniform = _below(2**53, draws) * 2.0**-53
+    for number in range(trials.draw(uniform)):
         index = _below(len(candidates), draws)
         start = _below(2**63, draws) << 64 | _below(2**63, draws)
         own = TrialAccountant(declared[index], accountant, start)
@@ -153,7 +152,7 @@ def private_selection(
         if own.continued:  # which tells that there was an earlier trial, and no more than that
             raise PrivacyError(_CONTINUED)
         if number == 0 or trial.score > best.score:
-            best = replace(trial, setting=candidates[index])
+            best = trial._replace(setting=candidates[index])
     if best.error is not None:
         raise PrivacyError(
             f"private_selection has no result: {best.error}. Its cost was spent. To see an error, "
@@ -204,20 +203,14 @@ def selection_epsilon(
     return epsilon if slack <= math.log(1e-6 * delta) else math.inf
 
 
-def _below(limit: int, draws: np.random.Generator | SystemGenerator) -> int:
+def _below(limit: int, draws: Stream) -> int:
     """A uniform integer in [0, limit)."""
     if isinstance(draws, SystemGenerator):
         return int(draws.below(limit, 1)[0])
     return int(draws.integers(limit))
 
 
-def _uniform(draws: np.random.Generator | SystemGenerator) -> float:
-    """A uniform multiple of 2^-53 in [0, 1)."""
-    return _below(2**53, draws) * 2.0**-53
-
-
-@dataclass(frozen=True)
-class _Trial:
+class _Trial(NamedTuple):
     setting: Any
     result: Any = None
     score: float = -math.inf

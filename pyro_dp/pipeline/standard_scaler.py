@@ -85,9 +85,21 @@ class DPStandardScaler:
         rows = _rows(X)
         middle, half = self._bounds(rows.shape[1])
         scaled = ((rows - middle.to(rows.device)) / half.to(rows.device)).clamp(-1.0, 1.0)
-        moments = _MomentRelease(
-            self.accountant, self.noise_multiplier, self.generator, self.secure
+        if self.noise_multiplier is None:
+            raise ConfigurationError(
+                "noise_multiplier must be a number: scaling should not take all that remains."
+            )
+        settings = ReleaseSettings(
+            accountant=self.accountant,
+            num_steps=1,
+            noise_multiplier=self.noise_multiplier,
+            bound=1.0,
+            sample_rate=1.0,
+            sampling="full",
+            generator=self.generator,
+            secure=self.secure,
         )
+        moments = _MomentRelease(settings)
         moments.step(scaled)
         mean, variance = moments.mean.cpu(), moments.variance.cpu()
         self.mean_ = (middle + half * mean).numpy()
@@ -212,29 +224,6 @@ class DPStandardScaler:
 class _MomentRelease(IterativeMechanism):
     """The one release of a fit."""
 
-    def __init__(
-        self,
-        accountant: PrivacyAccountant,
-        noise_multiplier: float,
-        generator: torch.Generator | int | None,
-        secure: bool,
-    ):
-        if noise_multiplier is None:
-            raise ConfigurationError(
-                "noise_multiplier must be a number: scaling should not take all that remains."
-            )
-        settings = ReleaseSettings(
-            accountant=accountant,
-            num_steps=1,
-            noise_multiplier=noise_multiplier,
-            bound=1.0,
-            sample_rate=1.0,
-            sampling="full",
-            generator=generator,
-            secure=secure,
-        )
-        super().__init__(settings)
-
     def step(self, scaled: Tensor) -> float:
         """Private means and variances (d,) of rows (N, d) in [-1, 1]."""
         size, dim = scaled.shape
@@ -243,8 +232,7 @@ class _MomentRelease(IterativeMechanism):
         clipped = self._sum_type(blocks, scaled.device)
         for rows in scaled.split(clipped.most_records(2 * dim, None) or size):
             clipped.add(rows, rows.square() - 0.5)
-        sampler = RecordSampler(self.sampling, size, 1.0)
-        sums, squares = self._release(clipped, sampler)
+        sums, squares = self._release(clipped, RecordSampler(self.sampling, size, 1.0))
         self.mean = (sums / size).clamp(-1.0, 1.0)
         variance = squares / size + 0.5 - self.mean.square()
         noise = self.noise_multiplier * math.sqrt(2 * dim) / 2 / size

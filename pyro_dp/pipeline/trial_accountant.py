@@ -23,10 +23,7 @@ class TrialAccountant(PrivacyAccountant):
     silent = True
 
     def __init__(
-        self,
-        declared: Mapping[SubsampledGaussian, int],
-        ours: PrivacyAccountant,
-        start: int,
+        self, declared: Mapping[SubsampledGaussian, int], ours: PrivacyAccountant, start: int
     ):
         super().__init__(delta=ours.delta, neighboring=ours.neighboring, engine=ours.engine)
         self._left: dict[Event, int] = dict(declared.items())

@@ -8,7 +8,7 @@ from typing import Any
 import pyro
 import torch
 from pyro import poutine
-from pyro.distributions import Delta
+from pyro.distributions import Delta, Unit
 from pyro.poutine.subsample_messenger import _Subsample
 from torch.utils import _pytree as pytree
 
@@ -140,9 +140,16 @@ def _find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) ->
         )
     plate = PrivatePlate(frame.name, int(frame.full_size), int(frame.size))
     for key, stack in observed.items():
-        if all(f.name != plate.name for f in stack):
+        if plate.name in {frame.name for frame in stack}:
+            continue
+        if isinstance(trace.nodes[key]["fn"], Unit):
             raise ModelError(
-                f"Site {key!r} is observed outside the private plate {plate.name!r}: move it "
-                "inside, or use what it observes as a public constant."
+                f"pyro.factor {key!r} stands outside the private plate {plate.name!r}: put terms "
+                "of the records inside, one for each record; a term of the latents alone goes "
+                "there, too, divided by the plate's size."
             )
+        raise ModelError(
+            f"Site {key!r} is observed outside the private plate {plate.name!r}: move it inside, "
+            "or use what it observes as a public constant."
+        )
     return plate

@@ -22,9 +22,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 def inverse(matrix: Tensor) -> Tensor:
     """Of a positive definite matrix, full or diagonal."""
-    if matrix.dim() == 1:
-        return 1.0 / matrix
-    return torch.cholesky_inverse(cholesky(matrix))
+    return 1.0 / matrix if matrix.dim() == 1 else torch.cholesky_inverse(cholesky(matrix))
 
 
 def cholesky(matrix: Tensor) -> Tensor:

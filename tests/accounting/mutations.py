@@ -12,7 +12,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a budget that is never checked",
-        "Budget._extend",
+        "Budget.require_room",
         "cost = self.cost(needed)\n        if cost > self._budget:",
         "cost = self.cost(needed)\n        if False:",
         "test_accounting.py test_dpsvi.py",
@@ -22,6 +22,13 @@ MUTATIONS = [
         "compose",
         "fft.rfft(wrapped) ** count",
         "fft.rfft(wrapped) ** max(1, count - 1)",
+        "test_composition.py",
+    ),
+    Mutation(
+        "pairs of another kind that are merged as Gaussians",
+        "_steps",
+        "if others := {s.kind for s in counts if s.rate == 1.0} - {kind}:",
+        "if others := set():",
         "test_composition.py",
     ),
     Mutation(

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, SubsampledGaussian
+from pyro_dp.accounting.pld import DominatingPair
+from pyro_dp.utils.errors import PrivacyError
 
 ADD, REPLACE = "add_or_remove_one", "replace_one"
 TOLERANCE = 1e-3  # relative: the answers are upper bounds, refined to about this
@@ -143,3 +145,11 @@ def test_epsilon_and_delta_are_inverse(ledger):
         return
     again = composition.delta(dict(entries), epsilon, relation, "pld")
     assert again <= delta * (1.0 + 5.0 * TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["laplace", "fixed"])
+def test_pairs_that_are_not_known_to_be_gaussian_are_not_merged_as_such(monkeypatch, kind):
+    pair = DominatingPair(kind, 1.0, 1.0)
+    monkeypatch.setattr(composition, "interpret", lambda event, neighboring: pair)
+    with pytest.raises(PrivacyError, match=f"'{kind}'"):
+        composition.epsilon({SubsampledGaussian(1.0): 2}, 1e-5, "add_or_remove_one", "pld")

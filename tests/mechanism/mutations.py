@@ -76,7 +76,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a standard error without the sampling",
-        "ClippedFractions._look",
+        "ClippedFractions.add",
         "variance = noise**2 + (1 - rate) / (4 * rate * size)",
         "variance = noise**2",
         "test_clipped_fraction.py",
@@ -154,15 +154,15 @@ MUTATIONS = [
     Mutation(
         "the norm of one factor of an outer product",
         "OuterProducts.squared_norms",
-        "squares = _squares(self.left.flatten(1)) * _squares(self.right.flatten(1))",
-        "squares = _squares(self.left.flatten(1))",
+        "return Rows(self.left).squared_norms() * Rows(self.right).squared_norms()",
+        "return Rows(self.left).squared_norms()",
         "test_outer_products.py",
     ),
     Mutation(
         "the norm of a product lost to rounding",
         "OuterProducts.squared_norms",
-        "squares = squares + ",
-        "squares = squares + 0.0 * ",
+        "(squares + terms",
+        "(squares + 0.0 * terms",
         "test_outer_products.py",
     ),
     Mutation(
@@ -287,7 +287,7 @@ MUTATIONS = [
     Mutation(
         "nonprivate: a look that is not in the ledger",
         "NonPrivate._read",
-        "                mark_look(inference.accountant, name, stacklevel=3)\n",
+        "                mark_look(inference.accountant, looked_at, stacklevel=3)\n",
         "                pass\n",
         "test_nonprivate.py",
     ),
@@ -302,9 +302,8 @@ MUTATIONS = [
     Mutation(
         "door: noisy sums by another name",
         "IterativeMechanism._account_and_release",
-        "        _require_bounded(noise_multiplier, clipped, rate)\n",
-        "        _require_bounded(noise_multiplier, clipped, rate)\n"
-        "        self.peek = getattr(clipped, '_no' 'isy')\n",
+        "        rate = sampler.sample_rate\n",
+        "        rate = sampler.sample_rate\n        self.peek = getattr(clipped, '_no' 'isy')\n",
         "test_one_door.py",
     ),
     Mutation(
@@ -324,8 +323,8 @@ MUTATIONS = [
     Mutation(
         "noise beyond the numbers is released",
         "IterativeMechanism._account_and_release",
-        "        _require_bounded(noise_multiplier, clipped, rate)\n",
-        "",
+        "if noise_multiplier and noise_multiplier * bound / rate > LARGEST:",
+        "if False:",
         "test_dpsvi.py::test_noise_beyond_the_numbers_spends_nothing",
     ),
 ]

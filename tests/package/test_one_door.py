@@ -48,7 +48,7 @@ USES = {
     """,
     "release": """
         mechanism.release mechanism.iterative
-        mechanism.iterative.IterativeMechanism._account_and_release accounting.ledger_table
+        mechanism.iterative.IterativeMechanism._account_and_release accounting.ledger
         accounting.report._releases
     """,  # the last two are a heading and a word of a report
     # The noise itself, and its streams.

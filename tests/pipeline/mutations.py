@@ -48,7 +48,7 @@ MUTATIONS = [
     Mutation(
         "selection: always as many trials as the mean",
         "private_selection",
-        "range(trials.draw(_uniform(draws)))",
+        "range(trials.draw(uniform))",
         "range(round(trials.mean))",
         "test_private_selection.py",
     ),
@@ -139,9 +139,9 @@ MUTATIONS = [
     Mutation(
         "door: a record that the release does not make",
         "_MomentRelease.step",
-        "        sums, squares = self._release(clipped, sampler)\n",
+        "        sums, squares = self._release(clipped, RecordSampler(self.sampling, size, 1.0))\n",
         "        self.entered = self.accountant.record\n"
-        "        sums, squares = self._release(clipped, sampler)\n",
+        "        sums, squares = self._release(clipped, RecordSampler(self.sampling, size, 1.0))\n",
         "test_one_door.py",
     ),
     Mutation(

@@ -158,6 +158,13 @@ MUTATIONS = [
         "test_local_parameters.py",
     ),
     Mutation(
+        "pyro.factor outside the plate is told to move as it is",
+        "_find_plate",
+        'isinstance(trace.nodes[key]["fn"], Unit)',
+        "False",
+        "test_structure_checks.py",
+    ),
+    Mutation(
         "rows of other records go unnoticed",
         "find_local_parameters",
         "        if dim is None:\n            raise",

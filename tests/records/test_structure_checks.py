@@ -225,6 +225,31 @@ def test_named_plate_must_hold_the_data():
         attempt(two_plates, handwritten_guide, plate="men")
 
 
+def ridge_outside(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    pyro.factor("ridge", -w.square().sum())
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+def ridge_inside(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+        pyro.factor("ridge", -w.square().sum() / len(x))
+
+
+def test_a_factor_outside_the_plate_is_told_where_it_goes():
+    with pytest.raises(ModelError, match="pyro.factor 'ridge'.*divided by the plate's size"):
+        attempt(ridge_outside)
+    attempt(ridge_inside)
+    x, y = regression_data()
+    at = {"w": torch.tensor([0.3, -1.0, 0.5])}
+    models = [poutine.condition(each, at) for each in (ridge_outside, ridge_inside)]
+    sums = [poutine.trace(each).get_trace(x, y).log_prob_sum() for each in models]
+    torch.testing.assert_close(*sums)
+
+
 def test_deterministic_sites_are_no_observations():
     def model(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
