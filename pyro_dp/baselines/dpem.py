@@ -101,18 +101,7 @@ class DPEM(IterativeMechanism):
         require_number("least_variance", least_variance, above=0.0, below=radius**2)
         require_count("num_steps", num_steps)
         require_number("sample_rate", sample_rate, above=0.0, below=1.0, closed=True)
-        settings = ReleaseSettings(
-            accountant=accountant,
-            num_steps=num_steps,
-            noise_multiplier=noise_multiplier,
-            bound=radius,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            microbatch_size=microbatch_size,
-            generator=generator,
-            secure=secure,
-        )
-        super().__init__(settings)
+        super().__init__(ReleaseSettings.among(locals(), bound=radius))
         self.radius = radius
         self.least_variance = least_variance
         self.weights = start.new_full((components,), 1 / components, dtype=torch.float64)

@@ -17,8 +17,7 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.baselines.langevin_target import global_latents, point_guide, suitable_loss
 from pyro_dp.infer.base import PrivateInference
-from pyro_dp.infer.svi.eager_step import EagerStep
-from pyro_dp.infer.svi.prepared_gradient import GradientStep
+from pyro_dp.infer.svi.eager_step import EagerStep, GradientStep
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.release_settings import ReleaseSettings
@@ -139,18 +138,8 @@ class DPSGLD(PrivateInference[PreparedChain]):
         self.step_size = step_size
         self.warmup_steps = warmup_steps
         self.init_loc_fn = init_loc_fn
-        settings = ReleaseSettings(
-            accountant=accountant,
-            num_steps=num_steps,
-            noise_multiplier=noise_multiplier,
-            bound=max_grad_norm,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            microbatch_size=microbatch_size,
-            generator=generator,
-            secure=secure,
-        )
-        super().__init__(model, _not_built, settings, plate=plate, slice_data=slice_data, jit=jit)
+        settings = ReleaseSettings.among(locals(), bound=max_grad_norm)
+        super().__init__(model, _not_built, settings, plate, slice_data, jit)
         self._position: Tensor | None = None
         self._samples: dict[str, list[Tensor]] = {}
 
@@ -231,12 +220,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
         if guide is _not_built:
             guide = point_guide(self.model, records, self.init_loc_fn)
         term, parameters = build_record_term(
-            loss,
-            self.model,
-            guide,
-            records,
-            privatize="latents",
-            microbatch_size=self.microbatch_size,
+            loss, self.model, guide, records, microbatch_size=self.microbatch_size
         )
         latents = global_latents(self.model, guide, records)
         (leaf,) = parameters.values()
@@ -248,21 +232,9 @@ class DPSGLD(PrivateInference[PreparedChain]):
         seen = torch.zeros_like(leaf, dtype=torch.bool)
         for latent in latents:
             seen[latent.start : latent.stop] = latent.name in term.latents
-        eager = EagerStep(
-            loss,
-            self.model,
-            guide,
-            term,
-            parameters,
-            "latents",
-            releases_loss=False,
-            has_bit=False,
-            microbatch_size=self.microbatch_size,
-        )
-        step = None
-        if term.vectorizes:
-            make = partial(TracedStep, eager, self._sum_type, sampler.usual_size)
-            step = self._traced(make, records)
+        own = (term, parameters, "latents", self.microbatch_size)
+        eager = EagerStep(loss, self.model, guide, *own)
+        step = self._traced(partial(TracedStep, eager, self._sum_type, sampler.usual_size), term)
         return PreparedChain(records, sampler, latents, leaf, seen, step or eager)
 
     @property

@@ -25,6 +25,7 @@ from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.arguments import described
 from pyro_dp.records.first_look import first_look
 from pyro_dp.records.prepared import Prepared
+from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError
@@ -56,7 +57,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         model: Callable,
         guide: Callable,
         settings: ReleaseSettings,
-        *,
         plate: str | None,
         slice_data: bool,
         jit: str,
@@ -186,11 +186,14 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         """Whether what was built still holds."""
         return not (self._traces_left and self._watched and self._watched.changed)
 
-    def _traced(self, trace: Callable[[Compiler], Any], records: Records) -> Any:
-        """The result of tracing, or None: with a warning, if no graph can be had."""
-        if not self._traces_left:
+    def _traced(self, trace: Callable[[Compiler], Any], term: RecordTerm) -> Any:
+        """The result of tracing, or None: with a warning, if no graph can be had.
+
+        That records are taken one at a time, had a warning of its own.
+        """
+        if not (self._traces_left and term.vectorizes):
             return None
-        self._watched = CapturedState(self.model, self.guide, *records.constants)
+        self._watched = CapturedState(self.model, self.guide, *term.records.constants)
         self._traces_left -= 1
         try:
             if not self._traces_left:

@@ -1,7 +1,9 @@
 """The settings that every step-wise private inference has, checked."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -45,6 +47,14 @@ class ReleaseSettings:
         require_flag("secure", self.secure)
         self._check_sampling()
         self._check_noise()
+
+    @classmethod
+    def among(cls, given: Mapping[str, Any], *, bound: float) -> "ReleaseSettings":
+        """
+        :param given: the arguments of an inference by name, these settings among them.
+        """
+        names = [each.name for each in fields(cls) if each.name != "bound"]
+        return cls(**{name: given[name] for name in names}, bound=bound)
 
     @property
     def calibrates(self) -> bool:

@@ -38,7 +38,7 @@ def build_record_term(
     guide: Callable,
     records: Records,
     *,
-    privatize: str,
+    privatize: str = "latents",
     microbatch_size: int | None = None,
 ) -> tuple[RecordTerm, dict[str, Tensor]]:
     """Initialise the parameters, run every check, and build the term whose gradients are released.

@@ -193,26 +193,8 @@ class DPSEP(PrivateInference[PreparedSites]):
         self.damping = damping
         self.centred = centred
         self.noise_aware = noise_aware
-        settings = ReleaseSettings(
-            accountant=accountant,
-            num_steps=num_steps,
-            noise_multiplier=noise_multiplier,
-            bound=max_factor_norm,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            microbatch_size=microbatch_size,
-            generator=generator,
-            secure=secure,
-        )
-        super().__init__(
-            model,
-            guide,
-            settings,
-            plate=plate,
-            slice_data=slice_data,
-            jit=jit,
-            report_clipping=report_clipping,
-        )
+        settings = ReleaseSettings.among(locals(), bound=max_factor_norm)
+        super().__init__(model, guide, settings, plate, slice_data, jit, report_clipping)
         default_weight = 1.0 if max_factor_norm == math.inf else 2.0 / max_factor_norm
         self._weight = precision_weight or default_weight
         self._share = 1.0 - (self._bit.share if self._bit else 0.0)
@@ -358,11 +340,8 @@ class DPSEP(PrivateInference[PreparedSites]):
             has_bit=self._bit is not None,
             microbatch_size=self.microbatch_size,
         )
-        if problem.likelihood.term.vectorizes:
-            trace = partial(
-                sites.trace, approximation.posterior, self._sum_type, sampler.usual_size
-            )
-            self._traced(trace, records)
+        trace = partial(sites.trace, approximation.posterior, self._sum_type, sampler.usual_size)
+        self._traced(trace, problem.likelihood.term)
         return PreparedSites(records, sampler, problem, sites)
 
     def _start(self, problem: EPProblem) -> Approximation:

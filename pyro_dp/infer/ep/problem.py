@@ -61,12 +61,7 @@ class EPProblem:
     ) -> "EPProblem":
         """:raises ModelError: model, guide and records do not fit, or not with these moments."""
         term, _ = build_record_term(
-            TraceEnum_ELBO(),
-            model,
-            guide,
-            records,
-            privatize="latents",
-            microbatch_size=microbatch_size,
+            TraceEnum_ELBO(), model, guide, records, microbatch_size=microbatch_size
         )
         if term.local:
             raise ModelError(_NO_ROWS.format(names=term.local.listed))

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.graphs.tracing import Compiler, NotTraceable
+from pyro_dp.graphs.tracing import Compiler
 from pyro_dp.infer.ep.gaussian import Gaussian
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import Structure
@@ -50,11 +50,7 @@ class SiteSum:
         self._unchecked = 0
 
     def trace(
-        self,
-        cavity: Gaussian,
-        sum_type: type[ClippedSum],
-        usual_size: int,
-        compiler: Compiler,
+        self, cavity: Gaussian, sum_type: type[ClippedSum], usual_size: int, compiler: Compiler
     ) -> None:
         """Use a graph from now on, and compare it with Pyro's code in the first steps.
 
@@ -62,8 +58,6 @@ class SiteSum:
         :param usual_size: number of records that few batches exceed.
         :raises NotTraceable: the sites come from more than a fixed sequence of tensor operations.
         """
-        if not self._term.vectorizes:
-            raise NotTraceable("records are taken one at a time")
 
         def contribute(bounds, public, indices, rows, tables) -> list[Contributions]:
             mean, spread = public

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
-from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep
+from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep, PreparedGradient
 from pyro_dp.infer.svi.exact_numbers import exact_loss, exact_norms
-from pyro_dp.infer.svi.prepared_gradient import PreparedGradient
 from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
 from pyro_dp.infer.svi.traced_step import TracedStep
@@ -192,26 +191,8 @@ class DPSVI(PrivateInference[PreparedGradient]):
         self.loss_clip = loss_clip
         self.loss_share = loss_share
         self._adaptive = adaptive
-        settings = ReleaseSettings(
-            accountant=accountant,
-            num_steps=num_steps,
-            noise_multiplier=noise_multiplier,
-            bound=bound,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            microbatch_size=microbatch_size,
-            generator=generator,
-            secure=secure,
-        )
-        super().__init__(
-            model,
-            guide,
-            settings,
-            plate=plate,
-            slice_data=slice_data,
-            jit=jit,
-            report_clipping=report_clipping,
-        )
+        settings = ReleaseSettings.among(locals(), bound=bound)
+        super().__init__(model, guide, settings, plate, slice_data, jit, report_clipping)
         if adaptive:
             self._bit = Block(1, 0.5, adaptive.share)
         of_bit, of_loss = self._bit.share if self._bit else 0.0, loss_share if loss_clip else 0.0
@@ -397,14 +378,11 @@ class DPSVI(PrivateInference[PreparedGradient]):
             term,
             parameters,
             self.privatize,
+            self.microbatch_size,
             releases_loss=self.loss_clip is not None,
             has_bit=self._bit is not None,
-            microbatch_size=self.microbatch_size,
         )
-        step = None
-        if term.vectorizes:
-            make = partial(TracedStep, eager, self._sum_type, sampler.usual_size)
-            step = self._traced(make, records)
+        step = self._traced(partial(TracedStep, eager, self._sum_type, sampler.usual_size), term)
         return PreparedGradient(records, sampler, term, parameters, step or eager)
 
     @property

@@ -18,7 +18,13 @@ from pyro_dp.graphs.factorisation import factorised
 from pyro_dp.graphs.tracing import Compiler, NotTraceable, trace
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, parted, pass_size, placeholder_batch
 from pyro_dp.infer.svi.coordinates import mean, mean_loss
-from pyro_dp.infer.svi.eager_step import EagerStep, LocalGradients
+from pyro_dp.infer.svi.eager_step import (
+    EagerStep,
+    Gradients,
+    LocalGradients,
+    LocalStreams,
+    NewStream,
+)
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions
 from pyro_dp.mechanism.outer_products import Joined
@@ -49,8 +55,6 @@ class TracedStep:
     def __init__(
         self, eager: EagerStep, sum_type: type[ClippedSum], usual_size: int, compiler: Compiler
     ):
-        if not eager.term.vectorizes:
-            raise NotTraceable("records are taken one at a time")
         if eager.term.local:
             raise NotTraceable("there are parameters with a row per record")
         self.eager = eager
@@ -75,11 +79,7 @@ class TracedStep:
         return self._size
 
     def add(
-        self,
-        clipped: ClippedSum,
-        draws: PublicTables,
-        indices: Tensor,
-        new_stream: Callable[[], np.random.Generator],
+        self, clipped: ClippedSum, draws: PublicTables, indices: Tensor, new_stream: NewStream
     ) -> list[LocalGradients]:
         """As :meth:`EagerStep.add`, without local parameters."""
         local = self._local_streams(new_stream)
@@ -101,9 +101,7 @@ class TracedStep:
             self._unchecked = max(0, self._unchecked - 1)
         return []
 
-    def gradients(
-        self, draws: PublicTables, released: Tensor
-    ) -> tuple[dict[str, Tensor | None], Tensor]:
+    def gradients(self, draws: PublicTables, released: Tensor) -> Gradients:
         """As :meth:`EagerStep.gradients`; a loss that is not released is NaN."""
         with torch.no_grad():
             found = list(self._pull_back(*self._public_inputs(draws), released))
@@ -117,9 +115,7 @@ class TracedStep:
         self.eager.draw(given)
         return [mode.draws.requested for mode in given]
 
-    def _local_streams(
-        self, new_stream: Callable[[], np.random.Generator]
-    ) -> list[LocalStream | None]:
+    def _local_streams(self, new_stream: NewStream) -> LocalStreams:
         """One per particle, where records have draws of their own."""
         if not self.eager.term.draws:
             return [None] * len(self._draws)
@@ -205,11 +201,7 @@ class TracedStep:
         return self.eager.draw([RecordMode(LocalDraws(table, in_place=True)) for table in public])
 
     def _check_sums(
-        self,
-        clipped: ClippedSum,
-        public: PublicTables,
-        chosen: Tensor,
-        local: list[LocalStream | None],
+        self, clipped: ClippedSum, public: PublicTables, chosen: Tensor, local: LocalStreams
     ) -> None:
         # Pyro's code holds the gradients of all records, of which a large model affords only a few.
         chosen = chosen[: max(1, _MOST_CHECKED // self._size)]
