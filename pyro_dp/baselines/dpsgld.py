@@ -23,9 +23,8 @@ from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.latents import Latent
-from pyro_dp.records.prepared import Prepared
 from pyro_dp.records.record_term_builder import build_record_term
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Prepared, Records
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.validation import require_count, require_scale, require_tensors, value_at
 

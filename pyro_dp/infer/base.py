@@ -24,9 +24,8 @@ from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.arguments import described
 from pyro_dp.records.first_look import first_look
-from pyro_dp.records.prepared import Prepared
 from pyro_dp.records.record_term import RecordTerm
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError
 from pyro_dp.utils.validation import require_choice, require_flag

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from pyro import poutine
+from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.site_checks import Runs, random_sites
+from pyro_dp.records.site_checks import Runs, Traces, random_sites
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 
@@ -58,17 +58,15 @@ def check_coupling(inside: Runs) -> None:
         return
 
 
-def _pair(
-    inside: Runs, count: int, integers: bool
-) -> tuple[dict[str, poutine.Trace], dict[str, poutine.Trace]] | None:
+def _pair(inside: Runs, count: int, integers: bool) -> tuple[Traces, Traces] | None:
     """Traces on two sets of rows, with the same latents."""
     records = inside.records
     length = count if records.slice_data else records.plate.size
     rows = [records.varied(length, seed, integers=integers) for seed in (1, 2)]
     indices = records.apart(count, length)
     try:
-        one = inside.on_public(rows[0], indices)
-        return one, inside.on_public(rows[1], indices, one)
+        one = inside.on(rows[0], public=True, indices=indices)
+        return one, inside.on(rows[1], public=True, indices=indices, replayed=one)
     except ModelError:
         return None
 
@@ -79,9 +77,7 @@ def _is_square(site: dict) -> bool:
     return bool(dims) and site["log_prob"].dim() > max(dims)
 
 
-def _first_terms(
-    trace: poutine.Trace, plate: PrivatePlate, count: int
-) -> Iterator[tuple[str, Tensor]]:
+def _first_terms(trace: Trace, plate: PrivatePlate, count: int) -> Iterator[tuple[str, Tensor]]:
     """Log densities of the first record's sites, by name."""
     for name, site in random_sites(trace).items():
         frame, log_prob = plate.frame(site), site["log_prob"]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to
 from torch.distributions.constraints import Constraint
 
-from pyro_dp.records.local_parameters import LocalParameters
+from pyro_dp.records.local_parameters import LocalParameters, leaves_of
 from pyro_dp.records.messengers import OneRecord, Outside
 from pyro_dp.records.plate import PrivatePlate, is_random
 from pyro_dp.records.record_elbo import record_loss
@@ -115,6 +115,7 @@ def draw_particle(
     elbo = Trace_ELBO() if isinstance(loss, TraceEnum_ELBO) else single_particle(loss)
     guide_sites, model_sites = _Sites(plate), _Sites(plate)
     args, kwargs = records.arguments(records.placeholder())
+    substitutes = given.substitutes if given else {}
     with (
         poutine.trace(param_only=True) as parameters,
         OneRecord(plate, torch.zeros(1, dtype=torch.long, device=records.device)),
@@ -123,13 +124,16 @@ def draw_particle(
         given or contextlib.nullcontext(),
     ):
         shown = Outside(plate)(model_sites(model)), Outside(plate)(guide_sites(guide))
-        if not (given and given.substitutes):
+        if not substitutes:
             outside = elbo.differentiable_loss(*shown, *args, **kwargs)
         else:
             surrogate, value = record_loss(elbo, *shown, args, kwargs)
             outside = value.detach() + (surrogate - surrogate.detach())
-    learnt = _unconstrained(parameters.trace, given.substitutes if given else {})
-    learnt = {name: leaf for name, leaf in learnt.items() if name not in local.leaves}
+    learnt = {
+        name: substitutes.get(id(leaf), leaf)
+        for name, leaf in leaves_of(parameters.trace).items()
+        if leaf.requires_grad and name not in local.leaves
+    }
     names = frozenset(parameters.trace.nodes)
     indices = model_sites.indices | guide_sites.indices
     particle = Particle(torch.as_tensor(outside), {}, {}, {}, indices, None, learnt, names)
@@ -178,11 +182,3 @@ def _detached(constraint: Constraint) -> Constraint:
         elif isinstance(value, Constraint):
             setattr(constraint, name, _detached(value))
     return constraint
-
-
-def _unconstrained(trace: poutine.Trace, substitutes: dict[int, Tensor]) -> dict[str, Tensor]:
-    """Those that are learnt, each once under its first name."""
-    leaves = {name: site["value"].unconstrained() for name, site in trace.nodes.items()}
-    first = {id(leaf): name for name, leaf in reversed(leaves.items())}
-    learnt = {n: x for n, x in leaves.items() if x.requires_grad and first[id(x)] == n}
-    return {n: substitutes.get(id(x), x) for n, x in learnt.items()}

@@ -44,8 +44,9 @@ from torch.distributions.constraints import Constraint, real
 from pyro_dp.records.messengers import OneRecord
 from pyro_dp.records.plate import is_random
 from pyro_dp.records.records import Records
-from pyro_dp.records.row_views import OwnRow, Substitution, shown
+from pyro_dp.records.row_views import OwnRow, shown
 from pyro_dp.records.sandbox import guarded, whole_tensors
+from pyro_dp.records.torch_modes import Substitution
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
@@ -172,7 +173,7 @@ def find_local_parameters(
         _, parameters = _run_at(model, guide, records, 0, {})
     candidates = {
         name: leaf
-        for name, leaf in _leaves(parameters).items()
+        for name, leaf in leaves_of(parameters).items()
         if plate.size in leaf.shape and leaf.requires_grad and name not in marked.leaves
     }
     if not candidates:
@@ -226,7 +227,8 @@ def _run_at(
     return [of_guide, of_model], parameters.trace
 
 
-def _leaves(parameters: poutine.Trace) -> dict[str, Tensor]:
+def leaves_of(parameters: poutine.Trace) -> dict[str, Tensor]:
+    """Unconstrained parameters, each once under its first name."""
     leaves = {name: site["value"].unconstrained() for name, site in parameters.nodes.items()}
     first = {id(leaf): name for name, leaf in reversed(leaves.items())}
     return {name: leaf for name, leaf in leaves.items() if first[id(leaf)] == name}

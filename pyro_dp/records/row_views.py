@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.distributions import transform_to
 from torch.distributions.constraints import Constraint
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
-from pyro_dp.records.torch_modes import substituted
+from pyro_dp.records.torch_modes import Substitution
 
 
 @dataclass(frozen=True)
@@ -61,24 +60,6 @@ def shown(rows: dict[str, OwnRow]) -> Iterator[None]:
         yield
 
 
-class Substitution(TorchFunctionMode):
-    """Torch functions get other tensors in place of some.
-
-    :param substitutes: by ``id``.
-    """
-
-    def __init__(self, substitutes: dict[int, Tensor]):
-        super().__init__()
-        self.substitutes = substitutes
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if self.substitutes:
-            args = substituted(args, self.substitutes)
-            kwargs = {k: substituted(value, self.substitutes) for k, value in kwargs.items()}
-        return func(*args, **kwargs)
-
-
 @dataclass(frozen=True)
 class _Repeated:
     """A row several times.
@@ -112,9 +93,8 @@ class _OwnRows(Substitution):
         return self._repeated.get(id(self.substitutes.get(id(tensor), tensor)))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
         if func in _READERS:
-            read = _READERS[func](self, *args, **kwargs)
+            read = _READERS[func](self, *args, **(kwargs or {}))
             if read is not None:
                 return read
         return super().__torch_function__(func, types, args, kwargs)

@@ -1,12 +1,12 @@
 """Structural checks of the sites of model and guide: which lie where, and what they may read."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from pyro import poutine
 from pyro.infer import ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
-from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.records.global_draw import Particle
@@ -21,6 +21,7 @@ from pyro_dp.utils.rng import forked_rng
 
 _COMPARED = ("value", "log_prob")
 Sites = dict[str, dict]
+Traces = dict[str, poutine.Trace]  # of guide and model
 
 
 class Runs:
@@ -59,28 +60,16 @@ class Runs:
         own = (self._model, self._guide, self.records)
         return Runs(*own, view, self.local, self._state, factor)
 
-    def on(self, arguments: Arguments) -> dict[str, poutine.Trace]:
-        """Traces of guide and model, for one record, of which they keep nothing."""
-        with self._state.preserved():
-            return self._run(arguments)
+    def on(self, arguments: Arguments, **options: Any) -> Traces:
+        """Traces for these rows, of which model and guide keep nothing.
 
-    def on_public(
-        self,
-        arguments: Arguments,
-        indices: Tensor | None = None,
-        replayed: dict[str, poutine.Trace] | None = None,
-    ) -> dict[str, poutine.Trace]:
-        """The same for public rows, of which they keep nothing, either.
-
-        :param indices: of so many records at once, (k,); by default of the first one.
-        :param replayed: traces whose latents are used.
+        :param options: ``public`` rows; ``indices`` of so many records at once, (k,), by default of
+            the first one; ``replayed``, traces whose latents are used.
         """
         with self._state.preserved():
-            return self._run(arguments, public=True, indices=indices, replayed=replayed)
+            return self._run(arguments, **options)
 
-    def _run(
-        self, arguments, *, public=False, indices=None, replayed=None
-    ) -> dict[str, poutine.Trace]:
+    def _run(self, arguments, *, public=False, indices=None, replayed=None) -> Traces:
         args, kwargs = arguments
         plate = self.records.plate
         if indices is None:
@@ -113,9 +102,11 @@ def check_outside(outside: Runs) -> None:
     where = f"lies outside the private plate {records.plate.name!r} but depends on"
     problem = f"{where} the data: only sites inside the plate may read them."
     length = 1 if records.slice_data else records.plate.size
-    on_others = _unless_it_fails(outside, records.varied(length, seed=1))
-    if on_others is not None:
-        _require_same_sites(outside.public, on_others, problem)
+    try:
+        on_others = outside.on(records.varied(length, seed=1), public=True)
+    except ModelError:  # rows that vary need not be in the model's domain
+        on_others = outside.public
+    _require_same_sites(outside.public, on_others, problem)
     for i in records.examples():
         on_data = outside.on(records.arguments(records.row(i)))
         _require_same_sites(outside.public, on_data, problem)
@@ -127,24 +118,16 @@ def check_outside(outside: Runs) -> None:
         _require_same_sites(outside.public, other_rows, problem)
     if records.slice_data:
         whole = records.arguments(records.placeholder(), length=records.plate.size)
-        _require_same_sites(
-            outside.public,
-            outside.on_public(whole, torch.arange(records.plate.size, device=records.device)),
+        indices = torch.arange(records.plate.size, device=records.device)
+        problem = (
             f"{where} the length of the data, which is 1 for a model that is shown one record: "
-            "pass N as an argument.",
+            "pass N as an argument."
         )
+        on_whole = outside.on(whole, public=True, indices=indices)
+        _require_same_sites(outside.public, on_whole, problem)
 
 
-def _unless_it_fails(runs: Runs, arguments: Arguments) -> dict[str, poutine.Trace] | None:
-    try:
-        return runs.on_public(arguments)
-    except ModelError:  # rows that vary need not be in the model's domain
-        return None
-
-
-def _require_same_sites(
-    public: dict[str, poutine.Trace], other: dict[str, poutine.Trace], problem: str
-) -> None:
+def _require_same_sites(public: Traces, other: Traces, problem: str) -> None:
     for part, trace in public.items():
         expected, sites = random_sites(trace), random_sites(other[part])
         for name in expected.keys() | sites.keys():

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from pyro.distributions import Distribution
 from torch import Tensor
@@ -62,18 +61,19 @@ class Draws:
 
         :param draw: number of this draw: another number, other values.
         """
-        return self._tensor(self._stream.uniform(self._indices.cpu().numpy(), draw, size))
+        return self._numbers("uniform", draw, size)
 
     def normal(self, draw: int, size: int) -> Tensor:
         """Standard normal; otherwise as :meth:`uniform`."""
-        return self._tensor(self._stream.normal(self._indices.cpu().numpy(), draw, size))
+        return self._numbers("normal", draw, size)
 
     def of(self, b: int) -> "Draws":
         """Those of one of the records."""
         return Draws(self._stream, self._indices[b : b + 1])
 
-    def _tensor(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self._indices.device)
+    def _numbers(self, kind: str, draw: int, size: int) -> Tensor:
+        numbers = getattr(self._stream, kind)(self._indices.cpu().numpy(), draw, size)
+        return torch.from_numpy(numbers).to(self._indices.device)
 
 
 OTHER_SHAPE = "Statistic {name!r} has another shape than its model declares."

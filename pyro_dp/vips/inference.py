@@ -31,8 +31,7 @@ from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.arguments import as_tensors
 from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.prepared import Prepared
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number

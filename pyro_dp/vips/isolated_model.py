@@ -158,13 +158,9 @@ class _Recorded(Draws):
         self._draws = draws
         self.requests: list[Request] = []
 
-    def uniform(self, draw: int, size: int) -> Tensor:
-        self.requests.append(("uniform", draw, size))
-        return self._draws.uniform(draw, size)
-
-    def normal(self, draw: int, size: int) -> Tensor:
-        self.requests.append(("normal", draw, size))
-        return self._draws.normal(draw, size)
+    def _numbers(self, kind: str, draw: int, size: int) -> Tensor:
+        self.requests.append((kind, draw, size))
+        return self._draws._numbers(kind, draw, size)
 
 
 class _Table(Draws):
@@ -173,11 +169,8 @@ class _Table(Draws):
     def __init__(self, known: Mapping[Request, Tensor]):
         self._known = known
 
-    def uniform(self, draw: int, size: int) -> Tensor:
-        return self._known["uniform", draw, size]
-
-    def normal(self, draw: int, size: int) -> Tensor:
-        return self._known["normal", draw, size]
+    def _numbers(self, kind: str, draw: int, size: int) -> Tensor:
+        return self._known[kind, draw, size]
 
 
 def _public_draws(indices: Tensor) -> Draws:

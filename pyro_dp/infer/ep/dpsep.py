@@ -36,8 +36,7 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
-from pyro_dp.records.prepared import Prepared
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Prepared, Records
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning, ModelError
 from pyro_dp.utils.linalg import cholesky, dense
 from pyro_dp.utils.rng import private_rng

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.tracing import tracing
 from pyro_dp.records.global_draw import Particle
+from pyro_dp.records.record_elbo import record_loss
 from pyro_dp.records.record_term import RecordTerm
 
 
@@ -27,7 +28,8 @@ class Likelihood:
 
     def log_prob(self, z: Tensor, index: Tensor, row: list[Tensor]) -> Tensor:
         """Scalar; enumerated latents of the record are summed out."""
-        _, loss = self.term.loss_of(self.particle, self._split(z), index, row)
+        with self.term.shown(self.particle, self._split(z), index, row) as shown:
+            _, loss = record_loss(self.term.loss, *shown)
         return -loss
 
     def observations(self, z: Tensor, index: Tensor, row: list[Tensor]) -> list[dict]:

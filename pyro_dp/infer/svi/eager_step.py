@@ -19,8 +19,8 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Measured, Rows, with_bit
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.global_draw import Particle, draw_particle
-from pyro_dp.records.prepared import Prepared
 from pyro_dp.records.record_term import Batch, RecordTerm
+from pyro_dp.records.records import Prepared
 from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import private_rng
