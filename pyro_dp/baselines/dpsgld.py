@@ -81,8 +81,8 @@ class DPSGLD(PrivateInference[PreparedChain]):
         observations. Its global latents are continuous; discrete latents of a record are summed out
         where they are marked with ``infer={"enumerate": "parallel"}``; it can have no other latents
         inside the plate, and no parameters.
-    :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
-        after the other.
+    :param accountant: as for :class:`DPSVI`, as are plate, sample_rate, sampling, microbatch_size,
+        slice_data, jit, generator and secure.
     :param num_steps: number of steps of :meth:`run`.
     :param step_size: h > 0, in squared units of u; or a function of the step number (from 0) that
         gives it, as Welling & Teh's ``lambda t: a * (b + t) ** -gamma``. All samples count equally
@@ -94,13 +94,6 @@ class DPSGLD(PrivateInference[PreparedChain]):
         ``noise_multiplier=0``.
     :param init_loc_fn: where the chain starts, by site, as for an autoguide: see
         ``pyro.infer.autoguide.initialization``.
-    :param plate: name of the private plate; found if exactly one plate holds observations.
-    :param sample_rate: expected fraction of the records in a step, in (0, 1]. ``None`` takes
-        subsample_size / size from the plate.
-    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
-        only); "full".
-    :param microbatch_size: at most so many per-record gradients are held at a time.
-    :param slice_data: as for :class:`DPSVI`, as are jit, generator and secure.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 

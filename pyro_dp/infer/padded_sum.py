@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -122,8 +123,5 @@ def pass_size(batch: int, limit: int | None) -> int:
 
 def parted(flat: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
     """Consecutive parts of these sizes, and the rest."""
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(list(flat[start : start + size]))
-        start += size
-    return [*parts, list(flat[start:])]
+    rest = iter(flat)
+    return [list(islice(rest, size)) for size in sizes] + [list(rest)]

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -182,3 +182,13 @@ def _detached(constraint: Constraint) -> Constraint:
         elif isinstance(value, Constraint):
             setattr(constraint, name, _detached(value))
     return constraint
+
+
+def unflat(vector: Tensor, likes: Iterable[Tensor]) -> list[Tensor]:
+    """Parts of a vector in the shapes and dtypes of these tensors."""
+    parts, start = [], 0
+    for like in likes:
+        part = vector[start : start + like.numel()]
+        parts.append(part.reshape(like.shape).to(like.dtype))
+        start += like.numel()
+    return parts

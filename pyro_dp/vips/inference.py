@@ -68,8 +68,8 @@ class VIPS(IterativeMechanism):
     not include the uncertainty that noise adds, nor what clipping does.
 
     :param model: one of :mod:`pyro_dp.vips`, or another :class:`ConjugateModel`.
-    :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
-        after the other.
+    :param accountant: as for :class:`DPSVI`, as are sampling, generator and secure. What a model
+        starts from is public, and comes from torch's global generator, not from ``generator``.
     :param num_steps: number of steps of :meth:`run`; with ``noise_multiplier=None`` also the most
         steps there can be. 1 where all statistics are static.
     :param noise_multiplier: standard deviation sigma of a step's noise in units of the bounds, were
@@ -78,20 +78,11 @@ class VIPS(IterativeMechanism):
         such a release it is larger than what the accountant gives for the steps alone. 0: plain
         variational Bayes, not private.
     :param sample_rate: expected fraction of the records in a step, in (0, 1].
-    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
-        only); "full".
     :param step_size: (tau0, kappa) of rho_t = (tau0 + t)^-kappa, t = 1, 2, ...; tau0 >= 0, kappa in
         [0, 1]. kappa = 0 forgets all earlier steps, (0, 1) averages them all; between them, noise
         is averaged and what early, poorer posteriors said is forgotten. ``None``: the model's own.
     :param microbatch_size: at most so many records are worked on at a time; the result is the same.
         ``None``: as the model says.
-    :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
-        against anyone who can guess the seed, and runs with equal seeds and separate accountants
-        share their noise; the ledger says so. What a model starts from is public, and comes from
-        torch's global generator.
-    :param secure: noise and sampling from the operating system's cryptographic generator, sums and
-        noise in integers: against attacks on floating-point numbers and on generators, listed in
-        :mod:`pyro_dp.mechanism.fixed_point`. Refused with ``generator``.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 

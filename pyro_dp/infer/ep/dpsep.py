@@ -107,8 +107,8 @@ class DPSEP(PrivateInference[PreparedSites]):
     :param guide: ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoMultivariateNormal``, or a
         hand-written one of ``Normal`` and ``MultivariateNormal`` sites. Its initial values are the
         first q.
-    :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
-        after the other.
+    :param accountant: as for :class:`DPSVI`, as are plate, sampling, microbatch_size, slice_data,
+        generator, secure and report_clipping.
     :param num_steps: number of steps of :meth:`run`. 20 to 50 on full batches serve regressions.
     :param noise_multiplier: standard deviation sigma of the noise in units of C, but for what
         ``report_clipping`` takes of the cost. ``None``: the
@@ -120,11 +120,8 @@ class DPSEP(PrivateInference[PreparedSites]):
     :param damping: weight in (0, 1] of a new estimate in f, or a function of the step number that
         gives it. ``None``: 1 until the posterior has arrived, up to noise, then the average of all
         estimates since; with a step control that judges what was released.
-    :param plate: name of the private plate; found if exactly one plate holds observations.
     :param sample_rate: expected fraction of the records in a step, in (0, 1]. Full batches use the
         budget best.
-    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
-        only); "full".
     :param moments: "linear" (the observation depends on the latents through one or two numbers per
         element; exact for generalised linear models), "stein" (any twice differentiable
         likelihood), "auto": linear where it applies. ``repr`` tells which.
@@ -136,15 +133,9 @@ class DPSEP(PrivateInference[PreparedSites]):
     :param centred: release eta_n - Lambda_n m, m the cavity mean, rather than eta_n. Then the
         precision's noise does not move the mean.
     :param noise_aware: whether the guide holds the noise-aware posterior or the plain one.
-    :param microbatch_size: at most so many records are worked on at a time.
-    :param slice_data: the model is written for whole tensors (``with pyro.plate("data", len(x))``)
-        and is shown rows of them; otherwise it indexes its arguments with the plate's indices.
     :param jit: "none": Pyro code in every step; "trace": sites come from a graph that is traced
         once; "compile": the same, as machine code (needs a C++ compiler). A few dozen steps on full
         batches gain little: tracing takes a second or two, compiling up to a minute.
-    :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
-        against anyone who can guess the seed, and the ledger says so.
-    :param secure: as for :class:`DPSVI`, as is ``report_clipping``.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.tracing import tracing
-from pyro_dp.records.global_draw import Particle
+from pyro_dp.records.global_draw import Particle, unflat
 from pyro_dp.records.record_elbo import record_loss
 from pyro_dp.records.record_term import RecordTerm
 
@@ -43,12 +43,8 @@ class Likelihood:
 
     def _split(self, z: Tensor) -> dict[str, Tensor]:
         """Latents by name, in the model's own precision, from the flat vector (d,)."""
-        latents, start = {}, 0
-        for name, u in self.particle.latents.items():
-            part = z[start : start + u.numel()]
-            latents[name] = part.reshape(u.shape).to(u.dtype)
-            start += u.numel()
-        return latents
+        latents = self.particle.latents
+        return dict(zip(latents, unflat(z, latents.values()), strict=True))
 
     def for_each(
         self, key: str, function: Callable, z: Tensor, indices: Tensor, rows: list[Tensor]

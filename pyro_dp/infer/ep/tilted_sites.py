@@ -95,11 +95,8 @@ class LinearMoments:
         """
         jacobians, precisions, residuals = [], [], []
         for family, numbers, jacobian, rest in self._predictors(mean, indices, rows):
-            tilted = tilted_moments(
-                partial(family.log_prob, rest=rest),
-                numbers,
-                _quadratic(jacobian, spread),
-            )
+            log_prob = partial(family.log_prob, rest=rest)
+            tilted = tilted_moments(log_prob, numbers, _quadratic(jacobian, spread))
             precision, residual = tilted.site()
             jacobians.append(jacobian.flatten(1, 2).double())
             precisions.append(_block_diagonal(precision))

@@ -96,11 +96,8 @@ class SigmoidBeliefNetwork(ConjugateModel):
         self.pixels = require_count("pixels", pixels)
         self.units = require_count("units", units)
         self.sweeps = require_count("sweeps", sweeps)
-        a, b, self.bias_scale = (
-            require_scale(name, value)
-            for name, value in (("a", a), ("b", b), ("bias_scale", bias_scale))
-        )
-        self.prior = ShrinkagePrior(a, b)
+        self.prior = ShrinkagePrior(require_scale("a", a), require_scale("b", b))
+        self.bias_scale = require_scale("bias_scale", bias_scale)
 
     @property
     def statistics(self) -> Mapping[str, Statistic]:
