@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pyro.poutine import Trace
 from torch import Tensor
 
-from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.site_checks import Runs, Traces, random_sites
+from pyro_dp.records.plate import PrivatePlate, Traces, random_sites
+from pyro_dp.records.site_checks import Runs
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 

@@ -18,7 +18,7 @@ from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_c
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.captured_data import refuse_numbers
 from pyro_dp.records.messengers import OneRecord, no_sites
-from pyro_dp.records.plate import is_random
+from pyro_dp.records.plate import random_sites, traced
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.agreement import agree
@@ -113,15 +113,11 @@ def _terms_afterwards(
     first = torch.zeros(1, dtype=torch.long, device=records.device)
     torch.manual_seed(0)
     with OneRecord(records.plate, first), contextlib.suppress(Exception):  # later checks say why
-        of_guide = poutine.trace(guide).get_trace(*args, **kwargs)
-        of_model = poutine.trace(poutine.replay(model, trace=of_guide)).get_trace(*args, **kwargs)
-        terms = {}
-        for part, trace in (("guide", of_guide), ("model", of_model)):
-            trace.compute_log_prob(lambda name, site: is_random(site))
-            for name, site in trace.nodes.items():
-                if is_random(site):
-                    terms[part, name] = site["log_prob"].detach()
-        return terms
+        return {
+            (part, name): site["log_prob"].detach()
+            for part, trace in traced(model, guide, args, kwargs).items()
+            for name, site in random_sites(trace).items()
+        }
     return {}
 
 

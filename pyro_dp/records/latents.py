@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Transform, biject_to, constraints
 from torch.distributions.constraints import Constraint
 
-from pyro_dp.records.site_checks import Sites
+from pyro_dp.records.plate import Sites
 from pyro_dp.utils.errors import ModelError
 
 

@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.distributions.constraints import Constraint, real
 
 from pyro_dp.records.messengers import OneRecord
-from pyro_dp.records.plate import is_random
+from pyro_dp.records.plate import Traces, random_sites, traced
 from pyro_dp.records.records import Records
 from pyro_dp.records.row_views import OwnRow, shown
 from pyro_dp.records.sandbox import guarded, whole_tensors
@@ -199,7 +199,7 @@ def find_local_parameters(
 
 def _run_at(
     model: Callable, guide: Callable, records: Records, index: int, values: dict[int, Tensor]
-) -> tuple[list[poutine.Trace], poutine.Trace]:
+) -> tuple[Traces, poutine.Trace]:
     """Guide, and model replayed against it, at one index of the plate, with other parameters.
 
     Draws are the same each time: the public generator is put back.
@@ -220,11 +220,8 @@ def _run_at(
         poutine.trace(param_only=True) as parameters,
         OneRecord(records.plate, position),
     ):
-        of_guide = poutine.trace(guide).get_trace(*args, **kwargs)
-        of_model = poutine.trace(poutine.replay(model, trace=of_guide)).get_trace(*args, **kwargs)
-        for trace in (of_guide, of_model):
-            trace.compute_log_prob(lambda name, site: is_random(site))
-    return [of_guide, of_model], parameters.trace
+        traces = traced(model, guide, args, kwargs)
+    return traces, parameters.trace
 
 
 def leaves_of(parameters: poutine.Trace) -> dict[str, Tensor]:
@@ -244,9 +241,8 @@ def _gradients_at(
         traces, _ = _run_at(model, guide, records, index, substitutes)
         terms = [
             site["log_prob"].sum()
-            for trace in traces
-            for site in trace.nodes.values()
-            if is_random(site)
+            for trace in traces.values()
+            for site in random_sites(trace).values()
         ]
         total = sum((term for term in terms if term.requires_grad), torch.tensor(0.0))
     if not total.requires_grad:

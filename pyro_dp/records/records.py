@@ -166,7 +166,9 @@ class Records:
                 continue
             if version(self._given[i]) != self._versions[i]:
                 raise ModelError(_OTHER_DATA.format(what=f"{name!r} was changed in place"))
-            if not _equal(self._leaves[i], later._leaves[j]):
+            one, other = self._leaves[i], later._leaves[j]
+            alike = one.shape == other.shape and one.dtype == other.dtype
+            if not (alike and torch.equal(one, other.to(one.device))):
                 raise ModelError(_OTHER_DATA.format(what=f"{name!r} has other values"))
         if self._data != later._data:
             raise ModelError(_OTHER_DATA.format(what="other arguments have a row per record"))
@@ -190,11 +192,6 @@ def _same(new: Any, old: Any, known: int) -> bool:
     if new is old:
         return True
     return isinstance(new, (bool, int, float, str)) and type(new) is type(old) and new == old
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    alike = one.shape == other.shape and one.dtype == other.dtype
-    return alike and torch.equal(one, other.to(one.device))
 
 
 def _memory(tensor: Tensor) -> tuple:

@@ -35,18 +35,10 @@ class OwnRow:
     row: Tensor
     constraint: Constraint | None
 
-    @property
-    def unconstrained(self) -> "_Repeated":
-        return self._repeated(self.row.unsqueeze(self.dim))
-
-    @property
-    def constrained(self) -> "_Repeated":
+    def repeated(self, *, constrained: bool) -> "_Repeated":
         single = self.row.unsqueeze(self.dim)
-        if self.constraint is not None:
+        if constrained and self.constraint is not None:
             single = transform_to(self.constraint)(single)
-        return self._repeated(single)
-
-    def _repeated(self, single: Tensor) -> "_Repeated":
         return _Repeated.of(single, self.dim, self.leaf.shape[self.dim])
 
 
@@ -83,7 +75,8 @@ class _OwnRows(Substitution):
 
     def __init__(self, rows: dict[str, OwnRow]):
         self._repeated: dict[int, _Repeated] = {}
-        super().__init__({id(own.leaf): self.keep(own.unconstrained) for own in rows.values()})
+        values = {id(x.leaf): self.keep(x.repeated(constrained=False)) for x in rows.values()}
+        super().__init__(values)
 
     def keep(self, repeated: _Repeated) -> Tensor:
         self._repeated[id(repeated.whole)] = repeated
@@ -112,7 +105,7 @@ class _OwnParams(Messenger):
         row = self.rows.get(msg["name"])
         if row is None or msg["value"] is not None:
             return
-        value: Any = self.own.keep(row.constrained)
+        value: Any = self.own.keep(row.repeated(constrained=True))
         value.unconstrained = lambda: row.leaf
         # Plates note here which rows they took; on the leaf, that would tell who was sampled.
         value._pyro_unconstrained_param = torch.empty(0)

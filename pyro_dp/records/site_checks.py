@@ -12,7 +12,7 @@ from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.records.messengers import OneRecord, Outside
-from pyro_dp.records.plate import PrivatePlate, is_random
+from pyro_dp.records.plate import PrivatePlate, Traces, random_sites, traced
 from pyro_dp.records.records import Arguments, Records
 from pyro_dp.records.sandbox import guarded, whole_tensors
 from pyro_dp.utils.agreement import agree
@@ -20,8 +20,6 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 
 _COMPARED = ("value", "log_prob")
-Sites = dict[str, dict]
-Traces = dict[str, poutine.Trace]  # of guide and model
 
 
 class Runs:
@@ -85,15 +83,7 @@ class Runs:
             if replayed is not None:
                 guide = poutine.replay(guide, trace=replayed["guide"])
                 model = poutine.replay(model, trace=replayed["model"])
-            guide = poutine.trace(guide).get_trace(*args, **kwargs)
-            model = poutine.trace(poutine.replay(model, trace=guide)).get_trace(*args, **kwargs)
-            for trace in (guide, model):
-                trace.compute_log_prob(lambda name, site: is_random(site))
-        return {"guide": guide, "model": model}
-
-
-def random_sites(trace: poutine.Trace) -> Sites:
-    return {name: site for name, site in trace.nodes.items() if is_random(site)}
+            return traced(model, guide, args, kwargs)
 
 
 def check_outside(outside: Runs) -> None:

@@ -122,12 +122,9 @@ class VIPS(IterativeMechanism):
         self._own = None if _is_ours(model) else CapturedState(*_methods(model))
         e_step: Any = model if self._own is None else IsolatedModel(model, self._own)
         self._e_step = e_step
-        self._once = (
-            StatisticsSum(e_step, once, self.microbatch_size, self._sum_type) if once else None
-        )
-        self._each = (
-            StatisticsSum(e_step, each, self.microbatch_size, self._sum_type) if each else None
-        )
+        own = (self.microbatch_size, self._sum_type)
+        self._once = StatisticsSum(e_step, once, *own) if once else None
+        self._each = StatisticsSum(e_step, each, *own) if each else None
         if not each and num_steps != 1:
             raise ConfigurationError(
                 f"num_steps must be 1: all statistics of {type(model).__name__} are static, and "

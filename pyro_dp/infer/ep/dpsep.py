@@ -11,9 +11,8 @@ averaged once the posterior has arrived (:mod:`pyro_dp.infer.ep.step_control`). 
 gamma / N per record: there the signal-to-noise ratio of one step is that of one record.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -212,7 +211,7 @@ class DPSEP(PrivateInference[PreparedSites]):
         released, *bit = self._release(clipped, prepared.sampler)
         if self._bit:
             self._add_bit(self._bit, bit[0], prepared)
-        with _within_the_numbers():
+        try:
             rate = prepared.sampler.sample_rate
             change, approximation = self._approximation.updated(
                 released, cavity, damping=damping, noise=self._noise(rate), sample_rate=rate
@@ -222,6 +221,11 @@ class DPSEP(PrivateInference[PreparedSites]):
             if not (mean.isfinite().all() and covariance.isfinite().all() and variances.min() > 0):
                 raise ArithmeticError
             prepared.problem.guide.write(mean, covariance)
+        except (ArithmeticError, torch.linalg.LinAlgError):
+            raise ConfigurationError(
+                "The posterior left the finite numbers, and stays where it was; the release was "
+                "spent. Use a smaller max_factor_norm or damping, or other units."
+            ) from None
         self._known = approximation
         return change
 
@@ -386,15 +390,3 @@ class DPSEP(PrivateInference[PreparedSites]):
         cavity = self._approximation.cavity(prepared.records.plate.size)
         with private_rng(stream):
             return torch.cat([prepared.sites.norms(cavity, chosen) for chosen in batches])
-
-
-@contextlib.contextmanager
-def _within_the_numbers() -> Iterator[None]:
-    """An update that fails leaves everything as the step before did; the release is spent."""
-    try:
-        yield
-    except (ArithmeticError, torch.linalg.LinAlgError):
-        raise ConfigurationError(
-            "The posterior left the finite numbers, and stays where it was; the release was spent. "
-            "Use a smaller max_factor_norm or damping, or other units."
-        ) from None

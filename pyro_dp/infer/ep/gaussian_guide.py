@@ -14,10 +14,9 @@ from torch.distributions import transform_to
 from torch.distributions.constraints import Constraint
 
 from pyro_dp.records.latents import Latent, latents_of
-from pyro_dp.records.plate import PrivatePlate
+from pyro_dp.records.plate import PrivatePlate, Sites, random_sites
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.site_checks import Sites, random_sites
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import cholesky, inverse
 from pyro_dp.utils.rng import forked_rng

@@ -80,7 +80,11 @@ class Likelihood:
                 if like is None:
                     raise
                 result = None
-            results.append(result if like is None or _alike(result, like) else _broken(like))
+            if like is not None and not _alike(result, like):
+                result = pytree.tree_map(
+                    lambda x: torch.full_like(x, torch.nan if x.is_floating_point() else 0), like
+                )
+            results.append(result)
         return self._remembered(key, pytree.tree_map(lambda *each: torch.stack(each), *results))
 
     def _remembered(self, key: str, stacked: Any) -> Any:
@@ -94,13 +98,3 @@ def _alike(one: Any, other: Any) -> bool:
     return our_tree == their_tree and all(
         a.shape == b.shape and a.dtype == b.dtype for a, b in zip(ours, theirs, strict=True)
     )
-
-
-def _broken(like: Any) -> Any:
-    """NaN in the shape of this tree."""
-
-    def nan(tensor: Tensor) -> Tensor:
-        floating = tensor.is_floating_point()
-        return torch.full_like(tensor, torch.nan) if floating else torch.zeros_like(tensor)
-
-    return pytree.tree_map(nan, like)

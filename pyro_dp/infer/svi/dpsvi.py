@@ -171,8 +171,10 @@ class DPSVI(PrivateInference[PreparedGradient]):
                 "optim must be a pyro.optim optimizer, for example pyro.optim.Adam({'lr': 0.01})."
             )
         if type(loss) not in _LOSSES:
-            names = ", ".join(kind.__name__ for kind in _LOSSES)
-            raise ConfigurationError(f"loss must be one of {names}, not {_kind(loss)}.")
+            names, given = ", ".join(kind.__name__ for kind in _LOSSES), type(loss).__name__
+            if isinstance(loss, type):
+                given = f"the class itself: write {loss.__name__}()"
+            raise ConfigurationError(f"loss must be one of {names}, not {given}.")
         require_count("loss.num_particles", loss.num_particles)
         require_choice("privatize", privatize, tuple(COORDINATES))
         adaptive = max_grad_norm if isinstance(max_grad_norm, AdaptiveClip) else None
@@ -417,10 +419,3 @@ class DPSVI(PrivateInference[PreparedGradient]):
 
     def _exact(self) -> dict[str, Callable]:
         return {"loss": exact_loss, "gradient_norms": exact_norms}
-
-
-def _kind(loss: Any) -> str:
-    """What was passed instead of a loss."""
-    if isinstance(loss, type):
-        return f"the class itself: write {loss.__name__}()"
-    return type(loss).__name__

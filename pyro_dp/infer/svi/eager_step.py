@@ -65,10 +65,8 @@ class EagerStep:
 
     def draw(self, given: Sequence[RecordMode] | None = None) -> list[Particle]:
         """Public draws of the global latents, one per particle."""
-        return [
-            self._particle(None if given is None else given[k])
-            for k in range(self.loss.num_particles)
-        ]
+        modes: Sequence[RecordMode | None] = given or [None] * self.loss.num_particles
+        return [self._particle(mode) for mode in modes]
 
     def size(self, draws: list[Particle]) -> int:
         """Number of coordinates of the gradient's block."""
