@@ -3,7 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from pyro import poutine
@@ -150,14 +150,13 @@ def draw_particle(
     return particle
 
 
+@dataclass(eq=False, repr=False)
 class _Sites(Messenger):
     """Keeps the sample sites outside the plate."""
 
-    def __init__(self, plate: PrivatePlate):
-        super().__init__()
-        self.plate = plate
-        self.found: dict[str, dict] = {}
-        self.indices: dict[str, Tensor] = {}  # of the other plates, which may subsample
+    plate: PrivatePlate
+    found: dict[str, dict] = field(default_factory=dict)
+    indices: dict[str, Tensor] = field(default_factory=dict)  # of other plates, if they subsample
 
     def _pyro_post_sample(self, msg: dict) -> None:
         if is_random(msg) and not self.plate.holds(msg):

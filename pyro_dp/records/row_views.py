@@ -93,13 +93,12 @@ class _OwnRows(Substitution):
         return super().__torch_function__(func, types, args, kwargs)
 
 
+@dataclass(eq=False, repr=False)
 class _OwnParams(Messenger):
     """Answers ``pyro.param`` with the record's own row, so that only one row is constrained."""
 
-    def __init__(self, rows: dict[str, OwnRow], own: _OwnRows):
-        super().__init__()
-        self.rows = rows
-        self.own = own
+    rows: dict[str, OwnRow]
+    own: _OwnRows
 
     def _pyro_param(self, msg: dict) -> None:
         row = self.rows.get(msg["name"])

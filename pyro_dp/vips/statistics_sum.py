@@ -41,11 +41,8 @@ class StatisticsSum:
 
     def static_sum(self, records: Records, indices: Tensor) -> ClippedSum:
         """Clipped statistics that do not depend on a posterior, summed over these records."""
-
-        def parts(chosen: Tensor, *rows: Tensor) -> Parts:
-            return self._model.static_statistics(*rows)
-
-        return self._sum(parts, records, indices)
+        static = self._model.static_statistics
+        return self._sum(lambda chosen, *rows: static(*rows), records, indices)
 
     def expected_sum(
         self, posterior: Any, local: LocalStream, records: Records, indices: Tensor

@@ -74,7 +74,6 @@ class AverageFactor:
         estimate: Gaussian,
         cavity_mean: Tensor,
         damping: float,
-        *,
         noise: float,
         weight: float,
         sample_rate: float,

@@ -321,7 +321,11 @@ class DPSEP(PrivateInference[PreparedSites]):
             raise ModelError("The latents that records see changed between two steps.")
         if started or before & problem.guide.names:
             self._note_earlier_values()
-        approximation = replace(known, problem=problem) if known else self._start(problem)
+        if known is not None:
+            approximation = replace(known, problem=problem)
+        else:
+            own = (self.precision, self._weight, self.centred, self.damping is None)
+            approximation = Approximation.start(problem, *own, self.num_steps)
         if self._loaded is not None:
             approximation.require_same_latents(self._loaded)
             approximation = approximation.resumed(self._loaded, records.device)
@@ -337,16 +341,6 @@ class DPSEP(PrivateInference[PreparedSites]):
         trace = partial(sites.trace, approximation.posterior, self._sum_type, sampler.usual_size)
         self._traced(trace, problem.likelihood.term)
         return PreparedSites(records, sampler, problem, sites)
-
-    def _start(self, problem: EPProblem) -> Approximation:
-        return Approximation.start(
-            problem,
-            precision=self.precision,
-            weight=self._weight,
-            centred=self.centred,
-            steered=self.damping is None,
-            num_steps=self.num_steps,
-        )
 
     def _is_current(self, prepared: PreparedSites) -> bool:
         return super()._is_current(prepared) and prepared.problem.guide.is_current()

@@ -17,7 +17,7 @@ from torch import Tensor
 from pyro_dp.infer.svi.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Measured, Rows, with_bit
-from pyro_dp.mechanism.streams import LocalStream
+from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.record_term import Batch, RecordTerm
 from pyro_dp.records.records import Prepared
@@ -32,7 +32,6 @@ COORDINATES: dict[str, type[LatentCoordinates] | type[ParameterCoordinates]] = {
 LocalGradients = tuple[Tensor, dict[str, Tensor]]  # of B records, (B,): (B, ...) by parameter
 Gradients = tuple[dict[str, Tensor | None], Tensor]  # of the parameters, and the loss outside
 NewStream = Callable[[], np.random.Generator]
-LocalStreams = Sequence[LocalStream | None]  # of each particle
 
 
 @dataclass

@@ -18,19 +18,13 @@ from pyro_dp.graphs.factorisation import factorised
 from pyro_dp.graphs.tracing import Compiler, NotTraceable, trace
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, parted, pass_size, placeholder_batch
 from pyro_dp.infer.svi.coordinates import mean, mean_loss
-from pyro_dp.infer.svi.eager_step import (
-    EagerStep,
-    Gradients,
-    LocalGradients,
-    LocalStreams,
-    NewStream,
-)
+from pyro_dp.infer.svi.eager_step import EagerStep, Gradients, LocalGradients, NewStream
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions
 from pyro_dp.mechanism.outer_products import Joined
-from pyro_dp.mechanism.streams import LocalStream
+from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle
-from pyro_dp.records.local_draws import Draw, LocalDraws, PublicDraws
+from pyro_dp.records.local_draws import LocalDraws, PublicDraws
 from pyro_dp.records.record_term import Batch
 from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.agreement import MISMATCH, require_same
@@ -62,7 +56,9 @@ class TracedStep:
         self._exact = all(leaf.dtype == torch.float64 for leaf in self._leaves)
         self._unchecked = CHECKED_STEPS
         with forked_rng():
-            self._draws = self._find_draws()
+            given = [RecordMode(PublicDraws()) for _ in range(eager.loss.num_particles)]
+            eager.draw(given)
+            self._draws = [mode.draws.requested for mode in given]
             self._size = eager.size(eager.draw())
             limit = sum_type.most_records(self._size, eager.microbatch_size)
             size = pass_size(usual_size, limit)
@@ -109,11 +105,6 @@ class TracedStep:
         gradients = dict.fromkeys(self.eager.parameters)
         gradients.update(zip(self._with_gradient, found, strict=True))
         return gradients, outside
-
-    def _find_draws(self) -> list[list[Draw]]:
-        given = [RecordMode(PublicDraws()) for _ in range(self.eager.loss.num_particles)]
-        self.eager.draw(given)
-        return [mode.draws.requested for mode in given]
 
     def _local_streams(self, new_stream: NewStream) -> LocalStreams:
         """One per particle, where records have draws of their own."""
