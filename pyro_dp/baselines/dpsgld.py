@@ -250,12 +250,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
         missing = step_size - min(private, step_size) * prepared.seen.double()
         drawn = missing.sqrt().to(leaf) * torch.randn_like(leaf)
         position = leaf - step_size / 2 * gradient + drawn
-        sites = {
-            latent.name: latent.transform(
-                position[latent.start : latent.stop].reshape(latent.shape)
-            )
-            for latent in prepared.latents
-        }
+        sites = {x.name: x.transform(x.part(position)) for x in prepared.latents}
         if not all(value.isfinite().all() for value in (position, *sites.values())):
             raise ConfigurationError(
                 "step_size is too large: the chain left the finite numbers, and stays where it "

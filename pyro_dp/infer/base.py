@@ -152,15 +152,8 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         return known
 
     def _look_anew(self, args: tuple, kwargs: dict) -> P:
-        records = first_look(
-            self.model,
-            self.guide,
-            args,
-            kwargs,
-            plate=self.plate,
-            slice_data=self.slice_data,
-            others=self._others,
-        )
+        own = (self.plate, self.slice_data, self._others)
+        records = first_look(self.model, self.guide, args, kwargs, *own)
         if self._steps and self._first is not None:
             self._first.require_same_data(records)
         plate = records.plate

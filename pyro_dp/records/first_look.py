@@ -19,7 +19,6 @@ def first_look(
     guide: Callable,
     args: tuple,
     kwargs: dict,
-    *,
     plate: str | None,
     slice_data: bool,
     others: Sequence[Any] = (),

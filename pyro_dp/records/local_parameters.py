@@ -72,7 +72,7 @@ class LocalParameters:
     :param size: N.
     :param leaves: unconstrained parameters, by name.
     :param dims: of each, the dimension of length N.
-    :param constraints: of each that is constrained.
+    :param constraints: of each.
     """
 
     size: int = 0
@@ -92,9 +92,7 @@ class LocalParameters:
         """Once a parameter holds private rows, it does for good: it is marked."""
         self.leaves[name], self.dims[name] = leaf, dim
         leaf._pyro_dp_rows = dim  # type: ignore[attr-defined]
-        constraint = pyro.get_param_store().get_state()["constraints"].get(name, real)
-        if constraint is not real:
-            self.constraints[name] = constraint
+        self.constraints[name] = pyro.get_param_store().get_state()["constraints"].get(name, real)
 
     def rows(self, indices: Tensor) -> dict[str, Tensor]:
         """Private rows of these records, (B, ...) each."""
@@ -124,7 +122,7 @@ class LocalParameters:
             return contextlib.nullcontext()
         return shown(
             {
-                name: OwnRow(leaf, self.dims[name], rows[name], self.constraints.get(name))
+                name: OwnRow(leaf, self.dims[name], rows[name], self.constraints[name])
                 for name, leaf in self.leaves.items()
             }
         )

@@ -59,7 +59,7 @@ def build_record_term(
         particle = draw_particle(loss, model, guide, records, local=local)
         check_latents(loss, outside, particle, privatize)
         values = particle.values(particle.detached())
-        inside = outside.with_view(lambda plate: Inside(plate, values))
+        inside = replace(outside, view=lambda plate: Inside(plate, values))
         check_inside(loss, inside)
         check_coupling(inside)
         term = _loop_over_all(loss, model, guide, particle, outside, inside)

@@ -27,17 +27,17 @@ class OwnRow:
     :param leaf: the unconstrained parameter.
     :param dim: its dimension of length N.
     :param row: without that dimension.
-    :param constraint: of the parameter, if there is one.
+    :param constraint: of the parameter.
     """
 
     leaf: Tensor
     dim: int
     row: Tensor
-    constraint: Constraint | None
+    constraint: Constraint
 
     def repeated(self, *, constrained: bool) -> "_Repeated":
         single = self.row.unsqueeze(self.dim)
-        if constrained and self.constraint is not None:
+        if constrained:
             single = transform_to(self.constraint)(single)
         return _Repeated.of(single, self.dim, self.leaf.shape[self.dim])
 

@@ -1,6 +1,7 @@
 """Structural checks of the sites of model and guide: which lie where, and what they may read."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from pyro_dp.utils.rng import forked_rng
 _COMPARED = ("value", "log_prob")
 
 
+@dataclass(eq=False, repr=False)
 class Runs:
     """Guide and model, replayed against it, for one record, as ``view`` shows them.
 
@@ -31,21 +33,18 @@ class Runs:
     :param factor: of these constants.
     """
 
-    def __init__(
-        self,
-        model: Callable,
-        guide: Callable,
-        records: Records,
-        view: Callable[[PrivatePlate], Messenger],
-        local: LocalParameters,
-        state: CapturedState,
-        factor: float = 1.0,
-    ):
-        self.records, self.local = records, local
-        self._model, self._guide, self._view = model, guide, view
-        self._state, self._factor = state, factor
+    model: Callable
+    guide: Callable
+    records: Records
+    view: Callable[[PrivatePlate], Messenger]
+    local: LocalParameters
+    state: CapturedState
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
         self._parameters: set[str] | None = None
-        self.public = self._run(records.arguments(records.placeholder()), public=True)
+        placeholders = self.records.arguments(self.records.placeholder())
+        self.public = self._run(placeholders, public=True)
         self._parameters = {
             name
             for trace in self.public.values()
@@ -53,18 +52,13 @@ class Runs:
             if site["type"] == "param"
         }
 
-    def with_view(self, view: Callable[[PrivatePlate], Messenger], factor: float = 1.0) -> "Runs":
-        """The same, shown in another way."""
-        own = (self._model, self._guide, self.records)
-        return Runs(*own, view, self.local, self._state, factor)
-
     def on(self, arguments: Arguments, **options: Any) -> Traces:
         """Traces for these rows, of which model and guide keep nothing.
 
         :param options: ``public`` rows; ``indices`` of so many records at once, (k,), by default of
             the first one; ``replayed``, traces whose latents are used.
         """
-        with self._state.preserved():
+        with self.state.preserved():
             return self._run(arguments, **options)
 
     def _run(self, arguments, *, public=False, indices=None, replayed=None) -> Traces:
@@ -77,9 +71,9 @@ class Runs:
             forked_rng(),
             guarded("Running guide and model on one record", public=public, hint=hint),
             OneRecord(plate, indices, self._parameters),
-            self.local.shown(self.local.constants(self._factor)),
+            self.local.shown(self.local.constants(self.factor)),
         ):
-            guide, model = self._view(plate)(self._guide), self._view(plate)(self._model)
+            guide, model = self.view(plate)(self.guide), self.view(plate)(self.model)
             if replayed is not None:
                 guide = poutine.replay(guide, trace=replayed["guide"])
                 model = poutine.replay(model, trace=replayed["model"])
@@ -100,10 +94,10 @@ def check_outside(outside: Runs) -> None:
     for i in records.examples():
         on_data = outside.on(records.arguments(records.row(i)))
         _require_same_sites(outside.public, on_data, problem)
-    other_draws = outside.with_view(lambda plate: Outside(plate, seed=1)).public
+    other_draws = replace(outside, view=lambda plate: Outside(plate, seed=1)).public
     _require_same_sites(outside.public, other_draws, f"{where} latents inside of it.")
     if outside.local:
-        other_rows = outside.with_view(Outside, factor=-2.0).public
+        other_rows = replace(outside, factor=-2.0).public
         problem = f"{where} parameters that have a private row per record."
         _require_same_sites(outside.public, other_rows, problem)
     if records.slice_data:

@@ -1,6 +1,7 @@
 """The E-step of a user's own model, behind the privacy wall: one record at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,17 +41,12 @@ class IsolatedModel:
         self.microbatch_size = model.microbatch_size
 
     def static_statistics(self, *rows: Tensor) -> Parts:
-        return self._alone(
-            lambda draws, *row: self._model.static_statistics(*row), None, rows, static=True
-        )
+        e_step = self._model.static_statistics
+        return self._alone(lambda draws, *row: e_step(*row), None, rows, static=True)
 
     def expected_statistics(self, posterior: Any, draws: Draws, *rows: Tensor) -> Parts:
-        return self._alone(
-            lambda own, *row: self._model.expected_statistics(posterior, own, *row),
-            draws,
-            rows,
-            static=False,
-        )
+        e_step = partial(self._model.expected_statistics, posterior)
+        return self._alone(e_step, draws, rows, static=False)
 
     def check(self, posterior: Any, records: Records) -> None:
         """On public rows, and on single records.

@@ -324,20 +324,14 @@ class DPSEP(PrivateInference[PreparedSites]):
         if known is not None:
             approximation = replace(known, problem=problem)
         else:
-            own = (self.precision, self._weight, self.centred, self.damping is None)
-            approximation = Approximation.start(problem, *own, self.num_steps)
+            settings = (self.precision, self._weight, self.centred, self.damping is None)
+            approximation = Approximation.start(problem, *settings, self.num_steps)
         if self._loaded is not None:
             approximation.require_same_latents(self._loaded)
             approximation = approximation.resumed(self._loaded, records.device)
         self._known, self._loaded = approximation, None
-        sites = SiteSum(
-            problem,
-            approximation.average.structure,
-            centred=self.centred,
-            weight=self._weight,
-            has_bit=self._bit is not None,
-            microbatch_size=self.microbatch_size,
-        )
+        own = (self.centred, self._weight, self._bit is not None, self.microbatch_size)
+        sites = SiteSum(problem, approximation.average.structure, *own)
         trace = partial(sites.trace, approximation.posterior, self._sum_type, sampler.usual_size)
         self._traced(trace, problem.likelihood.term)
         return PreparedSites(records, sampler, problem, sites)

@@ -90,10 +90,6 @@ class GaussianGuide:
             # Not in the old memory, which init_to_value may share with a tensor of the user's.
             leaf.data = value.to(leaf, copy=True)
 
-    def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Unconstrained value of each latent, by name, from the flat vector (d,)."""
-        return {x.name: flat[x.start : x.stop].reshape(x.shape) for x in self.latents}
-
     @property
     def names(self) -> set[str]:
         """Of its parameters."""

@@ -344,13 +344,9 @@ class DPSVI(PrivateInference[PreparedGradient]):
         store = pyro.get_param_store()
         before = set(store.keys()) | self._loaded.keys()
         started = initialised(self.guide)
+        users = (self.loss, self.model, self.guide)
         term, parameters = build_record_term(
-            self.loss,
-            self.model,
-            self.guide,
-            records,
-            privatize=self.privatize,
-            microbatch_size=self.microbatch_size,
+            *users, records, privatize=self.privatize, microbatch_size=self.microbatch_size
         )
         if not (parameters or term.local):
             raise ModelError(
@@ -373,17 +369,8 @@ class DPSVI(PrivateInference[PreparedGradient]):
             )
         require_finite(parameters, STARTED)
         self._optimizer.require(parameters)
-        eager = EagerStep(
-            self.loss,
-            self.model,
-            self.guide,
-            term,
-            parameters,
-            self.privatize,
-            self.microbatch_size,
-            releases_loss=self.loss_clip is not None,
-            has_bit=self._bit is not None,
-        )
+        own = (*users, term, parameters, self.privatize, self.microbatch_size)
+        eager = EagerStep(*own, self.loss_clip is not None, self._bit is not None)
         step = self._traced(partial(TracedStep, eager, self._sum_type, sampler.usual_size), term)
         return PreparedGradient(records, sampler, term, parameters, step or eager)
 

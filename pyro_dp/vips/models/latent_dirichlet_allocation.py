@@ -188,14 +188,8 @@ class LatentDirichletAllocation(ConjugateModel):
             raise ModelError("perplexity() needs a document of two or more words.")
         warn_not_private("perplexity", "documents", _OTHERS)
         topics = posterior["topics"].base_dist
-        return completion_perplexity(
-            topics.mean.T,
-            _log_topics(topics),
-            bag,
-            self.alpha,
-            iterations=_COMPLETION_ITERATIONS,
-            seed=seed,
-        )
+        own = (topics.mean.T, _log_topics(topics), bag, self.alpha)
+        return completion_perplexity(*own, iterations=_COMPLETION_ITERATIONS, seed=seed)
 
     def topic_weights(
         self, posterior: Mapping[str, Distribution], documents: Tensor

@@ -196,13 +196,10 @@ class SigmoidBeliefNetwork(ConjugateModel):
         """Means and variances of the Gaussians of the hidden units' biases, (K,) each."""
         precision = sums.new_full((self.units, 1), self.bias_scale**-2)
         curvature = sums.new_full((self.units,), 0.25)
+        noises = sums.new_tensor([noise["hidden"] ** 2])
         for _ in range(_ROUNDS):
-            mean, variance = noisy_regression(
-                size * curvature[:, None, None],
-                sums.unsqueeze(1),
-                sums.new_tensor([noise["hidden"] ** 2]),
-                precision,
-            )
+            information = size * curvature[:, None, None]
+            mean, variance = noisy_regression(information, sums.unsqueeze(1), noises, precision)
             mean, variance = mean.squeeze(1), variance[:, 0, 0]
             curvature = polya_gamma_mean(mean.square() + variance)
         return mean, variance
