@@ -23,6 +23,7 @@ from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.latents import Latent
+from pyro_dp.records.messengers import no_sites
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.utils.errors import ConfigurationError, ModelError
@@ -131,7 +132,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
         self.warmup_steps = warmup_steps
         self.init_loc_fn = init_loc_fn
         settings = ReleaseSettings.among(locals(), bound=max_grad_norm)
-        super().__init__(model, _not_built, settings, plate, slice_data, jit)
+        super().__init__(model, no_sites, settings, plate, slice_data, jit)
         self._position: Tensor | None = None
         self._samples: dict[str, list[Tensor]] = {}
 
@@ -209,7 +210,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedChain:
         loss = suitable_loss(self.model, records)
         guide = self.guide
-        if guide is _not_built:
+        if guide is no_sites:  # before the private plate was known
             guide = point_guide(self.model, records, self.init_loc_fn)
         term, parameters = build_record_term(
             loss, self.model, guide, records, microbatch_size=self.microbatch_size
@@ -262,7 +263,3 @@ class DPSGLD(PrivateInference[PreparedChain]):
             for name, value in sites.items():
                 self._samples.setdefault(name, []).append(value)
         return max(1.0, private / step_size)
-
-
-def _not_built(*args: Any, **kwargs: Any) -> None:
-    """In place of the guide, which is made when the private plate is known."""

@@ -109,4 +109,4 @@ class Inside(Messenger):
 
 
 def no_sites(*args: Any, **kwargs: Any) -> None:
-    """In place of a guide that has no sites, or cannot be run."""
+    """In place of a guide that has no sites, cannot be run, or is not made yet."""

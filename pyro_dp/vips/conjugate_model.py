@@ -174,26 +174,22 @@ class ConjugateModel(abc.ABC):
 
 def require_rows(name: str, value: Any, columns: int) -> None:
     """:raises ModelError: not a tensor of shape (N, columns) of real numbers."""
-    if not isinstance(value, Tensor) or value.dim() != 2 or value.shape[1] != columns:
-        raise ModelError(
-            f"{name} must be a tensor of shape (N, {columns}), one row per record, for a model "
-            f"that was made for {columns} columns; it is {_kind(value)}."
-        )
-    if value.is_complex():
-        raise ModelError(f"{name} must hold real numbers.")
+    form = f"(N, {columns}), one row per record, for a model that was made for {columns} columns"
+    _require_shape(name, value, (columns,), form)
 
 
 def require_vector(name: str, value: Any) -> None:
     """:raises ModelError: not a tensor of shape (N,) of real numbers."""
-    if not isinstance(value, Tensor) or value.dim() != 1:
+    _require_shape(name, value, (), "(N,), one number per record")
+
+
+def _require_shape(name: str, value: Any, of_row: tuple[int, ...], form: str) -> None:
+    if not isinstance(value, Tensor):
         raise ModelError(
-            f"{name} must be a tensor of shape (N,), one number per record; it is {_kind(value)}."
+            f"{name} must be a tensor of shape {form}; it is a {type(value).__name__}."
         )
+    if value.dim() == 0 or value.shape[1:] != of_row:
+        shape = tuple(value.shape)
+        raise ModelError(f"{name} must be a tensor of shape {form}; it is of shape {shape}.")
     if value.is_complex():
         raise ModelError(f"{name} must hold real numbers.")
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"

@@ -70,8 +70,8 @@ class StatisticsSum:
         share = 1 / len(self.statistics)
         blocks = [Block(each.size, each.bound, share) for each in self.statistics.values()]
         total = self.sum_type(blocks, records.device)
-        limit = self.microbatch_size or self.model.microbatch_size
-        limit = total.most_records(sum(block.size for block in blocks), limit)
+        most = self.microbatch_size or self.model.microbatch_size
+        limit = total.most_records(sum(block.size for block in blocks), most)
         for chosen in indices.to(records.device).split(limit):
             if not len(chosen):  # an empty batch
                 break
