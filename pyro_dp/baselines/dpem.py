@@ -141,12 +141,7 @@ class DPEM(IterativeMechanism):
         return self._state() | estimate | {"radius": self.radius}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state.
-
-        :raises ConfigurationError: it is not a state of this inference; nothing was changed.
-        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
-            journal; nothing was changed.
-        """
+        """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same."""
         self._require_state(state, (*_ESTIMATE, "radius"))
         if require_scale("radius", state["radius"], infinite=True) != self.radius:
             raise ConfigurationError("radius differs from that of the saved run.")

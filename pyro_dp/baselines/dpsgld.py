@@ -187,12 +187,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state.
-
-        :raises ConfigurationError: it is not a state of this inference; nothing was changed.
-        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
-            journal; nothing was changed.
-        """
+        """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same."""
         self._require_state(state, _STATE)
         if require_scale("bound", state["bound"], infinite=True) != self._bound:
             raise ConfigurationError("max_grad_norm differs from that of the saved run.")

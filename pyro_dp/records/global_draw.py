@@ -2,8 +2,9 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -85,8 +86,7 @@ def single_particle(loss: ELBO, max_plate_nesting: float | None = None) -> ELBO:
     loss = copy.copy(loss)
     if max_plate_nesting is not None:
         loss.max_plate_nesting = max_plate_nesting
-    loss.num_particles = 1
-    loss.vectorize_particles = False
+    loss.num_particles, loss.vectorize_particles = 1, False
     return loss
 
 
@@ -183,11 +183,11 @@ def _detached(constraint: Constraint) -> Constraint:
     return constraint
 
 
-def unflat(vector: Tensor, likes: Iterable[Tensor]) -> list[Tensor]:
+def unflat(vector: Tensor, likes: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
     """Parts of a vector in the shapes and dtypes of these tensors."""
-    parts, start = [], 0
-    for like in likes:
+    parts, start = {}, 0
+    for name, like in likes.items():
         part = vector[start : start + like.numel()]
-        parts.append(part.reshape(like.shape).to(like.dtype))
+        parts[name] = part.reshape(like.shape).to(like.dtype)
         start += like.numel()
     return parts

@@ -21,6 +21,7 @@ from pyro_dp.records.messengers import OneRecord, no_sites
 from pyro_dp.records.plate import random_sites, traced
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
@@ -45,7 +46,11 @@ def initialise(model: Callable, guide: Callable, records: Records) -> None:
     public = records.arguments(records.placeholder(), length=records.plate.size)
     new = [each for each in _autoguides(guide) if each.prototype_trace is None]
     first = _first_run(model, guide, records, public)
-    other = _first_run_on_others(model, guide, records)
+    other = on_varied(
+        lambda integers: _first_run(
+            model, guide, records, records.varied(records.plate.size, 1, integers=integers)
+        )
+    )
     if other is not None:
         _require_same(first, other)
     args, kwargs = public
@@ -119,17 +124,6 @@ def _terms_afterwards(
             for name, site in random_sites(trace).items()
         }
     return {}
-
-
-def _first_run_on_others(model: Callable, guide: Callable, records: Records) -> FirstRun | None:
-    """The same on rows that vary, if the model runs on such."""
-    for integers in (True, False):
-        rows = records.varied(records.plate.size, seed=1, integers=integers)
-        try:
-            return _first_run(model, guide, records, rows)
-        except ModelError:
-            continue
-    return None
 
 
 def _require_same(first: FirstRun, other: FirstRun) -> None:

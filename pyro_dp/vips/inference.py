@@ -187,12 +187,7 @@ class VIPS(IterativeMechanism):
             self.model.guide(self._current())
 
     def state_dict(self) -> dict[str, Any]:
-        """Statistics, step count and accountant.
-
-        It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
-        streams are not part of it: a resumed run draws fresh ones, also with a seed, for the state
-        may be older than what was released with it.
-        """
+        """Statistics, step count and accountant; otherwise as :meth:`DPSVI.state_dict`."""
         return self._state() | {
             "size": self._size,
             "statistics": self._mixed and self._mixed.state(),
@@ -200,12 +195,7 @@ class VIPS(IterativeMechanism):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state.
-
-        :raises ConfigurationError: it is not a state of this inference; nothing was changed.
-        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
-            journal; nothing was changed.
-        """
+        """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same."""
         self._require_state(state, _STATE)
         mixed = static = posterior = None
         if state["size"] is not None:

@@ -11,6 +11,7 @@ from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_c
 from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
@@ -54,18 +55,17 @@ class IsolatedModel:
         :raises ModelError: the E-step fails, reads other rows, or keeps something of them.
         """
         draws = _public_draws(torch.arange(_COUNT))
-        for integers in (True, False):
+
+        def pair(integers: bool) -> list[tuple[Mapping[str, Tensor], Changes]]:
             batches = [records.varied(_COUNT, seed, integers=integers)[0] for seed in (1, 2)]
-            try:
-                found = [self._public(posterior, draws, rows) for rows in batches]
-            except ModelError:  # such rows need not be in the model's domain
-                continue
+            return [self._public(posterior, draws, rows) for rows in batches]
+
+        if found := on_varied(pair):
             (one, kept), (other, also_kept) = found
             require_same_changes(kept, also_kept)
             for name in one:
                 if not agree(one[name][0], other[name][0]):
                     raise ModelError(_COUPLED.format(name=name))
-            break
         first = [row.unsqueeze(0) for row in records.placeholder()]
         self._public(posterior, _public_draws(torch.arange(1)), first)
         memories: list[Changes] = []

@@ -253,8 +253,7 @@ class DPSEP(PrivateInference[PreparedSites]):
     def state_dict(self) -> dict[str, Any]:
         """Factors, step control, step count and accountant, to go on from.
 
-        It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
-        streams are not part of it. The result itself is in the guide's parameters.
+        Otherwise as :meth:`DPSVI.state_dict`. The result itself is in the guide's parameters.
 
         :raises ConfigurationError: no step was taken yet.
         """
@@ -264,11 +263,9 @@ class DPSEP(PrivateInference[PreparedSites]):
         return self._state() | {"settings": self._shaping_settings()} | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state; before the first step it is taken up there.
+        """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same.
 
-        :raises ConfigurationError: it is not a state of this inference; nothing was changed.
-        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
-            journal; nothing was changed.
+        Before the first step it is taken up there.
         """
         self._require_state(state, _STATE)
         for name, value in self._shaping_settings().items():

@@ -28,23 +28,18 @@ class Likelihood:
 
     def log_prob(self, z: Tensor, index: Tensor, row: list[Tensor]) -> Tensor:
         """Scalar; enumerated latents of the record are summed out."""
-        with self.term.shown(self.particle, self._split(z), index, row) as shown:
+        with self.term.shown(self.particle, unflat(z, self.particle.latents), index, row) as shown:
             _, loss = record_loss(self.term.loss, *shown)
         return -loss
 
     def observations(self, z: Tensor, index: Tensor, row: list[Tensor]) -> list[dict]:
         """Observed sites of one record."""
-        return self.term.observations(self.particle, self._split(z), index, row)
+        return self.term.observations(self.particle, unflat(z, self.particle.latents), index, row)
 
     @property
     def dtype(self) -> torch.dtype:
         """In which the model computes."""
         return torch.cat([u.flatten() for u in self.particle.latents.values()]).dtype
-
-    def _split(self, z: Tensor) -> dict[str, Tensor]:
-        """Latents by name, in the model's own precision, from the flat vector (d,)."""
-        latents = self.particle.latents
-        return dict(zip(latents, unflat(z, latents.values()), strict=True))
 
     def for_each(
         self, key: str, function: Callable, z: Tensor, indices: Tensor, rows: list[Tensor]

@@ -52,14 +52,12 @@ class LatentCoordinates:
 
     def gradients(self, released: Tensor) -> dict[str, Tensor | None]:
         """Gradients of the parameters, from the released estimate, (size,)."""
-        parts = unflat(released, [*self._latents, *self._inside.values()])
-        cotangents, direct = parts[: len(self._latents)], parts[len(self._latents) :]
+        # Latents by number, parameters by name.
+        parts = unflat(released, dict(enumerate(self._latents)) | self._inside)
         objective = mean_loss(self._particles)
-        for u, cotangent in zip(self._latents, cotangents, strict=True):
-            objective = objective + (cotangent * u).sum()
-        return _with_exact(
-            self._parameters, objective, dict(zip(self._inside, direct, strict=True))
-        )
+        for i, u in enumerate(self._latents):
+            objective = objective + (parts[i] * u).sum()
+        return _with_exact(self._parameters, objective, parts)
 
 
 class ParameterCoordinates:
@@ -90,8 +88,7 @@ class ParameterCoordinates:
 
     def gradients(self, released: Tensor) -> dict[str, Tensor | None]:
         """Gradients of the parameters, from the released estimate, (size,)."""
-        blocks = unflat(released, self._released.values())
-        direct = dict(zip(self._released, blocks, strict=True))
+        direct = unflat(released, self._released)
         return _with_exact(self._parameters, mean_loss(self._particles), direct)
 
 
