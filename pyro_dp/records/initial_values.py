@@ -5,6 +5,7 @@ import copy
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -45,12 +46,9 @@ def initialise(model: Callable, guide: Callable, records: Records) -> None:
     # All N rows, so that a guide with latents per record shows it.
     public = records.arguments(records.placeholder(), length=records.plate.size)
     new = [each for each in _autoguides(guide) if each.prototype_trace is None]
-    first = _first_run(model, guide, records, public)
-    other = on_varied(
-        lambda integers: _first_run(
-            model, guide, records, records.varied(records.plate.size, 1, integers=integers)
-        )
-    )
+    run, size = partial(_first_run, model, guide, records), records.plate.size
+    first = run(public)
+    other = on_varied(lambda integers: run(records.varied(size, seed=1, integers=integers)))
     if other is not None:
         _require_same(first, other)
     args, kwargs = public
