@@ -33,6 +33,7 @@ from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.stand_ins import is_table
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws
@@ -261,11 +262,7 @@ class VIPS(IterativeMechanism):
 
     def _checked(self, given: tuple, kwargs: dict) -> Records:
         data, _ = as_tensors(self.model.model, given, {})
-        if (
-            kwargs
-            or not data
-            or any(not isinstance(x, Tensor) or x.dim() == 0 or not len(x) for x in data)
-        ):
+        if kwargs or not data or not all(is_table(x) and len(x) for x in data):
             raise ModelError("step() takes tensors with one row per record.")
         size = len(data[0])
         if any(len(x) != size for x in data):
