@@ -72,7 +72,7 @@ class LocalParameters:
     :param size: N.
     :param leaves: unconstrained parameters, by name.
     :param dims: of each, the dimension of length N.
-    :param constraints: of each.
+    :param constraints: of each; by default none.
     """
 
     size: int = 0
@@ -120,12 +120,11 @@ class LocalParameters:
         """
         if not self:
             return contextlib.nullcontext()
-        return shown(
-            {
-                name: OwnRow(leaf, self.dims[name], rows[name], self.constraints[name])
-                for name, leaf in self.leaves.items()
-            }
-        )
+        own = {
+            name: OwnRow(leaf, self.dims[name], rows[name], self.constraints.get(name, real))
+            for name, leaf in self.leaves.items()
+        }
+        return shown(own)
 
 
 def marked_parameters(size: int) -> LocalParameters:

@@ -27,7 +27,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.gaussian import Gaussian
-from pyro_dp.infer.ep.problem import EPProblem, require_moments
+from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
 from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.mechanism.blocks import Block
@@ -168,7 +168,7 @@ class DPSEP(PrivateInference[PreparedSites]):
         require_scale("max_factor_norm", max_factor_norm, infinite=True)
         require_flag("centred", centred)
         require_flag("noise_aware", noise_aware)
-        require_moments(moments)
+        require_choice("moments", moments, MOMENTS)
         if precision is not None:
             require_choice("precision", precision, tuple(STRUCTURES))
         if precision_weight is not None:

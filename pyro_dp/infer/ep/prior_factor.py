@@ -93,9 +93,10 @@ class Prior:
 
     def _log_prob(self, z: Tensor) -> Tensor:
         plate, device = self._records.plate, self._records.device
+        unconstrained = self._guide.split(z)
         values, log_volume = {}, 0.0
         for latent in self._guide.latents:
-            u = latent.part(z).to(self._dtypes[latent.name])
+            u = unconstrained[latent.name].to(self._dtypes[latent.name])
             values[latent.name] = latent.transform(u)
             volume = latent.transform.log_abs_det_jacobian(u, values[latent.name])
             log_volume = log_volume + volume.sum()
