@@ -21,7 +21,7 @@ from pyro_dp.utils.linalg import clipped_rows, noise_radius, stacked, unstacked
 from pyro_dp.utils.validation import require_count, require_number, require_scale, require_tensors
 
 _SHARES = (0.2, 0.3, 0.5)  # of sigma^-2: counts, sums, second moments
-_STATE = ("weights", "locs", "covariances", "radius")
+_ESTIMATE = ("weights", "locs", "covariances")
 
 
 class DPEM(IterativeMechanism):
@@ -47,17 +47,14 @@ class DPEM(IterativeMechanism):
         covariances at ``start_variance`` times the identity.
     :param radius: R > 0: rows are clipped to this norm. ``math.inf`` needs ``noise_multiplier=0``.
         Data far from the origin should be centred first, by a public constant.
-    :param accountant: keeps the ledger and the budget; may be shared with other inferences.
+    :param accountant: as for :class:`DPSVI`, as are sampling, generator and secure.
     :param num_steps: number of steps of :meth:`run`.
     :param start_variance: > 0; ``None``: R^2 / d.
     :param least_variance: > 0; ``None``: 1e-4 R^2.
     :param noise_multiplier: sigma: noise multiplier of the joint release. ``None``: the smallest
         that fits what remains of the budget at the first step. 0: plain EM, not private.
     :param sample_rate: expected fraction of the rows in a step, in (0, 1].
-    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) rows; replace-one only);
-        "full".
     :param microbatch_size: at most so many rows are worked on at a time; the result is the same.
-    :param generator: as for :class:`DPSVI`, as is secure.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
 
     :ivar weights: (K,), in float64, as are
@@ -101,18 +98,7 @@ class DPEM(IterativeMechanism):
         require_number("least_variance", least_variance, above=0.0, below=radius**2)
         require_count("num_steps", num_steps)
         require_number("sample_rate", sample_rate, above=0.0, below=1.0, closed=True)
-        settings = ReleaseSettings(
-            accountant=accountant,
-            num_steps=num_steps,
-            noise_multiplier=noise_multiplier,
-            bound=radius,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            microbatch_size=microbatch_size,
-            generator=generator,
-            secure=secure,
-        )
-        super().__init__(settings)
+        super().__init__(ReleaseSettings.among(locals(), bound=radius))
         self.radius = radius
         self.least_variance = least_variance
         self.weights = start.new_full((components,), 1 / components, dtype=torch.float64)
@@ -151,24 +137,15 @@ class DPEM(IterativeMechanism):
 
     def state_dict(self) -> dict[str, Any]:
         """Estimate, step count and accountant: public or released; loads with weights only."""
-        return self._state() | {
-            "weights": self.weights.clone(),
-            "locs": self.locs.clone(),
-            "covariances": self.covariances.clone(),
-            "radius": self.radius,
-        }
+        estimate = {name: getattr(self, name).clone() for name in _ESTIMATE}
+        return self._state() | estimate | {"radius": self.radius}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state.
-
-        :raises ConfigurationError: it is not a state of this inference; nothing was changed.
-        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
-            journal; nothing was changed.
-        """
-        self._require_state(state, _STATE)
+        """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same."""
+        self._require_state(state, (*_ESTIMATE, "radius"))
         if require_scale("radius", state["radius"], infinite=True) != self.radius:
             raise ConfigurationError("radius differs from that of the saved run.")
-        estimate = {name: state[name] for name in ("weights", "locs", "covariances")}
+        estimate = {name: state[name] for name in _ESTIMATE}
         for name, value in require_tensors("load_state_dict: the estimate", estimate).items():
             if value.shape != getattr(self, name).shape:
                 raise ConfigurationError("start has another shape than in the saved run.")
@@ -190,7 +167,7 @@ class DPEM(IterativeMechanism):
                 "The data hold NaN or infinite values: impute them, or drop the rows. (This "
                 "message depends on the data: it is for the curator only.)"
             )
-        for name in ("weights", "locs", "covariances"):
+        for name in _ESTIMATE:
             setattr(self, name, getattr(self, name).to(x.device))
         sampler = RecordSampler(self.sampling, len(x), self.sample_rate)
         self._checked = x, x._version, sampler

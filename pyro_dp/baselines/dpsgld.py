@@ -17,16 +17,15 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.baselines.langevin_target import global_latents, point_guide, suitable_loss
 from pyro_dp.infer.base import PrivateInference
-from pyro_dp.infer.svi.eager_step import EagerStep
-from pyro_dp.infer.svi.prepared_gradient import GradientStep
+from pyro_dp.infer.svi.eager_step import EagerStep, GradientStep
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.latents import Latent
-from pyro_dp.records.prepared import Prepared
+from pyro_dp.records.messengers import no_sites
 from pyro_dp.records.record_term_builder import build_record_term
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Prepared, Records
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.validation import require_count, require_scale, require_tensors, value_at
 
@@ -83,8 +82,8 @@ class DPSGLD(PrivateInference[PreparedChain]):
         observations. Its global latents are continuous; discrete latents of a record are summed out
         where they are marked with ``infer={"enumerate": "parallel"}``; it can have no other latents
         inside the plate, and no parameters.
-    :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
-        after the other.
+    :param accountant: as for :class:`DPSVI`, as are plate, sample_rate, sampling, microbatch_size,
+        slice_data, jit, generator and secure.
     :param num_steps: number of steps of :meth:`run`.
     :param step_size: h > 0, in squared units of u; or a function of the step number (from 0) that
         gives it, as Welling & Teh's ``lambda t: a * (b + t) ** -gamma``. All samples count equally
@@ -96,13 +95,6 @@ class DPSGLD(PrivateInference[PreparedChain]):
         ``noise_multiplier=0``.
     :param init_loc_fn: where the chain starts, by site, as for an autoguide: see
         ``pyro.infer.autoguide.initialization``.
-    :param plate: name of the private plate; found if exactly one plate holds observations.
-    :param sample_rate: expected fraction of the records in a step, in (0, 1]. ``None`` takes
-        subsample_size / size from the plate.
-    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
-        only); "full".
-    :param microbatch_size: at most so many per-record gradients are held at a time.
-    :param slice_data: as for :class:`DPSVI`, as are jit, generator and secure.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 
@@ -139,18 +131,8 @@ class DPSGLD(PrivateInference[PreparedChain]):
         self.step_size = step_size
         self.warmup_steps = warmup_steps
         self.init_loc_fn = init_loc_fn
-        settings = ReleaseSettings(
-            accountant=accountant,
-            num_steps=num_steps,
-            noise_multiplier=noise_multiplier,
-            bound=max_grad_norm,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            microbatch_size=microbatch_size,
-            generator=generator,
-            secure=secure,
-        )
-        super().__init__(model, _not_built, settings, plate=plate, slice_data=slice_data, jit=jit)
+        settings = ReleaseSettings.among(locals(), bound=max_grad_norm)
+        super().__init__(model, no_sites, settings, plate, slice_data, jit)
         self._position: Tensor | None = None
         self._samples: dict[str, list[Tensor]] = {}
 
@@ -205,12 +187,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state.
-
-        :raises ConfigurationError: it is not a state of this inference; nothing was changed.
-        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
-            journal; nothing was changed.
-        """
+        """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same."""
         self._require_state(state, _STATE)
         if require_scale("bound", state["bound"], infinite=True) != self._bound:
             raise ConfigurationError("max_grad_norm differs from that of the saved run.")
@@ -228,15 +205,10 @@ class DPSGLD(PrivateInference[PreparedChain]):
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedChain:
         loss = suitable_loss(self.model, records)
         guide = self.guide
-        if guide is _not_built:
+        if guide is no_sites:  # before the private plate was known
             guide = point_guide(self.model, records, self.init_loc_fn)
         term, parameters = build_record_term(
-            loss,
-            self.model,
-            guide,
-            records,
-            privatize="latents",
-            microbatch_size=self.microbatch_size,
+            loss, self.model, guide, records, microbatch_size=self.microbatch_size
         )
         latents = global_latents(self.model, guide, records)
         (leaf,) = parameters.values()
@@ -248,21 +220,9 @@ class DPSGLD(PrivateInference[PreparedChain]):
         seen = torch.zeros_like(leaf, dtype=torch.bool)
         for latent in latents:
             seen[latent.start : latent.stop] = latent.name in term.latents
-        eager = EagerStep(
-            loss,
-            self.model,
-            guide,
-            term,
-            parameters,
-            "latents",
-            releases_loss=False,
-            has_bit=False,
-            microbatch_size=self.microbatch_size,
-        )
-        step = None
-        if term.vectorizes:
-            make = partial(TracedStep, eager, self._sum_type, sampler.usual_size)
-            step = self._traced(make, records)
+        own = (term, parameters, "latents", self.microbatch_size)
+        eager = EagerStep(loss, self.model, guide, *own)
+        step = self._traced(partial(TracedStep, eager, self._sum_type, sampler.usual_size), term)
         return PreparedChain(records, sampler, latents, leaf, seen, step or eager)
 
     @property
@@ -286,12 +246,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
         missing = step_size - min(private, step_size) * prepared.seen.double()
         drawn = missing.sqrt().to(leaf) * torch.randn_like(leaf)
         position = leaf - step_size / 2 * gradient + drawn
-        sites = {
-            latent.name: latent.transform(
-                position[latent.start : latent.stop].reshape(latent.shape)
-            )
-            for latent in prepared.latents
-        }
+        sites = {x.name: x.transform(x.part(position)) for x in prepared.latents}
         if not all(value.isfinite().all() for value in (position, *sites.values())):
             raise ConfigurationError(
                 "step_size is too large: the chain left the finite numbers, and stays where it "
@@ -303,7 +258,3 @@ class DPSGLD(PrivateInference[PreparedChain]):
             for name, value in sites.items():
                 self._samples.setdefault(name, []).append(value)
         return max(1.0, private / step_size)
-
-
-def _not_built(*args: Any, **kwargs: Any) -> None:
-    """In place of the guide, which is made when the private plate is known."""

@@ -14,11 +14,11 @@ from tqdm.auto import trange
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.looks import mark_look
 from pyro_dp.infer.ep.gaussian import Gaussian
-from pyro_dp.infer.ep.problem import EPProblem, require_moments
+from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
 from pyro_dp.records.first_look import first_look
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.linalg import dense, inverse
-from pyro_dp.utils.validation import require_count, require_flag, require_number
+from pyro_dp.utils.validation import require_choice, require_count, require_flag, require_number
 
 
 class EP:
@@ -55,7 +55,7 @@ class EP:
             raise ConfigurationError("accountant must be a PrivacyAccountant: EP marks its ledger.")
         require_count("num_steps", num_steps)
         require_number("damping", damping, above=0.0, below=1.0, closed=True)
-        require_moments(moments)
+        require_choice("moments", moments, MOMENTS)
         require_flag("slice_data", slice_data)
         self.model, self.guide, self.accountant = model, guide, accountant
         self.num_steps, self.damping = num_steps, damping
@@ -68,9 +68,7 @@ class EP:
         :raises ModelError: model, guide and data do not fit, and nothing was read; or the sites
             diverged.
         """
-        records = first_look(
-            self.model, self.guide, args, kwargs, plate=self.plate, slice_data=self.slice_data
-        )
+        records = first_look(self.model, self.guide, args, kwargs, self.plate, self.slice_data)
         plate = records.plate
         problem = EPProblem.build(self.model, self.guide, records, self.moments, None)
         mark_look(self.accountant, f"the posterior of EP of plate {plate.name!r}", stacklevel=3)

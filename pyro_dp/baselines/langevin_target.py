@@ -9,9 +9,9 @@ from pyro.infer.autoguide import AutoLaplaceApproximation
 
 from pyro_dp.records.latents import Latent, latents_of
 from pyro_dp.records.messengers import OneRecord
+from pyro_dp.records.plate import random_sites
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.site_checks import random_sites
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 

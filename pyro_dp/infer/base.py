@@ -24,8 +24,8 @@ from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.arguments import described
 from pyro_dp.records.first_look import first_look
-from pyro_dp.records.prepared import Prepared
-from pyro_dp.records.records import Records
+from pyro_dp.records.record_term import RecordTerm
+from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError
 from pyro_dp.utils.validation import require_choice, require_flag
@@ -56,7 +56,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         model: Callable,
         guide: Callable,
         settings: ReleaseSettings,
-        *,
         plate: str | None,
         slice_data: bool,
         jit: str,
@@ -153,15 +152,8 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         return known
 
     def _look_anew(self, args: tuple, kwargs: dict) -> P:
-        records = first_look(
-            self.model,
-            self.guide,
-            args,
-            kwargs,
-            plate=self.plate,
-            slice_data=self.slice_data,
-            others=self._others,
-        )
+        own = (self.plate, self.slice_data, self._others)
+        records = first_look(self.model, self.guide, args, kwargs, *own)
         if self._steps and self._first is not None:
             self._first.require_same_data(records)
         plate = records.plate
@@ -186,11 +178,14 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         """Whether what was built still holds."""
         return not (self._traces_left and self._watched and self._watched.changed)
 
-    def _traced(self, trace: Callable[[Compiler], Any], records: Records) -> Any:
-        """The result of tracing, or None: with a warning, if no graph can be had."""
-        if not self._traces_left:
+    def _traced(self, trace: Callable[[Compiler], Any], term: RecordTerm) -> Any:
+        """The result of tracing, or None: with a warning, if no graph can be had.
+
+        That records are taken one at a time, had a warning of its own.
+        """
+        if not (self._traces_left and term.vectorizes):
             return None
-        self._watched = CapturedState(self.model, self.guide, *records.constants)
+        self._watched = CapturedState(self.model, self.guide, *term.records.constants)
         self._traces_left -= 1
         try:
             if not self._traces_left:

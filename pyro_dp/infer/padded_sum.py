@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from pyro_dp.graphs.tracing import Compiler, trace
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions
-from pyro_dp.mechanism.streams import LocalStream
+from pyro_dp.mechanism.streams import LocalStreams
 from pyro_dp.records.record_term import RecordTerm
 
 CHECKED_STEPS = 3
@@ -44,7 +45,7 @@ class PaddedSum:
         *,
         blocks: int,
         size: int,
-        local: Sequence[LocalStream | None] = (),
+        local: LocalStreams = (),
         sum_type: type[ClippedSum],
         compiler: Compiler,
     ):
@@ -74,7 +75,7 @@ class PaddedSum:
         clipped: ClippedSum,
         public: Sequence[Tensor],
         chosen: Tensor,
-        local: Sequence[LocalStream | None] = (),
+        local: LocalStreams = (),
     ) -> None:
         """Clip and add at most ``size`` records. Whatever the graph raises, nothing was added."""
         weights, padding = self._weights(len(chosen)), self.size - len(chosen)
@@ -99,9 +100,7 @@ class PaddedSum:
         return self._ones_then_zeros[self.size - count :][: self.size]
 
 
-def placeholder_batch(
-    term: RecordTerm, size: int, local: Sequence[LocalStream | None]
-) -> list[Tensor]:
+def placeholder_batch(term: RecordTerm, size: int, local: LocalStreams) -> list[Tensor]:
     """Indices, rows and local draws of so many public placeholders, in the layout of real ones."""
     records = term.records
     indices = torch.zeros(size, dtype=torch.long, device=records.device)
@@ -109,7 +108,7 @@ def placeholder_batch(
     return [indices, *rows, *_tables(term, indices, local)]
 
 
-def _tables(term: RecordTerm, indices: Tensor, local: Sequence[LocalStream | None]) -> list[Tensor]:
+def _tables(term: RecordTerm, indices: Tensor, local: LocalStreams) -> list[Tensor]:
     given = [own for own in local if own is not None]
     return [draw.sample(own, indices, i) for own in given for i, draw in enumerate(term.draws)]
 
@@ -122,8 +121,5 @@ def pass_size(batch: int, limit: int | None) -> int:
 
 def parted(flat: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
     """Consecutive parts of these sizes, and the rest."""
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(list(flat[start : start + size]))
-        start += size
-    return [*parts, list(flat[start:])]
+    rest = iter(flat)
+    return [list(islice(rest, size)) for size in sizes] + [list(rest)]

@@ -1,7 +1,9 @@
 """The settings that every step-wise private inference has, checked."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -69,3 +71,11 @@ class ReleaseSettings:
                 "An infinite bound (max_grad_norm, max_factor_norm) needs noise_multiplier=0: no "
                 "noise hides an unbounded record. Choose a finite one."
             )
+
+    @classmethod
+    def among(cls, given: Mapping[str, Any], *, bound: float) -> "ReleaseSettings":
+        """
+        :param given: the arguments of an inference by name, these settings among them.
+        """
+        names = [each.name for each in fields(cls) if each.name != "bound"]
+        return cls(**{name: given[name] for name in names}, bound=bound)

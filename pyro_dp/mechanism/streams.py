@@ -132,6 +132,7 @@ class LocalStream:
         return normals
 
 
+LocalStreams = Sequence[LocalStream | None]  # one for each particle
 _HALF, _LOW = np.uint64(32), np.uint64(2**32 - 1)
 
 

@@ -4,7 +4,6 @@ What is an argument of ``step()`` is shown record by record. What a function cap
 would reach the release unclipped, and every parameter that starts at it is public.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -50,11 +49,13 @@ def refuse_captured_data(references: References, records: Records) -> None:
     for label, tensor in references.tensors:
         if tensor.numel() and address(tensor) in memory:
             raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
-    for label, thing in references.held:
-        if isinstance(thing, np.ndarray) and thing.size and _base(thing) in memory:
+    arrays = [(label, x) for label, x in references.held if isinstance(x, np.ndarray)]
+    for label, array in arrays:
+        if array.size and _base(array) in memory:
             raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
     numbers = DataNumbers(data)
-    for label, tensor in [*references.tensors, *_arrays(references)]:
+    floats = [(label, np.ascontiguousarray(x)) for label, x in arrays if x.dtype.kind == "f"]
+    for label, tensor in [*references.tensors, *((n, torch.from_numpy(x)) for n, x in floats)]:
         numbers.refuse(label, tensor)
     for place in references.places:
         numbers.refuse(place.label, torch.tensor(place.floats(), dtype=torch.float64))
@@ -136,12 +137,6 @@ def _holds_rows(value: Tensor, table: Tensor) -> bool:
     found = sum(bool((table.reshape(-1, width) == row).all(dim=1).any()) for row in rows)
     by_chance = len(rows) * len(table) * (2.0**-50 if table.dtype == torch.float64 else 2.0**-20)
     return found > 0 and by_chance ** (found * width) < _CHANCE
-
-
-def _arrays(references: References) -> Iterator[tuple[str, Tensor]]:
-    for label, thing in references.held:
-        if isinstance(thing, np.ndarray) and thing.dtype.kind == "f":
-            yield label, torch.from_numpy(np.ascontiguousarray(thing))
 
 
 def _base(array: np.ndarray) -> int:

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-from pyro import poutine
+from pyro.poutine import Trace
 from torch import Tensor
 
-from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.site_checks import Runs, random_sites
+from pyro_dp.records.plate import PrivatePlate, Traces, random_sites
+from pyro_dp.records.site_checks import Runs
+from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 
@@ -41,36 +42,26 @@ def check_coupling(inside: Runs) -> None:
     count = min(_COUNT, records.plate.size)
     if count == 1:
         return
-    for integers in (True, False):
-        pair = _pair(inside, count, integers)
-        if pair is None:  # such rows are not in the model's domain
-            continue
-        for part, trace in pair[0].items():
-            others = dict(_first_terms(pair[1][part], records.plate, count))
-            for name, term in _first_terms(trace, records.plate, count):
-                if _is_square(trace.nodes[name]):
-                    raise ModelError(_SQUARE.format(name=name, part=part))
-                if name not in others or not agree(term, others[name]):
-                    shown = _SHOWN[records.slice_data]
-                    raise ModelError(
-                        _COUPLED.format(name=name, part=part, plate=records.plate.name, shown=shown)
-                    )
-        return
-
-
-def _pair(
-    inside: Runs, count: int, integers: bool
-) -> tuple[dict[str, poutine.Trace], dict[str, poutine.Trace]] | None:
-    """Traces on two sets of rows, with the same latents."""
-    records = inside.records
     length = count if records.slice_data else records.plate.size
-    rows = [records.varied(length, seed, integers=integers) for seed in (1, 2)]
     indices = records.apart(count, length)
-    try:
-        one = inside.on_public(rows[0], indices)
-        return one, inside.on_public(rows[1], indices, one)
-    except ModelError:
-        return None
+
+    def pair(integers: bool) -> tuple[Traces, Traces]:
+        """On two sets of rows, with the same latents."""
+        rows = [records.varied(length, seed, integers=integers) for seed in (1, 2)]
+        one = inside.on(rows[0], public=True, indices=indices)
+        return one, inside.on(rows[1], public=True, indices=indices, replayed=one)
+
+    one, other = on_varied(pair) or ({}, {})
+    for part, trace in one.items():
+        others = dict(_first_terms(other[part], records.plate, count))
+        for name, term in _first_terms(trace, records.plate, count):
+            if _is_square(trace.nodes[name]):
+                raise ModelError(_SQUARE.format(name=name, part=part))
+            if name not in others or not agree(term, others[name]):
+                shown = _SHOWN[records.slice_data]
+                raise ModelError(
+                    _COUPLED.format(name=name, part=part, plate=records.plate.name, shown=shown)
+                )
 
 
 def _is_square(site: dict) -> bool:
@@ -79,9 +70,7 @@ def _is_square(site: dict) -> bool:
     return bool(dims) and site["log_prob"].dim() > max(dims)
 
 
-def _first_terms(
-    trace: poutine.Trace, plate: PrivatePlate, count: int
-) -> Iterator[tuple[str, Tensor]]:
+def _first_terms(trace: Trace, plate: PrivatePlate, count: int) -> Iterator[tuple[str, Tensor]]:
     """Log densities of the first record's sites, by name."""
     for name, site in random_sites(trace).items():
         frame, log_prob = plate.frame(site), site["log_prob"]

@@ -19,7 +19,6 @@ def first_look(
     guide: Callable,
     args: tuple,
     kwargs: dict,
-    *,
     plate: str | None,
     slice_data: bool,
     others: Sequence[Any] = (),
@@ -33,7 +32,10 @@ def first_look(
         record; model or guide hold data beside their arguments.
     """
     tensors = as_tensors(model, args, kwargs)
-    state = CapturedState(model, guide, *others, *_objects(model, *tensors))
+    named = zip(argument_names(model, *tensors), pytree.tree_leaves(tensors), strict=True)
+    # Arguments that are no tensors may hold data, or keep them.
+    objects = [(f"argument {name!r}", leaf) for name, leaf in named if not isinstance(leaf, Tensor)]
+    state = CapturedState(model, guide, *others, *objects)
     state.forget()
     with state.pristine():
         found = find_plate(model, *tensors, plate)
@@ -42,14 +44,3 @@ def first_look(
     references = References(model, guide, *others, *records.constants)
     refuse_captured_data(references, records)
     return records
-
-
-def _objects(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
-    """Arguments that are no tensors: they may hold data, or keep them."""
-    names = argument_names(model, args, kwargs)
-    leaves = pytree.tree_leaves((args, kwargs))
-    return [
-        (f"argument {name!r}", leaf)
-        for name, leaf in zip(names, leaves, strict=True)
-        if not isinstance(leaf, Tensor)
-    ]

@@ -2,8 +2,9 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to
 from torch.distributions.constraints import Constraint
 
-from pyro_dp.records.local_parameters import LocalParameters
+from pyro_dp.records.local_parameters import LocalParameters, leaves_of
 from pyro_dp.records.messengers import OneRecord, Outside
 from pyro_dp.records.plate import PrivatePlate, is_random
 from pyro_dp.records.record_elbo import record_loss
@@ -85,8 +86,7 @@ def single_particle(loss: ELBO, max_plate_nesting: float | None = None) -> ELBO:
     loss = copy.copy(loss)
     if max_plate_nesting is not None:
         loss.max_plate_nesting = max_plate_nesting
-    loss.num_particles = 1
-    loss.vectorize_particles = False
+    loss.num_particles, loss.vectorize_particles = 1, False
     return loss
 
 
@@ -115,6 +115,7 @@ def draw_particle(
     elbo = Trace_ELBO() if isinstance(loss, TraceEnum_ELBO) else single_particle(loss)
     guide_sites, model_sites = _Sites(plate), _Sites(plate)
     args, kwargs = records.arguments(records.placeholder())
+    substitutes = given.substitutes if given else {}
     with (
         poutine.trace(param_only=True) as parameters,
         OneRecord(plate, torch.zeros(1, dtype=torch.long, device=records.device)),
@@ -123,13 +124,16 @@ def draw_particle(
         given or contextlib.nullcontext(),
     ):
         shown = Outside(plate)(model_sites(model)), Outside(plate)(guide_sites(guide))
-        if not (given and given.substitutes):
+        if not substitutes:
             outside = elbo.differentiable_loss(*shown, *args, **kwargs)
         else:
             surrogate, value = record_loss(elbo, *shown, args, kwargs)
             outside = value.detach() + (surrogate - surrogate.detach())
-    learnt = _unconstrained(parameters.trace, given.substitutes if given else {})
-    learnt = {name: leaf for name, leaf in learnt.items() if name not in local.leaves}
+    learnt = {
+        name: substitutes.get(id(leaf), leaf)
+        for name, leaf in leaves_of(parameters.trace).items()
+        if leaf.requires_grad and name not in local.leaves
+    }
     names = frozenset(parameters.trace.nodes)
     indices = model_sites.indices | guide_sites.indices
     particle = Particle(torch.as_tensor(outside), {}, {}, {}, indices, None, learnt, names)
@@ -146,14 +150,13 @@ def draw_particle(
     return particle
 
 
+@dataclass(eq=False, repr=False)
 class _Sites(Messenger):
     """Keeps the sample sites outside the plate."""
 
-    def __init__(self, plate: PrivatePlate):
-        super().__init__()
-        self.plate = plate
-        self.found: dict[str, dict] = {}
-        self.indices: dict[str, Tensor] = {}  # of the other plates, which may subsample
+    plate: PrivatePlate
+    found: dict[str, dict] = field(default_factory=dict)
+    indices: dict[str, Tensor] = field(default_factory=dict)  # of other plates, if they subsample
 
     def _pyro_post_sample(self, msg: dict) -> None:
         if is_random(msg) and not self.plate.holds(msg):
@@ -180,9 +183,11 @@ def _detached(constraint: Constraint) -> Constraint:
     return constraint
 
 
-def _unconstrained(trace: poutine.Trace, substitutes: dict[int, Tensor]) -> dict[str, Tensor]:
-    """Those that are learnt, each once under its first name."""
-    leaves = {name: site["value"].unconstrained() for name, site in trace.nodes.items()}
-    first = {id(leaf): name for name, leaf in reversed(leaves.items())}
-    learnt = {n: x for n, x in leaves.items() if x.requires_grad and first[id(x)] == n}
-    return {n: substitutes.get(id(x), x) for n, x in learnt.items()}
+def unflat(vector: Tensor, likes: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+    """Parts of a vector in the shapes and dtypes of these tensors."""
+    parts, start = {}, 0
+    for name, like in likes.items():
+        part = vector[start : start + like.numel()]
+        parts[name] = part.reshape(like.shape).to(like.dtype)
+        start += like.numel()
+    return parts

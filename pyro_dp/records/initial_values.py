@@ -5,6 +5,7 @@ import copy
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -18,9 +19,10 @@ from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_c
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.captured_data import refuse_numbers
 from pyro_dp.records.messengers import OneRecord, no_sites
-from pyro_dp.records.plate import is_random
+from pyro_dp.records.plate import random_sites, traced
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
@@ -44,8 +46,9 @@ def initialise(model: Callable, guide: Callable, records: Records) -> None:
     # All N rows, so that a guide with latents per record shows it.
     public = records.arguments(records.placeholder(), length=records.plate.size)
     new = [each for each in _autoguides(guide) if each.prototype_trace is None]
-    first = _first_run(model, guide, records, public)
-    other = _first_run_on_others(model, guide, records)
+    run, size = partial(_first_run, model, guide, records), records.plate.size
+    first = run(public)
+    other = on_varied(lambda integers: run(records.varied(size, seed=1, integers=integers)))
     if other is not None:
         _require_same(first, other)
     args, kwargs = public
@@ -113,27 +116,12 @@ def _terms_afterwards(
     first = torch.zeros(1, dtype=torch.long, device=records.device)
     torch.manual_seed(0)
     with OneRecord(records.plate, first), contextlib.suppress(Exception):  # later checks say why
-        of_guide = poutine.trace(guide).get_trace(*args, **kwargs)
-        of_model = poutine.trace(poutine.replay(model, trace=of_guide)).get_trace(*args, **kwargs)
-        terms = {}
-        for part, trace in (("guide", of_guide), ("model", of_model)):
-            trace.compute_log_prob(lambda name, site: is_random(site))
-            for name, site in trace.nodes.items():
-                if is_random(site):
-                    terms[part, name] = site["log_prob"].detach()
-        return terms
+        return {
+            (part, name): site["log_prob"].detach()
+            for part, trace in traced(model, guide, args, kwargs).items()
+            for name, site in random_sites(trace).items()
+        }
     return {}
-
-
-def _first_run_on_others(model: Callable, guide: Callable, records: Records) -> FirstRun | None:
-    """The same on rows that vary, if the model runs on such."""
-    for integers in (True, False):
-        rows = records.varied(records.plate.size, seed=1, integers=integers)
-        try:
-            return _first_run(model, guide, records, rows)
-        except ModelError:
-            continue
-    return None
 
 
 def _require_same(first: FirstRun, other: FirstRun) -> None:

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints
 from torch.distributions.constraints import Constraint
 
-from pyro_dp.records.site_checks import Sites
+from pyro_dp.records.plate import Sites
 from pyro_dp.utils.errors import ModelError
 
 
@@ -25,6 +26,10 @@ class Latent:
     transform: Transform
     start: int
     stop: int
+
+    def part(self, flat: Tensor) -> Tensor:
+        """Its unconstrained value."""
+        return flat[self.start : self.stop].reshape(self.shape)
 
 
 def latents_of(values: Sites, prior: Sites, *, automatic: bool) -> Iterator[Latent]:

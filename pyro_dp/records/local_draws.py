@@ -52,15 +52,14 @@ class LocalDraws:
         self._stream = stream
         self._index = index
 
-    @property
-    def live(self) -> bool:
-        return self._stream is not None
-
     def __call__(
         self, kind: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         draw, position = Draw(kind, torch.Size(shape), dtype), len(self.requested)
         self.requested.append(draw)
+        return self._answer(draw, position, device)
+
+    def _answer(self, draw: Draw, position: int, device: torch.device) -> Tensor:
         if self._stream is not None and self._index is not None:
             return draw.sample(self._stream, self._index.reshape(1), position)[0].to(device)
         if position < len(self._table) and self._table[position].shape == draw.shape:
@@ -74,32 +73,27 @@ class PublicDraws(LocalDraws):
     def __init__(self):
         super().__init__(in_place=True)
 
-    def __call__(
-        self, kind: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        self.requested.append(Draw(kind, torch.Size(shape), dtype))
-        return self.requested[-1].public(device)
+    def _answer(self, draw: Draw, position: int, device: torch.device) -> Tensor:
+        return draw.public(device)
 
 
-def _fill(draws, tensor, values):
+def _fill(draws, tensor, kind, function):
+    values = function(draws(kind, tensor.shape, tensor.dtype, tensor.device))
     # Under vmap a plain tensor cannot be filled in place; torch.distributions use what is returned.
     return tensor.copy_(values) if draws.in_place else values
 
 
 def _normal_(draws, tensor, mean=0.0, std=1.0, *, generator=None):
-    values = draws("normal", tensor.shape, tensor.dtype, tensor.device)
-    return _fill(draws, tensor, mean + std * values)
+    return _fill(draws, tensor, "normal", lambda z: mean + std * z)
 
 
 def _uniform_(draws, tensor, low=0.0, high=1.0, *, generator=None, **named):
     low, high = named.get("from", low), named.get("to", high)
-    values = draws("uniform", tensor.shape, tensor.dtype, tensor.device)
-    return _fill(draws, tensor, low + (high - low) * values)
+    return _fill(draws, tensor, "uniform", lambda u: low + (high - low) * u)
 
 
 def _exponential_(draws, tensor, lambd=1.0, *, generator=None):
-    values = draws("uniform", tensor.shape, tensor.dtype, tensor.device)
-    return _fill(draws, tensor, -torch.log1p(-values) / lambd)
+    return _fill(draws, tensor, "uniform", lambda u: -torch.log1p(-u) / lambd)
 
 
 def _factory(kind):

@@ -42,10 +42,11 @@ from torch import Tensor
 from torch.distributions.constraints import Constraint, real
 
 from pyro_dp.records.messengers import OneRecord
-from pyro_dp.records.plate import is_random
+from pyro_dp.records.plate import Traces, random_sites, traced
 from pyro_dp.records.records import Records
-from pyro_dp.records.row_views import OwnRow, Substitution, shown
+from pyro_dp.records.row_views import OwnRow, shown
 from pyro_dp.records.sandbox import guarded, whole_tensors
+from pyro_dp.records.torch_modes import Substitution
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
@@ -71,7 +72,7 @@ class LocalParameters:
     :param size: N.
     :param leaves: unconstrained parameters, by name.
     :param dims: of each, the dimension of length N.
-    :param constraints: of each that is constrained.
+    :param constraints: of each; by default none.
     """
 
     size: int = 0
@@ -91,9 +92,7 @@ class LocalParameters:
         """Once a parameter holds private rows, it does for good: it is marked."""
         self.leaves[name], self.dims[name] = leaf, dim
         leaf._pyro_dp_rows = dim  # type: ignore[attr-defined]
-        constraint = pyro.get_param_store().get_state()["constraints"].get(name, real)
-        if constraint is not real:
-            self.constraints[name] = constraint
+        self.constraints[name] = pyro.get_param_store().get_state()["constraints"].get(name, real)
 
     def rows(self, indices: Tensor) -> dict[str, Tensor]:
         """Private rows of these records, (B, ...) each."""
@@ -121,12 +120,11 @@ class LocalParameters:
         """
         if not self:
             return contextlib.nullcontext()
-        return shown(
-            {
-                name: OwnRow(leaf, self.dims[name], rows[name], self.constraints.get(name))
-                for name, leaf in self.leaves.items()
-            }
-        )
+        own = {
+            name: OwnRow(leaf, self.dims[name], rows[name], self.constraints.get(name, real))
+            for name, leaf in self.leaves.items()
+        }
+        return shown(own)
 
 
 def marked_parameters(size: int) -> LocalParameters:
@@ -172,7 +170,7 @@ def find_local_parameters(
         _, parameters = _run_at(model, guide, records, 0, {})
     candidates = {
         name: leaf
-        for name, leaf in _leaves(parameters).items()
+        for name, leaf in leaves_of(parameters).items()
         if plate.size in leaf.shape and leaf.requires_grad and name not in marked.leaves
     }
     if not candidates:
@@ -198,7 +196,7 @@ def find_local_parameters(
 
 def _run_at(
     model: Callable, guide: Callable, records: Records, index: int, values: dict[int, Tensor]
-) -> tuple[list[poutine.Trace], poutine.Trace]:
+) -> tuple[Traces, poutine.Trace]:
     """Guide, and model replayed against it, at one index of the plate, with other parameters.
 
     Draws are the same each time: the public generator is put back.
@@ -219,14 +217,12 @@ def _run_at(
         poutine.trace(param_only=True) as parameters,
         OneRecord(records.plate, position),
     ):
-        of_guide = poutine.trace(guide).get_trace(*args, **kwargs)
-        of_model = poutine.trace(poutine.replay(model, trace=of_guide)).get_trace(*args, **kwargs)
-        for trace in (of_guide, of_model):
-            trace.compute_log_prob(lambda name, site: is_random(site))
-    return [of_guide, of_model], parameters.trace
+        traces = traced(model, guide, args, kwargs)
+    return traces, parameters.trace
 
 
-def _leaves(parameters: poutine.Trace) -> dict[str, Tensor]:
+def leaves_of(parameters: poutine.Trace) -> dict[str, Tensor]:
+    """Unconstrained parameters, each once under its first name."""
     leaves = {name: site["value"].unconstrained() for name, site in parameters.nodes.items()}
     first = {id(leaf): name for name, leaf in reversed(leaves.items())}
     return {name: leaf for name, leaf in leaves.items() if first[id(leaf)] == name}
@@ -242,9 +238,8 @@ def _gradients_at(
         traces, _ = _run_at(model, guide, records, index, substitutes)
         terms = [
             site["log_prob"].sum()
-            for trace in traces
-            for site in trace.nodes.values()
-            if is_random(site)
+            for trace in traces.values()
+            for site in random_sites(trace).values()
         ]
         total = sum((term for term in terms if term.requires_grad), torch.tensor(0.0))
     if not total.requires_grad:

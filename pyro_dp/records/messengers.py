@@ -1,6 +1,7 @@
 """How a model is split at its private plate: one record, what lies outside, what lies inside."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,7 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 
 
+@dataclass(eq=False, repr=False)
 class OneRecord(Messenger):
     """Run a model with the private plate holding a single index, and without the plate's scale N /
     1. (The checks show it a few.)
@@ -27,13 +29,9 @@ class OneRecord(Messenger):
         use would tell by its existence.
     """
 
-    def __init__(
-        self, plate: PrivatePlate, index: Tensor, parameters: Collection[str] | None = None
-    ):
-        super().__init__()
-        self.plate = plate
-        self.index = index
-        self.parameters = parameters
+    plate: PrivatePlate
+    index: Tensor
+    parameters: Collection[str] | None = None
 
     def __enter__(self):
         original, private = SubsampleMessenger._subsample, self.plate.name
@@ -68,6 +66,7 @@ class OneRecord(Messenger):
             msg["scale"] = msg["scale"] * frame.size / frame.full_size
 
 
+@dataclass(eq=False, repr=False)
 class Outside(Messenger):
     """Hide every site within the private plate from the handlers further out.
 
@@ -77,10 +76,8 @@ class Outside(Messenger):
     :param seed: of these draws.
     """
 
-    def __init__(self, plate: PrivatePlate, seed: int = 0):
-        super().__init__()
-        self.plate = plate
-        self.seed = seed
+    plate: PrivatePlate
+    seed: int = 0
 
     def _process_message(self, msg: dict) -> None:
         if msg["type"] == "sample" and self.plate.holds(msg):
@@ -92,16 +89,15 @@ class Outside(Messenger):
             msg["stop"] = True
 
 
+@dataclass(eq=False, repr=False)
 class Inside(Messenger):
     """Hide every site outside the private plate, with the global latents fixed.
 
     :param values: value of each latent site outside the plate, and indices of each other plate.
     """
 
-    def __init__(self, plate: PrivatePlate, values: Mapping[str, Tensor]):
-        super().__init__()
-        self.plate = plate
-        self.values = values
+    plate: PrivatePlate
+    values: Mapping[str, Tensor]
 
     def _process_message(self, msg: dict) -> None:
         if msg["type"] == "sample" and not self.plate.holds(msg):
@@ -113,4 +109,4 @@ class Inside(Messenger):
 
 
 def no_sites(*args: Any, **kwargs: Any) -> None:
-    """In place of a guide that has no sites, or cannot be run."""
+    """In place of a guide that has no sites, cannot be run, or is not made yet."""

@@ -22,6 +22,8 @@ _LONGER = (
     "{longest} rows: arguments that are longer than the data must be such that the model runs "
     "where all tensors are placeholders. " + PLACEHOLDERS
 )
+Sites = dict[str, dict]
+Traces = dict[str, poutine.Trace]  # of guide and model
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,19 @@ def is_random(site: Mapping) -> bool:
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     return not (site["is_observed"] and isinstance(fn, Delta))
+
+
+def random_sites(trace: poutine.Trace) -> Sites:
+    return {name: site for name, site in trace.nodes.items() if is_random(site)}
+
+
+def traced(model: Callable, guide: Callable, args: tuple, kwargs: dict) -> Traces:
+    """Runs of the guide, and of the model replayed against it, with all log densities."""
+    of_guide = poutine.trace(guide).get_trace(*args, **kwargs)
+    of_model = poutine.trace(poutine.replay(model, trace=of_guide)).get_trace(*args, **kwargs)
+    for trace in (of_guide, of_model):
+        trace.compute_log_prob(lambda name, site: is_random(site))
+    return {"guide": of_guide, "model": of_model}
 
 
 def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> PrivatePlate:

@@ -82,11 +82,8 @@ def _mean_field_elbo(model_trace: Trace, guide_trace: Trace) -> Tensor:
         except (NotImplementedError, TypeError):
             elbo = elbo - site["score_parts"].entropy_term.sum()
         else:
-            elbo = (
-                elbo
-                - prior["log_prob_sum"]
-                - scale_and_mask(divergence, site["scale"], site["mask"]).sum()
-            )
+            divergence = scale_and_mask(divergence, site["scale"], site["mask"])
+            elbo = elbo - prior["log_prob_sum"] - divergence.sum()
     return elbo
 
 

@@ -185,8 +185,9 @@ class RecordTerm:
 
         def term(latents, parameters, local, index, row, table):
             substitutes = {id(leaf): parameters[name] for name, leaf in leaves.items()}
-            draws = LocalDraws(table)
-            return self.loss_of(particle, latents, index, row, draws, substitutes, local)
+            own = (index, row, LocalDraws(table), substitutes, local)
+            with self.shown(particle, latents, *own) as shown:
+                return record_loss(self.loss, *shown)
 
         gradient = torch.vmap(
             torch.func.grad(term, argnums=(0, 1, 2), has_aux=True),
@@ -199,24 +200,6 @@ class RecordTerm:
             gradients, losses = gradient(particle.detached(), parameters, *own)
         of_latents, of_parameters, of_local = gradients
         return RecordGradients(of_latents, of_parameters, losses, of_local)
-
-    def loss_of(
-        self,
-        particle: Particle,
-        latents: dict[str, Tensor],
-        index: Tensor,
-        row: list[Tensor],
-        draws: LocalDraws | None = None,
-        substitutes: dict[int, Tensor] | None = None,
-        local_rows: dict[str, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """One record's differentiable surrogate and value, for torch.func.
-
-        The arguments are those of :meth:`shown`.
-        """
-        own = (index, row, draws, substitutes, local_rows)
-        with self.shown(particle, latents, *own) as shown:
-            return record_loss(self.loss, *shown)
 
     def observations(
         self,

@@ -17,6 +17,7 @@ from pyro_dp.records.global_draw import Particle, draw_particle, single_particle
 from pyro_dp.records.initial_values import initialise
 from pyro_dp.records.local_parameters import find_local_parameters, marked_parameters
 from pyro_dp.records.messengers import Inside, Outside, no_sites
+from pyro_dp.records.plate import random_sites
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.records import Records
 from pyro_dp.records.site_checks import (
@@ -25,7 +26,6 @@ from pyro_dp.records.site_checks import (
     check_latents,
     check_outside,
     plate_nesting,
-    random_sites,
 )
 from pyro_dp.records.structure_checks import check_isolation, check_support, on_fastest_path
 from pyro_dp.utils.errors import ModelError
@@ -38,7 +38,7 @@ def build_record_term(
     guide: Callable,
     records: Records,
     *,
-    privatize: str,
+    privatize: str = "latents",
     microbatch_size: int | None = None,
 ) -> tuple[RecordTerm, dict[str, Tensor]]:
     """Initialise the parameters, run every check, and build the term whose gradients are released.
@@ -59,7 +59,7 @@ def build_record_term(
         particle = draw_particle(loss, model, guide, records, local=local)
         check_latents(loss, outside, particle, privatize)
         values = particle.values(particle.detached())
-        inside = outside.with_view(lambda plate: Inside(plate, values))
+        inside = replace(outside, view=lambda plate: Inside(plate, values))
         check_inside(loss, inside)
         check_coupling(inside)
         term = _loop_over_all(loss, model, guide, particle, outside, inside)

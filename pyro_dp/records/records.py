@@ -1,6 +1,7 @@
 """The arguments of a model, seen as records: which are data, and what one record shows of them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.utils import _pytree as pytree
 
+from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.arguments import Arguments, argument_names, named_arguments, refuse_untyped
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.stand_ins import is_table, placeholder_row, spacing, varied
@@ -164,10 +166,24 @@ class Records:
                 continue
             if version(self._given[i]) != self._versions[i]:
                 raise ModelError(_OTHER_DATA.format(what=f"{name!r} was changed in place"))
-            if not _equal(self._leaves[i], later._leaves[j]):
+            one, other = self._leaves[i], later._leaves[j]
+            alike = one.shape == other.shape and one.dtype == other.dtype
+            if not (alike and torch.equal(one, other.to(one.device))):
                 raise ModelError(_OTHER_DATA.format(what=f"{name!r} has other values"))
         if self._data != later._data:
             raise ModelError(_OTHER_DATA.format(what="other arguments have a row per record"))
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What was checked and built for the data of a step; for others all is looked at anew.
+
+    :param records: the data, seen as records.
+    :param sampler: of the records of a step.
+    """
+
+    records: Records
+    sampler: RecordSampler
 
 
 def _same(new: Any, old: Any, known: int) -> bool:
@@ -176,11 +192,6 @@ def _same(new: Any, old: Any, known: int) -> bool:
     if new is old:
         return True
     return isinstance(new, (bool, int, float, str)) and type(new) is type(old) and new == old
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    alike = one.shape == other.shape and one.dtype == other.dtype
-    return alike and torch.equal(one, other.to(one.device))
 
 
 def _memory(tensor: Tensor) -> tuple:

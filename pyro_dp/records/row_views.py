@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.distributions import transform_to
 from torch.distributions.constraints import Constraint
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
-from pyro_dp.records.torch_modes import substituted
+from pyro_dp.records.torch_modes import Substitution
 
 
 @dataclass(frozen=True)
@@ -28,26 +27,18 @@ class OwnRow:
     :param leaf: the unconstrained parameter.
     :param dim: its dimension of length N.
     :param row: without that dimension.
-    :param constraint: of the parameter, if there is one.
+    :param constraint: of the parameter.
     """
 
     leaf: Tensor
     dim: int
     row: Tensor
-    constraint: Constraint | None
+    constraint: Constraint
 
-    @property
-    def unconstrained(self) -> "_Repeated":
-        return self._repeated(self.row.unsqueeze(self.dim))
-
-    @property
-    def constrained(self) -> "_Repeated":
+    def repeated(self, *, constrained: bool) -> "_Repeated":
         single = self.row.unsqueeze(self.dim)
-        if self.constraint is not None:
+        if constrained:
             single = transform_to(self.constraint)(single)
-        return self._repeated(single)
-
-    def _repeated(self, single: Tensor) -> "_Repeated":
         return _Repeated.of(single, self.dim, self.leaf.shape[self.dim])
 
 
@@ -59,24 +50,6 @@ def shown(rows: dict[str, OwnRow]) -> Iterator[None]:
     """
     with _OwnRows(rows) as own, _OwnParams(rows, own):
         yield
-
-
-class Substitution(TorchFunctionMode):
-    """Torch functions get other tensors in place of some.
-
-    :param substitutes: by ``id``.
-    """
-
-    def __init__(self, substitutes: dict[int, Tensor]):
-        super().__init__()
-        self.substitutes = substitutes
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if self.substitutes:
-            args = substituted(args, self.substitutes)
-            kwargs = {k: substituted(value, self.substitutes) for k, value in kwargs.items()}
-        return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -102,7 +75,8 @@ class _OwnRows(Substitution):
 
     def __init__(self, rows: dict[str, OwnRow]):
         self._repeated: dict[int, _Repeated] = {}
-        super().__init__({id(own.leaf): self.keep(own.unconstrained) for own in rows.values()})
+        values = {id(x.leaf): self.keep(x.repeated(constrained=False)) for x in rows.values()}
+        super().__init__(values)
 
     def keep(self, repeated: _Repeated) -> Tensor:
         self._repeated[id(repeated.whole)] = repeated
@@ -112,27 +86,25 @@ class _OwnRows(Substitution):
         return self._repeated.get(id(self.substitutes.get(id(tensor), tensor)))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
         if func in _READERS:
-            read = _READERS[func](self, *args, **kwargs)
+            read = _READERS[func](self, *args, **(kwargs or {}))
             if read is not None:
                 return read
         return super().__torch_function__(func, types, args, kwargs)
 
 
+@dataclass(eq=False, repr=False)
 class _OwnParams(Messenger):
     """Answers ``pyro.param`` with the record's own row, so that only one row is constrained."""
 
-    def __init__(self, rows: dict[str, OwnRow], own: _OwnRows):
-        super().__init__()
-        self.rows = rows
-        self.own = own
+    rows: dict[str, OwnRow]
+    own: _OwnRows
 
     def _pyro_param(self, msg: dict) -> None:
         row = self.rows.get(msg["name"])
         if row is None or msg["value"] is not None:
             return
-        value: Any = self.own.keep(row.constrained)
+        value: Any = self.own.keep(row.repeated(constrained=True))
         value.unconstrained = lambda: row.leaf
         # Plates note here which rows they took; on the leaf, that would tell who was sampled.
         value._pyro_unconstrained_param = torch.empty(0)

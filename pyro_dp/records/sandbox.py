@@ -100,7 +100,9 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
         advice = _advice(error, hint) if public else hint
         error.args, error.__cause__, error.__context__ = (), None, None
         if text.startswith(_DISCRETE):
-            raise ModelError(_NO_PLACE.format(where=where, site=_quoted(text))) from None
+            found = re.search(r"'([^']+)'", text)
+            site = found.group(1) if found else "assignment"
+            raise ModelError(_NO_PLACE.format(where=where, site=site)) from None
         message = f"{doing} raised {type(error).__name__}{where}"
         if public:
             raise RaisedOnPlaceholders(f"{message}: {_shortened(text)} {advice}") from None
@@ -156,12 +158,6 @@ def _advice(error: Exception, hint: str) -> str:
         if re.search(pattern, text):
             return advice
     return "Mend this line." if isinstance(error, _MISTAKES) else PLACEHOLDERS
-
-
-def _quoted(text: str) -> str:
-    """The name of a site in a message of Pyro's."""
-    found = re.search(r"'([^']+)'", text)
-    return found.group(1) if found else "assignment"
 
 
 def _shortened(text: str) -> str:

@@ -1,18 +1,19 @@
 """Structural checks of the sites of model and guide: which lie where, and what they may read."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from pyro import poutine
 from pyro.infer import ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
-from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.records.messengers import OneRecord, Outside
-from pyro_dp.records.plate import PrivatePlate, is_random
+from pyro_dp.records.plate import PrivatePlate, Traces, random_sites, traced
 from pyro_dp.records.records import Arguments, Records
 from pyro_dp.records.sandbox import guarded, whole_tensors
 from pyro_dp.utils.agreement import agree
@@ -20,9 +21,9 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 
 _COMPARED = ("value", "log_prob")
-Sites = dict[str, dict]
 
 
+@dataclass(eq=False, repr=False)
 class Runs:
     """Guide and model, replayed against it, for one record, as ``view`` shows them.
 
@@ -32,21 +33,18 @@ class Runs:
     :param factor: of these constants.
     """
 
-    def __init__(
-        self,
-        model: Callable,
-        guide: Callable,
-        records: Records,
-        view: Callable[[PrivatePlate], Messenger],
-        local: LocalParameters,
-        state: CapturedState,
-        factor: float = 1.0,
-    ):
-        self.records, self.local = records, local
-        self._model, self._guide, self._view = model, guide, view
-        self._state, self._factor = state, factor
+    model: Callable
+    guide: Callable
+    records: Records
+    view: Callable[[PrivatePlate], Messenger]
+    local: LocalParameters
+    state: CapturedState
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
         self._parameters: set[str] | None = None
-        self.public = self._run(records.arguments(records.placeholder()), public=True)
+        placeholders = self.records.arguments(self.records.placeholder())
+        self.public = self._run(placeholders, public=True)
         self._parameters = {
             name
             for trace in self.public.values()
@@ -54,33 +52,16 @@ class Runs:
             if site["type"] == "param"
         }
 
-    def with_view(self, view: Callable[[PrivatePlate], Messenger], factor: float = 1.0) -> "Runs":
-        """The same, shown in another way."""
-        own = (self._model, self._guide, self.records)
-        return Runs(*own, view, self.local, self._state, factor)
+    def on(self, arguments: Arguments, **options: Any) -> Traces:
+        """Traces for these rows, of which model and guide keep nothing.
 
-    def on(self, arguments: Arguments) -> dict[str, poutine.Trace]:
-        """Traces of guide and model, for one record, of which they keep nothing."""
-        with self._state.preserved():
-            return self._run(arguments)
-
-    def on_public(
-        self,
-        arguments: Arguments,
-        indices: Tensor | None = None,
-        replayed: dict[str, poutine.Trace] | None = None,
-    ) -> dict[str, poutine.Trace]:
-        """The same for public rows, of which they keep nothing, either.
-
-        :param indices: of so many records at once, (k,); by default of the first one.
-        :param replayed: traces whose latents are used.
+        :param options: ``public`` rows; ``indices`` of so many records at once, (k,), by default of
+            the first one; ``replayed``, traces whose latents are used.
         """
-        with self._state.preserved():
-            return self._run(arguments, public=True, indices=indices, replayed=replayed)
+        with self.state.preserved():
+            return self._run(arguments, **options)
 
-    def _run(
-        self, arguments, *, public=False, indices=None, replayed=None
-    ) -> dict[str, poutine.Trace]:
+    def _run(self, arguments, *, public=False, indices=None, replayed=None) -> Traces:
         args, kwargs = arguments
         plate = self.records.plate
         if indices is None:
@@ -90,21 +71,13 @@ class Runs:
             forked_rng(),
             guarded("Running guide and model on one record", public=public, hint=hint),
             OneRecord(plate, indices, self._parameters),
-            self.local.shown(self.local.constants(self._factor)),
+            self.local.shown(self.local.constants(self.factor)),
         ):
-            guide, model = self._view(plate)(self._guide), self._view(plate)(self._model)
+            guide, model = self.view(plate)(self.guide), self.view(plate)(self.model)
             if replayed is not None:
                 guide = poutine.replay(guide, trace=replayed["guide"])
                 model = poutine.replay(model, trace=replayed["model"])
-            guide = poutine.trace(guide).get_trace(*args, **kwargs)
-            model = poutine.trace(poutine.replay(model, trace=guide)).get_trace(*args, **kwargs)
-            for trace in (guide, model):
-                trace.compute_log_prob(lambda name, site: is_random(site))
-        return {"guide": guide, "model": model}
-
-
-def random_sites(trace: poutine.Trace) -> Sites:
-    return {name: site for name, site in trace.nodes.items() if is_random(site)}
+            return traced(model, guide, args, kwargs)
 
 
 def check_outside(outside: Runs) -> None:
@@ -113,38 +86,32 @@ def check_outside(outside: Runs) -> None:
     where = f"lies outside the private plate {records.plate.name!r} but depends on"
     problem = f"{where} the data: only sites inside the plate may read them."
     length = 1 if records.slice_data else records.plate.size
-    on_others = _unless_it_fails(outside, records.varied(length, seed=1))
-    if on_others is not None:
-        _require_same_sites(outside.public, on_others, problem)
+    try:
+        on_others = outside.on(records.varied(length, seed=1), public=True)
+    except ModelError:  # rows that vary need not be in the model's domain
+        on_others = outside.public
+    _require_same_sites(outside.public, on_others, problem)
     for i in records.examples():
         on_data = outside.on(records.arguments(records.row(i)))
         _require_same_sites(outside.public, on_data, problem)
-    other_draws = outside.with_view(lambda plate: Outside(plate, seed=1)).public
+    other_draws = replace(outside, view=lambda plate: Outside(plate, seed=1)).public
     _require_same_sites(outside.public, other_draws, f"{where} latents inside of it.")
     if outside.local:
-        other_rows = outside.with_view(Outside, factor=-2.0).public
+        other_rows = replace(outside, factor=-2.0).public
         problem = f"{where} parameters that have a private row per record."
         _require_same_sites(outside.public, other_rows, problem)
     if records.slice_data:
         whole = records.arguments(records.placeholder(), length=records.plate.size)
-        _require_same_sites(
-            outside.public,
-            outside.on_public(whole, torch.arange(records.plate.size, device=records.device)),
+        indices = torch.arange(records.plate.size, device=records.device)
+        problem = (
             f"{where} the length of the data, which is 1 for a model that is shown one record: "
-            "pass N as an argument.",
+            "pass N as an argument."
         )
+        on_whole = outside.on(whole, public=True, indices=indices)
+        _require_same_sites(outside.public, on_whole, problem)
 
 
-def _unless_it_fails(runs: Runs, arguments: Arguments) -> dict[str, poutine.Trace] | None:
-    try:
-        return runs.on_public(arguments)
-    except ModelError:  # rows that vary need not be in the model's domain
-        return None
-
-
-def _require_same_sites(
-    public: dict[str, poutine.Trace], other: dict[str, poutine.Trace], problem: str
-) -> None:
+def _require_same_sites(public: Traces, other: Traces, problem: str) -> None:
     for part, trace in public.items():
         expected, sites = random_sites(trace), random_sites(other[part])
         for name in expected.keys() | sites.keys():

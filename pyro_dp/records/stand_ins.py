@@ -1,15 +1,20 @@
 """Public rows in place of data, for whatever is shown more than one record."""
 
+import contextlib
 import math
-from typing import TypeGuard
+from collections.abc import Callable
+from typing import TypeGuard, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_dp.utils.errors import ModelError
+
 _LEAST = 0.25  # of varied rows: in (0.25, 1) there are logarithms, roots and probabilities
 _MOST = 2**22  # numbers of rows that do not overlap
 _APART = 4
+T = TypeVar("T")
 
 
 def is_table(leaf: object) -> TypeGuard[Tensor]:
@@ -35,6 +40,17 @@ def identity(leaf: object) -> object:
     if is_table(leaf) and leaf.dim() > 1 and leaf.shape[-1] == leaf.shape[-2]:
         return torch.eye(leaf.shape[-1], dtype=leaf.dtype, device=leaf.device).expand(leaf.shape)
     return placeholder(leaf)
+
+
+def on_varied(run: Callable[[bool], T]) -> T | None:
+    """The result of a run on :func:`varied` rows, with integers that vary, or else without.
+
+    None: it raises :class:`ModelError` on both, for they need not be in the model's domain.
+    """
+    for integers in (True, False):
+        with contextlib.suppress(ModelError):
+            return run(integers)
+    return None
 
 
 def spacing(table: Tensor, length: int) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from pyro.distributions import Distribution
 from torch import Tensor
@@ -62,18 +61,19 @@ class Draws:
 
         :param draw: number of this draw: another number, other values.
         """
-        return self._tensor(self._stream.uniform(self._indices.cpu().numpy(), draw, size))
+        return self._numbers("uniform", draw, size)
 
     def normal(self, draw: int, size: int) -> Tensor:
         """Standard normal; otherwise as :meth:`uniform`."""
-        return self._tensor(self._stream.normal(self._indices.cpu().numpy(), draw, size))
+        return self._numbers("normal", draw, size)
 
     def of(self, b: int) -> "Draws":
         """Those of one of the records."""
         return Draws(self._stream, self._indices[b : b + 1])
 
-    def _tensor(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self._indices.device)
+    def _numbers(self, kind: str, draw: int, size: int) -> Tensor:
+        numbers = getattr(self._stream, kind)(self._indices.cpu().numpy(), draw, size)
+        return torch.from_numpy(numbers).to(self._indices.device)
 
 
 OTHER_SHAPE = "Statistic {name!r} has another shape than its model declares."
@@ -174,26 +174,22 @@ class ConjugateModel(abc.ABC):
 
 def require_rows(name: str, value: Any, columns: int) -> None:
     """:raises ModelError: not a tensor of shape (N, columns) of real numbers."""
-    if not isinstance(value, Tensor) or value.dim() != 2 or value.shape[1] != columns:
-        raise ModelError(
-            f"{name} must be a tensor of shape (N, {columns}), one row per record, for a model "
-            f"that was made for {columns} columns; it is {_kind(value)}."
-        )
-    if value.is_complex():
-        raise ModelError(f"{name} must hold real numbers.")
+    form = f"(N, {columns}), one row per record, for a model that was made for {columns} columns"
+    _require_shape(name, value, (columns,), form)
 
 
 def require_vector(name: str, value: Any) -> None:
     """:raises ModelError: not a tensor of shape (N,) of real numbers."""
-    if not isinstance(value, Tensor) or value.dim() != 1:
+    _require_shape(name, value, (), "(N,), one number per record")
+
+
+def _require_shape(name: str, value: Any, of_row: tuple[int, ...], form: str) -> None:
+    if not isinstance(value, Tensor):
         raise ModelError(
-            f"{name} must be a tensor of shape (N,), one number per record; it is {_kind(value)}."
+            f"{name} must be a tensor of shape {form}; it is a {type(value).__name__}."
         )
+    if value.dim() == 0 or value.shape[1:] != of_row:
+        shape = tuple(value.shape)
+        raise ModelError(f"{name} must be a tensor of shape {form}; it is of shape {shape}.")
     if value.is_complex():
         raise ModelError(f"{name} must hold real numbers.")
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"

@@ -31,9 +31,9 @@ from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.arguments import as_tensors
 from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.prepared import Prepared
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.stand_ins import is_table
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws
@@ -69,8 +69,8 @@ class VIPS(IterativeMechanism):
     not include the uncertainty that noise adds, nor what clipping does.
 
     :param model: one of :mod:`pyro_dp.vips`, or another :class:`ConjugateModel`.
-    :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
-        after the other.
+    :param accountant: as for :class:`DPSVI`, as are sampling, generator and secure. What a model
+        starts from is public, and comes from torch's global generator, not from ``generator``.
     :param num_steps: number of steps of :meth:`run`; with ``noise_multiplier=None`` also the most
         steps there can be. 1 where all statistics are static.
     :param noise_multiplier: standard deviation sigma of a step's noise in units of the bounds, were
@@ -79,20 +79,11 @@ class VIPS(IterativeMechanism):
         such a release it is larger than what the accountant gives for the steps alone. 0: plain
         variational Bayes, not private.
     :param sample_rate: expected fraction of the records in a step, in (0, 1].
-    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
-        only); "full".
     :param step_size: (tau0, kappa) of rho_t = (tau0 + t)^-kappa, t = 1, 2, ...; tau0 >= 0, kappa in
         [0, 1]. kappa = 0 forgets all earlier steps, (0, 1) averages them all; between them, noise
         is averaged and what early, poorer posteriors said is forgotten. ``None``: the model's own.
     :param microbatch_size: at most so many records are worked on at a time; the result is the same.
         ``None``: as the model says.
-    :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
-        against anyone who can guess the seed, and runs with equal seeds and separate accountants
-        share their noise; the ledger says so. What a model starts from is public, and comes from
-        torch's global generator.
-    :param secure: noise and sampling from the operating system's cryptographic generator, sums and
-        noise in integers: against attacks on floating-point numbers and on generators, listed in
-        :mod:`pyro_dp.mechanism.fixed_point`. Refused with ``generator``.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 
@@ -123,18 +114,8 @@ class VIPS(IterativeMechanism):
         self.model = model
         self.step_size = require_step_size(model.step_size if step_size is None else step_size)
         self._declared = dict(model.statistics)
-        settings = ReleaseSettings(
-            accountant=accountant,
-            num_steps=num_steps,
-            noise_multiplier=noise_multiplier,
-            bound=max(statistic.bound for statistic in self._declared.values()),
-            sample_rate=sample_rate,
-            sampling=sampling,
-            microbatch_size=microbatch_size,
-            generator=generator,
-            secure=secure,
-        )
-        super().__init__(settings)
+        bound = max(statistic.bound for statistic in self._declared.values())
+        super().__init__(ReleaseSettings.among(locals(), bound=bound))
         full = sampling == "full" or sample_rate == 1.0
         once = {name: each for name, each in self._declared.items() if full and each.static}
         each = {n: x for n, x in self._declared.items() if n not in once}
@@ -142,12 +123,9 @@ class VIPS(IterativeMechanism):
         self._own = None if _is_ours(model) else CapturedState(*_methods(model))
         e_step: Any = model if self._own is None else IsolatedModel(model, self._own)
         self._e_step = e_step
-        self._once = (
-            StatisticsSum(e_step, once, self.microbatch_size, self._sum_type) if once else None
-        )
-        self._each = (
-            StatisticsSum(e_step, each, self.microbatch_size, self._sum_type) if each else None
-        )
+        own = (self.microbatch_size, self._sum_type)
+        self._once = StatisticsSum(e_step, once, *own) if once else None
+        self._each = StatisticsSum(e_step, each, *own) if each else None
         if not each and num_steps != 1:
             raise ConfigurationError(
                 f"num_steps must be 1: all statistics of {type(model).__name__} are static, and "
@@ -210,12 +188,7 @@ class VIPS(IterativeMechanism):
             self.model.guide(self._current())
 
     def state_dict(self) -> dict[str, Any]:
-        """Statistics, step count and accountant.
-
-        It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
-        streams are not part of it: a resumed run draws fresh ones, also with a seed, for the state
-        may be older than what was released with it.
-        """
+        """Statistics, step count and accountant; otherwise as :meth:`DPSVI.state_dict`."""
         return self._state() | {
             "size": self._size,
             "statistics": self._mixed and self._mixed.state(),
@@ -223,12 +196,7 @@ class VIPS(IterativeMechanism):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state.
-
-        :raises ConfigurationError: it is not a state of this inference; nothing was changed.
-        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
-            journal; nothing was changed.
-        """
+        """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same."""
         self._require_state(state, _STATE)
         mixed = static = posterior = None
         if state["size"] is not None:
@@ -294,11 +262,7 @@ class VIPS(IterativeMechanism):
 
     def _checked(self, given: tuple, kwargs: dict) -> Records:
         data, _ = as_tensors(self.model.model, given, {})
-        if (
-            kwargs
-            or not data
-            or any(not isinstance(x, Tensor) or x.dim() == 0 or not len(x) for x in data)
-        ):
+        if kwargs or not data or not all(is_table(x) and len(x) for x in data):
             raise ModelError("step() takes tensors with one row per record.")
         size = len(data[0])
         if any(len(x) != size for x in data):

@@ -1,6 +1,7 @@
 """The E-step of a user's own model, behind the privacy wall: one record at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_c
 from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
@@ -40,17 +42,12 @@ class IsolatedModel:
         self.microbatch_size = model.microbatch_size
 
     def static_statistics(self, *rows: Tensor) -> Parts:
-        return self._alone(
-            lambda draws, *row: self._model.static_statistics(*row), None, rows, static=True
-        )
+        e_step = self._model.static_statistics
+        return self._alone(lambda draws, *row: e_step(*row), None, rows, static=True)
 
     def expected_statistics(self, posterior: Any, draws: Draws, *rows: Tensor) -> Parts:
-        return self._alone(
-            lambda own, *row: self._model.expected_statistics(posterior, own, *row),
-            draws,
-            rows,
-            static=False,
-        )
+        e_step = partial(self._model.expected_statistics, posterior)
+        return self._alone(e_step, draws, rows, static=False)
 
     def check(self, posterior: Any, records: Records) -> None:
         """On public rows, and on single records.
@@ -58,18 +55,17 @@ class IsolatedModel:
         :raises ModelError: the E-step fails, reads other rows, or keeps something of them.
         """
         draws = _public_draws(torch.arange(_COUNT))
-        for integers in (True, False):
+
+        def pair(integers: bool) -> list[tuple[Mapping[str, Tensor], Changes]]:
             batches = [records.varied(_COUNT, seed, integers=integers)[0] for seed in (1, 2)]
-            try:
-                found = [self._public(posterior, draws, rows) for rows in batches]
-            except ModelError:  # such rows need not be in the model's domain
-                continue
+            return [self._public(posterior, draws, rows) for rows in batches]
+
+        if found := on_varied(pair):
             (one, kept), (other, also_kept) = found
             require_same_changes(kept, also_kept)
             for name in one:
                 if not agree(one[name][0], other[name][0]):
                     raise ModelError(_COUPLED.format(name=name))
-            break
         first = [row.unsqueeze(0) for row in records.placeholder()]
         self._public(posterior, _public_draws(torch.arange(1)), first)
         memories: list[Changes] = []
@@ -158,13 +154,9 @@ class _Recorded(Draws):
         self._draws = draws
         self.requests: list[Request] = []
 
-    def uniform(self, draw: int, size: int) -> Tensor:
-        self.requests.append(("uniform", draw, size))
-        return self._draws.uniform(draw, size)
-
-    def normal(self, draw: int, size: int) -> Tensor:
-        self.requests.append(("normal", draw, size))
-        return self._draws.normal(draw, size)
+    def _numbers(self, kind: str, draw: int, size: int) -> Tensor:
+        self.requests.append((kind, draw, size))
+        return self._draws._numbers(kind, draw, size)
 
 
 class _Table(Draws):
@@ -173,11 +165,8 @@ class _Table(Draws):
     def __init__(self, known: Mapping[Request, Tensor]):
         self._known = known
 
-    def uniform(self, draw: int, size: int) -> Tensor:
-        return self._known["uniform", draw, size]
-
-    def normal(self, draw: int, size: int) -> Tensor:
-        return self._known["normal", draw, size]
+    def _numbers(self, kind: str, draw: int, size: int) -> Tensor:
+        return self._known[kind, draw, size]
 
 
 def _public_draws(indices: Tensor) -> Draws:

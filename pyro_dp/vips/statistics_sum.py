@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -13,17 +14,12 @@ from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.vips.conjugate_model import (
-    OTHER_SHAPE,
-    ConjugateModel,
-    Draws,
-    Parts,
-    Statistic,
-)
+from pyro_dp.vips.conjugate_model import OTHER_SHAPE, ConjugateModel, Draws, Parts, Statistic
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.mixed_statistics import MixedStatistics
 
 
+@dataclass(eq=False, repr=False)
 class StatisticsSum:
     """Statistics of a model that are released together, in equal shares.
 
@@ -32,26 +28,15 @@ class StatisticsSum:
     :param sum_type: in what their contributions are added.
     """
 
-    def __init__(
-        self,
-        model: ConjugateModel | IsolatedModel,
-        statistics: Mapping[str, Statistic],
-        microbatch_size: int | None,
-        sum_type: type[ClippedSum],
-    ):
-        self.statistics = statistics
-        self._model = model
-        self._sum_type = sum_type
-        self._limit = microbatch_size or model.microbatch_size
-        self._any_static = any(each.static for each in statistics.values())
+    model: ConjugateModel | IsolatedModel
+    statistics: Mapping[str, Statistic]
+    microbatch_size: int | None
+    sum_type: type[ClippedSum]
 
     def static_sum(self, records: Records, indices: Tensor) -> ClippedSum:
         """Clipped statistics that do not depend on a posterior, summed over these records."""
-
-        def parts(chosen: Tensor, *rows: Tensor) -> Parts:
-            return self._model.static_statistics(*rows)
-
-        return self._sum(parts, records, indices)
+        static = self.model.static_statistics
+        return self._sum(lambda chosen, *rows: static(*rows), records, indices)
 
     def expected_sum(
         self, posterior: Any, local: LocalStream, records: Records, indices: Tensor
@@ -60,8 +45,9 @@ class StatisticsSum:
 
         def parts(chosen: Tensor, *rows: Tensor) -> Parts:
             draws = Draws(local, chosen)
-            found = self._model.expected_statistics(posterior, draws, *rows)
-            static = self._model.static_statistics(*rows) if self._any_static else {}
+            found = self.model.expected_statistics(posterior, draws, *rows)
+            any_static = any(each.static for each in self.statistics.values())
+            static = self.model.static_statistics(*rows) if any_static else {}
             return {**found, **static}
 
         return self._sum(parts, records, indices)
@@ -83,8 +69,9 @@ class StatisticsSum:
     def _sum(self, parts: Callable[..., Parts], records: Records, indices: Tensor) -> ClippedSum:
         share = 1 / len(self.statistics)
         blocks = [Block(each.size, each.bound, share) for each in self.statistics.values()]
-        total = self._sum_type(blocks, records.device)
-        limit = total.most_records(sum(block.size for block in blocks), self._limit)
+        total = self.sum_type(blocks, records.device)
+        most = self.microbatch_size or self.model.microbatch_size
+        limit = total.most_records(sum(block.size for block in blocks), most)
         for chosen in indices.to(records.device).split(limit):
             if not len(chosen):  # an empty batch
                 break

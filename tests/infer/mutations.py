@@ -222,8 +222,8 @@ MUTATIONS = [
     Mutation(
         "a resumed DPSEP that has forgotten its noise",
         "_CHANGING",
-        '_CHANGING = (\n    "noise_variance",\n',
-        "_CHANGING = (\n",
+        '_CHANGING = ("noise_variance", ',
+        "_CHANGING = (",
         "test_dpsep.py",
     ),
     Mutation(

@@ -139,7 +139,7 @@ MUTATIONS = [
     Mutation(
         "a record reads all rows of local parameters",
         "_OwnRows.__init__",
-        "{id(own.leaf): self.keep(own.unconstrained) for own in rows.values()}",
+        "{id(x.leaf): self.keep(x.repeated(constrained=False)) for x in rows.values()}",
         "{}",
         "test_local_parameters.py",
     ),

@@ -48,9 +48,9 @@ MUTATIONS = [
     ),
     Mutation(
         "VIPS: draws by place in the batch",
-        "Draws.normal",
-        "return self._tensor(self._stream.normal(self._indices.cpu().numpy(), draw, size))",
-        "return self._tensor(self._stream.normal(np.arange(len(self._indices)), draw, size))",
+        "Draws._numbers",
+        "getattr(self._stream, kind)(self._indices.cpu().numpy(), draw, size)",
+        "getattr(self._stream, kind)(range(len(self._indices)), draw, size)",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(

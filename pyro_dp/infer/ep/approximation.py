@@ -51,7 +51,6 @@ class Approximation:
     @staticmethod
     def start(
         problem: EPProblem,
-        *,
         precision: str | None,
         weight: float,
         centred: bool,
@@ -72,18 +71,11 @@ class Approximation:
         factor = (posterior / prior).restricted(places)
         moments = problem.moments
         floor = dense(posterior.precision).diagonal().mean().item() if moments.careful else 0.0
-        return Approximation(
-            problem,
-            weight,
-            centred,
-            steered,
-            AverageFactor(STRUCTURES[name](problem.widths), factor, mean[places]),
-            StepControl(num_steps, moments.curved, floor),
-            posterior,
-            prior,
-            factor,
-            torch.zeros_like(mean),
-        )._advanced()
+        average = AverageFactor(STRUCTURES[name](problem.widths), factor, mean[places])
+        control = StepControl(num_steps, moments.curved, floor)
+        settings, gaussians = (problem, weight, centred, steered), (posterior, prior, factor)
+        first = Approximation(*settings, average, control, *gaussians, torch.zeros_like(mean))
+        return first._advanced()
 
     def cavity(self, size: int) -> Gaussian:
         """q / f, the public distribution that each of ``size`` records' sites is made at."""
@@ -113,14 +105,8 @@ class Approximation:
         ):
             damping = control.damping if damping is None else damping
             noise_in_mean = self._mean_noise_after(damping * noise, damping)
-            change = average.update(
-                estimate,
-                cavity.mean[self.problem.places],
-                damping,
-                noise=noise,
-                weight=self.weight,
-                sample_rate=sample_rate,
-            )
+            mean = cavity.mean[self.problem.places]
+            change = average.update(estimate, mean, damping, noise, self.weight, sample_rate)
         moved = replace(self, average=average, control=control, mean_noise=noise_in_mean)
         return change, moved._advanced()
 
@@ -161,17 +147,9 @@ class Approximation:
         average, control = copy.copy(self.average), copy.copy(self.control)
         average.load(state["average"], device)
         control.load(state["control"], device)
-        gaussians = [Gaussian(*state["gaussians"][f"_{n}"]).to(device) for n in _GAUSSIANS]
-        posterior, prior, factor = gaussians
-        return replace(
-            self,
-            average=average,
-            control=control,
-            posterior=posterior,
-            prior=prior,
-            factor=factor,
-            mean_noise=state["mean_noise"].to(device),
-        )
+        saved, noise = state["gaussians"], state["mean_noise"].to(device)
+        gaussians: Any = {n: Gaussian(*saved[f"_{n}"]).to(device) for n in _GAUSSIANS}
+        return replace(self, average=average, control=control, mean_noise=noise, **gaussians)
 
     def _advanced(self) -> "Approximation":
         """The posterior, from the average factor and the prior refined at the last posterior."""

@@ -10,14 +10,7 @@ from pyro_dp.infer.ep.gaussian import Gaussian
 from pyro_dp.infer.ep.site_factors import Structure
 from pyro_dp.utils.linalg import floored
 
-_CHANGING = (
-    "noise_variance",
-    "sampling_variance",
-    "_centre",
-    "_stepping",
-    "_radius",
-    "_replaced",
-)
+_CHANGING = ("noise_variance", "sampling_variance", "_centre", "_stepping", "_radius", "_replaced")
 
 
 class AverageFactor:
@@ -81,7 +74,6 @@ class AverageFactor:
         estimate: Gaussian,
         cavity_mean: Tensor,
         damping: float,
-        *,
         noise: float,
         weight: float,
         sample_rate: float,

@@ -11,9 +11,8 @@ averaged once the posterior has arrived (:mod:`pyro_dp.infer.ep.step_control`). 
 gamma / N per record: there the signal-to-noise ratio of one step is that of one record.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,7 +27,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.gaussian import Gaussian
-from pyro_dp.infer.ep.problem import EPProblem, require_moments
+from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
 from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.mechanism.blocks import Block
@@ -36,8 +35,7 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
-from pyro_dp.records.prepared import Prepared
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Prepared, Records
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning, ModelError
 from pyro_dp.utils.linalg import cholesky, dense
 from pyro_dp.utils.rng import private_rng
@@ -108,8 +106,8 @@ class DPSEP(PrivateInference[PreparedSites]):
     :param guide: ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoMultivariateNormal``, or a
         hand-written one of ``Normal`` and ``MultivariateNormal`` sites. Its initial values are the
         first q.
-    :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
-        after the other.
+    :param accountant: as for :class:`DPSVI`, as are plate, sampling, microbatch_size, slice_data,
+        generator, secure and report_clipping.
     :param num_steps: number of steps of :meth:`run`. 20 to 50 on full batches serve regressions.
     :param noise_multiplier: standard deviation sigma of the noise in units of C, but for what
         ``report_clipping`` takes of the cost. ``None``: the
@@ -121,11 +119,8 @@ class DPSEP(PrivateInference[PreparedSites]):
     :param damping: weight in (0, 1] of a new estimate in f, or a function of the step number that
         gives it. ``None``: 1 until the posterior has arrived, up to noise, then the average of all
         estimates since; with a step control that judges what was released.
-    :param plate: name of the private plate; found if exactly one plate holds observations.
     :param sample_rate: expected fraction of the records in a step, in (0, 1]. Full batches use the
         budget best.
-    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
-        only); "full".
     :param moments: "linear" (the observation depends on the latents through one or two numbers per
         element; exact for generalised linear models), "stein" (any twice differentiable
         likelihood), "auto": linear where it applies. ``repr`` tells which.
@@ -137,15 +132,9 @@ class DPSEP(PrivateInference[PreparedSites]):
     :param centred: release eta_n - Lambda_n m, m the cavity mean, rather than eta_n. Then the
         precision's noise does not move the mean.
     :param noise_aware: whether the guide holds the noise-aware posterior or the plain one.
-    :param microbatch_size: at most so many records are worked on at a time.
-    :param slice_data: the model is written for whole tensors (``with pyro.plate("data", len(x))``)
-        and is shown rows of them; otherwise it indexes its arguments with the plate's indices.
     :param jit: "none": Pyro code in every step; "trace": sites come from a graph that is traced
         once; "compile": the same, as machine code (needs a C++ compiler). A few dozen steps on full
         batches gain little: tracing takes a second or two, compiling up to a minute.
-    :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
-        against anyone who can guess the seed, and the ledger says so.
-    :param secure: as for :class:`DPSVI`, as is ``report_clipping``.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 
@@ -179,7 +168,7 @@ class DPSEP(PrivateInference[PreparedSites]):
         require_scale("max_factor_norm", max_factor_norm, infinite=True)
         require_flag("centred", centred)
         require_flag("noise_aware", noise_aware)
-        require_moments(moments)
+        require_choice("moments", moments, MOMENTS)
         if precision is not None:
             require_choice("precision", precision, tuple(STRUCTURES))
         if precision_weight is not None:
@@ -193,26 +182,8 @@ class DPSEP(PrivateInference[PreparedSites]):
         self.damping = damping
         self.centred = centred
         self.noise_aware = noise_aware
-        settings = ReleaseSettings(
-            accountant=accountant,
-            num_steps=num_steps,
-            noise_multiplier=noise_multiplier,
-            bound=max_factor_norm,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            microbatch_size=microbatch_size,
-            generator=generator,
-            secure=secure,
-        )
-        super().__init__(
-            model,
-            guide,
-            settings,
-            plate=plate,
-            slice_data=slice_data,
-            jit=jit,
-            report_clipping=report_clipping,
-        )
+        settings = ReleaseSettings.among(locals(), bound=max_factor_norm)
+        super().__init__(model, guide, settings, plate, slice_data, jit, report_clipping)
         default_weight = 1.0 if max_factor_norm == math.inf else 2.0 / max_factor_norm
         self._weight = precision_weight or default_weight
         self._share = 1.0 - (self._bit.share if self._bit else 0.0)
@@ -240,7 +211,7 @@ class DPSEP(PrivateInference[PreparedSites]):
         released, *bit = self._release(clipped, prepared.sampler)
         if self._bit:
             self._add_bit(self._bit, bit[0], prepared)
-        with _within_the_numbers():
+        try:
             rate = prepared.sampler.sample_rate
             change, approximation = self._approximation.updated(
                 released, cavity, damping=damping, noise=self._noise(rate), sample_rate=rate
@@ -250,6 +221,11 @@ class DPSEP(PrivateInference[PreparedSites]):
             if not (mean.isfinite().all() and covariance.isfinite().all() and variances.min() > 0):
                 raise ArithmeticError
             prepared.problem.guide.write(mean, covariance)
+        except (ArithmeticError, torch.linalg.LinAlgError):
+            raise ConfigurationError(
+                "The posterior left the finite numbers, and stays where it was; the release was "
+                "spent. Use a smaller max_factor_norm or damping, or other units."
+            ) from None
         self._known = approximation
         return change
 
@@ -277,8 +253,7 @@ class DPSEP(PrivateInference[PreparedSites]):
     def state_dict(self) -> dict[str, Any]:
         """Factors, step control, step count and accountant, to go on from.
 
-        It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
-        streams are not part of it. The result itself is in the guide's parameters.
+        Otherwise as :meth:`DPSVI.state_dict`. The result itself is in the guide's parameters.
 
         :raises ConfigurationError: no step was taken yet.
         """
@@ -288,11 +263,9 @@ class DPSEP(PrivateInference[PreparedSites]):
         return self._state() | {"settings": self._shaping_settings()} | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state; before the first step it is taken up there.
+        """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same.
 
-        :raises ConfigurationError: it is not a state of this inference; nothing was changed.
-        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
-            journal; nothing was changed.
+        Before the first step it is taken up there.
         """
         self._require_state(state, _STATE)
         for name, value in self._shaping_settings().items():
@@ -345,35 +318,20 @@ class DPSEP(PrivateInference[PreparedSites]):
             raise ModelError("The latents that records see changed between two steps.")
         if started or before & problem.guide.names:
             self._note_earlier_values()
-        approximation = replace(known, problem=problem) if known else self._start(problem)
+        if known is not None:
+            approximation = replace(known, problem=problem)
+        else:
+            settings = (self.precision, self._weight, self.centred, self.damping is None)
+            approximation = Approximation.start(problem, *settings, self.num_steps)
         if self._loaded is not None:
             approximation.require_same_latents(self._loaded)
             approximation = approximation.resumed(self._loaded, records.device)
         self._known, self._loaded = approximation, None
-        sites = SiteSum(
-            problem,
-            approximation.average.structure,
-            centred=self.centred,
-            weight=self._weight,
-            has_bit=self._bit is not None,
-            microbatch_size=self.microbatch_size,
-        )
-        if problem.likelihood.term.vectorizes:
-            trace = partial(
-                sites.trace, approximation.posterior, self._sum_type, sampler.usual_size
-            )
-            self._traced(trace, records)
+        own = (self.centred, self._weight, self._bit is not None, self.microbatch_size)
+        sites = SiteSum(problem, approximation.average.structure, *own)
+        trace = partial(sites.trace, approximation.posterior, self._sum_type, sampler.usual_size)
+        self._traced(trace, problem.likelihood.term)
         return PreparedSites(records, sampler, problem, sites)
-
-    def _start(self, problem: EPProblem) -> Approximation:
-        return Approximation.start(
-            problem,
-            precision=self.precision,
-            weight=self._weight,
-            centred=self.centred,
-            steered=self.damping is None,
-            num_steps=self.num_steps,
-        )
 
     def _is_current(self, prepared: PreparedSites) -> bool:
         return super()._is_current(prepared) and prepared.problem.guide.is_current()
@@ -417,15 +375,3 @@ class DPSEP(PrivateInference[PreparedSites]):
         cavity = self._approximation.cavity(prepared.records.plate.size)
         with private_rng(stream):
             return torch.cat([prepared.sites.norms(cavity, chosen) for chosen in batches])
-
-
-@contextlib.contextmanager
-def _within_the_numbers() -> Iterator[None]:
-    """An update that fails leaves everything as the step before did; the release is spent."""
-    try:
-        yield
-    except (ArithmeticError, torch.linalg.LinAlgError):
-        raise ConfigurationError(
-            "The posterior left the finite numbers, and stays where it was; the release was spent. "
-            "Use a smaller max_factor_norm or damping, or other units."
-        ) from None

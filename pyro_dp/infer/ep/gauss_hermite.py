@@ -61,7 +61,7 @@ def tilted_moments(
     :param covariance: (..., r, r), positive semidefinite.
     """
     rank = mean.shape[-1]
-    root = _function(covariance, lambda x: _non_negative(x).sqrt())
+    root = _function(covariance, lambda x: x.clamp(min=0.0).sqrt())
     mode, precision = _mode(log_likelihood, mean, root)
     width = _function(precision, torch.rsqrt)
     nodes, log_weights = _rule(rank, mean)  # (K, r), (K,)
@@ -108,7 +108,7 @@ def _newton(log_likelihood, mean: Tensor, root: Tensor, z: Tensor) -> tuple[Tens
     """Log tilted density at z, its precision (no curvature of the wrong sign) and gradient."""
     value, gradient, hessian = _derivatives(log_likelihood, _at(mean, root, z))
     gradient = product(root.mT, gradient.unsqueeze(-1)).squeeze(-1) - z
-    curvature = _function(-product(product(root.mT, hessian), root), _non_negative)
+    curvature = _function(-product(product(root.mT, hessian), root), lambda x: x.clamp(min=0.0))
     identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
     return value - z.square().sum(-1) / 2, curvature + identity, gradient
 
@@ -163,7 +163,3 @@ def _function(matrix: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     identity = torch.eye(2, dtype=matrix.dtype, device=matrix.device)
     level = ((high + low) / 2)[..., None, None]
     return level * identity + slope * (matrix - centre[..., None, None] * identity)
-
-
-def _non_negative(x: Tensor) -> Tensor:
-    return x.clamp(min=0.0)

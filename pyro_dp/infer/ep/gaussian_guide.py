@@ -14,12 +14,11 @@ from torch.distributions import transform_to
 from torch.distributions.constraints import Constraint
 
 from pyro_dp.records.latents import Latent, latents_of
-from pyro_dp.records.plate import PrivatePlate
+from pyro_dp.records.plate import PrivatePlate, Sites, random_sites
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.site_checks import Sites, random_sites
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.linalg import cholesky
+from pyro_dp.utils.linalg import cholesky, inverse
 from pyro_dp.utils.rng import forked_rng
 
 _AUTOGUIDES = (AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal)
@@ -93,7 +92,7 @@ class GaussianGuide:
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Unconstrained value of each latent, by name, from the flat vector (d,)."""
-        return {x.name: flat[x.start : x.stop].reshape(x.shape) for x in self.latents}
+        return {latent.name: latent.part(flat) for latent in self.latents}
 
     @property
     def names(self) -> set[str]:
@@ -107,10 +106,6 @@ class GaussianGuide:
         return all(p.name in store and store[p.name].unconstrained() is p.leaf for p in parameters)
 
 
-def _inverse(matrix: Tensor) -> Tensor:
-    return torch.cholesky_inverse(cholesky(matrix))
-
-
 def _rows(factor: Tensor) -> tuple[Tensor, Tensor]:
     """Scale and ``scale_tril`` of an AutoMultivariateNormal, from their product."""
     scale = factor.diagonal(dim1=-2, dim2=-1)
@@ -122,7 +117,7 @@ _FORMS: dict[str, tuple[Callable[[Tensor], tuple[Tensor, ...]], Callable[..., Te
     "scale": (lambda c: (c.sqrt(),), torch.square),
     "scale_tril": (lambda c: (cholesky(c),), lambda factor: factor @ factor.mT),
     "covariance_matrix": (lambda c: (c,), lambda c: c),
-    "precision_matrix": (lambda c: (_inverse(c),), _inverse),
+    "precision_matrix": (lambda c: (inverse(c),), inverse),
     "rows": (lambda c: _rows(cholesky(c)), lambda scale, t: scale[:, None] * (t @ t.mT) * scale),
 }
 
@@ -208,10 +203,7 @@ def _run(model: Callable, guide: Callable, records: Records) -> tuple[Sites, Sit
     """Sites of the guide, global latent sites of the model, and the guide's parameters."""
     # All N rows, so that a guide with latents per record shows it.
     args, kwargs = records.arguments(records.placeholder(), length=records.plate.size)
-    with (
-        forked_rng(),
-        guarded("Running guide and model on placeholder data", public=True),
-    ):
+    with forked_rng(), guarded("Running guide and model on placeholder data", public=True):
         with _Reads() as by_guide:
             trace = poutine.trace(guide).get_trace(*args, **kwargs)
         with _Reads() as by_model:

@@ -173,10 +173,8 @@ def clipped_kl(
     if not float(a[0]) > -1.0:
         return math.inf
     mean = torch.cholesky_solve(eta[:, None], root)[:, 0]
-    g = torch.linalg.solve_triangular(root, (change_eta - change @ mean)[:, None], upper=False)[
-        :, 0
-    ]
-    offset = (axes.mT @ g) ** 2
+    g = torch.linalg.solve_triangular(root, (change_eta - change @ mean)[:, None], upper=False)
+    offset = (axes.mT @ g[:, 0]) ** 2
     if reverse:
         shape, offset = torch.log1p(a) - a / (1.0 + a), offset / (1.0 + a) ** 2
     else:

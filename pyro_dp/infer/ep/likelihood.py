@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.tracing import tracing
-from pyro_dp.records.global_draw import Particle
+from pyro_dp.records.global_draw import Particle, unflat
+from pyro_dp.records.record_elbo import record_loss
 from pyro_dp.records.record_term import RecordTerm
 
 
@@ -27,26 +28,18 @@ class Likelihood:
 
     def log_prob(self, z: Tensor, index: Tensor, row: list[Tensor]) -> Tensor:
         """Scalar; enumerated latents of the record are summed out."""
-        _, loss = self.term.loss_of(self.particle, self._split(z), index, row)
+        with self.term.shown(self.particle, unflat(z, self.particle.latents), index, row) as shown:
+            _, loss = record_loss(self.term.loss, *shown)
         return -loss
 
     def observations(self, z: Tensor, index: Tensor, row: list[Tensor]) -> list[dict]:
         """Observed sites of one record."""
-        return self.term.observations(self.particle, self._split(z), index, row)
+        return self.term.observations(self.particle, unflat(z, self.particle.latents), index, row)
 
     @property
     def dtype(self) -> torch.dtype:
         """In which the model computes."""
         return torch.cat([u.flatten() for u in self.particle.latents.values()]).dtype
-
-    def _split(self, z: Tensor) -> dict[str, Tensor]:
-        """Latents by name, in the model's own precision, from the flat vector (d,)."""
-        latents, start = {}, 0
-        for name, u in self.particle.latents.items():
-            part = z[start : start + u.numel()]
-            latents[name] = part.reshape(u.shape).to(u.dtype)
-            start += u.numel()
-        return latents
 
     def for_each(
         self, key: str, function: Callable, z: Tensor, indices: Tensor, rows: list[Tensor]
@@ -82,7 +75,11 @@ class Likelihood:
                 if like is None:
                     raise
                 result = None
-            results.append(result if like is None or _alike(result, like) else _broken(like))
+            if like is not None and not _alike(result, like):
+                result = pytree.tree_map(
+                    lambda x: torch.full_like(x, torch.nan if x.is_floating_point() else 0), like
+                )
+            results.append(result)
         return self._remembered(key, pytree.tree_map(lambda *each: torch.stack(each), *results))
 
     def _remembered(self, key: str, stacked: Any) -> Any:
@@ -96,13 +93,3 @@ def _alike(one: Any, other: Any) -> bool:
     return our_tree == their_tree and all(
         a.shape == b.shape and a.dtype == b.dtype for a, b in zip(ours, theirs, strict=True)
     )
-
-
-def _broken(like: Any) -> Any:
-    """NaN in the shape of this tree."""
-
-    def nan(tensor: Tensor) -> Tensor:
-        floating = tensor.is_floating_point()
-        return torch.full_like(tensor, torch.nan) if floating else torch.zeros_like(tensor)
-
-    return pytree.tree_map(nan, like)

@@ -11,7 +11,7 @@ import pyro
 import torch
 from pyro.distributions import MaskedDistribution
 from torch import Tensor
-from torch.distributions import Categorical, Distribution, Independent, biject_to, constraints
+from torch.distributions import Categorical, Distribution, Independent, biject_to
 
 from pyro_dp.utils.errors import PrivacyError
 
@@ -51,8 +51,6 @@ class Family:
             raise NotLinear(f"site {self.name!r} depends on the latents through many numbers")
 
     def _transform(self, constraint: Any) -> Any:
-        if constraint is constraints.real:
-            return None
         try:
             transform = biject_to(constraint)
         except NotImplementedError:
@@ -73,7 +71,8 @@ class Family:
             logits = base.logits
             numbers = logits[..., :-1] - logits[..., -1:]
         else:
-            numbers = [self._coordinate(base, n).expand(shape) for n in self._varying]
+            numbers = [self._transforms[n].inv(getattr(base, n)) for n in self._varying]
+            numbers = [each.expand(shape) for each in numbers]
             numbers = torch.stack(numbers, dim=-1) if numbers else torch.zeros(*shape, 0)
         constant = [getattr(base, name) for name in self._constant]
         ones = torch.ones(shape, dtype=torch.float64, device=numbers.device)
@@ -101,15 +100,10 @@ class Family:
             parameters = {"logits": torch.cat([numbers, last], dim=-1)}
         else:
             for name, number in zip(self._varying, numbers.unbind(-1), strict=True):
-                transform = self._transforms[name]
-                parameters[name] = number if transform is None else transform(number)
+                parameters[name] = self._transforms[name](number)
         with pyro.validation_enabled(False):  # of a broken record it would raise for all
             log_prob = self._class(**parameters).log_prob(value)
         return torch.where(weight == 0, 0.0, log_prob) * weight
-
-    def _coordinate(self, base: Distribution, name: str) -> Tensor:
-        value, transform = getattr(base, name), self._transforms[name]
-        return value if transform is None else transform.inv(value)
 
 
 def innermost(fn: Distribution) -> Any:

@@ -18,7 +18,7 @@ from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
-from pyro_dp.utils.validation import LARGEST, require_choice
+from pyro_dp.utils.validation import LARGEST
 
 _NO_DRAWS = (
     "The model draws at random inside the private plate (dropout, or a latent that is not "
@@ -28,7 +28,7 @@ _NO_ROWS = (
     "Parameters {names} have a row per record, for which expectation propagation has no place: use "
     "DPSVI. (If they are another inference's, call pyro.clear_param_store().)"
 )
-_MOMENTS = ("auto", "linear", "stein")
+MOMENTS = ("auto", "linear", "stein")
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,7 @@ class EPProblem:
     ) -> "EPProblem":
         """:raises ModelError: model, guide and records do not fit, or not with these moments."""
         term, _ = build_record_term(
-            TraceEnum_ELBO(),
-            model,
-            guide,
-            records,
-            privatize="latents",
-            microbatch_size=microbatch_size,
+            TraceEnum_ELBO(), model, guide, records, microbatch_size=microbatch_size
         )
         if term.local:
             raise ModelError(_NO_ROWS.format(names=term.local.listed))
@@ -102,11 +97,6 @@ def _require_proper(mean: Tensor, covariance: Tensor) -> None:
             "The guide starts at locations or scales that are not finite, or so extreme that their "
             f"powers overflow: start it at scales of {1 / LARGEST:g} to {LARGEST:g}."
         )
-
-
-def require_moments(moments: str) -> None:
-    """:raises ConfigurationError: there are no such moments."""
-    require_choice("moments", moments, _MOMENTS)
 
 
 def _require_smooth(likelihood: Likelihood, z: Tensor) -> None:

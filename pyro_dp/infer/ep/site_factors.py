@@ -12,7 +12,6 @@ norm is the Frobenius norm of the kept matrix.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,33 +20,13 @@ from pyro_dp.mechanism.outer_products import finite
 from pyro_dp.utils.linalg import noise_radius, product, stacked, unstacked
 
 
-class Factors(Protocol):
-    """Sites of B records on d coordinates."""
-
-    residual: Tensor  # (B, d)
-
-    def times(self, vector: Tensor) -> Tensor:
-        """Lambda_n vector, (B, d)."""
-
-    def diagonal(self) -> Tensor:
-        """Of Lambda_n, (B, d)."""
-
-    def matrices(self) -> Tensor:
-        """Lambda_n, (B, d, d)."""
-
-    def squared_norm(self) -> Tensor:
-        """|Lambda_n|^2 in the Frobenius norm, (B,); never below the true one."""
-
-    def weighted_precision(self, weights: Tensor) -> Tensor:
-        """Sum of weights (B, 1) times Lambda_n, (d, d); of weight zero, nothing."""
-
-
 class LowRank:
-    """Lambda_n = J_n' A_n J_n, never made as a d x d matrix of its own.
+    """Sites of B records on d coordinates, Lambda_n = J_n' A_n J_n, never made as d x d matrices.
 
     :param jacobian: J, (B, R, d).
     :param precision: A, symmetric, (B, R, R).
     :param residual: (B, R), of which J' times it is the residual.
+    :ivar residual: (B, d).
     """
 
     def __init__(self, jacobian: Tensor, precision: Tensor, residual: Tensor):
@@ -55,16 +34,20 @@ class LowRank:
         self.residual = product(residual.unsqueeze(1), jacobian).squeeze(1)
 
     def times(self, vector: Tensor) -> Tensor:
+        """Lambda_n vector, (B, d)."""
         inner = product(self._precision, (self._jacobian @ vector).unsqueeze(2))
         return product(inner.mT, self._jacobian).squeeze(1)
 
     def diagonal(self) -> Tensor:
+        """Of Lambda_n, (B, d)."""
         return (self._jacobian * product(self._precision, self._jacobian)).sum(dim=1)
 
     def matrices(self) -> Tensor:
+        """Lambda_n, (B, d, d)."""
         return self._jacobian.mT @ self._precision @ self._jacobian
 
     def squared_norm(self) -> Tensor:
+        """|Lambda_n|^2 in the Frobenius norm, (B,); never below the true one."""
         gram = product(self._jacobian, self._jacobian.mT)  # (B, R, R)
         root = product(self._precision, gram)
         squared = (root * root.mT).sum(dim=(1, 2))
@@ -73,6 +56,7 @@ class LowRank:
         return squared.clamp(min=0.0) + 1e-12 * size
 
     def weighted_precision(self, weights: Tensor) -> Tensor:
+        """Sum of weights (B, 1) times Lambda_n, (d, d); of weight zero, nothing."""
         jacobian, inner = finite(self._jacobian), finite(self._precision) * weights.unsqueeze(2)
         total = jacobian.flatten(0, 1).T @ product(inner, jacobian).flatten(0, 1)
         return (total + total.T) / 2
@@ -80,7 +64,7 @@ class LowRank:
 
 @dataclass
 class Dense:
-    """Sites with a matrix each.
+    """Sites with a matrix each; they have what :class:`LowRank` has.
 
     :param residual: (B, d).
     :param precision: Lambda_n, symmetric, (B, d, d).
@@ -104,6 +88,9 @@ class Dense:
     def weighted_precision(self, weights: Tensor) -> Tensor:
         weights = weights.unsqueeze(2)
         return torch.where(weights > 0, self.precision * weights, 0.0).sum(dim=0)
+
+
+Factors = LowRank | Dense
 
 
 class Full:

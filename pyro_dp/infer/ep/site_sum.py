@@ -1,10 +1,12 @@
 """Clipped sums of the records' sites: by Pyro code on each batch, or by a graph."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.graphs.tracing import Compiler, NotTraceable
+from pyro_dp.graphs.tracing import Compiler
 from pyro_dp.infer.ep.gaussian import Gaussian
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import Structure
@@ -18,6 +20,7 @@ from pyro_dp.utils.rng import forked_rng, private_rng
 Public = tuple[Tensor, Tensor]  # mean and spread of the cavity
 
 
+@dataclass(eq=False, repr=False)
 class SiteSum:
     """What DPSEP releases of a batch of records, before the noise.
 
@@ -28,33 +31,23 @@ class SiteSum:
     :param microbatch_size: at most so many records are worked on at a time.
     """
 
-    def __init__(
-        self,
-        problem: EPProblem,
-        structure: Structure,
-        *,
-        centred: bool,
-        weight: float,
-        has_bit: bool,
-        microbatch_size: int | None,
-    ):
-        self._moments, self._places = problem.moments, problem.places
-        self._dtype, self._term = problem.likelihood.dtype, problem.likelihood.term
-        self._structure = structure
-        self._centred = centred
-        self._weight = weight
-        self._has_bit = has_bit
-        self._size = len(problem.places) + structure.size
-        self._limit = microbatch_size or problem.moments.microbatch_size
+    problem: EPProblem
+    structure: Structure
+    centred: bool
+    weight: float
+    has_bit: bool
+    microbatch_size: int | None
+
+    def __post_init__(self) -> None:
+        self._moments, self._places = self.problem.moments, self.problem.places
+        self._dtype, self._term = self.problem.likelihood.dtype, self.problem.likelihood.term
+        self._size = len(self._places) + self.structure.size
+        self._limit = self.microbatch_size or self._moments.microbatch_size
         self._passes: PaddedSum | None = None
         self._unchecked = 0
 
     def trace(
-        self,
-        cavity: Gaussian,
-        sum_type: type[ClippedSum],
-        usual_size: int,
-        compiler: Compiler,
+        self, cavity: Gaussian, sum_type: type[ClippedSum], usual_size: int, compiler: Compiler
     ) -> None:
         """Use a graph from now on, and compare it with Pyro's code in the first steps.
 
@@ -62,8 +55,6 @@ class SiteSum:
         :param usual_size: number of records that few batches exceed.
         :raises NotTraceable: the sites come from more than a fixed sequence of tensor operations.
         """
-        if not self._term.vectorizes:
-            raise NotTraceable("records are taken one at a time")
 
         def contribute(bounds, public, indices, rows, tables) -> list[Contributions]:
             mean, spread = public
@@ -74,7 +65,7 @@ class SiteSum:
                 contribute,
                 self._term,
                 self._public(cavity),
-                blocks=1 + self._has_bit,
+                blocks=1 + self.has_bit,
                 size=pass_size(usual_size, sum_type.most_records(self._size, self._limit)),
                 sum_type=sum_type,
                 compiler=compiler,
@@ -120,7 +111,7 @@ class SiteSum:
 
     def _blocks(self, sites: Measured, bound: Tensor | float) -> list[Contributions]:
         """The blocks of the joint release: sites, bit."""
-        return with_bit(sites, bound) if self._has_bit else [sites]
+        return with_bit(sites, bound) if self.has_bit else [sites]
 
     def _check(
         self, passes: PaddedSum, clipped: ClippedSum, public: Public, chosen: Tensor
@@ -146,6 +137,6 @@ class SiteSum:
 
     def _sites(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> Measured:
         sites = self._moments.factors(mean, spread, indices, rows)
-        eta = sites.residual if self._centred else sites.residual + sites.times(mean)
-        block = self._structure.rows(eta, sites, self._weight)
+        eta = sites.residual if self.centred else sites.residual + sites.times(mean)
+        block = self.structure.rows(eta, sites, self.weight)
         return Rows(block) if isinstance(block, Tensor) else block

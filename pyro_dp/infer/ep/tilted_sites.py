@@ -95,11 +95,8 @@ class LinearMoments:
         """
         jacobians, precisions, residuals = [], [], []
         for family, numbers, jacobian, rest in self._predictors(mean, indices, rows):
-            tilted = tilted_moments(
-                partial(family.log_prob, rest=rest),
-                numbers,
-                _quadratic(jacobian, spread),
-            )
+            log_prob = partial(family.log_prob, rest=rest)
+            tilted = tilted_moments(log_prob, numbers, _quadratic(jacobian, spread))
             precision, residual = tilted.site()
             jacobians.append(jacobian.flatten(1, 2).double())
             precisions.append(_block_diagonal(precision))
@@ -125,7 +122,9 @@ class LinearMoments:
         jacobians, (numbers, rest) = self._likelihood.for_each(
             "predictors", function, z, indices, rows
         )
-        numbers, rest = pytree.tree_map(_double, (numbers, rest))
+        numbers, rest = pytree.tree_map(
+            lambda x: x.double() if x.is_floating_point() else x, (numbers, rest)
+        )
         return list(zip(self._families, numbers, jacobians, rest, strict=True))
 
     def _agrees(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> bool:
@@ -259,7 +258,3 @@ def _joined(blocks: list[Tensor]) -> Tensor:
         joined[:, start:stop, start:stop] = block
         start = stop
     return joined
-
-
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor

@@ -13,12 +13,12 @@ inside the plate:
 What lies outside the plate carries no data and is added exactly in both.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from pyro_dp.records.global_draw import Particle
+from pyro_dp.records.global_draw import Particle, unflat
 from pyro_dp.records.record_term import RecordGradients, RecordTerm
 
 
@@ -52,13 +52,12 @@ class LatentCoordinates:
 
     def gradients(self, released: Tensor) -> dict[str, Tensor | None]:
         """Gradients of the parameters, from the released estimate, (size,)."""
-        cotangents, direct = _unflat(released, self._latents, self._inside.values())
+        # Latents by number, parameters by name.
+        parts = unflat(released, dict(enumerate(self._latents)) | self._inside)
         objective = mean_loss(self._particles)
-        for u, cotangent in zip(self._latents, cotangents, strict=True):
-            objective = objective + (cotangent * u).sum()
-        return _with_exact(
-            self._parameters, objective, dict(zip(self._inside, direct, strict=True))
-        )
+        for i, u in enumerate(self._latents):
+            objective = objective + (parts[i] * u).sum()
+        return _with_exact(self._parameters, objective, parts)
 
 
 class ParameterCoordinates:
@@ -89,8 +88,7 @@ class ParameterCoordinates:
 
     def gradients(self, released: Tensor) -> dict[str, Tensor | None]:
         """Gradients of the parameters, from the released estimate, (size,)."""
-        (blocks,) = _unflat(released, self._released.values())
-        direct = dict(zip(self._released, blocks, strict=True))
+        direct = unflat(released, self._released)
         return _with_exact(self._parameters, mean_loss(self._particles), direct)
 
 
@@ -143,16 +141,3 @@ def _with_exact(
         parts = [g for g in (gradient, direct.get(name)) if g is not None]
         gradients[name] = sum(parts[1:], parts[0]) if parts else None
     return gradients
-
-
-def _unflat(vector: Tensor, *groups: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Parts of the vector in the shapes of these tensors, group by group."""
-    shaped, start = [], 0
-    for group in groups:
-        parts = []
-        for like in group:
-            part = vector[start : start + like.numel()]
-            parts.append(part.reshape(like.shape).to(like.dtype))
-            start += like.numel()
-        shaped.append(parts)
-    return shaped

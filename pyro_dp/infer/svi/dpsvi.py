@@ -17,9 +17,8 @@ from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
-from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep
+from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep, PreparedGradient
 from pyro_dp.infer.svi.exact_numbers import exact_loss, exact_norms
-from pyro_dp.infer.svi.prepared_gradient import PreparedGradient
 from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
 from pyro_dp.infer.svi.traced_step import TracedStep
@@ -172,8 +171,10 @@ class DPSVI(PrivateInference[PreparedGradient]):
                 "optim must be a pyro.optim optimizer, for example pyro.optim.Adam({'lr': 0.01})."
             )
         if type(loss) not in _LOSSES:
-            names = ", ".join(kind.__name__ for kind in _LOSSES)
-            raise ConfigurationError(f"loss must be one of {names}, not {_kind(loss)}.")
+            names, given = ", ".join(kind.__name__ for kind in _LOSSES), type(loss).__name__
+            if isinstance(loss, type):
+                given = f"the class itself: write {loss.__name__}()"
+            raise ConfigurationError(f"loss must be one of {names}, not {given}.")
         require_count("loss.num_particles", loss.num_particles)
         require_choice("privatize", privatize, tuple(COORDINATES))
         adaptive = max_grad_norm if isinstance(max_grad_norm, AdaptiveClip) else None
@@ -192,26 +193,8 @@ class DPSVI(PrivateInference[PreparedGradient]):
         self.loss_clip = loss_clip
         self.loss_share = loss_share
         self._adaptive = adaptive
-        settings = ReleaseSettings(
-            accountant=accountant,
-            num_steps=num_steps,
-            noise_multiplier=noise_multiplier,
-            bound=bound,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            microbatch_size=microbatch_size,
-            generator=generator,
-            secure=secure,
-        )
-        super().__init__(
-            model,
-            guide,
-            settings,
-            plate=plate,
-            slice_data=slice_data,
-            jit=jit,
-            report_clipping=report_clipping,
-        )
+        settings = ReleaseSettings.among(locals(), bound=bound)
+        super().__init__(model, guide, settings, plate, slice_data, jit, report_clipping)
         if adaptive:
             self._bit = Block(1, 0.5, adaptive.share)
         of_bit, of_loss = self._bit.share if self._bit else 0.0, loss_share if loss_clip else 0.0
@@ -361,13 +344,9 @@ class DPSVI(PrivateInference[PreparedGradient]):
         store = pyro.get_param_store()
         before = set(store.keys()) | self._loaded.keys()
         started = initialised(self.guide)
+        users = (self.loss, self.model, self.guide)
         term, parameters = build_record_term(
-            self.loss,
-            self.model,
-            self.guide,
-            records,
-            privatize=self.privatize,
-            microbatch_size=self.microbatch_size,
+            *users, records, privatize=self.privatize, microbatch_size=self.microbatch_size
         )
         if not (parameters or term.local):
             raise ModelError(
@@ -390,21 +369,9 @@ class DPSVI(PrivateInference[PreparedGradient]):
             )
         require_finite(parameters, STARTED)
         self._optimizer.require(parameters)
-        eager = EagerStep(
-            self.loss,
-            self.model,
-            self.guide,
-            term,
-            parameters,
-            self.privatize,
-            releases_loss=self.loss_clip is not None,
-            has_bit=self._bit is not None,
-            microbatch_size=self.microbatch_size,
-        )
-        step = None
-        if term.vectorizes:
-            make = partial(TracedStep, eager, self._sum_type, sampler.usual_size)
-            step = self._traced(make, records)
+        own = (*users, term, parameters, self.privatize, self.microbatch_size)
+        eager = EagerStep(*own, self.loss_clip is not None, self._bit is not None)
+        step = self._traced(partial(TracedStep, eager, self._sum_type, sampler.usual_size), term)
         return PreparedGradient(records, sampler, term, parameters, step or eager)
 
     @property
@@ -439,10 +406,3 @@ class DPSVI(PrivateInference[PreparedGradient]):
 
     def _exact(self) -> dict[str, Callable]:
         return {"loss": exact_loss, "gradient_norms": exact_norms}
-
-
-def _kind(loss: Any) -> str:
-    """What was passed instead of a loss."""
-    if isinstance(loss, type):
-        return f"the class itself: write {loss.__name__}()"
-    return type(loss).__name__

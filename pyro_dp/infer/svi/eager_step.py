@@ -6,8 +6,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
+import pyro
 import torch
 from pyro.infer import ELBO
 from torch import Tensor
@@ -15,9 +17,10 @@ from torch import Tensor
 from pyro_dp.infer.svi.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Measured, Rows, with_bit
-from pyro_dp.mechanism.streams import LocalStream
+from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.record_term import Batch, RecordTerm
+from pyro_dp.records.records import Prepared
 from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import private_rng
@@ -27,6 +30,8 @@ COORDINATES: dict[str, type[LatentCoordinates] | type[ParameterCoordinates]] = {
     "parameters": ParameterCoordinates,
 }
 LocalGradients = tuple[Tensor, dict[str, Tensor]]  # of B records, (B,): (B, ...) by parameter
+Gradients = tuple[dict[str, Tensor | None], Tensor]  # of the parameters, and the loss outside
+NewStream = Callable[[], np.random.Generator]
 
 
 @dataclass
@@ -37,9 +42,9 @@ class EagerStep:
     :param term: one record's part of it, which has the records.
     :param parameters: all unconstrained parameters, by name.
     :param privatize: "latents" or "parameters".
+    :param microbatch_size: at most so many records are worked on at a time.
     :param releases_loss: whether the release has a block for the loss.
     :param has_bit: whether it has one for the bit of being within the bound.
-    :param microbatch_size: at most so many records are worked on at a time.
     """
 
     loss: ELBO
@@ -48,9 +53,9 @@ class EagerStep:
     term: RecordTerm
     parameters: dict[str, Tensor]
     privatize: str
-    releases_loss: bool
-    has_bit: bool
     microbatch_size: int | None
+    releases_loss: bool = False
+    has_bit: bool = False
 
     @property
     def eager(self) -> "EagerStep":
@@ -59,21 +64,15 @@ class EagerStep:
 
     def draw(self, given: Sequence[RecordMode] | None = None) -> list[Particle]:
         """Public draws of the global latents, one per particle."""
-        return [
-            self._particle(None if given is None else given[k])
-            for k in range(self.loss.num_particles)
-        ]
+        modes: Sequence[RecordMode | None] = given or [None] * self.loss.num_particles
+        return [self._particle(mode) for mode in modes]
 
     def size(self, draws: list[Particle]) -> int:
         """Number of coordinates of the gradient's block."""
         return self.coordinates(draws, self.parameters).size
 
     def add(
-        self,
-        clipped: ClippedSum,
-        draws: list[Particle],
-        indices: Tensor,
-        new_stream: Callable[[], np.random.Generator],
+        self, clipped: ClippedSum, draws: list[Particle], indices: Tensor, new_stream: NewStream
     ) -> list[LocalGradients]:
         """Clip and sum what these records contribute, one microbatch after the other.
 
@@ -90,11 +89,7 @@ class EagerStep:
         return moves
 
     def add_microbatch(
-        self,
-        clipped: ClippedSum,
-        draws: list[Particle],
-        chosen: Tensor,
-        local: Sequence[LocalStream | None],
+        self, clipped: ClippedSum, draws: list[Particle], chosen: Tensor, local: LocalStreams
     ) -> LocalGradients:
         rows, local_rows = self.term.records.rows(chosen), self.term.local.rows(chosen)
         batches = [Batch(chosen, rows, own, local_rows=local_rows) for own in local]
@@ -121,10 +116,8 @@ class EagerStep:
             blocks.insert(1, Rows(losses.unsqueeze(1)))
         return blocks
 
-    def gradients(
-        self, draws: list[Particle], released: Tensor
-    ) -> tuple[dict[str, Tensor | None], Tensor]:
-        """Gradients of the parameters, from the released estimate, and the loss outside."""
+    def gradients(self, draws: list[Particle], released: Tensor) -> Gradients:
+        """From the released estimate."""
         coordinates = self.coordinates(draws, self.parameters)
         return coordinates.gradients(released), mean_loss(draws)
 
@@ -139,3 +132,41 @@ class EagerStep:
         if particle.parameters.keys() != self.parameters.keys():
             raise ModelError("The parameters of model and guide changed between two steps.")
         return particle.restricted(self.term.latents)
+
+
+class GradientStep(Protocol):
+    """An :class:`EagerStep`, or a faster one that computes the same. Draws are of its own kind."""
+
+    @property
+    def eager(self) -> EagerStep: ...
+
+    def draw(self) -> Any: ...
+
+    def size(self, draws: Any) -> int: ...
+
+    def add(
+        self, clipped: ClippedSum, draws: Any, indices: Tensor, new_stream: NewStream
+    ) -> list[LocalGradients]: ...
+
+    def gradients(self, draws: Any, released: Tensor) -> Gradients: ...
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedGradient(Prepared):
+    """
+    :param term: of one record.
+    :param parameters: all unconstrained parameters by name, but for those with a row per record.
+    :param step: computes releases and gradients.
+    """
+
+    term: RecordTerm
+    parameters: dict[str, Tensor]
+    step: GradientStep
+
+    def is_current(self) -> bool:
+        """Whether the parameters are those of Pyro's store still."""
+        store = pyro.get_param_store()
+        return all(
+            store.param_name(leaf) == name and leaf.requires_grad
+            for name, leaf in (self.parameters | self.term.local.leaves).items()
+        )

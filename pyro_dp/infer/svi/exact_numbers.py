@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.svi.prepared_gradient import PreparedGradient
+from pyro_dp.infer.svi.eager_step import PreparedGradient
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.contributions import Contributions, Measured
 from pyro_dp.mechanism.nonprivate import row_norms

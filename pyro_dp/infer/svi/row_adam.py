@@ -107,7 +107,10 @@ class RowOptimizer:
                 moments[name] = _Moments(steps, zeros, zeros.clone())
         self._local, self._moments = local, moments
         for name in self._loaded.keys() & local.leaves.keys():
-            self._set(name, self._loaded.pop(name))
+            saved = self._loaded.pop(name)
+            local.leaves[name].copy_(saved["value"])
+            for key, value in vars(moments[name]).items():
+                value.copy_(saved[key])
 
     @torch.no_grad()
     def step(self, indices: Tensor, gradients: dict[str, Tensor]) -> None:
@@ -151,11 +154,6 @@ class RowOptimizer:
                 raise ConfigurationError("load_state_dict: the private local state is damaged.")
             if name in store and store[name].unconstrained().shape != own["value"].shape:
                 raise ConfigurationError(f"Parameter {name!r} has another shape than when saved.")
-
-    def _set(self, name: str, saved: dict[str, Tensor]) -> None:
-        self._local.leaves[name].copy_(saved["value"])
-        for key, value in vars(self._moments[name]).items():
-            value.copy_(saved[key])
 
     def _move(self, name: str, indices: Tensor, gradient: Tensor) -> None:
         adam, moments = self._adams[name], self._moments[name]

@@ -18,13 +18,13 @@ from pyro_dp.graphs.factorisation import factorised
 from pyro_dp.graphs.tracing import Compiler, NotTraceable, trace
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, parted, pass_size, placeholder_batch
 from pyro_dp.infer.svi.coordinates import mean, mean_loss
-from pyro_dp.infer.svi.eager_step import EagerStep, LocalGradients
+from pyro_dp.infer.svi.eager_step import EagerStep, Gradients, LocalGradients, NewStream
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions
 from pyro_dp.mechanism.outer_products import Joined
-from pyro_dp.mechanism.streams import LocalStream
+from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle
-from pyro_dp.records.local_draws import Draw, LocalDraws, PublicDraws
+from pyro_dp.records.local_draws import LocalDraws, PublicDraws
 from pyro_dp.records.record_term import Batch
 from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.agreement import MISMATCH, require_same
@@ -49,8 +49,6 @@ class TracedStep:
     def __init__(
         self, eager: EagerStep, sum_type: type[ClippedSum], usual_size: int, compiler: Compiler
     ):
-        if not eager.term.vectorizes:
-            raise NotTraceable("records are taken one at a time")
         if eager.term.local:
             raise NotTraceable("there are parameters with a row per record")
         self.eager = eager
@@ -58,7 +56,9 @@ class TracedStep:
         self._exact = all(leaf.dtype == torch.float64 for leaf in self._leaves)
         self._unchecked = CHECKED_STEPS
         with forked_rng():
-            self._draws = self._find_draws()
+            given = [RecordMode(PublicDraws()) for _ in range(eager.loss.num_particles)]
+            eager.draw(given)
+            self._draws = [mode.draws.requested for mode in given]
             self._size = eager.size(eager.draw())
             limit = sum_type.most_records(self._size, eager.microbatch_size)
             size = pass_size(usual_size, limit)
@@ -75,11 +75,7 @@ class TracedStep:
         return self._size
 
     def add(
-        self,
-        clipped: ClippedSum,
-        draws: PublicTables,
-        indices: Tensor,
-        new_stream: Callable[[], np.random.Generator],
+        self, clipped: ClippedSum, draws: PublicTables, indices: Tensor, new_stream: NewStream
     ) -> list[LocalGradients]:
         """As :meth:`EagerStep.add`, without local parameters."""
         local = self._local_streams(new_stream)
@@ -101,9 +97,7 @@ class TracedStep:
             self._unchecked = max(0, self._unchecked - 1)
         return []
 
-    def gradients(
-        self, draws: PublicTables, released: Tensor
-    ) -> tuple[dict[str, Tensor | None], Tensor]:
+    def gradients(self, draws: PublicTables, released: Tensor) -> Gradients:
         """As :meth:`EagerStep.gradients`; a loss that is not released is NaN."""
         with torch.no_grad():
             found = list(self._pull_back(*self._public_inputs(draws), released))
@@ -112,14 +106,7 @@ class TracedStep:
         gradients.update(zip(self._with_gradient, found, strict=True))
         return gradients, outside
 
-    def _find_draws(self) -> list[list[Draw]]:
-        given = [RecordMode(PublicDraws()) for _ in range(self.eager.loss.num_particles)]
-        self.eager.draw(given)
-        return [mode.draws.requested for mode in given]
-
-    def _local_streams(
-        self, new_stream: Callable[[], np.random.Generator]
-    ) -> list[LocalStream | None]:
+    def _local_streams(self, new_stream: NewStream) -> LocalStreams:
         """One per particle, where records have draws of their own."""
         if not self.eager.term.draws:
             return [None] * len(self._draws)
@@ -205,11 +192,7 @@ class TracedStep:
         return self.eager.draw([RecordMode(LocalDraws(table, in_place=True)) for table in public])
 
     def _check_sums(
-        self,
-        clipped: ClippedSum,
-        public: PublicTables,
-        chosen: Tensor,
-        local: list[LocalStream | None],
+        self, clipped: ClippedSum, public: PublicTables, chosen: Tensor, local: LocalStreams
     ) -> None:
         # Pyro's code holds the gradients of all records, of which a large model affords only a few.
         chosen = chosen[: max(1, _MOST_CHECKED // self._size)]

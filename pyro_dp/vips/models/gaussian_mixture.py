@@ -13,13 +13,7 @@ from pyro_dp.mechanism.outer_products import Joined, OuterProducts
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.linalg import clipped_rows
 from pyro_dp.utils.validation import require_count, require_scale
-from pyro_dp.vips.conjugate_model import (
-    ConjugateModel,
-    Draws,
-    Parts,
-    Statistic,
-    require_rows,
-)
+from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic, require_rows
 
 _CANDIDATES = 200  # from which each initial mean is chosen
 

@@ -89,10 +89,8 @@ class LatentDirichletAllocation(ConjugateModel):
         elif self.clip < 1.0:
             raise ConfigurationError("clip is in units of length: pass a length.")
         self.length = length
-        self.alpha, self.eta = (
-            require_scale(name, 1 / topics if value is None else value)
-            for name, value in (("alpha", alpha), ("eta", eta))
-        )
+        self.alpha = require_scale("alpha", 1 / topics if alpha is None else alpha)
+        self.eta = require_scale("eta", 1 / topics if eta is None else eta)
 
     @property
     def statistics(self) -> Mapping[str, Statistic]:
@@ -190,14 +188,8 @@ class LatentDirichletAllocation(ConjugateModel):
             raise ModelError("perplexity() needs a document of two or more words.")
         warn_not_private("perplexity", "documents", _OTHERS)
         topics = posterior["topics"].base_dist
-        return completion_perplexity(
-            topics.mean.T,
-            _log_topics(topics),
-            bag,
-            self.alpha,
-            iterations=_COMPLETION_ITERATIONS,
-            seed=seed,
-        )
+        own = (topics.mean.T, _log_topics(topics), bag, self.alpha)
+        return completion_perplexity(*own, iterations=_COMPLETION_ITERATIONS, seed=seed)
 
     def topic_weights(
         self, posterior: Mapping[str, Distribution], documents: Tensor

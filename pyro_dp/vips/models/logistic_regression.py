@@ -63,10 +63,8 @@ class LogisticRegression(ConjugateModel):
 
     def __init__(self, dim: int, *, concentration: float = 1.0, rate: float = 1.0):
         self.dim = require_count("dim", dim)
-        self.concentration, self.rate = (
-            require_scale(name, value)
-            for name, value in (("concentration", concentration), ("rate", rate))
-        )
+        self.concentration = require_scale("concentration", concentration)
+        self.rate = require_scale("rate", rate)
 
     @property
     def statistics(self) -> Mapping[str, Statistic]:

@@ -96,11 +96,8 @@ class SigmoidBeliefNetwork(ConjugateModel):
         self.pixels = require_count("pixels", pixels)
         self.units = require_count("units", units)
         self.sweeps = require_count("sweeps", sweeps)
-        a, b, self.bias_scale = (
-            require_scale(name, value)
-            for name, value in (("a", a), ("b", b), ("bias_scale", bias_scale))
-        )
-        self.prior = ShrinkagePrior(a, b)
+        self.prior = ShrinkagePrior(require_scale("a", a), require_scale("b", b))
+        self.bias_scale = require_scale("bias_scale", bias_scale)
 
     @property
     def statistics(self) -> Mapping[str, Statistic]:
@@ -199,13 +196,10 @@ class SigmoidBeliefNetwork(ConjugateModel):
         """Means and variances of the Gaussians of the hidden units' biases, (K,) each."""
         precision = sums.new_full((self.units, 1), self.bias_scale**-2)
         curvature = sums.new_full((self.units,), 0.25)
+        noises = sums.new_tensor([noise["hidden"] ** 2])
         for _ in range(_ROUNDS):
-            mean, variance = noisy_regression(
-                size * curvature[:, None, None],
-                sums.unsqueeze(1),
-                sums.new_tensor([noise["hidden"] ** 2]),
-                precision,
-            )
+            information = size * curvature[:, None, None]
+            mean, variance = noisy_regression(information, sums.unsqueeze(1), noises, precision)
             mean, variance = mean.squeeze(1), variance[:, 0, 0]
             curvature = polya_gamma_mean(mean.square() + variance)
         return mean, variance
