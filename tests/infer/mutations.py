@@ -361,4 +361,32 @@ MUTATIONS = [
         "",
         "test_dpsep.py::test_a_posterior_beyond_the_numbers_stays_where_it_was",
     ),
+    Mutation(
+        "Stein moments that weigh all draws alike",
+        "SteinMoments.factors",
+        "weights = torch.softmax(value, dim=0)",
+        "weights = torch.softmax(0.0 * value, dim=0)",
+        "test_stein_moments.py",
+    ),
+    Mutation(
+        "Stein moments without the spread of the gradients",
+        "SteinMoments.factors",
+        'torch.einsum("kb,kbi,kbj->bij", weights, centred, centred)',
+        '0.0 * torch.einsum("kb,kbi,kbj->bij", weights, centred, centred)',
+        "test_stein_moments.py",
+    ),
+    Mutation(
+        "a site that forgets the cavity's share",
+        "_site",
+        "(values / (1 - values)).unsqueeze(1)",
+        "values.unsqueeze(1)",
+        "test_stein_moments.py",
+    ),
+    Mutation(
+        "a broken record's Stein site that is none",
+        "_site",
+        "nan = torch.where(broken, torch.nan, 0.0)",
+        "nan = torch.where(broken, 0.0, 0.0)",
+        "test_stein_moments.py",
+    ),
 ]
