@@ -426,7 +426,8 @@ def test_the_guide_holds_the_posterior_that_was_asked_for(noise_aware):
     assert (wider > 1.05).all()
 
 
-@pytest.mark.parametrize("correlation", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
+@pytest.mark.slow
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_noise_aware_intervals_cover(correlation):
     """The noise's part of the covariance against the errors of the mean over fresh noise.
 

@@ -115,8 +115,9 @@ def test_single_precision():
         assert isinstance(svi._prepared.step, TracedStep)
 
 
+@pytest.mark.slow
 @needs_compiler
-@pytest.mark.parametrize("name", ["AutoNormal", pytest.param("VAE", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["AutoNormal", "VAE"])
 def test_compiled_equals_pyro_code(name):
     svi = assert_same(PROBLEMS[name], "compile", **(NOISELESS | {"noise_multiplier": 1.0}))
     assert isinstance(svi._prepared.step, TracedStep)

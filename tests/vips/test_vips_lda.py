@@ -388,6 +388,7 @@ def frequencies(train, test):
     return math.exp(-(second.count @ logs) / second.count.sum())
 
 
+@pytest.mark.slow
 def test_held_out_perplexity_is_scikit_learn_s():
     """Same topics, priors and full batches; averaged over starts, which decide more than this."""
     counts, _ = corpus(400, topics=5, words=100, length=100, seed=1, eta=0.05)
