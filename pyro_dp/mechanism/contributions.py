@@ -59,7 +59,7 @@ class Rows:
         return self.values
 
 
-class _Kept:
+class Kept:
     """A block whose norms are kept."""
 
     def __init__(self, block: Contributions, norms: Tensor):
@@ -89,4 +89,4 @@ class _Bits:
 def with_bit(block: Measured, bound: Tensor | float) -> list[Contributions]:
     """The block, and one of bound 1/2: +1/2 for each record within the bound, -1/2 beyond it."""
     norms = block.norms()
-    return [_Kept(block, norms), _Bits(torch.where(norms <= bound, 0.5, -0.5))]
+    return [Kept(block, norms), _Bits(torch.where(norms <= bound, 0.5, -0.5))]

@@ -1,0 +1,151 @@
+"""How large the records' parts are: a histogram of their norms that joins a release.
+
+Each record adds a one to the bin of its norm before clipping, a quarter of an octave wide. As a
+block of its own with bound 1 it costs a share of the release. What is read from it, is
+post-processing.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import isotonic_regression
+from scipy.stats import norm as normal
+from torch import Tensor
+
+from pyro_dp.mechanism.contributions import Contributions, Kept, Measured
+
+Floats = npt.NDArray[np.float64]
+
+SIZE = 160  # bins
+SHARE = 0.05  # of the privacy cost of a release that has other blocks too
+_PER_OCTAVE = 4
+_EDGES = (np.arange(SIZE + 1) - SIZE / 2) * math.log(2) / _PER_OCTAVE  # of log norms
+_MIDDLES = (_EDGES[:-1] + _EDGES[1:]) / 2
+_WIDTHS = (0.25, 0.45, 0.8, 1.3)  # of the bells that are tried, in nats
+_REFUTED = 5.0  # standard deviations of what a bell leaves
+_SIGNIFICANT = 2.0  # standard deviations of four bins
+_NEIGHBOURS = np.ones(4)
+
+
+class _OneHot:
+    """A one in the bin of each record's norm: a block that keeps its bound of 1 by itself.
+
+    :param norms: (B, 1).
+    """
+
+    def __init__(self, norms: Tensor):
+        place = torch.floor(_PER_OCTAVE * norms.log2() + SIZE / 2).nan_to_num(0.0)
+        self._bins = place.clamp(0, SIZE - 1).long()
+
+    def norms(self) -> None:
+        return None
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        ones = (weights > 0).to(torch.float64).squeeze(1)
+        return ones.new_zeros(SIZE).index_add(0, self._bins.squeeze(1), ones)
+
+    def dense(self) -> Tensor:
+        return torch.nn.functional.one_hot(self._bins.squeeze(1), SIZE).to(torch.float64)
+
+
+def with_histogram(block: Measured) -> list[Contributions]:
+    """The block, and one of bound 1: the records' bins, by their norms before clipping."""
+    norms = block.norms()
+    return [Kept(block, norms), _OneHot(norms)]
+
+
+@dataclass(frozen=True, eq=False)
+class Norms:
+    """The norms of all N records, as far as the noise lets see.
+
+    :param norms: (n,), ascending.
+    :param counts: records of each, (n,), N in all; not negative.
+    """
+
+    norms: Floats
+    counts: Floats
+
+    @staticmethod
+    def read(counts: Floats, sd: float, size: int, typical: float, spread: float) -> "Norms":
+        """Of noisy counts: a bell in the logarithm where they fit one, or else a single peak.
+
+        A bell has few numbers to learn, and the prior of its place decides where noise hides all.
+        Where what it leaves is more than noise, the closest counts with one peak are taken, as far
+        out as they stand out of the noise.
+
+        :param counts: (SIZE,), released.
+        :param sd: of the noise in a bin.
+        :param size: N.
+        :param typical: a public guess of the norms.
+        :param spread: standard deviation of its logarithm.
+        """
+        bells = size * _BELLS
+        residual = ((counts - bells) ** 2).sum(axis=1) / max(sd, 1e-9 * size) ** 2
+        log_prior = -(((_PLACES - math.log(typical)) / spread) ** 2) / 2
+        score = log_prior - residual / 2
+        weights = np.exp(score - score.max())
+        fitted = weights @ bells / weights.sum()
+        if residual[score.argmax()] > SIZE + _REFUTED * math.sqrt(2 * SIZE):
+            peaked = _within_noise(_single_peak(counts), counts, sd)
+            if peaked.any():
+                fitted = peaked
+        kept = fitted > 1e-9 * size
+        return Norms(np.exp(_MIDDLES[kept]), fitted[kept] * (size / fitted[kept].sum()))
+
+    @property
+    def median(self) -> float:
+        half = self.counts.sum() / 2
+        return float(self.norms[np.searchsorted(self.counts.cumsum(), half)])
+
+    def share_above(self, bound: float) -> float:
+        """Of the records."""
+        return float(self.counts[self.norms > bound].sum() / self.counts.sum())
+
+    def excess(self, bounds: Floats) -> Floats:
+        """What clipping takes away, in units of norm: sum of (norm - bound)+, one for each."""
+        return np.maximum(self.norms - bounds[:, None], 0.0) @ self.counts
+
+    def weight(self, bounds: Floats) -> Floats:
+        """Mean of min(1, bound / norm), one for each bound."""
+        return np.minimum(1.0, bounds[:, None] / self.norms) @ self.counts / self.counts.sum()
+
+
+def _bells() -> tuple[Floats, Floats]:
+    """Where bells may stand, (n,), and their share of each bin, (n, SIZE)."""
+    places, widths = (each.ravel() for each in np.meshgrid(_EDGES[1:-1], _WIDTHS))
+    cumulative = normal.cdf((_EDGES - places[:, None]) / widths[:, None])
+    cumulative[:, 0], cumulative[:, -1] = 0.0, 1.0
+    return places, np.diff(cumulative, axis=1)
+
+
+_PLACES, _BELLS = _bells()
+
+
+def _single_peak(counts: Floats) -> Floats:
+    """The closest counts, in squared distance, that rise to a peak and fall after it."""
+    tops = np.argsort(np.convolve(counts, np.ones(3), "same"))[-6:]
+    found = []
+    for top in tops:
+        rising = isotonic_regression(counts[: top + 1]).x
+        falling = isotonic_regression(counts[top:], increasing=False).x
+        joined = np.concatenate([rising[:-1], [max(rising[-1], falling[0])], falling[1:]])
+        found.append(np.maximum(joined, 0.0))
+    return min(found, key=lambda each: float(((each - counts) ** 2).sum()))
+
+
+def _within_noise(fitted: Floats, counts: Floats, sd: float) -> Floats:
+    """Nothing beyond the first four bins, on either side of the peak, that are like noise."""
+    top, least = int(fitted.argmax()), _SIGNIFICANT * 2.0 * sd
+    ahead = np.convolve(counts, _NEIGHBOURS)[3:]  # of each bin and the three after it
+    behind = np.convolve(counts, _NEIGHBOURS)[: len(counts)]
+    fitted = fitted.copy()
+    quiet = np.nonzero(ahead[top:] < least)[0]
+    if len(quiet):
+        fitted[top + quiet[0] :] = 0.0
+    quiet = np.nonzero(behind[: top + 1] < least)[0]
+    if len(quiet):
+        fitted[: quiet[-1] + 1] = 0.0
+    return fitted

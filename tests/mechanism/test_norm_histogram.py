@@ -1,0 +1,101 @@
+"""The histogram of norms: what a record adds, and what is read from noisy counts."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Rows
+from pyro_dp.mechanism.fixed_point import FixedPointSum
+from pyro_dp.mechanism.norm_histogram import SIZE, Norms, with_histogram
+
+RNG = np.random.default_rng(5)
+BLOCKS = [Block(3, 1.5, 0.95), Block(SIZE, 1.0, 0.05)]
+
+
+def counted(rows: torch.Tensor) -> np.ndarray:
+    return with_histogram(Rows(rows))[1].dense().sum(0).numpy()
+
+
+def noisy_counts(norms: np.ndarray, sd: float) -> np.ndarray:
+    exact = counted(torch.as_tensor(norms).unsqueeze(1))
+    return exact + RNG.normal(0.0, sd, SIZE)
+
+
+def test_bins_are_quarter_octaves():
+    norms = np.exp(RNG.normal(0.0, 3.0, 5000))
+    edges = (np.arange(SIZE + 1) - SIZE // 2) / 4 * math.log(2)
+    expected, _ = np.histogram(np.log(norms), edges)
+    np.testing.assert_array_equal(counted(torch.as_tensor(norms).unsqueeze(1)), expected)
+
+
+@pytest.mark.parametrize("sum_type", [ClippedSum, FixedPointSum])
+def test_a_record_adds_one_whatever_its_norm(sum_type):
+    for size in (0.0, 1e-300, 1e-7, 1.0, 2.9, 1e150):
+        clipped = sum_type(BLOCKS)
+        clipped.add(*with_histogram(Rows(torch.tensor([[size, 0.0, 0.0]], dtype=torch.float64))))
+        part, bins = clipped._exact_sums
+        assert part.norm() <= 1.5
+        assert 1 - 1e-8 < bins.sum() <= 1 and bins.norm() <= 1
+
+
+@pytest.mark.parametrize("sum_type", [ClippedSum, FixedPointSum])
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_broken_record_adds_nothing(sum_type, broken):
+    clipped = sum_type(BLOCKS)
+    clipped.add(*with_histogram(Rows(torch.tensor([[1.0, broken, 0.0]]))))
+    assert all(torch.equal(total, torch.zeros_like(total)) for total in clipped._exact_sums)
+
+
+def test_padding_is_not_counted():
+    rows = with_histogram(Rows(torch.ones(4, 3)))
+    weights = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
+    assert ClippedSum.clipped_sums(rows, [2.0, 1.0], weights)[1].sum() == 2
+
+
+@pytest.mark.parametrize("sd", [0.0, 30.0])
+@pytest.mark.parametrize("tail", ["bell", "heavy", "two humps"])
+def test_many_records_are_read_off(sd, tail):
+    bell = 3.0 * np.exp(RNG.normal(0.0, 0.5, 40_000))
+    norms = {
+        "bell": bell,
+        "heavy": 2.0 / RNG.uniform(size=40_000) ** 0.5,
+        "two humps": np.concatenate([bell, 0.1 * bell]),
+    }[tail]
+    read = Norms.read(noisy_counts(norms, sd), sd, len(norms), 1.0, 2.0)
+    assert read.counts.sum() == pytest.approx(len(norms))
+    assert (read.counts >= 0).all() and (np.diff(read.norms) > 0).all()
+    if tail == "two humps":  # no single peak: the median lies between the humps
+        assert 0.2 < read.median < 4.0
+        return
+    assert read.median == pytest.approx(np.median(norms), rel=0.2)
+    bounds = np.quantile(norms, [0.3, 0.8, 0.98])
+    for bound, found in zip(bounds, read.weight(bounds), strict=True):
+        assert found == pytest.approx(np.minimum(1, bound / norms).mean(), abs=0.03)
+        assert read.share_above(bound) == pytest.approx((norms > bound).mean(), abs=0.06)
+    excess = np.maximum(norms - bounds[:, None], 0.0).sum(1)
+    found = read.excess(bounds)[:2]  # what lies in the noise, far out, is not seen
+    assert (found < 1.25 * excess[:2]).all() and (found > (0.6 if sd else 0.8) * excess[:2]).all()
+
+
+def test_noise_that_hides_all_leaves_the_guess():
+    for _ in range(20):
+        read = Norms.read(noisy_counts(np.full(500, 900.0), 2000.0), 2000.0, 500, 2.0, 0.4)
+        assert 0.5 < read.median < 8.0
+        assert read.counts.sum() == pytest.approx(500)
+
+
+def test_a_guess_far_off_is_overruled():
+    norms = 700.0 * np.exp(RNG.normal(0.0, 0.4, 5000))
+    read = Norms.read(noisy_counts(norms, 60.0), 60.0, len(norms), 2.0, 2.0)
+    assert read.median == pytest.approx(700.0, rel=0.3)
+
+
+def test_noise_far_out_is_no_tail():
+    norms = np.concatenate([np.full(20_000, 1.0), np.full(20_000, 0.2)])
+    for _ in range(10):
+        read = Norms.read(noisy_counts(norms, 100.0), 100.0, len(norms), 1.0, 2.0)
+        assert read.norms[-1] < 1000.0
