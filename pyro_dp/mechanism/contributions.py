@@ -70,6 +70,25 @@ class Kept:
         return self._norms
 
 
+class Scaled:
+    """A block whose rows are made shorter, whatever the bound.
+
+    :param factors: in [0, 1], (B, 1); private.
+    """
+
+    def __init__(self, block: Measured, factors: Tensor):
+        self._block, self._factors = block, factors
+
+    def norms(self) -> Tensor:
+        return self._block.norms() * self._factors
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self._block.weighted_sum(weights * self._factors)
+
+    def dense(self) -> Tensor:
+        return self._block.dense() * self._factors
+
+
 class _Bits:
     """Numbers +-1/2, (B, 1): a block that keeps its bound of 1/2 by itself."""
 

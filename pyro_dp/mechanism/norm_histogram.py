@@ -15,7 +15,7 @@ from scipy.optimize import isotonic_regression
 from scipy.stats import norm as normal
 from torch import Tensor
 
-from pyro_dp.mechanism.contributions import Contributions, Kept, Measured
+from pyro_dp.mechanism.contributions import Rows
 
 Floats = npt.NDArray[np.float64]
 
@@ -30,7 +30,7 @@ _SIGNIFICANT = 2.0  # standard deviations of four bins
 _NEIGHBOURS = np.ones(4)
 
 
-class _OneHot:
+class Bins:
     """A one in the bin of each record's norm: a block that keeps its bound of 1 by itself.
 
     :param norms: (B, 1).
@@ -51,10 +51,12 @@ class _OneHot:
         return torch.nn.functional.one_hot(self._bins.squeeze(1), SIZE).to(torch.float64)
 
 
-def with_histogram(block: Measured) -> list[Contributions]:
-    """The block, and one of bound 1: the records' bins, by their norms before clipping."""
-    norms = block.norms()
-    return [Kept(block, norms), _OneHot(norms)]
+def one_hot(norms: Tensor) -> Rows:
+    """The same, as a block that is measured; a broken record's part is broken.
+
+    :param norms: (B, 1).
+    """
+    return Rows(torch.where(norms.isfinite(), Bins(norms).dense(), torch.nan))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +110,10 @@ class Norms:
         """What clipping takes away, in units of norm: sum of (norm - bound)+, one for each."""
         return np.maximum(self.norms - bounds[:, None], 0.0) @ self.counts
 
-    def weight(self, bounds: Floats) -> Floats:
-        """Mean of min(1, bound / norm), one for each bound."""
-        return np.minimum(1.0, bounds[:, None] / self.norms) @ self.counts / self.counts.sum()
+    def weight(self, bounds: Floats, power: int = 1) -> Floats:
+        """Mean of min(1, bound / norm) to this power, one for each bound."""
+        weights = np.minimum(1.0, bounds[:, None] / self.norms) ** power
+        return weights @ self.counts / self.counts.sum()
 
 
 def _bells() -> tuple[Floats, Floats]:

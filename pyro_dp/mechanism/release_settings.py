@@ -19,6 +19,7 @@ class ReleaseSettings:
     They mean what they mean for :class:`DPSVI`.
 
     :param bound: the largest norm of one record's part of the first release.
+    :param plans: whether the first step chooses ``num_steps``, where it is None.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 
@@ -31,6 +32,7 @@ class ReleaseSettings:
     microbatch_size: int | None = None
     generator: torch.Generator | int | None = None
     secure: bool = False
+    plans: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.accountant, PrivacyAccountant):
@@ -58,7 +60,7 @@ class ReleaseSettings:
                     "noise_multiplier=None is calibrated from a budget: give the accountant an "
                     "epsilon, or pass a noise_multiplier."
                 )
-            if self.num_steps is None:
+            if self.num_steps is None and not self.plans:
                 raise ConfigurationError(
                     "noise_multiplier=None is calibrated for a number of steps: pass num_steps."
                 )
@@ -77,5 +79,5 @@ class ReleaseSettings:
         """
         :param given: the arguments of an inference by name, these settings among them.
         """
-        names = [each.name for each in fields(cls) if each.name != "bound"]
+        names = [each.name for each in fields(cls) if each.name in given and each.name != "bound"]
         return cls(**{name: given[name] for name in names}, bound=bound)

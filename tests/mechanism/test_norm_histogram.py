@@ -10,14 +10,19 @@ from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Rows
 from pyro_dp.mechanism.fixed_point import FixedPointSum
-from pyro_dp.mechanism.norm_histogram import SIZE, Norms, with_histogram
+from pyro_dp.mechanism.norm_histogram import SIZE, Bins, Norms, one_hot
 
 RNG = np.random.default_rng(5)
 BLOCKS = [Block(3, 1.5, 0.95), Block(SIZE, 1.0, 0.05)]
 
 
 def counted(rows: torch.Tensor) -> np.ndarray:
-    return with_histogram(Rows(rows))[1].dense().sum(0).numpy()
+    return Bins(Rows(rows).norms()).dense().sum(0).numpy()
+
+
+def with_bins(rows: torch.Tensor) -> list:
+    block = Rows(rows)
+    return [block, Bins(block.norms())]
 
 
 def noisy_counts(norms: np.ndarray, sd: float) -> np.ndarray:
@@ -36,7 +41,7 @@ def test_bins_are_quarter_octaves():
 def test_a_record_adds_one_whatever_its_norm(sum_type):
     for size in (0.0, 1e-300, 1e-7, 1.0, 2.9, 1e150):
         clipped = sum_type(BLOCKS)
-        clipped.add(*with_histogram(Rows(torch.tensor([[size, 0.0, 0.0]], dtype=torch.float64))))
+        clipped.add(*with_bins(torch.tensor([[size, 0.0, 0.0]], dtype=torch.float64)))
         part, bins = clipped._exact_sums
         assert part.norm() <= 1.5
         assert 1 - 1e-8 < bins.sum() <= 1 and bins.norm() <= 1
@@ -46,12 +51,12 @@ def test_a_record_adds_one_whatever_its_norm(sum_type):
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_broken_record_adds_nothing(sum_type, broken):
     clipped = sum_type(BLOCKS)
-    clipped.add(*with_histogram(Rows(torch.tensor([[1.0, broken, 0.0]]))))
+    clipped.add(*with_bins(torch.tensor([[1.0, broken, 0.0]])))
     assert all(torch.equal(total, torch.zeros_like(total)) for total in clipped._exact_sums)
 
 
 def test_padding_is_not_counted():
-    rows = with_histogram(Rows(torch.ones(4, 3)))
+    rows = with_bins(torch.ones(4, 3))
     weights = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
     assert ClippedSum.clipped_sums(rows, [2.0, 1.0], weights)[1].sum() == 2
 
@@ -99,3 +104,9 @@ def test_noise_far_out_is_no_tail():
     for _ in range(10):
         read = Norms.read(noisy_counts(norms, 100.0), 100.0, len(norms), 1.0, 2.0)
         assert read.norms[-1] < 1000.0
+
+
+def test_alone_a_broken_record_adds_nothing_either():
+    clipped = ClippedSum([Block(SIZE, 1.0)])
+    clipped.add(one_hot(torch.tensor([[1.0], [math.nan], [math.inf], [2.0]])))
+    assert clipped._exact_sums[0].sum() == pytest.approx(2, rel=1e-9)

@@ -12,7 +12,7 @@ from pyro_dp.infer.ep.average_factor import AverageFactor
 from pyro_dp.infer.ep.gaussian import Gaussian
 from pyro_dp.infer.ep.noise_aware import mean_noise
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.site_factors import STRUCTURES
+from pyro_dp.infer.ep.site_factors import STRUCTURES, Structure
 from pyro_dp.infer.ep.step_control import StepControl
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
@@ -77,7 +77,11 @@ class Approximation:
         first = Approximation(*settings, average, control, *gaussians, torch.zeros_like(mean))
         return first._advanced()
 
-    def cavity(self, size: int) -> Gaussian:
+    @property
+    def structure(self) -> Structure:
+        return self.average.structure
+
+    def at(self, size: int) -> Gaussian:
         """q / f, the public distribution that each of ``size`` records' sites is made at."""
         return self.posterior / self.factor ** (1 / size)
 

@@ -29,8 +29,12 @@ from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.gaussian import Gaussian
 from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
 from pyro_dp.infer.ep.site_factors import STRUCTURES
+from pyro_dp.infer.ep.release_plan import ReleasePlan
 from pyro_dp.infer.ep.site_sum import SiteSum
+from pyro_dp.infer.ep.whitened import WhitenedApproximation
+from pyro_dp.infer.ep.whitened_sum import WhitenedSum
 from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.norm_histogram import SHARE, SIZE
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
@@ -138,17 +142,15 @@ class DPSEP(PrivateInference[PreparedSites]):
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 
-    num_steps: int
-
     def __init__(
         self,
         model: Callable,
         guide: Callable,
         *,
         accountant: PrivacyAccountant,
-        num_steps: int,
+        num_steps: int | None = None,
         noise_multiplier: float | None = None,
-        max_factor_norm: float = 1.0,
+        max_factor_norm: float | None = None,
         damping: float | Callable[[int], float] | None = None,
         plate: str | None = None,
         sample_rate: float = 1.0,
@@ -165,7 +167,9 @@ class DPSEP(PrivateInference[PreparedSites]):
         secure: bool = False,
         report_clipping: bool = True,
     ):
-        require_scale("max_factor_norm", max_factor_norm, infinite=True)
+        self._automatic = max_factor_norm is None
+        if max_factor_norm is not None:
+            require_scale("max_factor_norm", max_factor_norm, infinite=True)
         require_flag("centred", centred)
         require_flag("noise_aware", noise_aware)
         require_choice("moments", moments, MOMENTS)
@@ -175,19 +179,28 @@ class DPSEP(PrivateInference[PreparedSites]):
             require_scale("precision_weight", precision_weight)
         if damping is not None and not callable(damping):
             require_number("damping", damping, above=0.0, below=1.0, closed=True)
-        if num_steps is None:
+        if self._automatic:
+            given = (damping, precision_weight, None if centred else False)
+            if any(each is not None for each in given) or precision in ("diagonal", "shared"):
+                raise ConfigurationError(
+                    "damping, precision, precision_weight and centred=False need a max_factor_norm: "
+                    "without one, all of them follow from what was released."
+                )
+        elif num_steps is None:
             raise ConfigurationError("num_steps is needed: the default damping depends on it.")
         self.moments = moments
         self.precision = precision
         self.damping = damping
         self.centred = centred
         self.noise_aware = noise_aware
-        settings = ReleaseSettings.among(locals(), bound=max_factor_norm)
-        super().__init__(model, guide, settings, plate, slice_data, jit, report_clipping)
-        default_weight = 1.0 if max_factor_norm == math.inf else 2.0 / max_factor_norm
-        self._weight = precision_weight or default_weight
+        bound = 1.0 if max_factor_norm is None else max_factor_norm
+        settings = ReleaseSettings.among(locals() | {"plans": self._automatic}, bound=bound)
+        reports = report_clipping and not self._automatic
+        super().__init__(model, guide, settings, plate, slice_data, jit, reports)
+        self._weight = precision_weight or (1.0 if bound == math.inf else 2.0 / bound)
         self._share = 1.0 - (self._bit.share if self._bit else 0.0)
-        self._known: Approximation | None = None  # from the first look on
+        self._plan: ReleasePlan | None = None  # from the first look on, if there is no bound
+        self._known: Approximation | WhitenedApproximation | None = None  # the same
         self._loaded: dict[str, Any] | None = None  # until the first step
 
     _bound_name = "max_factor_norm"
@@ -205,17 +218,15 @@ class DPSEP(PrivateInference[PreparedSites]):
         prepared = self._prepare(args, kwargs)
         damping = self._fixed_damping()
         position = self.accountant.position
-        cavity = self._approximation.cavity(prepared.records.plate.size)
+        at = self._approximation.at(prepared.records.plate.size)
         batch = self._draw_records(prepared, position)
-        clipped = self._clipped_sum(prepared, cavity, batch, position)
-        released, *bit = self._release(clipped, prepared.sampler)
+        clipped = self._sum_type(self._blocks(), prepared.records.device)
+        prepared.sites.add(clipped, at, batch, self._randomness.stream("local", position))
+        released = self._release(clipped, prepared.sampler)
         if self._bit:
-            self._add_bit(self._bit, bit[0], prepared)
+            self._add_bit(self._bit, released[1], prepared)
         try:
-            rate = prepared.sampler.sample_rate
-            change, approximation = self._approximation.updated(
-                released, cavity, damping=damping, noise=self._noise(rate), sample_rate=rate
-            )
+            change, approximation = self._updated(released, at, damping, prepared.sampler.sample_rate)
             mean, covariance = approximation.moments(self.noise_aware)
             variances = covariance if covariance.dim() == 1 else covariance.diagonal()
             if not (mean.isfinite().all() and covariance.isfinite().all() and variances.min() > 0):
@@ -229,8 +240,17 @@ class DPSEP(PrivateInference[PreparedSites]):
         self._known = approximation
         return change
 
+    def run(self, *args: Any, progress: bool = True, **kwargs: Any) -> list[float]:
+        """What is left of ``num_steps`` steps, with a progress bar.
+
+        :returns: what the steps returned.
+        :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
+        """
+        self._prepare(args, kwargs)  # which chooses num_steps
+        return super().run(*args, progress=progress, **kwargs)
+
     @property
-    def _approximation(self) -> Approximation:
+    def _approximation(self) -> Approximation | WhitenedApproximation:
         if self._known is None:
             raise ConfigurationError("There is no posterior before the first step.")
         return self._known
@@ -294,10 +314,12 @@ class DPSEP(PrivateInference[PreparedSites]):
         moments, precision = self.moments, self.precision
         if self._known is not None:
             moments = self._known.problem.moments.name
-            precision = self._known.average.structure.name
+            precision = self._known.structure.name
         return {"moments": moments, "precision": precision} | super()._shown()
 
     def _warnings(self) -> list[Warning]:
+        if self._automatic:
+            return super()._warnings()
         warnings, control = super()._warnings(), self._approximation.control
         if not control.settled:
             text = _UNSETTLED.format(count=control.unsettled, judged=control.judged)
@@ -320,6 +342,8 @@ class DPSEP(PrivateInference[PreparedSites]):
             self._note_earlier_values()
         if known is not None:
             approximation = replace(known, problem=problem)
+        elif self._automatic:
+            approximation = self._planned(problem, records.plate.size, sampler)
         else:
             settings = (self.precision, self._weight, self.centred, self.damping is None)
             approximation = Approximation.start(problem, *settings, self.num_steps)
@@ -327,31 +351,71 @@ class DPSEP(PrivateInference[PreparedSites]):
             approximation.require_same_latents(self._loaded)
             approximation = approximation.resumed(self._loaded, records.device)
         self._known, self._loaded = approximation, None
-        own = (self.centred, self._weight, self._bit is not None, self.microbatch_size)
-        sites = SiteSum(problem, approximation.average.structure, *own)
+        joint = self._bit is not None or (self._automatic and self._noise_multiplier != 0)
+        own = (self.centred, self._weight, joint, self.microbatch_size)
+        kind = WhitenedSum if self._automatic else SiteSum
+        sites = kind(problem, approximation.structure, *own)
+        if self._automatic:
+            return PreparedSites(records, sampler, problem, sites)
         trace = partial(sites.trace, approximation.posterior, self._sum_type, sampler.usual_size)
         self._traced(trace, problem.likelihood.term)
         return PreparedSites(records, sampler, problem, sites)
 
+    def _planned(
+        self, problem: EPProblem, size: int, sampler: RecordSampler
+    ) -> WhitenedApproximation:
+        """Lay out the budget, which tells the number of steps."""
+        steps, sigma = self.num_steps, self._noise_multiplier
+        if sigma is None:
+            noise = self.accountant.noise_multiplier(num_steps=1, sample_rate=1.0, sampling="full")
+        else:
+            noise = sigma / math.sqrt(steps or 30)
+        self._plan = ReleasePlan(len(problem.places), size, noise)
+        self.num_steps = steps or self._plan.num_steps
+        return WhitenedApproximation.start(problem, size, exact=sigma == 0)
+
     def _is_current(self, prepared: PreparedSites) -> bool:
         return super()._is_current(prepared) and prepared.problem.guide.is_current()
 
-    def _clipped_sum(
-        self, prepared: PreparedSites, cavity: Gaussian, indices: Tensor, position: int
-    ) -> ClippedSum:
-        """Sites of these records, clipped and summed, one microbatch after the other."""
-        size = len(prepared.problem.places) + self._approximation.average.structure.size
-        blocks = [Block(size, self._bound, self._share), *([self._bit] if self._bit else [])]
-        clipped = self._sum_type(blocks, prepared.records.device)
-        prepared.sites.add(clipped, cavity, indices, self._randomness.stream("local", position))
-        return clipped
+    def _blocks(self) -> list[Block]:
+        """The blocks of the joint release: sites, and the bit or the histogram of norms."""
+        known = self._approximation
+        size = len(known.problem.places) + known.structure.size
+        if isinstance(known, Approximation):
+            sites = Block(size, self._bound, self._share)
+            return [sites, *([self._bit] if self._bit else [])]
+        if known.frame is None:
+            return [Block(SIZE, 1.0)]
+        if known.frame.bound == math.inf:
+            return [Block(size, math.inf)]
+        return [Block(size, known.frame.bound, 1.0 - SHARE), Block(SIZE, 1.0, SHARE)]
 
-    def _noise(self, sample_rate: float) -> float:
-        """Standard deviation of the noise in a coordinate of an estimate's eta."""
-        if not self.noise_multiplier > 0:
-            return 0.0
-        sigma = self.noise_multiplier / math.sqrt(self._share)
-        return sigma * self._bound / sample_rate
+    def _updated(
+        self, released: list[Tensor], at: Any, damping: float | None, rate: float
+    ) -> tuple[float, Approximation | WhitenedApproximation]:
+        """What comes of a release, and by how much it moves."""
+        known, sigma = self._approximation, self.noise_multiplier / rate
+        if isinstance(known, Approximation):
+            noise = sigma * self._bound / math.sqrt(self._share) if sigma > 0 else 0.0
+            return known.updated(
+                released[0], at, damping=damping, noise=noise, sample_rate=rate
+            )
+        assert self._plan is not None
+        if known.frame is None:
+            return 0.0, known.first(released[0], sigma, self._plan)
+        share = 1.0 - SHARE
+        noise = sigma * known.frame.bound / math.sqrt(share) if sigma > 0 else 0.0
+        counts = released[1] if len(released) > 1 else None
+        cavity, _ = at
+        return known.updated(
+            released[0],
+            counts,
+            cavity,
+            self._plan,
+            noise=noise,
+            counts_sd=sigma / math.sqrt(SHARE),
+            rate=rate,
+        )
 
     def _fixed_damping(self) -> float | None:
         if not callable(self.damping):
@@ -372,6 +436,6 @@ class DPSEP(PrivateInference[PreparedSites]):
         self, prepared: PreparedSites, batches: Iterable[Tensor], stream: np.random.Generator
     ) -> Tensor:
         """Norms of the records' sites before they are clipped, (N,)."""
-        cavity = self._approximation.cavity(prepared.records.plate.size)
+        at = self._approximation.at(prepared.records.plate.size)
         with private_rng(stream):
-            return torch.cat([prepared.sites.norms(cavity, chosen) for chosen in batches])
+            return torch.cat([prepared.sites.norms(at, chosen) for chosen in batches])

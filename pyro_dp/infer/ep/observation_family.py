@@ -11,7 +11,7 @@ import pyro
 import torch
 from pyro.distributions import MaskedDistribution
 from torch import Tensor
-from torch.distributions import Categorical, Distribution, Independent, biject_to
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent, biject_to
 
 from pyro_dp.utils.errors import PrivacyError
 
@@ -47,6 +47,7 @@ class Family:
                 self._transforms[name] = self._transform(base.arg_constraints[name])
             if base.event_shape:
                 raise NotLinear(f"an element of site {self.name!r} is a vector")
+        self._labels = 2 if isinstance(base, Bernoulli) else self.rank + 1 if self._categorical else 0
         if self.rank > MAX_RANK:
             raise NotLinear(f"site {self.name!r} depends on the latents through many numbers")
 
@@ -104,6 +105,27 @@ class Family:
         with pyro.validation_enabled(False):  # of a broken record it would raise for all
             log_prob = self._class(**parameters).log_prob(value)
         return torch.where(weight == 0, 0.0, log_prob) * weight
+
+
+    @property
+    def label_free(self) -> bool:
+        """Whether :meth:`largest_gradient` is over all outcomes."""
+        return self._labels > 0
+
+    def largest_gradient(self, numbers: Tensor, rest: list[Tensor]) -> Tensor | None:
+        """Of the log density, over all outcomes there are, (..., E, r); None: there are many.
+
+        The arguments are those of :meth:`log_prob`; the observed value does not matter.
+        """
+        *constant, value, weight = rest
+        largest = None
+        for label in range(self._labels):
+            with torch.enable_grad():
+                a = numbers.detach().requires_grad_()
+                other = [*constant, torch.full_like(value, label), weight]
+                (gradient,) = torch.autograd.grad(self.log_prob(a, other).sum(), a)
+            largest = gradient.abs() if largest is None else largest.maximum(gradient.abs())
+        return largest
 
 
 def innermost(fn: Distribution) -> Any:

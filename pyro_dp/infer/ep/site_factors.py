@@ -26,12 +26,27 @@ class LowRank:
     :param jacobian: J, (B, R, d).
     :param precision: A, symmetric, (B, R, R).
     :param residual: (B, R), of which J' times it is the residual.
+    :param largest: what the residual's absolute values can be for other outcomes, (B, R).
     :ivar residual: (B, d).
     """
 
-    def __init__(self, jacobian: Tensor, precision: Tensor, residual: Tensor):
+    def __init__(
+        self, jacobian: Tensor, precision: Tensor, residual: Tensor, largest: Tensor | None = None
+    ):
         self._jacobian, self._precision = jacobian, precision
+        self._inner, self._largest = residual, largest
         self.residual = product(residual.unsqueeze(1), jacobian).squeeze(1)
+
+    def whitened(self, root: Tensor) -> "LowRank":
+        """The same sites in coordinates W^-1 z, for a symmetric W (d, d)."""
+        jacobian = self._jacobian @ root.to(self._jacobian)
+        return LowRank(jacobian, self._precision, self._inner, self._largest)
+
+    def largest_residual(self) -> Tensor:
+        """Squared norm of the residual that other outcomes could have, about; (B,)."""
+        if self._largest is None:
+            return self.residual.square().sum(dim=1)
+        return (self._largest.square() * self._jacobian.square().sum(dim=2)).sum(dim=1)
 
     def times(self, vector: Tensor) -> Tensor:
         """Lambda_n vector, (B, d)."""
@@ -72,6 +87,14 @@ class Dense:
 
     residual: Tensor
     precision: Tensor
+
+    def whitened(self, root: Tensor) -> "Dense":
+        """As :meth:`LowRank.whitened`."""
+        return Dense(self.residual @ root, root @ self.precision @ root)
+
+    def largest_residual(self) -> Tensor:
+        """The squared norm of the residual itself: other outcomes are not known; (B,)."""
+        return self.residual.square().sum(dim=1)
 
     def times(self, vector: Tensor) -> Tensor:
         return self.precision @ vector

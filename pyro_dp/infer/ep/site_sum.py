@@ -1,6 +1,8 @@
 """Clipped sums of the records' sites: by Pyro code on each batch, or by a graph."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +19,8 @@ from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.linalg import restricted
 from pyro_dp.utils.rng import forked_rng, private_rng
 
-Public = tuple[Tensor, Tensor]  # mean and spread of the cavity
+Public = Sequence[Tensor]  # mean and spread of the cavity, and what else parts depend on
+At = TypeVar("At")
 
 
 @dataclass(eq=False, repr=False)
@@ -57,8 +60,7 @@ class SiteSum:
         """
 
         def contribute(bounds, public, indices, rows, tables) -> list[Contributions]:
-            mean, spread = public
-            return self._blocks(self._sites(mean, spread, indices, rows), bounds[0])
+            return self._contributions(public, indices, rows, bounds[0])
 
         with forked_rng():
             self._passes = PaddedSum(
@@ -106,11 +108,16 @@ class SiteSum:
         self._add_by_pyro(clipped, public, chosen)
 
     def _add_by_pyro(self, clipped: ClippedSum, public: Public, chosen: Tensor) -> None:
-        sites = self._sites(*public, chosen, self._term.records.rows(chosen))
-        clipped.add(*self._blocks(sites, clipped.blocks[0].bound))
+        rows = self._term.records.rows(chosen)
+        bound = torch.as_tensor(clipped.blocks[0].bound, dtype=torch.float64)
+        clipped.add(*self._contributions(public, chosen, rows, bound))
 
-    def _blocks(self, sites: Measured, bound: Tensor | float) -> list[Contributions]:
+    def _contributions(
+        self, public: Public, indices: Tensor, rows: list[Tensor], bound: Tensor
+    ) -> list[Contributions]:
         """The blocks of the joint release: sites, bit."""
+        mean, spread = public
+        sites = self._sites(mean, spread, indices, rows)
         return with_bit(sites, bound) if self.has_bit else [sites]
 
     def _check(

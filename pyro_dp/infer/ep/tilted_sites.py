@@ -34,6 +34,7 @@ from pyro_dp.utils.linalg import cholesky, product
 _NUM_DRAWS = 16
 _MICROBATCH = 8192  # records; bounds the memory
 _LARGEST_BLOCK = 2**25  # numbers: the Hessians of all draws and records in a microbatch
+_USUAL = 2.0  # residuals, in standard deviations
 _LARGEST_REDUCTION = 0.99  # of the cavity's variance by one record, beyond which draws say nothing
 
 
@@ -42,6 +43,7 @@ class LinearMoments:
 
     :param z: (d,), public, where it is found out on placeholders whether it does.
     :ivar curved: whether these numbers are no linear function of the latents.
+    :ivar label_free: whether the largest residual of a record does not depend on its outcome.
     :ivar careful: whether the first steps should be short; here, where they are curved.
     :raises NotLinear: it does not; the text says why.
     """
@@ -71,6 +73,7 @@ class LinearMoments:
         )
         self.curved = not all(agree(a[2], b[2]) for a, b in zip(here, there, strict=True))
         self.careful = self.curved
+        self.label_free = all(family.label_free for family in self._families)
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
         """:raises ModelError: what holds on placeholders does not hold on these records."""
@@ -93,7 +96,7 @@ class LinearMoments:
         :param mean: m of the cavity, (d,), or (B, d) with a cavity for each record.
         :param spread: of the cavity, from :meth:`spread`.
         """
-        jacobians, precisions, residuals = [], [], []
+        jacobians, precisions, residuals, largest = [], [], [], []
         for family, numbers, jacobian, rest in self._predictors(mean, indices, rows):
             log_prob = partial(family.log_prob, rest=rest)
             tilted = tilted_moments(log_prob, numbers, _quadratic(jacobian, spread))
@@ -101,8 +104,15 @@ class LinearMoments:
             jacobians.append(jacobian.flatten(1, 2).double())
             precisions.append(_block_diagonal(precision))
             residuals.append(residual.flatten(1, 2))
+            other = family.largest_gradient(numbers, rest)
+            if other is None:  # as far as residuals usually go
+                other = _USUAL * precision.diagonal(dim1=2, dim2=3).clamp(min=0.0).sqrt()
+            largest.append(other.flatten(1, 2))
         return LowRank(
-            torch.cat(jacobians, dim=1), _joined(precisions), torch.cat(residuals, dim=1)
+            torch.cat(jacobians, dim=1),
+            _joined(precisions),
+            torch.cat(residuals, dim=1),
+            torch.cat(largest, dim=1),
         )
 
     def _predictors(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> list[tuple]:
@@ -153,6 +163,7 @@ class SteinMoments:
     """
 
     name = "stein"
+    label_free = False
     curved = False  # the curvature is that of the likelihood itself, and not weak
     careful = True  # the draws say little of a site that is far off
 
