@@ -92,7 +92,7 @@ MUTATIONS = [
         "first_look",
         "    refuse_captured_data(references, records)\n",
         "",
-        "test_leaks.py",
+        "test_captured_data.py::test_a_first_look_asks_model_and_guide",
     ),
     Mutation(
         "data in closures by their length",
@@ -106,14 +106,14 @@ MUTATIONS = [
         "first_look",
         "References(model, guide, *others, *records.constants)",
         "References(model, guide, *records.constants)",
-        "test_leaks.py",
+        "test_captured_data.py::test_a_first_look_asks_the_optimizer",
     ),
     Mutation(
         "initial values may be numbers of the data",
         "initialise",
         "    refuse_numbers(first.values, records)\n",
         "",
-        "test_leaks.py",
+        "test_captured_data.py::test_a_first_look_asks_initial_values",
     ),
     Mutation(
         "records may read each other",

@@ -3,14 +3,17 @@
 import functools
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from problems import logistic, regression_data
 from pyro import poutine
+from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal, init_to_value
 from torch import nn
 
-from pyro_dp import ModelError
+from pyro_dp import DPSVI, ModelError, PrivacyAccountant
 from pyro_dp.graphs.references import References
 from pyro_dp.records.captured_data import refuse_captured_data, refuse_numbers, refuse_rows
 from pyro_dp.records.plate import PrivatePlate
@@ -122,6 +125,55 @@ def test_numbers_of_the_data(what, statistic, dtype):
 def test_a_captured_number():
     with pytest.raises(ModelError, match="the mean"):
         check(capturing(X.mean().item()))
+
+
+DATA = X.double()
+FEW = DATA[:7]  # of another length than the data have
+
+
+def fit(model=logistic, guide=None, rate=0.01):
+    """One step, which must be refused, or not, before anything is spent."""
+    pyro.clear_param_store()
+    accountant = PrivacyAccountant()
+    guide = AutoNormal(model) if guide is None else guide
+    optim = pyro.optim.Adam(rate if callable(rate) else {"lr": rate})
+    svi = DPSVI(
+        model, guide, optim, Trace_ELBO(), accountant=accountant, num_steps=1, noise_multiplier=1.0
+    )
+    try:
+        svi.step(DATA, Y.double())
+    except ModelError:
+        assert accountant.num_releases == 0
+        raise
+
+
+def test_a_first_look_asks_model_and_guide():
+    def model(x, y):
+        logistic(x + 0.0 * FEW.mean(), y)
+
+    fit()
+    with pytest.raises(ModelError, match="'FEW'.*part of. the data"):
+        fit(model)
+    with pytest.raises(ModelError, match="part of. the data"):
+        fit(guide=AutoNormal(logistic, init_loc_fn=init_to_value(values={"w": FEW[0]})))
+
+
+def test_a_first_look_asks_the_optimizer():
+    fit(rate=lambda name: {"lr": 0.01})
+    with pytest.raises(ModelError, match="'FEW'.*part of. the data"):
+        fit(rate=lambda name: {"lr": 0.01 * float(FEW.abs().mean())})
+
+
+def test_a_first_look_asks_initial_values():
+    """Neither of the two numbers that are captured is the data's."""
+    shifted = DATA.mean(0) + 1.0
+
+    def guide(x, y):
+        loc = pyro.param("loc", shifted - 1.0)
+        pyro.sample("w", dist.Normal(loc, 0.1).to_event(1))
+
+    with pytest.raises(ModelError, match="initial value of parameter 'loc'.*means"):
+        fit(guide=guide)
 
 
 def test_no_false_alarms():

@@ -121,7 +121,7 @@ MUTATIONS = [
         "StatisticsSum._sum",
         'with guarded("The E-step"):',
         "if True:",
-        "test_vips.py test_vips_models.py",
+        "test_vips.py",
     ),
     Mutation(
         "VIPS: no floor under the noise",

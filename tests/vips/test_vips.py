@@ -424,6 +424,24 @@ def test_an_error_in_the_e_step_tells_no_value():
     assert "77" not in str(error.value) and accountant.num_releases == 0
 
 
+def test_an_error_in_the_e_step_of_a_model_of_ours_tells_no_value(monkeypatch):
+    """Such a model is shown many records at a time, and not isolated."""
+
+    def fail(self, posterior, draws, x, y):
+        raise ValueError(f"the data are {y}")
+
+    x, y = logistic_data()
+    accountant = PrivacyAccountant()
+    own = dict(accountant=accountant, num_steps=5, noise_multiplier=1.0, sample_rate=0.9)
+    vips = VIPS(LogisticRegression(x.shape[1]), **own)
+    vips.step(x, y)
+    releases = accountant.num_releases
+    monkeypatch.setattr(LogisticRegression, "expected_statistics", fail)
+    with pytest.raises(ModelError, match="E-step") as error:
+        vips.step(x, y)
+    assert "tensor" not in str(error.value) and accountant.num_releases == releases
+
+
 def test_a_statistic_of_another_shape_is_refused():
     class Broken(Totals):
         def expected_statistics(self, posterior, draws, x):
