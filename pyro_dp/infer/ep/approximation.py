@@ -81,6 +81,10 @@ class Approximation:
     def structure(self) -> Structure:
         return self.average.structure
 
+    def hidden(self) -> int:
+        """In how many directions the noise may say more than the records."""
+        return self.average.hidden()
+
     def at(self, size: int) -> Gaussian:
         """q / f, the public distribution that each of ``size`` records' sites is made at."""
         return self.posterior / self.factor ** (1 / size)

@@ -26,16 +26,14 @@ from torch.distributions import MultivariateNormal
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.ep.approximation import Approximation
-from pyro_dp.infer.ep.gaussian import Gaussian
 from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
-from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.release_plan import ReleasePlan
+from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.whitened import WhitenedApproximation
 from pyro_dp.infer.ep.whitened_sum import WhitenedSum
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.norm_histogram import SHARE, SIZE
-from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
@@ -52,6 +50,7 @@ from pyro_dp.utils.validation import (
 )
 
 _STATE = ("settings", "average", "control", "mean_noise", "gaussians")
+_WHITENED_STATE = ("settings", "looks", "counts", "known", "frame", "scale", "gaussians", "plan")
 _UNSETTLED = (
     "The posterior did not settle, and is not to be used: {count} of the last {judged} estimates "
     "were left aside, or made where the gradient stood out of the noise. Try DPSVI, other "
@@ -226,7 +225,9 @@ class DPSEP(PrivateInference[PreparedSites]):
         if self._bit:
             self._add_bit(self._bit, released[1], prepared)
         try:
-            change, approximation = self._updated(released, at, damping, prepared.sampler.sample_rate)
+            change, approximation = self._updated(
+                released, at, damping, prepared.sampler.sample_rate
+            )
             mean, covariance = approximation.moments(self.noise_aware)
             variances = covariance if covariance.dim() == 1 else covariance.diagonal()
             if not (mean.isfinite().all() and covariance.isfinite().all() and variances.min() > 0):
@@ -279,7 +280,7 @@ class DPSEP(PrivateInference[PreparedSites]):
         """
         if self._known is None:
             raise ConfigurationError("There is no state before the first step.")
-        own = self._approximation.state()
+        own = self._approximation.state() | ({"plan": vars(self._plan)} if self._plan else {})
         return self._state() | {"settings": self._shaping_settings()} | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -287,7 +288,7 @@ class DPSEP(PrivateInference[PreparedSites]):
 
         Before the first step it is taken up there.
         """
-        self._require_state(state, _STATE)
+        self._require_state(state, _WHITENED_STATE if self._automatic else _STATE)
         for name, value in self._shaping_settings().items():
             if state["settings"].get(name) != value:
                 raise ConfigurationError(f"{name} differs from that of the saved run.")
@@ -303,6 +304,8 @@ class DPSEP(PrivateInference[PreparedSites]):
 
     def _shaping_settings(self) -> dict[str, Any]:
         """Without the same ones, a state means something else."""
+        if self._automatic:
+            return {"max_factor_norm": None}
         return {
             "max_factor_norm": self._bound,
             "precision": self.precision,
@@ -318,14 +321,11 @@ class DPSEP(PrivateInference[PreparedSites]):
         return {"moments": moments, "precision": precision} | super()._shown()
 
     def _warnings(self) -> list[Warning]:
-        if self._automatic:
-            return super()._warnings()
-        warnings, control = super()._warnings(), self._approximation.control
-        if not control.settled:
-            text = _UNSETTLED.format(count=control.unsettled, judged=control.judged)
-            warnings.append(ConvergenceWarning(text))
-        hidden = self._approximation.average.hidden()
-        dim = len(self._approximation.problem.places)
+        warnings, known = super()._warnings(), self._approximation
+        if isinstance(known, Approximation) and not known.control.settled:
+            count, judged = known.control.unsettled, known.control.judged
+            warnings.append(ConvergenceWarning(_UNSETTLED.format(count=count, judged=judged)))
+        hidden, dim = known.hidden(), len(known.problem.places)
         if self.noise_multiplier > 0 and 2 * hidden > dim:
             warnings.append(ConvergenceWarning(_HIDDEN.format(hidden=hidden, dim=dim)))
         return warnings
@@ -366,7 +366,9 @@ class DPSEP(PrivateInference[PreparedSites]):
     ) -> WhitenedApproximation:
         """Lay out the budget, which tells the number of steps."""
         steps, sigma = self.num_steps, self._noise_multiplier
-        if sigma is None:
+        if self._loaded is not None:
+            noise = self._loaded["plan"]["noise"]
+        elif sigma is None:
             noise = self.accountant.noise_multiplier(num_steps=1, sample_rate=1.0, sampling="full")
         else:
             noise = sigma / math.sqrt(steps or 30)
@@ -397,9 +399,7 @@ class DPSEP(PrivateInference[PreparedSites]):
         known, sigma = self._approximation, self.noise_multiplier / rate
         if isinstance(known, Approximation):
             noise = sigma * self._bound / math.sqrt(self._share) if sigma > 0 else 0.0
-            return known.updated(
-                released[0], at, damping=damping, noise=noise, sample_rate=rate
-            )
+            return known.updated(released[0], at, damping=damping, noise=noise, sample_rate=rate)
         assert self._plan is not None
         if known.frame is None:
             return 0.0, known.first(released[0], sigma, self._plan)

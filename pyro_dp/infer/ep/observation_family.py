@@ -47,7 +47,9 @@ class Family:
                 self._transforms[name] = self._transform(base.arg_constraints[name])
             if base.event_shape:
                 raise NotLinear(f"an element of site {self.name!r} is a vector")
-        self._labels = 2 if isinstance(base, Bernoulli) else self.rank + 1 if self._categorical else 0
+        self._labels = (
+            2 if isinstance(base, Bernoulli) else self.rank + 1 if self._categorical else 0
+        )
         if self.rank > MAX_RANK:
             raise NotLinear(f"site {self.name!r} depends on the latents through many numbers")
 
@@ -105,7 +107,6 @@ class Family:
         with pyro.validation_enabled(False):  # of a broken record it would raise for all
             log_prob = self._class(**parameters).log_prob(value)
         return torch.where(weight == 0, 0.0, log_prob) * weight
-
 
     @property
     def label_free(self) -> bool:

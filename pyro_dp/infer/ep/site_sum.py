@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from pyro_dp.utils.linalg import restricted
 from pyro_dp.utils.rng import forked_rng, private_rng
 
 Public = Sequence[Tensor]  # mean and spread of the cavity, and what else parts depend on
-At = TypeVar("At")
 
 
 @dataclass(eq=False, repr=False)
@@ -50,7 +49,7 @@ class SiteSum:
         self._unchecked = 0
 
     def trace(
-        self, cavity: Gaussian, sum_type: type[ClippedSum], usual_size: int, compiler: Compiler
+        self, at: Any, sum_type: type[ClippedSum], usual_size: int, compiler: Compiler
     ) -> None:
         """Use a graph from now on, and compare it with Pyro's code in the first steps.
 
@@ -66,7 +65,7 @@ class SiteSum:
             self._passes = PaddedSum(
                 contribute,
                 self._term,
-                self._public(cavity),
+                self._public(at),
                 blocks=1 + self.has_bit,
                 size=pass_size(usual_size, sum_type.most_records(self._size, self._limit)),
                 sum_type=sum_type,
@@ -75,13 +74,14 @@ class SiteSum:
         self._unchecked = CHECKED_STEPS
 
     def add(
-        self, clipped: ClippedSum, cavity: Gaussian, indices: Tensor, stream: np.random.Generator
+        self, clipped: ClippedSum, at: Any, indices: Tensor, stream: np.random.Generator
     ) -> None:
         """Clip and sum the sites of these records, one microbatch after the other.
 
+        :param at: the cavity, and what else a subclass needs.
         :param stream: private source of whatever a model may draw.
         """
-        public = self._public(cavity)
+        public = self._public(at)
         with private_rng(stream):
             limit = clipped.most_records(self._size, self._limit)
             for chosen in indices.split(self._passes.size if self._passes else limit):
@@ -90,9 +90,9 @@ class SiteSum:
         if len(indices):
             self._unchecked = max(0, self._unchecked - 1)
 
-    def norms(self, cavity: Gaussian, indices: Tensor) -> Tensor:
+    def norms(self, at: Any, indices: Tensor) -> Tensor:
         """Of the records' sites before clipping, (B,): private, for the door without noise only."""
-        public = self._public(cavity)
+        public = self._public(at)
         return self._sites(*public, indices, self._term.records.rows(indices)).norms()[:, 0]
 
     def _add_microbatch(self, clipped: ClippedSum, public: Public, chosen: Tensor) -> None:

@@ -6,9 +6,13 @@ meet the prior with the weight that noise leaves them: where it hides all, the p
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pyro_dp.infer.ep.evidence import Evidence, Look, evidence, power
 from pyro_dp.infer.ep.gaussian import Gaussian
@@ -16,6 +20,7 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.release_plan import ReleasePlan
 from pyro_dp.infer.ep.site_factors import Full
 from pyro_dp.mechanism.norm_histogram import Norms
+from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import dense, inverse, unstacked
 
 _LONGEST_STEP = 1.0  # root of nats per record
@@ -24,6 +29,7 @@ _SPREAD = 2.0  # of the first guess of norms, in nats
 _SPREAD_LATER = 0.4
 _TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
 _FASTEST = 4.0  # change of the scale in one step
+_GAUSSIANS = ("posterior", "aware", "prior")
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +147,45 @@ class WhitenedApproximation:
             moved = replace(moved, counts=(*self.counts, (counts, counts_sd)))
         return length, replace(moved, frame=moved._next_frame(plan))
 
+    def hidden(self) -> int:
+        """In how many directions the noise says more than the records."""
+        if self.known is None:
+            return len(self.problem.places)
+        root = power(self.known.curvature, -0.5)
+        left = torch.linalg.eigvalsh(root @ self.known.information @ root)
+        return int((left < 0.5).sum())
+
+    def state(self) -> dict[str, Any]:
+        """Everything that steps change, as tensors and numbers."""
+        known, frame = self.known, self.frame
+        return {
+            "looks": [vars(look) for look in self.looks],
+            "counts": list(self.counts),
+            "known": vars(known) if known else None,
+            "frame": vars(frame) if frame else None,
+            "scale": self.scale,
+            "gaussians": {n: vars(getattr(self, n)) for n in _GAUSSIANS},
+        }
+
+    def require_same_latents(self, state: Mapping[str, Any]) -> None:
+        """:raises ModelError: the state is of other latents."""
+        if state["gaussians"]["posterior"]["eta"].shape != self.posterior.eta.shape:
+            raise ModelError("The latents are not those of the saved run.")
+
+    def resumed(self, state: Mapping[str, Any], device: torch.device) -> "WhitenedApproximation":
+        """What :meth:`state` was taken of, on this problem."""
+        state = pytree.tree_map_only(Tensor, lambda each: each.to(device), dict(state))
+        known, frame = state["known"], state["frame"]
+        return replace(
+            self,
+            looks=tuple(Look(**each) for each in state["looks"]),
+            counts=tuple((counts, sd) for counts, sd in state["counts"]),
+            known=Evidence(**known) if known else None,
+            frame=Frame(**frame) if frame else None,
+            scale=state["scale"],
+            **{name: Gaussian(**state["gaussians"][name]) for name in _GAUSSIANS},
+        )
+
     def moments(self, noise_aware: bool) -> tuple[Tensor, Tensor]:
         """Mean and covariance, (d, d).
 
@@ -204,7 +249,10 @@ class WhitenedApproximation:
 
     def _norms(self) -> Norms:
         """Of the records near the posterior, by all histograms that were made there."""
-        ways = torch.stack([look.mean for look in self.looks]) - self.posterior.mean[self.problem.places]
+        ways = (
+            torch.stack([look.mean for look in self.looks])
+            - self.posterior.mean[self.problem.places]
+        )
         distances = ((ways @ self.known.curvature) * ways).sum(dim=1) / self.size
         sds = torch.tensor([sd for _, sd in self.counts]).to(distances).clamp(min=1e-6)
         weights = 1 / ((1 + (distances / _NEAR) ** 2) * sds**2)
