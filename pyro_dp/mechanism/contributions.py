@@ -83,7 +83,8 @@ class Scaled:
         return self._block.norms() * self._factors
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self._block.weighted_sum(weights * self._factors)
+        # A broken record's factor is NaN, and its weight zero.
+        return self._block.weighted_sum(torch.where(weights > 0, weights * self._factors, 0.0))
 
     def dense(self) -> Tensor:
         return self._block.dense() * self._factors

@@ -182,8 +182,8 @@ class DPSEP(PrivateInference[PreparedSites]):
             given = (damping, precision_weight, None if centred else False)
             if any(each is not None for each in given) or precision in ("diagonal", "shared"):
                 raise ConfigurationError(
-                    "damping, precision, precision_weight and centred=False need a max_factor_norm: "
-                    "without one, all of them follow from what was released."
+                    "damping, precision, precision_weight and centred=False need a "
+                    "max_factor_norm: without one, all of them follow from what was released."
                 )
         elif num_steps is None:
             raise ConfigurationError("num_steps is needed: the default damping depends on it.")

@@ -61,16 +61,19 @@ class Evidence:
         return (left + left.mT) / 2
 
 
-def evidence(looks: Sequence[Look], known: Tensor | None, geometry: Tensor, size: int) -> Evidence:
+def evidence(
+    looks: Sequence[Look], known: Tensor | None, geometry: Tensor, size: int, least: float
+) -> Evidence:
     """Of all looks so far, for where the last one was made.
 
     :param known: L as it is known so far, by which distances are measured; None: not yet.
     :param geometry: M now, (d, d).
     :param size: N.
+    :param least: a curvature that does not matter beside the prior's.
     """
     here = looks[-1].mean
     root, back = power(geometry, -0.5), power(geometry, 0.5)
-    curvature, sd = _curvature(looks, known, root, size)
+    curvature, sd = _curvature(looks, known, root, size, least)
     curvature = back @ curvature @ back
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(curvature))
     noises = [_noise(look, curvature) for look in looks]
@@ -95,7 +98,7 @@ def power(matrix: Tensor, exponent: float) -> Tensor:
 
 
 def _curvature(
-    looks: Sequence[Look], known: Tensor | None, root: Tensor, size: int
+    looks: Sequence[Look], known: Tensor | None, root: Tensor, size: int, least: float
 ) -> tuple[Tensor, float]:
     """In the coordinates of ``root``: positive definite, without what noise does; sd of the noise.
 
@@ -117,10 +120,10 @@ def _curvature(
     mean = root @ _sum(weights, [look.curvature for look in looks]) @ root
     sd = (weights * noise).norm().item()
     values, vectors = torch.linalg.eigh((mean + mean.mT) / 2)
-    return (vectors * _cleaned(values, sd**2 / 2)) @ vectors.mT, sd
+    return (vectors * _cleaned(values, sd**2 / 2, least)) @ vectors.mT, sd
 
 
-def _cleaned(values: Tensor, variance: float) -> Tensor:
+def _cleaned(values: Tensor, variance: float, least: float) -> Tensor:
     """Eigenvalues of a symmetric matrix as they were before noise: positive, (d,).
 
     Noise of this variance off the diagonal (twice that on it) pushes eigenvalues apart, to first
@@ -128,12 +131,13 @@ def _cleaned(values: Tensor, variance: float) -> Tensor:
     eigenvalues far apart stay (Bun, Bouchaud & Potters 2017, arXiv 1610.08104, section 6).
 
     :param values: ascending.
+    :param least: what their mean is raised to.
     """
     apart = values.unsqueeze(1) - values
     pushed = 2 * variance * (apart / (apart.square() + variance).clamp(min=1e-300)).sum(dim=1)
-    mean = max(values.mean().item(), (2 * variance / len(values)) ** 0.5)
-    least = min(mean, max(variance**0.5, 1e-9 * mean))
-    return (values - pushed).cummax(dim=0).values.clamp(min=least)
+    mean = max(values.mean().item(), (2 * variance / len(values)) ** 0.5, least)
+    floor = min(mean, max(variance**0.5, 1e-9 * mean))
+    return (values - pushed).cummax(dim=0).values.clamp(min=floor)
 
 
 def _distances(looks: Sequence[Look], curvature: Tensor, size: int) -> Tensor:

@@ -28,6 +28,7 @@ _NEAR = 0.1  # squared distance from which norms are of other records, so to spe
 _SPREAD = 2.0  # of the first guess of norms, in nats
 _SPREAD_LATER = 0.4
 _TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
+_IRRELEVANT = 1e-6  # curvature, in parts of the prior's
 _FASTEST = 4.0  # change of the scale in one step
 _GAUSSIANS = ("posterior", "aware", "prior")
 
@@ -130,9 +131,9 @@ class WhitenedApproximation:
         assert self.frame is not None
         look = self._look(released, cavity, noise, rate)
         looks = (*self.looks, look)
-        known = evidence(
-            looks, self.known.curvature if self.known else None, look.geometry, self.size
-        )
+        before = self.known.curvature if self.known else None
+        least = _IRRELEVANT * dense(self.prior.precision).diagonal()[self.problem.places].mean()
+        known = evidence(looks, before, look.geometry, self.size, least.item())
         length, posterior, aware, prior = self._moved(known, cavity)
         moved = replace(
             self,
