@@ -50,7 +50,17 @@ from pyro_dp.utils.validation import (
 )
 
 _STATE = ("settings", "average", "control", "mean_noise", "gaussians")
-_WHITENED_STATE = ("settings", "looks", "counts", "known", "frame", "scale", "gaussians", "plan")
+_WHITENED_STATE = (
+    "settings",
+    "looks",
+    "counts",
+    "known",
+    "frame",
+    "scale",
+    "radius",
+    "gaussians",
+    "plan",
+)
 _UNSETTLED = (
     "The posterior did not settle, and is not to be used: {count} of the last {judged} estimates "
     "were left aside, or made where the gradient stood out of the noise. Try DPSVI, other "

@@ -24,6 +24,7 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import dense, inverse, unstacked
 
 _LONGEST_STEP = 1.0  # root of nats per record
+_TURNED = 0.3  # cosine, from which a step goes back on the one before: it was too long
 _NEAR = 0.1  # squared distance from which norms are of other records, so to speak
 _SPREAD = 2.0  # of the first guess of norms, in nats
 _SPREAD_LATER = 0.4
@@ -71,6 +72,7 @@ class WhitenedApproximation:
     counts: tuple[tuple[Tensor, float], ...] = ()
     known: Evidence | None = None
     scale: float = 1.0
+    radius: float = 1.0
     frame: Frame | None = None
 
     @staticmethod
@@ -134,7 +136,7 @@ class WhitenedApproximation:
         before = self.known.curvature if self.known else None
         least = _IRRELEVANT * dense(self.prior.precision).diagonal()[self.problem.places].mean()
         known = evidence(looks, before, look.geometry, self.size, least.item())
-        length, posterior, aware, prior = self._moved(known, cavity)
+        length, radius, posterior, aware, prior = self._moved(known, cavity)
         moved = replace(
             self,
             posterior=posterior,
@@ -142,6 +144,7 @@ class WhitenedApproximation:
             prior=prior,
             looks=looks,
             known=known,
+            radius=radius,
             scale=self._new_scale(known),
         )
         if counts is not None:
@@ -165,6 +168,7 @@ class WhitenedApproximation:
             "known": vars(known) if known else None,
             "frame": vars(frame) if frame else None,
             "scale": self.scale,
+            "radius": self.radius,
             "gaussians": {n: vars(getattr(self, n)) for n in _GAUSSIANS},
         }
 
@@ -184,6 +188,7 @@ class WhitenedApproximation:
             known=Evidence(**known) if known else None,
             frame=Frame(**frame) if frame else None,
             scale=state["scale"],
+            radius=state["radius"],
             **{name: Gaussian(**state["gaussians"][name]) for name in _GAUSSIANS},
         )
 
@@ -213,22 +218,36 @@ class WhitenedApproximation:
 
     def _moved(
         self, known: Evidence, cavity: Gaussian
-    ) -> tuple[float, Gaussian, Gaussian, Gaussian]:
-        """Length of the step; q without and with the noise's uncertainty; the prior there."""
+    ) -> tuple[float, float, Gaussian, Gaussian, Gaussian]:
+        """Length of the step, and the most it could be; q without and with the noise's uncertainty; the prior there."""
         places, dim = self.problem.places, self.problem.guide.size
         information = known.information
         factor = Gaussian(information @ known.estimate, information).embedded(places, dim)
         start = self.posterior.mean
         step = (self.prior * factor).mean - start
-        seen = step[places]
+        seen, last = step[places], self._last_way
         length = math.sqrt(max((seen @ known.curvature @ seen).item() / self.size, 0.0))
-        mean = start + step * min(1.0, _LONGEST_STEP / max(length, 1e-12))
+        radius = self.radius
+        if last is not None:
+            turned = (seen @ known.curvature @ last).item()
+            before = math.sqrt(max((last @ known.curvature @ last).item() / self.size, 1e-24))
+            back = turned / (self.size * before * max(length, 1e-12)) < -_TURNED
+            radius = before / 2 if back else min(2 * radius, _LONGEST_STEP)
+        mean = start + step * min(1.0, radius / max(length, 1e-12))
         precision = factor.precision.new_zeros(dim, dim)
         precision[places.unsqueeze(1), places] = known.curvature
         prior = self.problem.prior.factor(mean, inverse(self.prior.precision + precision))
         plain = prior.precision + precision
         aware = prior.precision + factor.precision
-        return length, Gaussian(plain @ mean, plain), Gaussian(aware @ mean, aware), prior
+        plain, aware = Gaussian(plain @ mean, plain), Gaussian(aware @ mean, aware)
+        return length, radius, plain, aware, prior
+
+    @property
+    def _last_way(self) -> Tensor | None:
+        """From the last look but one to where q is now."""
+        if not self.looks:
+            return None
+        return self.posterior.mean[self.problem.places] - self.looks[-1].mean
 
     def _new_scale(self, known: Evidence) -> float:
         scale = known.curvature.trace().item() / self.size
