@@ -183,7 +183,15 @@ class DPSEP(PrivateInference[PreparedSites]):
         self.centred = centred
         self.noise_aware = noise_aware
         settings = ReleaseSettings.among(locals(), bound=max_factor_norm)
-        super().__init__(model, guide, settings, plate, slice_data, jit, report_clipping)
+        super().__init__(
+            model,
+            guide,
+            settings,
+            plate=plate,
+            slice_data=slice_data,
+            jit=jit,
+            report_clipping=report_clipping,
+        )
         default_weight = 1.0 if max_factor_norm == math.inf else 2.0 / max_factor_norm
         self._weight = precision_weight or default_weight
         self._share = 1.0 - (self._bit.share if self._bit else 0.0)
@@ -321,14 +329,26 @@ class DPSEP(PrivateInference[PreparedSites]):
         if known is not None:
             approximation = replace(known, problem=problem)
         else:
-            settings = (self.precision, self._weight, self.centred, self.damping is None)
-            approximation = Approximation.start(problem, *settings, self.num_steps)
+            approximation = Approximation.start(
+                problem,
+                precision=self.precision,
+                weight=self._weight,
+                centred=self.centred,
+                steered=self.damping is None,
+                num_steps=self.num_steps,
+            )
         if self._loaded is not None:
             approximation.require_same_latents(self._loaded)
             approximation = approximation.resumed(self._loaded, records.device)
         self._known, self._loaded = approximation, None
-        own = (self.centred, self._weight, self._bit is not None, self.microbatch_size)
-        sites = SiteSum(problem, approximation.average.structure, *own)
+        sites = SiteSum(
+            problem=problem,
+            structure=approximation.average.structure,
+            centred=self.centred,
+            weight=self._weight,
+            has_bit=self._bit is not None,
+            microbatch_size=self.microbatch_size,
+        )
         trace = partial(sites.trace, approximation.posterior, self._sum_type, sampler.usual_size)
         self._traced(trace, problem.likelihood.term)
         return PreparedSites(records, sampler, problem, sites)
