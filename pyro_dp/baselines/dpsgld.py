@@ -132,7 +132,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
         self.warmup_steps = warmup_steps
         self.init_loc_fn = init_loc_fn
         settings = ReleaseSettings.among(locals(), bound=max_grad_norm)
-        super().__init__(model, no_sites, settings, plate, slice_data, jit)
+        super().__init__(model, no_sites, settings, plate=plate, slice_data=slice_data, jit=jit)
         self._position: Tensor | None = None
         self._samples: dict[str, list[Tensor]] = {}
 
@@ -220,8 +220,15 @@ class DPSGLD(PrivateInference[PreparedChain]):
         seen = torch.zeros_like(leaf, dtype=torch.bool)
         for latent in latents:
             seen[latent.start : latent.stop] = latent.name in term.latents
-        own = (term, parameters, "latents", self.microbatch_size)
-        eager = EagerStep(loss, self.model, guide, *own)
+        eager = EagerStep(
+            loss,
+            self.model,
+            guide,
+            term,
+            parameters,
+            privatize="latents",
+            microbatch_size=self.microbatch_size,
+        )
         step = self._traced(partial(TracedStep, eager, self._sum_type, sampler.usual_size), term)
         return PreparedChain(records, sampler, latents, leaf, seen, step or eager)
 

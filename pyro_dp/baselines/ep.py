@@ -68,7 +68,9 @@ class EP:
         :raises ModelError: model, guide and data do not fit, and nothing was read; or the sites
             diverged.
         """
-        records = first_look(self.model, self.guide, args, kwargs, self.plate, self.slice_data)
+        records = first_look(
+            self.model, self.guide, args, kwargs, plate=self.plate, slice_data=self.slice_data
+        )
         plate = records.plate
         problem = EPProblem.build(self.model, self.guide, records, self.moments, None)
         mark_look(self.accountant, f"the posterior of EP of plate {plate.name!r}", stacklevel=3)

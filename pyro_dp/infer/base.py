@@ -56,6 +56,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         model: Callable,
         guide: Callable,
         settings: ReleaseSettings,
+        *,
         plate: str | None,
         slice_data: bool,
         jit: str,
@@ -152,8 +153,15 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         return known
 
     def _look_anew(self, args: tuple, kwargs: dict) -> P:
-        own = (self.plate, self.slice_data, self._others)
-        records = first_look(self.model, self.guide, args, kwargs, *own)
+        records = first_look(
+            self.model,
+            self.guide,
+            args,
+            kwargs,
+            plate=self.plate,
+            slice_data=self.slice_data,
+            others=self._others,
+        )
         if self._steps and self._first is not None:
             self._first.require_same_data(records)
         plate = records.plate

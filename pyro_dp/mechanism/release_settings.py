@@ -76,8 +76,10 @@ class ReleaseSettings:
 
     @classmethod
     def among(cls, given: Mapping[str, Any], *, bound: float) -> "ReleaseSettings":
-        """
-        :param given: the arguments of an inference by name, these settings among them.
+        """Those of an inference, from what its constructor was given.
+
+        :param given: its arguments by name, as ``locals()``; all settings must be among them.
+        :raises KeyError: one is missing.
         """
         names = [each.name for each in fields(cls) if each.name in given and each.name != "bound"]
         return cls(**{name: given[name] for name in names}, bound=bound)

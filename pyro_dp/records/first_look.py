@@ -19,6 +19,7 @@ def first_look(
     guide: Callable,
     args: tuple,
     kwargs: dict,
+    *,
     plate: str | None,
     slice_data: bool,
     others: Sequence[Any] = (),

@@ -51,6 +51,7 @@ class Approximation:
     @staticmethod
     def start(
         problem: EPProblem,
+        *,
         precision: str | None,
         weight: float,
         centred: bool,
@@ -71,10 +72,18 @@ class Approximation:
         factor = (posterior / prior).restricted(places)
         moments = problem.moments
         floor = dense(posterior.precision).diagonal().mean().item() if moments.careful else 0.0
-        average = AverageFactor(STRUCTURES[name](problem.widths), factor, mean[places])
-        control = StepControl(num_steps, moments.curved, floor)
-        settings, gaussians = (problem, weight, centred, steered), (posterior, prior, factor)
-        first = Approximation(*settings, average, control, *gaussians, torch.zeros_like(mean))
+        first = Approximation(
+            problem=problem,
+            weight=weight,
+            centred=centred,
+            steered=steered,
+            average=AverageFactor(STRUCTURES[name](problem.widths), factor, mean[places]),
+            control=StepControl(num_steps, moments.curved, floor),
+            posterior=posterior,
+            prior=prior,
+            factor=factor,
+            mean_noise=torch.zeros_like(mean),
+        )
         return first._advanced()
 
     @property
@@ -114,7 +123,9 @@ class Approximation:
             damping = control.damping if damping is None else damping
             noise_in_mean = self._mean_noise_after(damping * noise, damping)
             mean = cavity.mean[self.problem.places]
-            change = average.update(estimate, mean, damping, noise, self.weight, sample_rate)
+            change = average.update(
+                estimate, mean, damping, noise=noise, weight=self.weight, sample_rate=sample_rate
+            )
         moved = replace(self, average=average, control=control, mean_noise=noise_in_mean)
         return change, moved._advanced()
 

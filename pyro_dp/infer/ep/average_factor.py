@@ -74,6 +74,7 @@ class AverageFactor:
         estimate: Gaussian,
         cavity_mean: Tensor,
         damping: float,
+        *,
         noise: float,
         weight: float,
         sample_rate: float,

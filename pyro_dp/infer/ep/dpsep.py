@@ -204,8 +204,15 @@ class DPSEP(PrivateInference[PreparedSites]):
         self.noise_aware = noise_aware
         bound = 1.0 if max_factor_norm is None else max_factor_norm
         settings = ReleaseSettings.among(locals() | {"plans": self._automatic}, bound=bound)
-        reports = report_clipping and not self._automatic
-        super().__init__(model, guide, settings, plate, slice_data, jit, reports)
+        super().__init__(
+            model,
+            guide,
+            settings,
+            plate=plate,
+            slice_data=slice_data,
+            jit=jit,
+            report_clipping=report_clipping and not self._automatic,
+        )
         self._weight = precision_weight or (1.0 if bound == math.inf else 2.0 / bound)
         self._share = 1.0 - (self._bit.share if self._bit else 0.0)
         self._plan: ReleasePlan | None = None  # from the first look on, if there is no bound
@@ -355,16 +362,26 @@ class DPSEP(PrivateInference[PreparedSites]):
         elif self._automatic:
             approximation = self._planned(problem, records.plate.size, sampler)
         else:
-            settings = (self.precision, self._weight, self.centred, self.damping is None)
-            approximation = Approximation.start(problem, *settings, self.num_steps)
+            approximation = Approximation.start(
+                problem,
+                precision=self.precision,
+                weight=self._weight,
+                centred=self.centred,
+                steered=self.damping is None,
+                num_steps=self.num_steps,
+            )
         if self._loaded is not None:
             approximation.require_same_latents(self._loaded)
             approximation = approximation.resumed(self._loaded, records.device)
         self._known, self._loaded = approximation, None
-        joint = self._bit is not None or (self._automatic and self._noise_multiplier != 0)
-        own = (self.centred, self._weight, joint, self.microbatch_size)
-        kind = WhitenedSum if self._automatic else SiteSum
-        sites = kind(problem, approximation.structure, *own)
+        sites = (WhitenedSum if self._automatic else SiteSum)(
+            problem=problem,
+            structure=approximation.structure,
+            centred=self.centred,
+            weight=self._weight,
+            has_bit=self._bit is not None or (self._automatic and self._noise_multiplier != 0),
+            microbatch_size=self.microbatch_size,
+        )
         if self._automatic:
             return PreparedSites(records, sampler, problem, sites)
         trace = partial(sites.trace, approximation.posterior, self._sum_type, sampler.usual_size)

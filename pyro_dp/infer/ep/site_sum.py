@@ -22,7 +22,7 @@ from pyro_dp.utils.rng import forked_rng, private_rng
 Public = Sequence[Tensor]  # mean and spread of the cavity, and what else parts depend on
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class SiteSum:
     """What DPSEP releases of a batch of records, before the noise.
 

@@ -194,7 +194,15 @@ class DPSVI(PrivateInference[PreparedGradient]):
         self.loss_share = loss_share
         self._adaptive = adaptive
         settings = ReleaseSettings.among(locals(), bound=bound)
-        super().__init__(model, guide, settings, plate, slice_data, jit, report_clipping)
+        super().__init__(
+            model,
+            guide,
+            settings,
+            plate=plate,
+            slice_data=slice_data,
+            jit=jit,
+            report_clipping=report_clipping,
+        )
         if adaptive:
             self._bit = Block(1, 0.5, adaptive.share)
         of_bit, of_loss = self._bit.share if self._bit else 0.0, loss_share if loss_clip else 0.0
@@ -369,8 +377,15 @@ class DPSVI(PrivateInference[PreparedGradient]):
             )
         require_finite(parameters, STARTED)
         self._optimizer.require(parameters)
-        own = (*users, term, parameters, self.privatize, self.microbatch_size)
-        eager = EagerStep(*own, self.loss_clip is not None, self._bit is not None)
+        eager = EagerStep(
+            *users,
+            term,
+            parameters,
+            privatize=self.privatize,
+            microbatch_size=self.microbatch_size,
+            releases_loss=self.loss_clip is not None,
+            has_bit=self._bit is not None,
+        )
         step = self._traced(partial(TracedStep, eager, self._sum_type, sampler.usual_size), term)
         return PreparedGradient(records, sampler, term, parameters, step or eager)
 

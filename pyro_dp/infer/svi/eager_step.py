@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,10 +52,10 @@ class EagerStep:
     guide: Callable
     term: RecordTerm
     parameters: dict[str, Tensor]
-    privatize: str
-    microbatch_size: int | None
-    releases_loss: bool = False
-    has_bit: bool = False
+    privatize: str = field(kw_only=True)
+    microbatch_size: int | None = field(kw_only=True)
+    releases_loss: bool = field(default=False, kw_only=True)
+    has_bit: bool = field(default=False, kw_only=True)
 
     @property
     def eager(self) -> "EagerStep":
