@@ -13,8 +13,8 @@ from tqdm.auto import trange
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.looks import mark_look
-from pyro_dp.infer.ep.gaussian import Gaussian
 from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
+from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.records.first_look import first_look
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.linalg import dense, inverse

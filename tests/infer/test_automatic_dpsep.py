@@ -1,16 +1,10 @@
-"""DPSEP without a bound: sensitivity, noise, states; exactness without noise; the prior under noise."""
+"""DPSEP without a bound: sensitivity, noise, states; exact without noise, the prior under it."""
 
-import math
-
-import pyro
-import pyro.distributions as dist
-import pytest
-import torch
 from contract import InferenceContract
-from problems import logistic, mixture, regression_data, repeated_mixture
-from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from problems import logistic, regression_data
+from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_dp import DPSEP, ConfigurationError, PrivacyAccountant
+from pyro_dp import DPSEP
 
 _KINDS = {
     "logistic": (logistic, AutoMultivariateNormal, regression_data),

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pyro_dp.infer.ep.average_factor import AverageFactor
-from pyro_dp.infer.ep.gaussian import Gaussian
 from pyro_dp.infer.ep.site_factors import Full
+from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.utils.linalg import apply
 
 SETTINGS = {"weight": 0.5, "sample_rate": 1.0}

@@ -21,7 +21,7 @@ from pyro.nn import PyroModule, PyroParam
 from torch import nn
 
 from pyro_dp import ModelError
-from pyro_dp.infer.ep.gaussian_guide import GaussianGuide
+from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.records.initial_values import initialise
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Records

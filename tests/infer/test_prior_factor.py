@@ -7,10 +7,10 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal, init_to_value
 from torch.distributions import MultivariateNormal
 
-from pyro_dp.infer.ep.gaussian import Gaussian
-from pyro_dp.infer.ep.gaussian_guide import GaussianGuide
-from pyro_dp.infer.ep.prior_factor import Prior
 from pyro_dp.infer.ep.problem import EPProblem
+from pyro_dp.infer.posterior.gaussian import Gaussian
+from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
+from pyro_dp.infer.posterior.prior_factor import Prior
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Records
 from pyro_dp.utils.linalg import dense

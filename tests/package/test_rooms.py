@@ -15,12 +15,19 @@ MAY_USE = {
     "graphs": "utils",
     "records": "mechanism graphs utils",
     "infer": "records graphs mechanism accounting utils",
-    "vips": "records graphs mechanism accounting utils",
+    "vips": "infer records graphs mechanism accounting utils",
     "pipeline": "mechanism accounting utils",
     "auditing": "accounting utils",
     "baselines": "infer vips records graphs mechanism accounting utils",
 }
-APART = [("infer.svi", "infer.ep"), ("infer.ep", "infer.svi")]
+APART = [
+    ("infer.svi", "infer.ep"),
+    ("infer.ep", "infer.svi"),
+    ("infer.posterior", "infer.ep"),
+    ("infer.posterior", "infer.svi"),
+    ("vips", "infer.ep"),
+    ("vips", "infer.svi"),
+]
 
 
 def sources():

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.ep.average_factor import AverageFactor
-from pyro_dp.infer.ep.gaussian import Gaussian
 from pyro_dp.infer.ep.noise_aware import mean_noise
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import STRUCTURES, Structure
 from pyro_dp.infer.ep.step_control import StepControl
+from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
 

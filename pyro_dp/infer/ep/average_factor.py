@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.ep.gaussian import Gaussian
 from pyro_dp.infer.ep.site_factors import Structure
+from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.utils.linalg import floored
 
 _CHANGING = ("noise_variance", "sampling_variance", "_centre", "_stepping", "_radius", "_replaced")

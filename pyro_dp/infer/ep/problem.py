@@ -8,11 +8,11 @@ from pyro.distributions import AsymmetricLaplace, Laplace, Uniform
 from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 
-from pyro_dp.infer.ep.gaussian_guide import GaussianGuide
 from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.observation_family import NotLinear, innermost
-from pyro_dp.infer.ep.prior_factor import Prior
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
+from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
+from pyro_dp.infer.posterior.prior_factor import Prior
 from pyro_dp.records.global_draw import draw_particle
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pyro_dp.graphs.tracing import Compiler
-from pyro_dp.infer.ep.gaussian import Gaussian
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import Structure
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, pass_size
+from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Measured, Rows, with_bit
 from pyro_dp.utils.errors import ConfigurationError

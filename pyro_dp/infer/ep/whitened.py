@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.infer.ep.evidence import Evidence, Look, evidence, power
-from pyro_dp.infer.ep.gaussian import Gaussian
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.release_plan import ReleasePlan
 from pyro_dp.infer.ep.site_factors import Full
+from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.mechanism.norm_histogram import Norms
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import dense, inverse, unstacked
@@ -219,7 +219,7 @@ class WhitenedApproximation:
     def _moved(
         self, known: Evidence, cavity: Gaussian
     ) -> tuple[float, float, Gaussian, Gaussian, Gaussian]:
-        """Length of the step, and the most it could be; q without and with the noise's uncertainty; the prior there."""
+        """Length of the step, the most it could be, q without and with noise, and the prior."""
         places, dim = self.problem.places, self.problem.guide.size
         information = known.information
         factor = Gaussian(information @ known.estimate, information).embedded(places, dim)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.ep.gaussian import Gaussian
 from pyro_dp.infer.ep.site_sum import Public, SiteSum
 from pyro_dp.infer.ep.whitened import Frame
+from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.mechanism.contributions import Contributions, Kept, Scaled
 from pyro_dp.mechanism.norm_histogram import Bins, one_hot
 

@@ -6,8 +6,8 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dp.infer.ep.gaussian import Gaussian
-from pyro_dp.infer.ep.gaussian_guide import GaussianGuide
+from pyro_dp.infer.posterior.gaussian import Gaussian
+from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.records.messengers import OneRecord, Outside
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded

@@ -1,0 +1,1 @@
+"""Posteriors over latents, whatever inference found them: Gaussians, the guides that hold them."""
