@@ -82,7 +82,9 @@ def fit_sep(x: Tensor, y: Tensor, epsilon: float, seed: int, bound: float = BOUN
     return inference
 
 
-def fit_svi(x: Tensor, y: Tensor, epsilon: float, seed: int, settings=SVI) -> MultivariateNormal:
+def fit_svi(
+    x: Tensor, y: Tensor, epsilon: float, seed: int, settings=SVI, model=model
+) -> MultivariateNormal:
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     step_size, bound = settings

@@ -214,4 +214,4 @@ class DPEM(IterativeMechanism):
         sigma = self.noise_multiplier
         if sigma == 0:
             return [0.0] * len(_SHARES)
-        return [sigma * b.bound / math.sqrt(b.share) / rate for b in self._blocks()]
+        return [block.noise(sigma) / rate for block in self._blocks()]

@@ -1,5 +1,6 @@
 """The blocks of a joint release, and how they share its cost."""
 
+import math
 from dataclasses import dataclass
 
 from pyro_dp.utils.errors import ConfigurationError
@@ -31,3 +32,10 @@ class Block:
                 f"The bound of a record's part is {self.bound:g}, and norms as small as that are "
                 f"not computed safely: use bounds of at least {LEAST_BOUND:g}, in larger units."
             )
+
+    def noise(self, multiplier: float) -> float:
+        """Standard deviation of the noise in a coordinate; 0 without noise, whatever the bound.
+
+        :param multiplier: sigma of the release.
+        """
+        return multiplier * self.bound / math.sqrt(self.share) if multiplier > 0 else 0.0

@@ -113,7 +113,8 @@ class Norms:
     def weight(self, bounds: Floats, power: int = 1) -> Floats:
         """Mean of min(1, bound / norm) to this power, one for each bound."""
         weights = np.minimum(1.0, bounds[:, None] / self.norms) ** power
-        return weights @ self.counts / self.counts.sum()
+        mean: Floats = weights @ self.counts / self.counts.sum()
+        return mean
 
 
 def _bells() -> tuple[Floats, Floats]:

@@ -313,7 +313,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the cavity counts a record twice",
-        "Approximation.cavity",
+        "Approximation.at",
         "self.posterior / self.factor ** (1 / size)",
         "self.posterior",
         "test_dpsep.py",

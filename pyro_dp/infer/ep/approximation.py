@@ -1,7 +1,7 @@
 """The approximate posterior of stochastic EP, and how a released estimate moves it."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from pyro_dp.infer.ep.average_factor import AverageFactor
 from pyro_dp.infer.ep.noise_aware import mean_noise
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.site_factors import STRUCTURES, Structure
+from pyro_dp.infer.ep.site_factors import LARGEST_FULL, STRUCTURES, Structure
 from pyro_dp.infer.ep.step_control import StepControl
 from pyro_dp.infer.posterior.gaussian import Gaussian
+from pyro_dp.mechanism.blocks import Block
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
 
-_LARGEST_FULL = 1200  # latents
 _GAUSSIANS = ("posterior", "prior", "factor")
 
 
@@ -26,6 +26,7 @@ class Approximation:
     """q = prior * f^N; everything in it is public.
 
     :param problem: of the data at hand.
+    :param blocks: of a release: sites, and the bit of being within the bound if there is one.
     :param weight: kappa, of the precision in the release.
     :param centred: whether eta_n - Lambda_n m is released, m the cavity mean, or eta_n.
     :param steered: whether the step control chooses the damping.
@@ -38,6 +39,7 @@ class Approximation:
     """
 
     problem: EPProblem
+    blocks: tuple[Block, ...]
     weight: float
     centred: bool
     steered: bool
@@ -52,6 +54,8 @@ class Approximation:
     def start(
         problem: EPProblem,
         *,
+        bound: float,
+        bit: Block | None,
         precision: str | None,
         weight: float,
         centred: bool,
@@ -60,24 +64,28 @@ class Approximation:
     ) -> "Approximation":
         """The guide's initial values are the first q, and f^N = q / prior.
 
+        :param bound: C, of a record's site.
+        :param bit: of a release, beside the sites.
         :param precision: structure of the precisions; None: full, unless there are many latents.
         """
         guide, places = problem.guide, problem.places
-        name = precision or ("full" if sum(problem.widths) <= _LARGEST_FULL else "shared")
+        name = precision or ("full" if sum(problem.widths) <= LARGEST_FULL else "shared")
         mean, covariance = guide.read()
         covariance = dense(covariance)
         covariance = covariance if name == "full" else covariance.diagonal()
         posterior = Gaussian.from_moments(mean, covariance)
         prior = problem.prior.factor(mean, posterior.covariance)
         factor = (posterior / prior).restricted(places)
-        moments = problem.moments
+        moments, structure = problem.moments, STRUCTURES[name](problem.widths)
         floor = dense(posterior.precision).diagonal().mean().item() if moments.careful else 0.0
+        sites = Block(len(places) + structure.size, bound, 1.0 - (bit.share if bit else 0.0))
         first = Approximation(
             problem=problem,
+            blocks=(sites, bit) if bit else (sites,),
             weight=weight,
             centred=centred,
             steered=steered,
-            average=AverageFactor(STRUCTURES[name](problem.widths), factor, mean[places]),
+            average=AverageFactor(structure, factor, mean[places]),
             control=StepControl(num_steps, moments.curved, floor),
             posterior=posterior,
             prior=prior,
@@ -85,6 +93,10 @@ class Approximation:
             mean_noise=torch.zeros_like(mean),
         )
         return first._advanced()
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
 
     @property
     def structure(self) -> Structure:
@@ -100,22 +112,24 @@ class Approximation:
 
     def updated(
         self,
-        released: Tensor,
-        cavity: Gaussian,
+        released: Sequence[Tensor],
+        at: Any,
         *,
         damping: float | None,
-        noise: float,
+        multiplier: float,
         sample_rate: float,
     ) -> tuple[float, "Approximation"]:
         """f <- (1 - damping) f + damping f_hat, unless the step control refuses the estimate.
 
-        :param released: coordinates of f_hat^N.
+        :param released: block by block; the first has the coordinates of f_hat^N.
+        :param at: what :meth:`at` gave for it.
         :param damping: None: as the step control says.
-        :param noise: standard deviation of the noise in a coordinate of eta.
+        :param multiplier: standard deviation of the noise in units of the bound.
         :returns: Euclidean norm of the change of (eta, kappa Lambda), and what comes of it.
         """
         average, control = copy.copy(self.average), copy.copy(self.control)
-        estimate = self._estimate(released, cavity)
+        noise, cavity = self.blocks[0].noise(multiplier), at
+        estimate = self._estimate(released[0], cavity)
         change, noise_in_mean = 0.0, self.mean_noise
         if damping is not None or control.accepts(
             *self._judged(estimate, cavity.mean, noise, sample_rate)

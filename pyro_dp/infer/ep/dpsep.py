@@ -27,13 +27,11 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
-from pyro_dp.infer.ep.release_plan import ReleasePlan
+from pyro_dp.infer.ep.release_plan import FEWEST_STEPS, ReleasePlan
 from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.whitened import WhitenedApproximation
 from pyro_dp.infer.ep.whitened_sum import WhitenedSum
-from pyro_dp.mechanism.blocks import Block
-from pyro_dp.mechanism.norm_histogram import SHARE, SIZE
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
@@ -214,9 +212,7 @@ class DPSEP(PrivateInference[PreparedSites]):
             report_clipping=report_clipping and not self._automatic,
         )
         self._weight = precision_weight or (1.0 if bound == math.inf else 2.0 / bound)
-        self._share = 1.0 - (self._bit.share if self._bit else 0.0)
-        self._plan: ReleasePlan | None = None  # from the first look on, if there is no bound
-        self._known: Approximation | WhitenedApproximation | None = None  # the same
+        self._known: Approximation | WhitenedApproximation | None = None  # from the first look on
         self._loaded: dict[str, Any] | None = None  # until the first step
 
     _bound_name = "max_factor_norm"
@@ -233,17 +229,21 @@ class DPSEP(PrivateInference[PreparedSites]):
         """
         prepared = self._prepare(args, kwargs)
         damping = self._fixed_damping()
-        position = self.accountant.position
-        at = self._approximation.at(prepared.records.plate.size)
+        position, known = self.accountant.position, self._approximation
+        at = known.at(prepared.records.plate.size)
         batch = self._draw_records(prepared, position)
-        clipped = self._sum_type(self._blocks(), prepared.records.device)
+        clipped = self._sum_type(known.blocks, prepared.records.device)
         prepared.sites.add(clipped, at, batch, self._randomness.stream("local", position))
-        released = self._release(clipped, prepared.sampler)
+        released, rate = self._release(clipped, prepared.sampler), prepared.sampler.sample_rate
         if self._bit:
             self._add_bit(self._bit, released[1], prepared)
         try:
-            change, approximation = self._updated(
-                released, at, damping, prepared.sampler.sample_rate
+            change, approximation = known.updated(
+                released,
+                at,
+                damping=damping,
+                multiplier=self.noise_multiplier / rate,
+                sample_rate=rate,
             )
             mean, covariance = approximation.moments(self.noise_aware)
             variances = covariance if covariance.dim() == 1 else covariance.diagonal()
@@ -297,8 +297,7 @@ class DPSEP(PrivateInference[PreparedSites]):
         """
         if self._known is None:
             raise ConfigurationError("There is no state before the first step.")
-        own = self._approximation.state() | ({"plan": vars(self._plan)} if self._plan else {})
-        return self._state() | {"settings": self._shaping_settings()} | own
+        return self._state() | {"settings": self._shaping_settings()} | self._approximation.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same.
@@ -357,92 +356,57 @@ class DPSEP(PrivateInference[PreparedSites]):
             raise ModelError("The latents that records see changed between two steps.")
         if started or before & problem.guide.names:
             self._note_earlier_values()
-        if known is not None:
-            approximation = replace(known, problem=problem)
-        elif self._automatic:
-            approximation = self._planned(problem, records.plate.size, sampler)
+        if known is None:
+            approximation = self._start(problem, records.plate.size)
         else:
-            approximation = Approximation.start(
-                problem,
-                precision=self.precision,
-                weight=self._weight,
-                centred=self.centred,
-                steered=self.damping is None,
-                num_steps=self.num_steps,
-            )
+            approximation = replace(known, problem=problem)
         if self._loaded is not None:
             approximation.require_same_latents(self._loaded)
             approximation = approximation.resumed(self._loaded, records.device)
         self._known, self._loaded = approximation, None
-        sites = (WhitenedSum if self._automatic else SiteSum)(
+        kind: Any = WhitenedSum if self._automatic else SiteSum
+        sites = kind(
             problem=problem,
             structure=approximation.structure,
             centred=self.centred,
             weight=self._weight,
-            has_bit=self._bit is not None or (self._automatic and self._noise_multiplier != 0),
+            num_blocks=approximation.num_blocks,
             microbatch_size=self.microbatch_size,
         )
-        if self._automatic:
-            return PreparedSites(records, sampler, problem, sites)
-        trace = partial(sites.trace, approximation.posterior, self._sum_type, sampler.usual_size)
+        at = approximation.at(records.plate.size)
+        trace = partial(sites.trace, at, self._sum_type, sampler.usual_size)
         self._traced(trace, problem.likelihood.term)
         return PreparedSites(records, sampler, problem, sites)
 
-    def _planned(
-        self, problem: EPProblem, size: int, sampler: RecordSampler
-    ) -> WhitenedApproximation:
-        """Lay out the budget, which tells the number of steps."""
-        steps, sigma = self.num_steps, self._noise_multiplier
+    def _start(self, problem: EPProblem, size: int) -> Approximation | WhitenedApproximation:
+        if self._automatic:
+            plan = self._plan(len(problem.places), size)
+            self.num_steps = self.num_steps or plan.num_steps
+            return WhitenedApproximation.start(problem, size, plan)
+        assert self.num_steps is not None  # with a bound it was given
+        return Approximation.start(
+            problem,
+            bound=self._bound,
+            bit=self._bit,
+            precision=self.precision,
+            weight=self._weight,
+            centred=self.centred,
+            steered=self.damping is None,
+            num_steps=self.num_steps,
+        )
+
+    def _plan(self, dim: int, size: int) -> ReleasePlan:
+        """For what is left of the budget, or was when the loaded state began."""
         if self._loaded is not None:
-            noise = self._loaded["plan"]["noise"]
-        elif sigma is None:
-            noise = self.accountant.noise_multiplier(num_steps=1, sample_rate=1.0, sampling="full")
-        else:
-            noise = sigma / math.sqrt(steps or 30)
-        self._plan = ReleasePlan(len(problem.places), size, noise)
-        self.num_steps = steps or self._plan.num_steps
-        return WhitenedApproximation.start(problem, size, exact=sigma == 0)
+            return ReleasePlan(**self._loaded["plan"])
+        sigma = self._noise_multiplier
+        if sigma is not None:
+            return ReleasePlan(dim, size, sigma / math.sqrt(self.num_steps or FEWEST_STEPS))
+        sigma = self.accountant.noise_multiplier(num_steps=1, sample_rate=1.0, sampling="full")
+        return ReleasePlan(dim, size, sigma)
 
     def _is_current(self, prepared: PreparedSites) -> bool:
         return super()._is_current(prepared) and prepared.problem.guide.is_current()
-
-    def _blocks(self) -> list[Block]:
-        """The blocks of the joint release: sites, and the bit or the histogram of norms."""
-        known = self._approximation
-        size = len(known.problem.places) + known.structure.size
-        if isinstance(known, Approximation):
-            sites = Block(size, self._bound, self._share)
-            return [sites, *([self._bit] if self._bit else [])]
-        if known.frame is None:
-            return [Block(SIZE, 1.0)]
-        if known.frame.bound == math.inf:
-            return [Block(size, math.inf)]
-        return [Block(size, known.frame.bound, 1.0 - SHARE), Block(SIZE, 1.0, SHARE)]
-
-    def _updated(
-        self, released: list[Tensor], at: Any, damping: float | None, rate: float
-    ) -> tuple[float, Approximation | WhitenedApproximation]:
-        """What comes of a release, and by how much it moves."""
-        known, sigma = self._approximation, self.noise_multiplier / rate
-        if isinstance(known, Approximation):
-            noise = sigma * self._bound / math.sqrt(self._share) if sigma > 0 else 0.0
-            return known.updated(released[0], at, damping=damping, noise=noise, sample_rate=rate)
-        assert self._plan is not None
-        if known.frame is None:
-            return 0.0, known.first(released[0], sigma, self._plan)
-        share = 1.0 - SHARE
-        noise = sigma * known.frame.bound / math.sqrt(share) if sigma > 0 else 0.0
-        counts = released[1] if len(released) > 1 else None
-        cavity, _ = at
-        return known.updated(
-            released[0],
-            counts,
-            cavity,
-            self._plan,
-            noise=noise,
-            counts_sd=sigma / math.sqrt(SHARE),
-            rate=rate,
-        )
 
     def _fixed_damping(self) -> float | None:
         if not callable(self.damping):

@@ -9,7 +9,7 @@ from pyro_dp.mechanism.norm_histogram import Norms
 
 # Chosen on Adult, RAND HIE, abalone, wine, cancer, power, kin8nm, protein and simulated data; see
 # benchmarks/RESULTS.md for others.
-_STEPS, _FEWEST, _MOST = 30, 12, 50
+_STEPS, FEWEST_STEPS, _MOST = 30, 12, 50
 _LARGEST_SHARE = 0.9  # of the curvature in a record's norm
 _SMALLEST_SHARE = 0.4
 _ALIGNED = {False: 1 / 8, True: 1 / 200}  # square of how far parts cut off point to one side
@@ -21,22 +21,22 @@ class ReleasePlan:
 
     :param dim: d, latents that records see.
     :param size: N.
-    :param noise: sigma of a single release of the whole budget, in units of a record's bound.
+    :param multiplier: sigma of a single release of the whole budget, in units of its bound.
     """
 
     dim: int
     size: int
-    noise: float
+    multiplier: float
 
     @property
     def ratio(self) -> float:
         """rho: about the noise in the released curvature, over the curvature."""
-        return 5 * math.sqrt(2) * self.dim**1.5 * self.noise / self.size
+        return 5 * math.sqrt(2) * self.dim**1.5 * self.multiplier / self.size
 
     @property
     def num_steps(self) -> int:
         """Few where noise decides, as each starts from it; and one for the first histogram."""
-        return 1 + min(max(round(_STEPS * self.ratio**-0.35), _FEWEST), _MOST)
+        return 1 + min(max(round(_STEPS * self.ratio**-0.35), FEWEST_STEPS), _MOST)
 
     @property
     def curvature_share(self) -> float:
@@ -58,7 +58,7 @@ class ReleasePlan:
         bounds = np.exp(np.arange(math.log(least) - 0.7, math.log(most) + 0.3, 0.05))
         weight = norms.weight(bounds)
         scale = scale / norms.weight(np.array([used]))[0]
-        cost = (self.dim * bounds * self.noise / weight) ** 2
+        cost = (self.dim * bounds * self.multiplier / weight) ** 2
         cost += _ALIGNED[label_free] * self.dim * norms.excess(bounds) ** 2
         cost /= 2 * self.size * scale
         if label_free:

@@ -114,6 +114,7 @@ class Dense:
 
 
 Factors = LowRank | Dense
+LARGEST_FULL = 1200  # latents, of whose precision all entries are released
 
 
 class Full:
@@ -128,13 +129,13 @@ class Full:
         self.dim = sum(widths)
         self.size = self.dim * (self.dim + 1) // 2
 
-    def rows(self, eta: Tensor, factors: Factors, weight: float) -> "_FullRows":
+    def rows(self, eta: Tensor, factors: Factors, weight: float) -> "FullRows":
         """What B records hand to the release.
 
         :param eta: (B, d), the block before the precision's.
         :param weight: kappa.
         """
-        return _FullRows(eta, factors, weight)
+        return FullRows(eta, factors, weight)
 
     def coordinates(self, precision: Tensor) -> Tensor:
         """(size,), of a matrix (d, d)."""
@@ -149,10 +150,10 @@ class Full:
         return noise_radius(sd, self.dim)
 
 
-class _FullRows:
+class FullRows:
     """(eta, kappa Lambda_n) of B records, for a :class:`~pyro_dp.mechanism.clipping.ClippedSum`."""
 
-    def __init__(self, eta: Tensor, factors: Factors, weight: float):
+    def __init__(self, eta: Tensor, factors: Factors, weight: float | Tensor):
         self._eta, self._factors, self._weight = eta, factors, weight
 
     def norms(self) -> Tensor:

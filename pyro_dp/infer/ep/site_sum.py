@@ -29,7 +29,7 @@ class SiteSum:
     :param structure: of the released precisions.
     :param centred: whether eta_n - Lambda_n m is released, m the cavity mean, or eta_n.
     :param weight: kappa.
-    :param has_bit: whether the release has a block for the bit of being within the bound.
+    :param num_blocks: of a release; a second one is the bit of being within the bound.
     :param microbatch_size: at most so many records are worked on at a time.
     """
 
@@ -37,7 +37,7 @@ class SiteSum:
     structure: Structure
     centred: bool
     weight: float
-    has_bit: bool
+    num_blocks: int
     microbatch_size: int | None
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class SiteSum:
                 contribute,
                 self._term,
                 self._public(at),
-                blocks=1 + self.has_bit,
+                blocks=self.num_blocks,
                 size=pass_size(usual_size, sum_type.most_records(self._size, self._limit)),
                 sum_type=sum_type,
                 compiler=compiler,
@@ -84,26 +84,33 @@ class SiteSum:
         public = self._public(at)
         with private_rng(stream):
             limit = clipped.most_records(self._size, self._limit)
-            for chosen in indices.split(self._passes.size if self._passes else limit):
+            passes = self._passes_for(public)
+            for chosen in indices.split(passes.size if passes else limit):
                 if len(chosen):  # an empty batch is split into one empty part
-                    self._add_microbatch(clipped, public, chosen)
+                    self._add_microbatch(clipped, public, chosen, passes)
         if len(indices):
             self._unchecked = max(0, self._unchecked - 1)
 
     def norms(self, at: Any, indices: Tensor) -> Tensor:
         """Of the records' sites before clipping, (B,): private, for the door without noise only."""
-        public = self._public(at)
-        return self._sites(*public, indices, self._term.records.rows(indices)).norms()[:, 0]
+        rows = self._term.records.rows(indices)
+        return self._sites(self._public(at), indices, rows).norms()[:, 0]
 
-    def _add_microbatch(self, clipped: ClippedSum, public: Public, chosen: Tensor) -> None:
-        if self._passes:
+    def _passes_for(self, public: Public) -> PaddedSum | None:
+        """The graph, if there is one for these numbers."""
+        return self._passes
+
+    def _add_microbatch(
+        self, clipped: ClippedSum, public: Public, chosen: Tensor, passes: PaddedSum | None
+    ) -> None:
+        if passes:
             try:
-                self._passes.add(clipped, public, chosen)
+                passes.add(clipped, public, chosen)
             except Exception:  # on some record; which one, Pyro's code finds out
                 pass
             else:
                 if self._unchecked:
-                    self._check(self._passes, clipped, public, chosen)
+                    self._check(passes, clipped, public, chosen)
                 return
         self._add_by_pyro(clipped, public, chosen)
 
@@ -116,9 +123,8 @@ class SiteSum:
         self, public: Public, indices: Tensor, rows: list[Tensor], bound: Tensor
     ) -> list[Contributions]:
         """The blocks of the joint release: sites, bit."""
-        mean, spread = public
-        sites = self._sites(mean, spread, indices, rows)
-        return with_bit(sites, bound) if self.has_bit else [sites]
+        sites = self._sites(public, indices, rows)
+        return with_bit(sites, bound) if self.num_blocks > 1 else [sites]
 
     def _check(
         self, passes: PaddedSum, clipped: ClippedSum, public: Public, chosen: Tensor
@@ -132,7 +138,8 @@ class SiteSum:
         exact = self._dtype == torch.float64
         found.require_same_as(expected, count=len(chosen), exact=exact)
 
-    def _public(self, cavity: Gaussian) -> Public:
+    def _public(self, at: Any) -> Public:
+        cavity: Gaussian = at
         try:
             covariance = restricted(cavity.covariance, self._places)
             return cavity.mean[self._places], self._moments.spread(covariance)
@@ -142,7 +149,9 @@ class SiteSum:
                 "nothing. Use a smaller max_factor_norm, noise_multiplier or damping."
             ) from None
 
-    def _sites(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> Measured:
+    def _sites(self, public: Public, indices: Tensor, rows: list[Tensor]) -> Measured:
+        """Of each record, before it is clipped."""
+        mean, spread = public
         sites = self._moments.factors(mean, spread, indices, rows)
         eta = sites.residual if self.centred else sites.residual + sites.times(mean)
         block = self.structure.rows(eta, sites, self.weight)

@@ -6,7 +6,7 @@ meet the prior with the weight that noise leaves them: where it hides all, the p
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,13 +17,15 @@ from torch.utils import _pytree as pytree
 from pyro_dp.infer.ep.evidence import Evidence, Look, evidence, power
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.release_plan import ReleasePlan
-from pyro_dp.infer.ep.site_factors import Full
+from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
 from pyro_dp.infer.posterior.gaussian import Gaussian
-from pyro_dp.mechanism.norm_histogram import Norms
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.norm_histogram import SHARE, SIZE, Norms
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import dense, inverse, unstacked
 
-_LONGEST_STEP = 1.0  # root of nats per record
+_LONGEST_STEP = 1.0  # roots of nats per record
+_SHORTEST_STEP = 1e-12
 _TURNED = 0.3  # cosine, from which a step goes back on the one before: it was too long
 _NEAR = 0.1  # squared distance from which norms are of other records, so to speak
 _SPREAD = 2.0  # of the first guess of norms, in nats
@@ -31,6 +33,10 @@ _SPREAD_LATER = 0.4
 _TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
 _IRRELEVANT = 1e-6  # curvature, in parts of the prior's
 _FASTEST = 4.0  # change of the scale in one step
+_TOO_MANY = (
+    "There are {dim} latents, and without a max_factor_norm all entries of their precision are "
+    "released, which is of no use for more than {most}: pass a max_factor_norm, or use DPSVI."
+)
 _GAUSSIANS = ("posterior", "aware", "prior")
 
 
@@ -47,6 +53,11 @@ class Frame:
     weight: float
     bound: float
 
+    @staticmethod
+    def start(like: Tensor, dim: int, bound: float) -> "Frame":
+        """The latents' own coordinates."""
+        return Frame(torch.eye(dim).to(like), 1.0, bound)
+
 
 @dataclass(frozen=True, eq=False)
 class WhitenedApproximation:
@@ -54,6 +65,7 @@ class WhitenedApproximation:
 
     :param problem: of the data at hand.
     :param size: N.
+    :param plan: of the budget.
     :param posterior: q without the noise's uncertainty, on all latents.
     :param aware: q with it; both have the same mean.
     :param prior: as a factor, refined at q.
@@ -65,6 +77,7 @@ class WhitenedApproximation:
 
     problem: EPProblem
     size: int
+    plan: ReleasePlan
     posterior: Gaussian
     aware: Gaussian
     prior: Gaussian
@@ -76,17 +89,35 @@ class WhitenedApproximation:
     frame: Frame | None = None
 
     @staticmethod
-    def start(problem: EPProblem, size: int, exact: bool) -> "WhitenedApproximation":
+    def start(problem: EPProblem, size: int, plan: ReleasePlan) -> "WhitenedApproximation":
         """The guide's initial values are the first q.
 
-        :param exact: there is no noise, and no bound.
+        :param size: N.
         """
         mean, covariance = problem.guide.read()
+        dim = len(problem.places)
+        if dim > LARGEST_FULL:
+            raise ModelError(_TOO_MANY.format(dim=dim, most=LARGEST_FULL))
         posterior = Gaussian.from_moments(mean, dense(covariance))
         prior = problem.prior.factor(mean, posterior.covariance)
-        identity = torch.eye(len(problem.places)).to(mean)
-        frame = Frame(identity, 1.0, math.inf) if exact else None
-        return WhitenedApproximation(problem, size, posterior, posterior, prior, frame=frame)
+        # Without noise there is nothing to trade a bound against.
+        frame = Frame.start(posterior.eta, dim, math.inf) if plan.multiplier == 0 else None
+        return WhitenedApproximation(problem, size, plan, posterior, posterior, prior, frame=frame)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Of the next release: sites and histogram of norms; the first is of norms alone."""
+        if self.frame is None:
+            return (Block(SIZE, 1.0),)
+        size = len(self.problem.places) + self.structure.size
+        if self.frame.bound == math.inf:
+            return (Block(size, math.inf),)
+        return Block(size, self.frame.bound, 1.0 - SHARE), Block(SIZE, 1.0, SHARE)
+
+    @property
+    def num_blocks(self) -> int:
+        """Of all releases but the first."""
+        return 1 if self.plan.multiplier == 0 else 2
 
     @property
     def structure(self) -> Full:
@@ -97,59 +128,61 @@ class WhitenedApproximation:
         share = 1 - 1 / size
         return self.posterior**share * self.prior ** (1 - share), self.frame
 
-    def first(self, counts: Tensor, sd: float, plan: ReleasePlan) -> "WhitenedApproximation":
+    def updated(
+        self,
+        released: Sequence[Tensor],
+        at: Any,
+        *,
+        damping: float | None,
+        multiplier: float,
+        sample_rate: float,
+    ) -> tuple[float, "WhitenedApproximation"]:
+        """With one more release, from whose noise all else follows.
+
+        :param released: block by block.
+        :param at: what :meth:`at` gave for it.
+        :param damping: None.
+        :param multiplier: standard deviation of the noise in units of the bounds.
+        :param sample_rate: of the records.
+        :returns: the step's length, in roots of nats per record, and what comes of it.
+        """
+        noises = [block.noise(multiplier) for block in self.blocks]
+        if self.frame is None:
+            return 0.0, self._scaled(released[0], noises[0])
+        look = self._look(released[0], at[0], noises[0], sample_rate)
+        counts = [*self.counts, *zip(released[1:], noises[1:], strict=True)]
+        return self._moved(look, tuple(counts))
+
+    def _scaled(self, counts: Tensor, sd: float) -> "WhitenedApproximation":
         """After the release of norms alone: the scale of what follows.
 
         :param counts: released histogram of the gradients' norms.
         :param sd: of its noise.
         """
-        guess = math.sqrt(len(self.problem.places))
-        typical = Norms.read(counts.cpu().numpy(), sd, self.size, guess, _SPREAD).median
-        identity = torch.eye(len(self.problem.places)).to(self.posterior.eta)
-        frame = Frame(identity, plan.curvature_share / typical, 2 * typical)
-        return replace(self, scale=typical**2, frame=frame)
+        dim = len(self.problem.places)
+        norms = Norms.read(counts.cpu().numpy(), sd, self.size, math.sqrt(dim), _SPREAD)
+        frame = Frame.start(self.posterior.eta, dim, 2 * norms.median)
+        frame = replace(frame, weight=self.plan.curvature_share / norms.median)
+        return replace(self, scale=norms.median**2, frame=frame)
 
-    def updated(
-        self,
-        released: Tensor,
-        counts: Tensor | None,
-        cavity: Gaussian,
-        plan: ReleasePlan,
-        *,
-        noise: float,
-        counts_sd: float,
-        rate: float,
+    def _moved(
+        self, look: Look, counts: tuple[tuple[Tensor, float], ...]
     ) -> tuple[float, "WhitenedApproximation"]:
-        """With one more release.
-
-        :param released: whitened gradient and curvature, in the coordinates of the frame.
-        :param counts: histogram of norms; None: the bound stays.
-        :param cavity: at which it was made.
-        :param noise: standard deviation of the noise in a coordinate of the gradient.
-        :param counts_sd: of the noise in a bin.
-        :param rate: of sampling.
-        :returns: the step's length, in roots of nats per record, and what comes of it.
-        """
-        assert self.frame is not None
-        look = self._look(released, cavity, noise, rate)
         looks = (*self.looks, look)
         before = self.known.curvature if self.known else None
         least = _IRRELEVANT * dense(self.prior.precision).diagonal()[self.problem.places].mean()
         known = evidence(looks, before, look.geometry, self.size, least.item())
-        length, radius, posterior, aware, prior = self._moved(known, cavity)
+        length, radius, mean = self._step(known)
         moved = replace(
             self,
-            posterior=posterior,
-            aware=aware,
-            prior=prior,
             looks=looks,
+            counts=counts,
             known=known,
             radius=radius,
             scale=self._new_scale(known),
+            **self._posteriors(known, mean),
         )
-        if counts is not None:
-            moved = replace(moved, counts=(*self.counts, (counts, counts_sd)))
-        return length, replace(moved, frame=moved._next_frame(plan))
+        return length, replace(moved, frame=moved._next_frame())
 
     def hidden(self) -> int:
         """In how many directions the noise says more than the records."""
@@ -169,6 +202,7 @@ class WhitenedApproximation:
             "frame": vars(frame) if frame else None,
             "scale": self.scale,
             "radius": self.radius,
+            "plan": vars(self.plan),
             "gaussians": {n: vars(getattr(self, n)) for n in _GAUSSIANS},
         }
 
@@ -181,15 +215,17 @@ class WhitenedApproximation:
         """What :meth:`state` was taken of, on this problem."""
         state = pytree.tree_map_only(Tensor, lambda each: each.to(device), dict(state))
         known, frame = state["known"], state["frame"]
+        gaussians: Any = {name: Gaussian(**state["gaussians"][name]) for name in _GAUSSIANS}
         return replace(
             self,
+            plan=ReleasePlan(**state["plan"]),
             looks=tuple(Look(**each) for each in state["looks"]),
             counts=tuple((counts, sd) for counts, sd in state["counts"]),
             known=Evidence(**known) if known else None,
             frame=Frame(**frame) if frame else None,
             scale=state["scale"],
             radius=state["radius"],
-            **{name: Gaussian(**state["gaussians"][name]) for name in _GAUSSIANS},
+            **gaussians,
         )
 
     def moments(self, noise_aware: bool) -> tuple[Tensor, Tensor]:
@@ -216,31 +252,37 @@ class WhitenedApproximation:
             rate,
         )
 
-    def _moved(
-        self, known: Evidence, cavity: Gaussian
-    ) -> tuple[float, float, Gaussian, Gaussian, Gaussian]:
-        """Length of the step, the most it could be, q without and with noise, and the prior."""
-        places, dim = self.problem.places, self.problem.guide.size
-        information = known.information
-        factor = Gaussian(information @ known.estimate, information).embedded(places, dim)
+    def _step(self, known: Evidence) -> tuple[float, float, Tensor]:
+        """Length of the step to where the evidence points, the most it could be, and the mean."""
         start = self.posterior.mean
-        step = (self.prior * factor).mean - start
-        seen, last = step[places], self._last_way
-        length = math.sqrt(max((seen @ known.curvature @ seen).item() / self.size, 0.0))
-        radius = self.radius
+        aware = self.prior * self._factor(known, known.information)
+        way = aware.mean - start
+        seen, last = way[self.problem.places], self._last_way
+        length, radius = self._length(seen, known), self.radius
         if last is not None:
-            turned = (seen @ known.curvature @ last).item()
-            before = math.sqrt(max((last @ known.curvature @ last).item() / self.size, 1e-24))
-            back = turned / (self.size * before * max(length, 1e-12)) < -_TURNED
+            before = self._length(last, known)
+            product = (seen @ known.curvature @ last).item() / self.size
+            back = product < -_TURNED * max(before * length, _SHORTEST_STEP**2)
             radius = before / 2 if back else min(2 * radius, _LONGEST_STEP)
-        mean = start + step * min(1.0, radius / max(length, 1e-12))
-        precision = factor.precision.new_zeros(dim, dim)
-        precision[places.unsqueeze(1), places] = known.curvature
-        prior = self.problem.prior.factor(mean, inverse(self.prior.precision + precision))
-        plain = prior.precision + precision
-        aware = prior.precision + factor.precision
-        plain, aware = Gaussian(plain @ mean, plain), Gaussian(aware @ mean, aware)
-        return length, radius, plain, aware, prior
+        return length, radius, start + way * min(1.0, radius / max(length, _SHORTEST_STEP))
+
+    def _length(self, way: Tensor, known: Evidence) -> float:
+        """In roots of nats per record."""
+        return math.sqrt(max((way @ known.curvature @ way).item() / self.size, 0.0))
+
+    def _factor(self, known: Evidence, precision: Tensor) -> Gaussian:
+        """The records' evidence with this precision, on all latents."""
+        factor = Gaussian(precision @ known.estimate, precision)
+        return factor.embedded(self.problem.places, self.problem.guide.size)
+
+    def _posteriors(self, known: Evidence, mean: Tensor) -> dict[str, Any]:
+        """At this mean, without and with the noise's uncertainty; and the prior there."""
+        factors = [self._factor(known, each) for each in (known.curvature, known.information)]
+        covariance = inverse(self.prior.precision + factors[0].precision)
+        prior = self.problem.prior.factor(mean, covariance)
+        precisions = [prior.precision + factor.precision for factor in factors]
+        plain, aware = (Gaussian(precision @ mean, precision) for precision in precisions)
+        return {"posterior": plain, "aware": aware, "prior": prior}
 
     @property
     def _last_way(self) -> Tensor | None:
@@ -253,26 +295,24 @@ class WhitenedApproximation:
         scale = known.curvature.trace().item() / self.size
         return min(max(scale, self.scale / _FASTEST), self.scale * _FASTEST)
 
-    def _next_frame(self, plan: ReleasePlan) -> Frame:
+    def _next_frame(self) -> Frame:
         """As all that was released until now suggests."""
         assert self.known is not None and self.frame is not None
         curvature = self.known.curvature
         geometry = curvature * (len(curvature) / curvature.trace())
-        weight = plan.curvature_share / math.sqrt(self.scale)
+        weight = self.plan.curvature_share / math.sqrt(self.scale)
         frame = Frame(power(geometry, -0.5), weight, self.frame.bound)
         if not self.counts:
             return frame
-        norms = self._norms()
         free = self.problem.moments.label_free
-        bound = plan.bound(norms, self.scale, frame.bound, label_free=free)
+        bound = self.plan.bound(self.norms(), self.scale, frame.bound, label_free=free)
         return replace(frame, bound=bound)
 
-    def _norms(self) -> Norms:
+    def norms(self) -> Norms:
         """Of the records near the posterior, by all histograms that were made there."""
-        ways = (
-            torch.stack([look.mean for look in self.looks])
-            - self.posterior.mean[self.problem.places]
-        )
+        assert self.known is not None
+        places = self.problem.places
+        ways = torch.stack([look.mean for look in self.looks]) - self.posterior.mean[places]
         distances = ((ways @ self.known.curvature) * ways).sum(dim=1) / self.size
         sds = torch.tensor([sd for _, sd in self.counts]).to(distances).clamp(min=1e-6)
         weights = 1 / ((1 + (distances / _NEAR) ** 2) * sds**2)

@@ -1,15 +1,21 @@
 """Sums of the records' sites in whitened coordinates, weighted without a look at the outcome."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_dp.graphs.tracing import Compiler
+from pyro_dp.infer.ep.site_factors import Factors, Full, FullRows
 from pyro_dp.infer.ep.site_sum import Public, SiteSum
 from pyro_dp.infer.ep.whitened import Frame
-from pyro_dp.infer.posterior.gaussian import Gaussian
-from pyro_dp.mechanism.contributions import Contributions, Kept, Scaled
+from pyro_dp.infer.padded_sum import PaddedSum
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, Rows, Scaled
 from pyro_dp.mechanism.norm_histogram import Bins, one_hot
+
+_WITHOUT_FRAME = 2  # public tensors: mean and spread of the cavity
 
 
 @dataclass(eq=False, repr=False)
@@ -24,7 +30,20 @@ class WhitenedSum(SiteSum):
     bound 1. Both blocks are one Gaussian release.
     """
 
-    def _public(self, at: tuple[Gaussian, Frame | None]) -> Public:
+    structure: Full
+
+    def trace(
+        self, at: Any, sum_type: type[ClippedSum], usual_size: int, compiler: Compiler
+    ) -> None:
+        """As :meth:`SiteSum.trace`; the first release, of norms alone, takes no graph."""
+        cavity, frame = at
+        frame = frame or Frame.start(cavity.eta, self.structure.dim, 1.0)
+        super().trace((cavity, frame), sum_type, usual_size, compiler)
+
+    def _passes_for(self, public: Public) -> PaddedSum | None:
+        return self._passes if len(public) > _WITHOUT_FRAME else None
+
+    def _public(self, at: Any) -> Public:
         cavity, frame = at
         public = super()._public(cavity)
         if frame is None:
@@ -36,15 +55,32 @@ class WhitenedSum(SiteSum):
         self, public: Public, indices: Tensor, rows: list[Tensor], bound: Tensor
     ) -> list[Contributions]:
         """The blocks of the joint release: sites, histogram; before the first frame only this."""
-        mean, spread, *frame = public
-        sites = self._moments.factors(mean, spread, indices, rows)
-        if not frame:
+        sites, weight = self._whitened(public, indices, rows)
+        if weight is None:
             return [one_hot(torch.linalg.vector_norm(sites.residual, dim=1, keepdim=True))]
-        root, weight = frame
-        sites = sites.whitened(root)
-        part = self.structure.rows(sites.residual, sites, weight)
+        part = _part(sites, weight)
         norms = part.norms()
         largest = sites.largest_residual() + weight**2 * sites.squared_norm()
         largest = largest.sqrt().unsqueeze(1).maximum(norms)
         weighted = Scaled(Kept(part, norms), (bound / largest).clamp(max=1.0))
-        return [weighted, Bins(norms)] if self.has_bit else [weighted]
+        return [weighted, Bins(norms)] if self.num_blocks > 1 else [weighted]
+
+    def _sites(self, public: Public, indices: Tensor, rows: list[Tensor]) -> Measured:
+        sites, weight = self._whitened(public, indices, rows)
+        return Rows(sites.residual) if weight is None else _part(sites, weight)
+
+    def _whitened(
+        self, public: Public, indices: Tensor, rows: list[Tensor]
+    ) -> tuple[Factors, Tensor | None]:
+        """Sites in the frame's coordinates, and kappa; before the first frame in the latents'."""
+        mean, spread, *frame = public
+        sites = self._moments.factors(mean, spread, indices, rows)
+        if not frame:
+            return sites, None
+        root, weight = frame
+        return sites.whitened(root), weight
+
+
+def _part(sites: Factors, weight: Tensor) -> FullRows:
+    """What is released of each record, before weights."""
+    return FullRows(sites.residual, sites, weight)
