@@ -49,7 +49,18 @@ RESULTS = Path(__file__).parent / "results" / "no_settings.csv"
 DELTA = 1e-5
 EPSILONS = (0.1, 0.3, 1.0, 4.0)
 SPLITS = range(4)
-FIELDS = ("data", "method", "epsilon", "split", "seed", "kl", "aware", "mean", "covered", "doubtful")
+FIELDS = (
+    "data",
+    "method",
+    "epsilon",
+    "split",
+    "seed",
+    "kl",
+    "aware",
+    "mean",
+    "covered",
+    "doubtful",
+)
 LINEAR = ("power", "kin8nm", "protein", "wine_red", "naval", "concrete")
 TUNED = ("simulated", "probit", "power", "kin8nm", "abalone", "wine_red", "cancer", "adult")
 TUNED = (*TUNED, "randhie", "protein")
@@ -95,6 +106,27 @@ def simulated(name: str, split: int) -> tuple[np.ndarray, np.ndarray]:
     return x, rng.random(SIZE) < mean.numpy()
 
 
+def observation(name: str, sd: float, predictor: Tensor) -> dist.Distribution:
+    if name in LINEAR:
+        return dist.Normal(predictor, sd)
+    if name == "randhie":
+        return dist.Poisson(predictor.clamp(max=20.0).exp())
+    if name == "probit":
+        return dist.Bernoulli(probs=torch.special.ndtr(predictor).clamp(1e-12, 1 - 1e-12))
+    return dist.Bernoulli(logits=predictor)
+
+
+def model_of(name: str, sd: float) -> Callable:
+    """Which must not hold the data."""
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+        with pyro.plate("data", len(x)) as i:
+            pyro.sample("y", observation(name, sd, x[i] @ w), obs=y[i])
+
+    return model
+
+
 class Problem:
     """A regression of public design: training rows of a split, and the exact posterior.
 
@@ -117,24 +149,12 @@ class Problem:
         if name in LINEAR:
             left = self.y - self.x @ torch.linalg.lstsq(self.x, self.y).solution
             self.sd = left.std(correction=0).item()
+        self.model = model_of(name, self.sd)
         self.mean, self.precision = self._laplace()
 
-    def observation(self, predictor: Tensor) -> dist.Distribution:
-        if self.name in LINEAR:
-            return dist.Normal(predictor, self.sd)
-        if self.name == "randhie":
-            return dist.Poisson(predictor.clamp(max=20.0).exp())
-        if self.name == "probit":
-            return dist.Bernoulli(probs=torch.special.ndtr(predictor).clamp(1e-12, 1 - 1e-12))
-        return dist.Bernoulli(logits=predictor)
-
-    def model(self, x: Tensor, y: Tensor) -> None:
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-        with pyro.plate("data", len(x)) as i:
-            pyro.sample("y", self.observation(x[i] @ w), obs=y[i])
-
     def log_joint(self, w: Tensor) -> Tensor:
-        log_prob = self.observation(self.x @ w).log_prob(self.y).sum()
+        fn = observation(self.name, self.sd, self.x @ w)
+        log_prob = fn.log_prob(self.y).sum()
         return log_prob - 0.5 * w.square().sum()
 
     def distances(self, mean: Tensor, covariance: Tensor) -> tuple[float, float]:
@@ -186,7 +206,11 @@ def automatic(kind: Callable) -> Callable:
         inference = kind(problem.model, guide, accountant=accountant, generator=seed)
         inference.run(problem.x, problem.y, progress=False)
         aware = inference.posterior()
-        return inference.posterior(noise_aware=False), aware, len(getattr(aware, "doubtful", ())) / len(aware.mean)
+        return (
+            inference.posterior(noise_aware=False),
+            aware,
+            len(getattr(aware, "doubtful", ())) / len(aware.mean),
+        )
 
     return fit
 
@@ -234,7 +258,9 @@ def measured(problem: Problem, method: str, epsilon: float, seed: int) -> list[f
     return [kl, wide, far, covered, doubtful]
 
 
-def run(names: list[str], methods: list[str], epsilons: list[float], seeds: int, path: Path) -> None:
+def run(
+    names: list[str], methods: list[str], epsilons: list[float], seeds: int, path: Path
+) -> None:
     """Append what is missing, cell by cell, split by split."""
     done = set()
     if path.exists():
