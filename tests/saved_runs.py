@@ -55,7 +55,15 @@ def dpsvi(accountant):
 
 def dpsep(accountant):
     guide = AutoMultivariateNormal(model)
-    return DPSEP(model, guide, accountant=accountant, num_steps=STEPS, slice_data=True, generator=0)
+    return DPSEP(
+        model,
+        guide,
+        accountant=accountant,
+        num_steps=STEPS,
+        max_factor_norm=1.0,
+        slice_data=True,
+        generator=0,
+    )
 
 
 def vips(accountant):

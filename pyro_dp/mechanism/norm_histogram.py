@@ -24,10 +24,11 @@ SHARE = 0.05  # of the privacy cost of a release that has other blocks too
 _PER_OCTAVE = 4
 _EDGES = (np.arange(SIZE + 1) - SIZE / 2) * math.log(2) / _PER_OCTAVE  # of log norms
 _MIDDLES = (_EDGES[:-1] + _EDGES[1:]) / 2
-_WIDTHS = (0.25, 0.45, 0.8, 1.3)  # of the bells that are tried, in nats
+_WIDTHS = (0.25, 0.45, 0.8)  # of the bells that are tried, in nats
 _REFUTED = 5.0  # standard deviations of what a bell leaves
 _SIGNIFICANT = 2.0  # standard deviations of four bins
 _NEIGHBOURS = np.ones(4)
+_TAIL = 0.55  # the slowest fall of a tail, from bin to bin: to a tenth in an octave
 
 
 class Bins:
@@ -71,7 +72,9 @@ class Norms:
     counts: Floats
 
     @staticmethod
-    def read(counts: Floats, sd: float, size: int, typical: float, spread: float) -> "Norms":
+    def read(
+        counts: Floats, sd: float, size: int, *, typical: float, spread: float, tail: bool = False
+    ) -> "Norms":
         """Of noisy counts: a bell in the logarithm where they fit one, or else a single peak.
 
         A bell has few numbers to learn, and the prior of its place decides where noise hides all.
@@ -83,6 +86,8 @@ class Norms:
         :param size: N.
         :param typical: a public guess of the norms.
         :param spread: standard deviation of its logarithm.
+        :param tail: whether to go on with the peak's tail where it gets lost in the noise: for a
+            bound that costs bias by what is beyond it.
         """
         bells = size * _BELLS
         residual = ((counts - bells) ** 2).sum(axis=1) / max(sd, 1e-9 * size) ** 2
@@ -91,7 +96,7 @@ class Norms:
         weights = np.exp(score - score.max())
         fitted = weights @ bells / weights.sum()
         if residual[score.argmax()] > SIZE + _REFUTED * math.sqrt(2 * SIZE):
-            peaked = _within_noise(_single_peak(counts), counts, sd)
+            peaked = _within_noise(_single_peak(counts), counts, sd, tail)
             if peaked.any():
                 fitted = peaked
         kept = fitted > 1e-9 * size
@@ -140,16 +145,28 @@ def _single_peak(counts: Floats) -> Floats:
     return min(found, key=lambda each: float(((each - counts) ** 2).sum()))
 
 
-def _within_noise(fitted: Floats, counts: Floats, sd: float) -> Floats:
-    """Nothing beyond the first four bins, on either side of the peak, that are like noise."""
+def _within_noise(fitted: Floats, counts: Floats, sd: float, tail: bool) -> Floats:
+    """Nothing beyond the first four bins, on either side of the peak, that are like noise.
+
+    :param tail: or above the peak the tail, as it fell in the two octaves before.
+    """
     top, least = int(fitted.argmax()), _SIGNIFICANT * 2.0 * sd
     ahead = np.convolve(counts, _NEIGHBOURS)[3:]  # of each bin and the three after it
     behind = np.convolve(counts, _NEIGHBOURS)[: len(counts)]
     fitted = fitted.copy()
     quiet = np.nonzero(ahead[top:] < least)[0]
     if len(quiet):
-        fitted[top + quiet[0] :] = 0.0
+        end = top + int(quiet[0])
+        fitted[end:] = _tail(fitted[:end], len(fitted) - end) if tail else 0.0
     quiet = np.nonzero(behind[: top + 1] < least)[0]
     if len(quiet):
         fitted[: quiet[-1] + 1] = 0.0
     return fitted
+
+
+def _tail(seen: Floats, length: int) -> Floats:
+    """How counts may go on that fell so in the last two octaves."""
+    before, last = seen[-2 * _PER_OCTAVE : -_PER_OCTAVE].sum(), seen[-_PER_OCTAVE:].sum()
+    fall = min((last / max(before, 1e-9)) ** (1 / _PER_OCTAVE), _TAIL)
+    found: Floats = last / _PER_OCTAVE * fall ** (np.arange(length) + (_PER_OCTAVE + 1) / 2)
+    return found

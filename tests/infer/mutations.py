@@ -19,16 +19,16 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSEP: a bit without its share of the cost",
-        "DPSEP.__init__",
-        "self._share = 1.0 - (self._bit.share if self._bit else 0.0)",
-        "self._share = 1.0",
+        "Approximation.start",
+        "1.0 - (bit.share if bit else 0.0)",
+        "1.0",
         "test_clipped_fraction.py",
     ),
     Mutation(
         "DPSEP: noise of sites that forgets the share",
-        "DPSEP._noise",
-        "sigma = self.noise_multiplier / math.sqrt(self._share)",
-        "sigma = self.noise_multiplier",
+        "Block.noise",
+        "multiplier * self.bound / math.sqrt(self.share)",
+        "multiplier * self.bound",
         "test_clipped_fraction.py",
     ),
     Mutation(
@@ -228,14 +228,14 @@ MUTATIONS = [
     ),
     Mutation(
         "eta clipped without its precision",
-        "_FullRows.norms",
+        "FullRows.norms",
         "squared = self._eta.square().sum(dim=1) + self._weight**2 * self._factors.squared_norm()",
         "squared = self._eta.square().sum(dim=1)",
         "test_site_factors.py test_dpsep.py",
     ),
     Mutation(
         "the norm of a site without the weight of its precision",
-        "_FullRows.norms",
+        "FullRows.norms",
         "self._weight**2 * self._factors.squared_norm()",
         "self._factors.squared_norm()",
         "test_site_factors.py",
@@ -264,9 +264,9 @@ MUTATIONS = [
     Mutation(
         "sites divided by the realised batch",
         "DPSEP.step",
-        "released, *bit = self._release(clipped, prepared.sampler)",
-        "released, *bit = self._release(clipped, prepared.sampler)\n"
-        "        released = released * (1 + torch.rand(()).item())",
+        "        released = self._release(clipped, prepared.sampler)\n",
+        "        released = self._release(clipped, prepared.sampler)\n"
+        "        released[0] = released[0] * (1 + torch.rand(()).item())\n",
         "test_dpsep.py",
     ),
     Mutation(

@@ -70,7 +70,7 @@ def test_many_records_are_read_off(sd, tail):
         "heavy": 2.0 / RNG.uniform(size=40_000) ** 0.5,
         "two humps": np.concatenate([bell, 0.1 * bell]),
     }[tail]
-    read = Norms.read(noisy_counts(norms, sd), sd, len(norms), 1.0, 2.0)
+    read = Norms.read(noisy_counts(norms, sd), sd, len(norms), typical=1.0, spread=2.0)
     assert read.counts.sum() == pytest.approx(len(norms))
     assert (read.counts >= 0).all() and (np.diff(read.norms) > 0).all()
     if tail == "two humps":  # no single peak: the median lies between the humps
@@ -88,22 +88,37 @@ def test_many_records_are_read_off(sd, tail):
 
 def test_noise_that_hides_all_leaves_the_guess():
     for _ in range(20):
-        read = Norms.read(noisy_counts(np.full(500, 900.0), 2000.0), 2000.0, 500, 2.0, 0.4)
+        read = Norms.read(
+            noisy_counts(np.full(500, 900.0), 2000.0), 2000.0, 500, typical=2.0, spread=0.4
+        )
         assert 0.5 < read.median < 8.0
         assert read.counts.sum() == pytest.approx(500)
 
 
 def test_a_guess_far_off_is_overruled():
     norms = 700.0 * np.exp(RNG.normal(0.0, 0.4, 5000))
-    read = Norms.read(noisy_counts(norms, 60.0), 60.0, len(norms), 2.0, 2.0)
+    read = Norms.read(noisy_counts(norms, 60.0), 60.0, len(norms), typical=2.0, spread=2.0)
     assert read.median == pytest.approx(700.0, rel=0.3)
 
 
 def test_noise_far_out_is_no_tail():
     norms = np.concatenate([np.full(20_000, 1.0), np.full(20_000, 0.2)])
     for _ in range(10):
-        read = Norms.read(noisy_counts(norms, 100.0), 100.0, len(norms), 1.0, 2.0)
+        read = Norms.read(noisy_counts(norms, 100.0), 100.0, len(norms), typical=1.0, spread=2.0)
         assert read.norms[-1] < 1000.0
+
+
+def test_a_tail_goes_on_in_the_noise():
+    norms = np.concatenate([np.full(10_000, 1.0), 1.0 / RNG.uniform(size=10_000) ** 0.4])
+    counts = noisy_counts(norms, 60.0)
+    cut, on = (
+        Norms.read(counts, 60.0, len(norms), typical=1.0, spread=2.0, tail=tail)
+        for tail in (False, True)
+    )
+    far, bound = np.maximum(norms - 8.0, 0.0).sum(), np.array([8.0])
+    assert cut.excess(bound)[0] < 0.3 * far < on.excess(bound)[0] < 2 * far
+    assert on.counts.sum() == pytest.approx(len(norms))
+    assert on.median == pytest.approx(cut.median, rel=0.1)
 
 
 def test_alone_a_broken_record_adds_nothing_either():

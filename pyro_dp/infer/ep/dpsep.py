@@ -234,10 +234,11 @@ class DPSEP(PrivateInference[PreparedSites]):
         batch = self._draw_records(prepared, position)
         clipped = self._sum_type(known.blocks, prepared.records.device)
         prepared.sites.add(clipped, at, batch, self._randomness.stream("local", position))
-        released, rate = self._release(clipped, prepared.sampler), prepared.sampler.sample_rate
+        released = self._release(clipped, prepared.sampler)
         if self._bit:
             self._add_bit(self._bit, released[1], prepared)
         try:
+            rate = prepared.sampler.sample_rate
             change, approximation = known.updated(
                 released,
                 at,
@@ -304,10 +305,11 @@ class DPSEP(PrivateInference[PreparedSites]):
 
         Before the first step it is taken up there.
         """
-        self._require_state(state, _WHITENED_STATE if self._automatic else _STATE)
+        self._require_state(state, ("settings",))
         for name, value in self._shaping_settings().items():
             if state["settings"].get(name) != value:
                 raise ConfigurationError(f"{name} differs from that of the saved run.")
+        self._require_state(state, _WHITENED_STATE if self._automatic else _STATE)
         known = self._known
         if known is not None:
             known.require_same_latents(state)

@@ -29,7 +29,7 @@ _SHORTEST_STEP = 1e-12
 _TURNED = 0.3  # cosine, from which a step goes back on the one before: it was too long
 _NEAR = 0.1  # squared distance from which norms are of other records, so to speak
 _SPREAD = 2.0  # of the first guess of norms, in nats
-_SPREAD_LATER = 0.4
+_SPREAD_LATER = 0.25
 _TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
 _IRRELEVANT = 1e-6  # curvature, in parts of the prior's
 _FASTEST = 4.0  # change of the scale in one step
@@ -160,7 +160,9 @@ class WhitenedApproximation:
         :param sd: of its noise.
         """
         dim = len(self.problem.places)
-        norms = Norms.read(counts.cpu().numpy(), sd, self.size, math.sqrt(dim), _SPREAD)
+        norms = Norms.read(
+            counts.cpu().numpy(), sd, self.size, typical=math.sqrt(dim), spread=_SPREAD
+        )
         frame = Frame.start(self.posterior.eta, dim, 2 * norms.median)
         frame = replace(frame, weight=self.plan.curvature_share / norms.median)
         return replace(self, scale=norms.median**2, frame=frame)
@@ -319,5 +321,11 @@ class WhitenedApproximation:
         weights = weights / weights.sum()
         counts = torch.tensordot(weights, torch.stack([each for each, _ in self.counts]), dims=1)
         sd = (weights * sds).norm().item()
-        typical = _TYPICAL * math.sqrt(self.scale)
-        return Norms.read(counts.cpu().numpy(), sd, self.size, typical, _SPREAD_LATER)
+        return Norms.read(
+            counts.cpu().numpy(),
+            sd,
+            self.size,
+            typical=_TYPICAL * math.sqrt(self.scale),
+            spread=_SPREAD_LATER,
+            tail=not self.problem.moments.label_free,
+        )
