@@ -21,23 +21,23 @@ import numpy as np
 import pyro
 import torch
 from torch import Tensor
-from torch.distributions import MultivariateNormal
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.ep.approximation import Approximation
+from pyro_dp.infer.ep.doubts import doubts
 from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
 from pyro_dp.infer.ep.release_plan import FEWEST_STEPS, ReleasePlan
 from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.whitened import WhitenedApproximation
 from pyro_dp.infer.ep.whitened_sum import WhitenedSum
+from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning, ModelError
-from pyro_dp.utils.linalg import cholesky, dense
 from pyro_dp.utils.rng import private_rng
 from pyro_dp.utils.validation import (
     require_choice,
@@ -275,8 +275,11 @@ class DPSEP(PrivateInference[PreparedSites]):
         return self._known
 
     @torch.no_grad()
-    def posterior(self, noise_aware: bool = True) -> MultivariateNormal:
+    def posterior(self, noise_aware: bool = True) -> Posterior:
         """The current posterior over the guide's unconstrained latents, in the guide's order.
+
+        Where the noise is more than what the records say, or many of them were clipped, its
+        ``doubtful`` says so.
 
         :param noise_aware: include the uncertainty that the noise adds to the mean, to first order
             (:func:`~pyro_dp.infer.ep.noise_aware.mean_noise`), and u Sigma for minibatches, u the
@@ -286,8 +289,13 @@ class DPSEP(PrivateInference[PreparedSites]):
             variances are those of a mean field.
         :raises ConfigurationError: no step was taken yet.
         """
-        mean, covariance = self._approximation.moments(noise_aware)
-        return MultivariateNormal(mean, scale_tril=cholesky(dense(covariance)))
+        known = self._approximation
+        _, plain = known.moments(False)
+        mean, covariance = known.moments(noise_aware)
+        reasons = doubts(known, self.clipped_fraction)
+        return Posterior(
+            known.problem.guide.latents, mean, covariance, plain=plain, doubts=reasons
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Factors, step control, step count and accountant, to go on from.

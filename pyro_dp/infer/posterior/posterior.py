@@ -1,0 +1,178 @@
+"""What an inference for a Pyro model found: a Gaussian over its unconstrained latents."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    ComposeTransform,
+    IndependentTransform,
+    MultivariateNormal,
+    Transform,
+)
+
+from pyro_dp.infer.posterior.intervals import element_names
+from pyro_dp.infer.posterior.summary import Summary
+from pyro_dp.records.latents import Latent
+from pyro_dp.utils.linalg import cholesky, dense
+
+_NUM_DRAWS = 10_000  # for quantiles of what is no monotone function of one coordinate
+
+
+class Posterior(Summary, MultivariateNormal):
+    """A Gaussian over the guide's unconstrained latents, in the guide's order; all of it is public.
+
+    It is a ``torch.distributions.MultivariateNormal``: ``mean``, ``stddev``, ``covariance_matrix``,
+    ``sample()`` and ``log_prob()`` are those of the flat vector of unconstrained latents (d,), whose
+    coordinates are called :attr:`names`. :meth:`draws`, :meth:`quantiles` and :meth:`intervals` are
+    in the model's own space, by site.
+
+    The covariance may hold the uncertainty that the privacy noise adds; :attr:`noise_share` says
+    how much of the variance that is, and :meth:`plot` shows it. Where no interval can make up for
+    the noise, or for clipping, :attr:`doubtful` says so.
+
+    :param latents: sites, in the order of the flat vector.
+    :param mean: (d,).
+    :param covariance: (d, d), or variances (d,).
+    :param plain: the covariance without the noise, in either shape; ``None``: there is no noise in
+        it.
+    :param doubts: which coordinates are doubtful, (d,) booleans, by the reason: a clause.
+    """
+
+    def __init__(
+        self,
+        latents: Sequence[Latent],
+        mean: Tensor,
+        covariance: Tensor,
+        *,
+        plain: Tensor | None = None,
+        doubts: Mapping[str, Tensor] | None = None,
+    ):
+        super().__init__(mean, scale_tril=cholesky(dense(covariance)))
+        self._latents = tuple(latents)
+        self._plain = dense(covariance if plain is None else plain)
+        self._reasons = {why: mask for why, mask in (doubts or {}).items() if mask.any()}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the d coordinates: ``"w[3]"`` is the fourth number of site w, unconstrained."""
+        return tuple(n for each in self._latents for n in element_names(each.name, each.shape))
+
+    @property
+    def noise_share(self) -> Tensor:
+        """How much of each variance is privacy: 1 - plain / noise-aware, in [0, 1], (d,)."""
+        return (1 - self._plain.diagonal() / self.variance).clamp(0.0, 1.0)
+
+    @property
+    def doubtful(self) -> dict[str, str]:
+        """Coordinates of which the interval may not hold what it says, each with the reason.
+
+        The names are those of :attr:`names`. Several reasons are joined by "; ".
+        """
+        found = {}
+        for place, name in enumerate(self.names):
+            why = [reason for reason, mask in self._reasons.items() if mask[place]]
+            if why:
+                found[name] = "; ".join(why)
+        return found
+
+    @property
+    def plain(self) -> "Posterior":
+        """The same posterior without the uncertainty that the privacy noise adds."""
+        return Posterior(self._latents, self.mean, self._plain, doubts=self._reasons)
+
+    def __getitem__(self, site: str) -> "Posterior":
+        """The marginal posterior of one site.
+
+        :raises KeyError: there is no such site.
+        """
+        for each in self._latents:
+            if each.name == site:
+                own = slice(each.start, each.stop)
+                return Posterior(
+                    [replace(each, start=0, stop=each.stop - each.start)],
+                    self.mean[own],
+                    self.covariance_matrix[own, own],
+                    plain=self._plain[own, own],
+                    doubts={why: mask[own] for why, mask in self._reasons.items()},
+                )
+        raise KeyError(f"{site!r}: the sites are {', '.join(each.name for each in self._latents)}")
+
+    def draws(self, num: int) -> dict[str, Tensor]:
+        """Joint draws of all sites in the model's own space, by torch's global generator.
+
+        :returns: by site, (num, *site shape).
+        """
+        flat = self.sample((num,))
+        return {each.name: _own(each, flat) for each in self._latents}
+
+    def quantiles(self, probabilities: Sequence[float]) -> dict[str, Tensor]:
+        """Of each element of each site, in the model's own space.
+
+        Exact where an element is a monotone function of one coordinate; else, as for a simplex,
+        from 10,000 draws by a generator with a seed of its own.
+
+        :param probabilities: P numbers in (0, 1).
+        :returns: by site, (P, *site shape).
+        """
+        at = torch.tensor(probabilities).to(self.mean)
+        return {each.name: self._quantiles(each, at) for each in self._latents}
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> MultivariateNormal:
+        """Copies of the Gaussian, as of ``MultivariateNormal``."""
+        gaussian = MultivariateNormal(self.loc, scale_tril=self.scale_tril)
+        return gaussian.expand(batch_shape, _instance)
+
+    def _quantiles(self, latent: Latent, at: Tensor) -> Tensor:
+        if not _is_elementwise(latent.transform):
+            return _quantiles_of(_own(latent, self._fixed_draws(latent)), at)
+        way = torch.special.ndtri(at).unsqueeze(1) * self.stddev
+        falls = _own(latent, self.mean + self.stddev) < _own(latent, self.mean - self.stddev)
+        return torch.where(falls, _own(latent, self.mean - way), _own(latent, self.mean + way))
+
+    def _fixed_draws(self, latent: Latent) -> Tensor:
+        """Draws of one site, the others at zero, that are the same whenever they are asked for."""
+        own = slice(latent.start, latent.stop)
+        normal = torch.randn(
+            _NUM_DRAWS,
+            latent.stop - latent.start,
+            generator=torch.Generator().manual_seed(0),
+            dtype=self.mean.dtype,
+        ).to(self.mean)
+        draws = self.mean.new_zeros(_NUM_DRAWS, len(self.mean))
+        draws[:, own] = self.mean[own] + normal @ cholesky(self.covariance_matrix[own, own]).mT
+        return draws
+
+    def _doubts(self) -> dict[str, Tensor]:
+        masks = [torch.zeros_like(self.mean, dtype=torch.bool), *self._reasons.values()]
+        doubtful, found = torch.stack(masks).any(dim=0), {}
+        for each in self._latents:
+            shape = _own(each, self.mean).shape
+            own = each.part(doubtful)
+            # Where an element is a function of several coordinates, each may spoil it.
+            found[each.name] = own if _is_elementwise(each.transform) else own.any().expand(shape)
+        return found
+
+
+def _own(latent: Latent, flat: Tensor) -> Tensor:
+    """Values of one site in the model's own space, from flat vectors (..., d)."""
+    part = flat[..., latent.start : latent.stop]
+    return latent.transform(part.reshape(flat.shape[:-1] + latent.shape))
+
+
+def _is_elementwise(transform: Transform) -> bool:
+    """Whether each element of its value is a monotone function of one element."""
+    while isinstance(transform, IndependentTransform):
+        transform = transform.base_transform
+    if isinstance(transform, ComposeTransform):
+        return all(_is_elementwise(part) for part in transform.parts)
+    events = transform.domain.event_dim, transform.codomain.event_dim
+    return events == (0, 0) and transform.bijective
+
+
+def _quantiles_of(draws: Tensor, at: Tensor) -> Tensor:
+    """(P, ...) of (draws, ...)."""
+    places = (at * (len(draws) - 1)).round().long()
+    return draws.sort(dim=0).values[places]

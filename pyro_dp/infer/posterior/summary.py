@@ -1,0 +1,76 @@
+"""What every posterior tells of itself: intervals of its sites, a table, a picture."""
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from pyro_dp.infer.posterior.forest_plot import forest_plot
+from pyro_dp.infer.posterior.intervals import Interval, Line, lines
+from pyro_dp.infer.posterior.table import table
+from pyro_dp.utils.validation import require_number
+
+_LEVEL = 0.95
+
+
+class Summary(abc.ABC):
+    """What can be made of quantiles with and without the noise: a mixin of posteriors."""
+
+    @property
+    @abc.abstractmethod
+    def plain(self) -> "Summary":
+        """The same posterior without the uncertainty that the privacy noise adds."""
+
+    @property
+    @abc.abstractmethod
+    def doubtful(self) -> dict[str, str]:
+        """Coordinates of which the interval may not hold what it says, each with the reason."""
+
+    @abc.abstractmethod
+    def quantiles(self, probabilities: Sequence[float]) -> dict[str, Tensor]:
+        """Of each element of each site, in the model's own space.
+
+        :param probabilities: P numbers in (0, 1).
+        :returns: by site, (P, *site shape).
+        """
+
+    @abc.abstractmethod
+    def _doubts(self) -> dict[str, Tensor]:
+        """Which elements of each site are doubtful: booleans of the site's shape."""
+
+    def intervals(self, level: float = _LEVEL) -> dict[str, Interval]:
+        """Central intervals of the elements of each site, in the model's own space.
+
+        :param level: probability that an interval holds its element, in (0, 1).
+        :returns: by site; its field ``doubtful`` marks what may not hold what it says.
+        :raises ConfigurationError: level is out of range.
+        """
+        ends, doubts = self.quantiles(_ends(level)), self._doubts()
+        return {site: Interval(*pair, doubts[site]) for site, pair in ends.items()}
+
+    def plot(self, level: float = _LEVEL) -> Any:
+        """A forest plot: each element's interval, and the part of it that privacy added.
+
+        The dark part is the interval without the noise, the light one what the noise adds. What is
+        doubtful has a hollow mark, and a reason below.
+
+        :param level: of the intervals, in (0, 1).
+        :returns: a ``matplotlib.figure.Figure``; ``figure.savefig("posterior.png")`` keeps it.
+        :raises ConfigurationError: matplotlib is not installed, or level is out of range.
+        """
+        return forest_plot(self._lines(level), level, self.doubtful)
+
+    def __repr__(self) -> str:
+        return table(self._lines(_LEVEL), _LEVEL, self.doubtful)
+
+    def _lines(self, level: float) -> list[Line]:
+        lower, upper = _ends(level)
+        probabilities = (lower, 0.5, upper)
+        plain = self.plain.quantiles(probabilities)
+        return list(lines(self.quantiles(probabilities), plain, self._doubts()))
+
+
+def _ends(level: float) -> tuple[float, float]:
+    require_number("level", level, above=0.0, below=1.0)
+    return (1 - level) / 2, (1 + level) / 2
