@@ -1,12 +1,12 @@
-"""How far is the posterior from the exact one, if nobody sets anything? DPSEP and DPSVI on real data.
+"""How far is the posterior from the exact one, if nobody sets anything? On real data.
 
 KL(q || exact posterior) in nats of DPSEP(model, guide, accountant=...) and DPSVI(model, guide,
 accountant=...), beside DPSEP with C = 3 and C = 5 and the recipe of sep_adult.py for DPSVI (C = 5,
 1000 steps, Adam from .03), which were today's before; delta=1e-5, add or remove one record, prior
 N(0, I) of the coefficients, AutoMultivariateNormal.
 
-Logistic regression: Adult, Abalone (rings >= 10), breast cancer (scikit-learn), extramarital affairs
-(statsmodels); Poisson: visits to a doctor of the RAND health insurance experiment (statsmodels);
+Logistic regression: Adult, Abalone (rings >= 10), breast cancer (scikit-learn), extramarital
+affairs (statsmodels); Poisson: visits to a doctor of the RAND health insurance experiment (statsmodels);
 linear: power, kin8nm, protein, wine_red, naval, concrete (UCI); simulated logistic and probit
 regressions (N = 20,000, d = 10). Text columns are integer codes; an intercept joins.
 
@@ -18,8 +18,8 @@ The exact posterior is Laplace's, by Newton's method, and --check compares it wi
 sampling. The constants of DPSEP were chosen on split 0 and seeds 0 to 2 of all but affairs, naval
 and concrete, which were taken last.
 
-    python benchmarks/no_settings.py                    # all that is not yet in results/no_settings.csv
-    python benchmarks/no_settings.py --report
+    python benchmarks/no_settings.py           # all that is not yet in results/no_settings.csv
+    python benchmarks/no_settings.py --check
 """
 
 import argparse
@@ -36,7 +36,7 @@ import pandas as pd
 import pyro
 import pyro.distributions as dist
 import torch
-from common import ROOT, write_section
+from common import ROOT
 from pyro.infer.autoguide import AutoMultivariateNormal
 from sep_adult import fit_svi
 from torch import Tensor

@@ -102,6 +102,11 @@ class Norms:
         kept = fitted > 1e-9 * size
         return Norms(np.exp(_MIDDLES[kept]), fitted[kept] * (size / fitted[kept].sum()))
 
+    @staticmethod
+    def places_above(bound: float) -> slice:
+        """Of the bins whose norms are above the bound, about."""
+        return slice(int(np.searchsorted(_MIDDLES, math.log(bound))), SIZE)
+
     @property
     def median(self) -> float:
         half = self.counts.sum() / 2

@@ -22,7 +22,11 @@ def doubts(
     mean, places = found.posterior.mean, found.problem.places
     hidden = torch.zeros_like(mean, dtype=torch.bool).index_copy(0, places, _hidden(found))
     masks = {HIDDEN: hidden}
-    if clipped is not None and clipped.is_large:
+    if isinstance(found, Approximation):
+        biased = clipped is not None and clipped.is_large
+    else:
+        biased = found.is_biased
+    if biased:
         masks[MANY_CLIPPED] = everywhere(mean)
     return masks
 

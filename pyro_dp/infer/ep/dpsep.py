@@ -33,11 +33,17 @@ from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.whitened import WhitenedApproximation
 from pyro_dp.infer.ep.whitened_sum import WhitenedSum
 from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.records import Prepared, Records
-from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning, ModelError
+from pyro_dp.utils.errors import (
+    ClippingWarning,
+    ConfigurationError,
+    ConvergenceWarning,
+    ModelError,
+)
 from pyro_dp.utils.rng import private_rng
 from pyro_dp.utils.validation import (
     require_choice,
@@ -63,6 +69,11 @@ _UNSETTLED = (
     "The posterior did not settle, and is not to be used: {count} of the last {judged} estimates "
     "were left aside, or made where the gradient stood out of the noise. Try DPSVI, other "
     "coordinates (such as non-centred ones of a hierarchy), or more steps."
+)
+_BIASED = (
+    "What was cut off of the largest records (about {clipped} of them) may move the posterior by "
+    "as much as its intervals are wide: do not rely on them. A larger epsilon, more records, or "
+    "features without extreme values would help; posterior().doubtful says the same."
 )
 _HIDDEN = (
     "In {hidden} of {dim} directions the noise may be more than what the records say: there the "
@@ -269,6 +280,17 @@ class DPSEP(PrivateInference[PreparedSites]):
         return super().run(*args, progress=progress, **kwargs)
 
     @property
+    def clipped_fraction(self) -> ClippedFraction | None:
+        """As of :class:`DPSVI`; without ``max_factor_norm`` from the histograms of norms.
+
+        Then it counts records whose norm is above the bound of the last step, and its standard
+        error is that of the noise.
+        """
+        if isinstance(self._known, WhitenedApproximation):
+            return self._known.clipped
+        return super().clipped_fraction
+
+    @property
     def _approximation(self) -> Approximation | WhitenedApproximation:
         if self._known is None:
             raise ConfigurationError("There is no posterior before the first step.")
@@ -293,9 +315,7 @@ class DPSEP(PrivateInference[PreparedSites]):
         _, plain = known.moments(False)
         mean, covariance = known.moments(noise_aware)
         reasons = doubts(known, self.clipped_fraction)
-        return Posterior(
-            known.problem.guide.latents, mean, covariance, plain=plain, doubts=reasons
-        )
+        return Posterior(known.problem.guide.latents, mean, covariance, plain=plain, doubts=reasons)
 
     def state_dict(self) -> dict[str, Any]:
         """Factors, step control, step count and accountant, to go on from.
@@ -351,6 +371,8 @@ class DPSEP(PrivateInference[PreparedSites]):
         if isinstance(known, Approximation) and not known.control.settled:
             count, judged = known.control.unsettled, known.control.judged
             warnings.append(ConvergenceWarning(_UNSETTLED.format(count=count, judged=judged)))
+        if isinstance(known, WhitenedApproximation) and known.is_biased:
+            warnings.append(ClippingWarning(_BIASED.format(clipped=known.clipped)))
         hidden, dim = known.hidden(), len(known.problem.places)
         if self.noise_multiplier > 0 and 2 * hidden > dim:
             warnings.append(ConvergenceWarning(_HIDDEN.format(hidden=hidden, dim=dim)))

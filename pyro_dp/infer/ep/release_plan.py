@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyro_dp.mechanism.norm_histogram import Norms
+from pyro_dp.mechanism.norm_histogram import Floats, Norms
 
 # Chosen on Adult, RAND HIE, abalone, wine, cancer, power, kin8nm, protein and simulated data; see
 # benchmarks/RESULTS.md for others.
@@ -44,23 +44,42 @@ class ReleasePlan:
         return min(max(0.35 * (self.ratio / 0.02) ** 0.4, _SMALLEST_SHARE), _LARGEST_SHARE)
 
     def bound(self, norms: Norms, scale: float, used: float, *, label_free: bool) -> float:
-        """C, at which noise, bias and lost information together cost least, in nats.
+        """C, at which noise, bias and lost information together cost least.
 
-        With v the records' mean curvature, the noise costs (d C sigma / w)^2 / (2 N v), w being the
-        mean weight min(1, C / norm); parts B that are cut off, in all, d B^2 a / (2 N v), where a
-        says how far they point to one side; unequal weights cost information.
+        Unequal weights min(1, C / norm) cost information too.
 
         :param norms: before weights.
         :param scale: mean curvature of a record, weighted as with the bound that was used.
+        :param used: that bound.
         :param label_free: weights do not depend on the outcome, and bias only a wrong model.
         """
         least, most = norms.norms[norms.counts.cumsum() > 0.02 * self.size][0], norms.norms[-1]
         bounds = np.exp(np.arange(math.log(least) - 0.7, math.log(most) + 0.3, 0.05))
-        weight = norms.weight(bounds)
-        scale = scale / norms.weight(np.array([used]))[0]
-        cost = (self.dim * bounds * self.multiplier / weight) ** 2
-        cost += _ALIGNED[label_free] * self.dim * norms.excess(bounds) ** 2
-        cost /= 2 * self.size * scale
+        noise, bias = self._costs(norms, scale, used, bounds)
+        cost = noise + _ALIGNED[label_free] * bias
         if label_free:
+            weight = norms.weight(bounds)
             cost += 0.5 * self.dim * (norms.weight(bounds, 2) / weight**2 - 1)
         return float(bounds[cost.argmin()])
+
+    def bias(self, norms: Norms, scale: float, bound: float) -> float:
+        """Of what is cut off, about: in nats, over those of noise and posterior together.
+
+        :param scale: mean curvature of a record, weighted as with this bound.
+        """
+        noise, bias = self._costs(norms, scale, bound, np.array([bound]))
+        return float(_ALIGNED[False] * bias[0] / (noise[0] + self.dim / 2))
+
+    def _costs(
+        self, norms: Norms, scale: float, used: float, bounds: Floats
+    ) -> tuple[Floats, Floats]:
+        """Of noise and of all that is cut off, if it points to one side, in nats.
+
+        With v the records' mean curvature and w their mean weight the noise costs
+        (d C sigma / w)^2 / (2 N v); parts that are B in all cost d B^2 / (2 N v).
+        """
+        weight = norms.weight(bounds)
+        scale = scale / norms.weight(np.array([used]))[0]
+        noise = (self.dim * bounds * self.multiplier / weight) ** 2
+        bias = self.dim * norms.excess(bounds) ** 2
+        return noise / (2 * self.size * scale), bias / (2 * self.size * scale)

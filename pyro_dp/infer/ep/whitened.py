@@ -20,6 +20,7 @@ from pyro_dp.infer.ep.release_plan import ReleasePlan
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.norm_histogram import SHARE, SIZE, Norms
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import dense, inverse, unstacked
@@ -31,6 +32,9 @@ _NEAR = 0.1  # squared distance from which norms are of other records, so to spe
 _SPREAD = 2.0  # of the first guess of norms, in nats
 _SPREAD_LATER = 0.25
 _TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
+# Bias from which intervals do not hold: chosen on the same data as the plan. Weights that do not
+# depend on the outcome bias less.
+_BIASED = {False: 0.2, True: 0.35}
 _IRRELEVANT = 1e-6  # curvature, in parts of the prior's
 _FASTEST = 4.0  # change of the scale in one step
 _TOO_MANY = (
@@ -307,20 +311,35 @@ class WhitenedApproximation:
         if not self.counts:
             return frame
         free = self.problem.moments.label_free
-        bound = self.plan.bound(self.norms(), self.scale, frame.bound, label_free=free)
+        bound = self.plan.bound(self._norms(), self.scale, frame.bound, label_free=free)
         return replace(frame, bound=bound)
 
-    def norms(self) -> Norms:
-        """Of the records near the posterior, by all histograms that were made there."""
-        assert self.known is not None
-        places = self.problem.places
-        ways = torch.stack([look.mean for look in self.looks]) - self.posterior.mean[places]
-        distances = ((ways @ self.known.curvature) * ways).sum(dim=1) / self.size
-        sds = torch.tensor([sd for _, sd in self.counts]).to(distances).clamp(min=1e-6)
-        weights = 1 / ((1 + (distances / _NEAR) ** 2) * sds**2)
-        weights = weights / weights.sum()
-        counts = torch.tensordot(weights, torch.stack([each for each, _ in self.counts]), dims=1)
-        sd = (weights * sds).norm().item()
+    @property
+    def clipped(self) -> ClippedFraction | None:
+        """How many records' norms are above the bound of the last release; None: not known yet.
+
+        By the sum of the noisy counts above it: its standard error is the noise's.
+        """
+        if self.frame is None or not self.counts:
+            return None
+        counts, sd = self._counts()
+        above = counts[Norms.places_above(self.frame.bound)]
+        fraction = above.sum().item() / self.size
+        error = sd * math.sqrt(len(above)) / self.size
+        return ClippedFraction(min(max(fraction, 0.0), 1.0), error)
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether what is cut off may move the posterior by more than its width, noise included."""
+        if not self.counts:
+            return False
+        assert self.frame is not None
+        most = _BIASED[self.problem.moments.label_free]
+        return self.plan.bias(self._norms(), self.scale, self.frame.bound) > most
+
+    def _norms(self) -> Norms:
+        """Of the records near the posterior."""
+        counts, sd = self._counts()
         return Norms.read(
             counts.cpu().numpy(),
             sd,
@@ -329,3 +348,15 @@ class WhitenedApproximation:
             spread=_SPREAD_LATER,
             tail=not self.problem.moments.label_free,
         )
+
+    def _counts(self) -> tuple[Tensor, float]:
+        """Mean of all histograms, above all of those near the posterior, and sd of its noise."""
+        assert self.known is not None
+        places = self.problem.places
+        ways = torch.stack([look.mean for look in self.looks]) - self.posterior.mean[places]
+        distances = ((ways @ self.known.curvature) * ways).sum(dim=1) / self.size
+        sds = torch.tensor([sd for _, sd in self.counts]).to(distances).clamp(min=1e-6)
+        weights = 1 / ((1 + (distances / _NEAR) ** 2) * sds**2)
+        weights = weights / weights.sum()
+        counts = torch.tensordot(weights, torch.stack([each for each, _ in self.counts]), dims=1)
+        return counts, (weights * sds).norm().item()
