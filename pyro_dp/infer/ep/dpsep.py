@@ -292,9 +292,7 @@ class DPSEP(PrivateInference[PreparedSites]):
         _, plain = known.moments(False)
         mean, covariance = known.moments(noise_aware)
         reasons = doubts(known, self.clipped_fraction)
-        return Posterior(
-            known.problem.guide.latents, mean, covariance, plain=plain, doubts=reasons
-        )
+        return Posterior(known.problem.guide.latents, mean, covariance, plain=plain, doubts=reasons)
 
     def state_dict(self) -> dict[str, Any]:
         """Factors, step control, step count and accountant, to go on from.
