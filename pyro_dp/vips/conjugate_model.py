@@ -163,6 +163,36 @@ class ConjugateModel(abc.ABC):
     def marginals(self, posterior: Any) -> dict[str, Distribution]:
         """The posterior's distribution of each global site."""
 
+    def feedback(
+        self,
+        posterior: Any,
+        statistics: Mapping[str, Tensor],
+        noise: Mapping[str, float],
+        size: int,
+    ) -> Mapping[tuple[str, str], Tensor] | None:
+        """How the sums of the E-step move with the means of the posterior: public, from what was
+        released, like the M-step.
+
+        Noise moves the posterior, and with it the next E-step: intervals that are to hold need to
+        know by how much.
+
+        :param posterior: what :meth:`posterior` made of the others.
+        :returns: by names of a statistic and of a site, the matrix (size of the statistic, size of
+            the site) of its derivatives, on flattened tensors; what does not move is left out.
+            ``None``, for a model that does not know: its intervals leave the answer of the E-step
+            out, and are marked as doubtful. It is not asked where all statistics are static.
+        """
+        return None
+
+    def hidden(
+        self, posterior: Any, statistics: Mapping[str, Tensor], noise: Mapping[str, float]
+    ) -> Mapping[str, Tensor]:
+        """Elements of which the noise hides what the records say, where the M-step can tell.
+
+        :returns: by site, booleans of its shape. Their intervals are marked as doubtful.
+        """
+        return {}
+
     @abc.abstractmethod
     def guide(self, posterior: Any) -> None:
         """Sample the global sites from the posterior, jointly, with ``pyro.sample``."""

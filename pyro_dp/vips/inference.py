@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pyro
 import torch
-from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
@@ -39,6 +39,9 @@ from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.mixed_statistics import MixedStatistics, require_step_size
+from pyro_dp.vips.noise_aware import noise_aware
+from pyro_dp.vips.noise_response import NoiseResponse
+from pyro_dp.vips.site_posterior import SitePosterior
 from pyro_dp.vips.statistics_sum import StatisticsSum
 
 _STATE = ("size", "statistics", "static")
@@ -135,8 +138,10 @@ class VIPS(IterativeMechanism):
         self._first: Records | None = None  # of the first step
         self._size: int | None = None
         self._mixed: MixedStatistics | None = None
+        self._start: MixedStatistics | None = None  # after the first step
         self._static: MixedStatistics | None = None  # what was released once
         self._posterior: Any = None
+        self._aware: SitePosterior | None = None  # of this posterior, once it was asked for
 
     @torch.no_grad()
     def step(self, *data: Tensor) -> float:
@@ -163,29 +168,66 @@ class VIPS(IterativeMechanism):
         tau0, kappa = self.step_size
         once = self._once.statistics if self._once else {}
         after = before.mixed(estimates, (tau0 + self._steps) ** -kappa, static=list(once))
-        self._posterior = self._m_step(after, size)
+        self._posterior, self._aware = self._m_step(after, size), None
         self._mixed = after
+        self._start = after if self._steps == 1 else self._start
         return after.change(before, self._declared) / size
 
-    def posterior(self) -> dict[str, Distribution]:
+    @torch.no_grad()
+    def posterior(self, noise_aware: bool = True) -> SitePosterior:
         """The current posterior of each global site of the model's Pyro model.
 
-        These are marginal distributions; :meth:`guide` samples all sites jointly.
+        ``posterior["weights"]`` is the marginal distribution of a site; :meth:`guide` samples all
+        sites.
 
+        :param noise_aware: include the uncertainty that the noise adds, to first order: how the
+            noise in the statistics moves the means, directly and through the E-steps
+            (:mod:`pyro_dp.vips.noise_response`). With it come the parts of the covariance that
+            variational Bayes leaves out, where the model knows how its E-step answers. What is not
+            known, or where first order will not do, is marked in ``posterior.doubtful``. Without
+            noise, and with ``False``, the posterior is that of variational Bayes as it is.
         :raises ConfigurationError: no step was taken yet.
         """
+        current = self._current()
         with _finite():
-            return self.model.marginals(self._current())
+            if not noise_aware or self.noise_multiplier == 0:
+                return SitePosterior(self.model.marginals(current))
+            if self._aware is None:
+                self._aware = self._noise_aware(current)
+            return self._aware
 
     def guide(self, *args: Any, **kwargs: Any) -> None:
         """The current posterior as a Pyro guide for the model's Pyro model.
 
-        ``Predictive(vips.model.model, guide=vips.guide, num_samples=100)``.
+        ``Predictive(vips.model.model, guide=vips.guide, num_samples=100)``. It holds what
+        :meth:`posterior` returns, whose sites are independent of each other; without noise, the
+        joint posterior of variational Bayes.
 
         :raises ConfigurationError: no step was taken yet.
         """
-        with _finite():
-            self.model.guide(self._current())
+        if self.posterior().noise_share.any():
+            for site, marginal in self.posterior().items():
+                pyro.sample(site, marginal)
+        else:
+            with _finite():
+                self.model.guide(self._current())
+
+    def _noise_aware(self, current: Any) -> SitePosterior:
+        mixed, size, model = self._mixed, self._size, self.model
+        assert mixed is not None and size is not None
+        tau0, kappa = self.step_size
+        response = NoiseResponse(
+            lambda values: model.marginals(model.posterior(values, mixed.noise, size)),
+            mixed,
+            static=self._once.statistics if self._once else (),
+            weights=[(tau0 + step) ** -kappa for step in range(1, self._steps + 1)],
+            first=self._start.values if self._start else None,
+        )
+        feedback: Any = {}
+        if not all(each.static for each in self._declared.values()):
+            feedback = model.feedback(current, mixed.values, mixed.noise, size)
+        hidden = model.hidden(current, mixed.values, mixed.noise)
+        return noise_aware(model.marginals(current), response, feedback, hidden)
 
     def state_dict(self) -> dict[str, Any]:
         """Statistics, step count and accountant; otherwise as :meth:`DPSVI.state_dict`."""
@@ -193,12 +235,13 @@ class VIPS(IterativeMechanism):
             "size": self._size,
             "statistics": self._mixed and self._mixed.state(),
             "static": self._static and self._static.state(),
+            "start": self._start and self._start.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same."""
         self._require_state(state, _STATE)
-        mixed = static = posterior = None
+        mixed = static = start = posterior = None
         if state["size"] is not None:
             size = require_count("size", state["size"])
             mixed = MixedStatistics.from_state(state["statistics"], self._declared)
@@ -206,10 +249,12 @@ class VIPS(IterativeMechanism):
         if state["static"] is not None:
             once = self._once.statistics if self._once else {}
             static = MixedStatistics.from_state(state["static"], once)
+        if state.get("start") is not None:  # older states have none
+            start = MixedStatistics.from_state(state["start"], self._declared)
         self._load_state(state)
         self._prepared = self._first = None  # to look at the data anew
-        self._size, self._mixed, self._static = state["size"], mixed, static
-        self._posterior = posterior
+        self._size, self._mixed, self._static, self._start = state["size"], mixed, static, start
+        self._posterior, self._aware = posterior, None
 
     def _once_multiplier(self, sigma: float) -> float:
         """Noise multiplier of the release of what is static, given that of a step."""
@@ -252,7 +297,8 @@ class VIPS(IterativeMechanism):
             self._size = size
             self._mixed = self._mixed.to(records.device)
             self._static = self._static and self._static.to(records.device)
-            self._posterior = self._m_step(self._mixed, size)
+            self._start = self._start and self._start.to(records.device)
+            self._posterior, self._aware = self._m_step(self._mixed, size), None
             if self._own is not None:
                 self._e_step.check(self._posterior, records)
             if not self._steps or self._first is None:

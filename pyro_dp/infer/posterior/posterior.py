@@ -24,10 +24,10 @@ _NUM_DRAWS = 10_000  # for quantiles of what is no monotone function of one coor
 class Posterior(Summary, MultivariateNormal):
     """A Gaussian over the guide's unconstrained latents, in the guide's order; all of it is public.
 
-    It is a ``torch.distributions.MultivariateNormal``: ``mean``, ``stddev``, ``covariance_matrix``,
-    ``sample()`` and ``log_prob()`` are those of the flat vector of unconstrained latents (d,), whose
-    coordinates are called :attr:`names`. :meth:`draws`, :meth:`quantiles` and :meth:`intervals` are
-    in the model's own space, by site.
+    It is a ``torch.distributions.MultivariateNormal``: ``mean``, ``stddev``,
+    ``covariance_matrix``, ``sample()`` and ``log_prob()`` are those of the flat vector (d,) of
+    unconstrained latents, whose coordinates are called :attr:`names`. :meth:`draws`,
+    :meth:`quantiles` and :meth:`intervals` are in the model's own space, by site.
 
     The covariance may hold the uncertainty that the privacy noise adds; :attr:`noise_share` says
     how much of the variance that is, and :meth:`plot` shows it. Where no interval can make up for
@@ -52,7 +52,8 @@ class Posterior(Summary, MultivariateNormal):
     ):
         super().__init__(mean, scale_tril=cholesky(dense(covariance)))
         self._latents = tuple(latents)
-        self._plain = dense(covariance if plain is None else plain)
+        self._aware = dense(covariance)
+        self._plain = self._aware if plain is None else dense(plain)
         self._reasons = {why: mask for why, mask in (doubts or {}).items() if mask.any()}
 
     @property
@@ -63,7 +64,7 @@ class Posterior(Summary, MultivariateNormal):
     @property
     def noise_share(self) -> Tensor:
         """How much of each variance is privacy: 1 - plain / noise-aware, in [0, 1], (d,)."""
-        return (1 - self._plain.diagonal() / self.variance).clamp(0.0, 1.0)
+        return (1 - self._plain.diagonal() / self._aware.diagonal()).clamp(0.0, 1.0)
 
     @property
     def doubtful(self) -> dict[str, str]:
@@ -94,7 +95,7 @@ class Posterior(Summary, MultivariateNormal):
                 return Posterior(
                     [replace(each, start=0, stop=each.stop - each.start)],
                     self.mean[own],
-                    self.covariance_matrix[own, own],
+                    self._aware[own, own],
                     plain=self._plain[own, own],
                     doubts={why: mask[own] for why, mask in self._reasons.items()},
                 )
@@ -142,7 +143,7 @@ class Posterior(Summary, MultivariateNormal):
             dtype=self.mean.dtype,
         ).to(self.mean)
         draws = self.mean.new_zeros(_NUM_DRAWS, len(self.mean))
-        draws[:, own] = self.mean[own] + normal @ cholesky(self.covariance_matrix[own, own]).mT
+        draws[:, own] = self.mean[own] + normal @ cholesky(self._aware[own, own]).mT
         return draws
 
     def _doubts(self) -> dict[str, Tensor]:

@@ -47,7 +47,7 @@ class Summary(abc.ABC):
         :raises ConfigurationError: level is out of range.
         """
         ends, doubts = self.quantiles(_ends(level)), self._doubts()
-        return {site: Interval(*pair, doubts[site]) for site, pair in ends.items()}
+        return {site: Interval(pair[0], pair[1], doubts[site]) for site, pair in ends.items()}
 
     def plot(self, level: float = _LEVEL) -> Any:
         """A forest plot: each element's interval, and the part of it that privacy added.

@@ -10,7 +10,14 @@ from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.linalg import clipped_rows, floored, inverse, noise_radius, unstacked
+from pyro_dp.utils.linalg import (
+    clipped_rows,
+    floored,
+    inverse,
+    noise_radius,
+    stacked,
+    unstacked,
+)
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
@@ -19,7 +26,11 @@ from pyro_dp.vips.conjugate_model import (
     require_rows,
     require_vector,
 )
-from pyro_dp.vips.models.second_moments import WeightedSquares, stacked_size
+from pyro_dp.vips.models.second_moments import (
+    NoisySecondMoment,
+    WeightedSquares,
+    stacked_size,
+)
 
 
 @dataclass(frozen=True)
@@ -115,6 +126,19 @@ class LinearRegression(ConjugateModel):
             concentration=torch.full_like(labels, self.concentration + size / 2),
             rate=self.rate + residual * self.y_bound**2 / 2,
         )
+
+    def hidden(
+        self,
+        posterior: NormalGamma,
+        statistics: Mapping[str, Tensor],
+        noise: Mapping[str, float],
+    ) -> dict[str, Tensor]:
+        joint = floored(unstacked(statistics["second_moment"], self.dim + 1), 0.0)
+        sd = noise["second_moment"]
+        features = NoisySecondMoment.of(stacked(joint[:-1, :-1]), self.dim, sd)
+        weights = features.hides(joint.new_tensor(self.weight_precision / self.x_bound**2))
+        # What the features do not explain is the noise's.
+        return {"weights": weights, "precision": weights.any()}
 
     def marginals(self, posterior: NormalGamma) -> dict[str, Distribution]:
         spread = posterior.scale * (posterior.rate / posterior.concentration)

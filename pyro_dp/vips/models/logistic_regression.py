@@ -23,6 +23,7 @@ from pyro_dp.vips.conjugate_model import (
     require_rows,
     require_vector,
 )
+from pyro_dp.vips.models.logit_information import logit_information
 from pyro_dp.vips.models.polya_gamma import polya_gamma_mean
 from pyro_dp.vips.models.second_moments import NoisySecondMoment, WeightedSquares, stacked_size
 
@@ -118,6 +119,32 @@ class LogisticRegression(ConjugateModel):
             concentration=torch.full_like(rate, concentration),
             rate=rate,
         )
+
+    def feedback(
+        self,
+        posterior: LogisticPosterior,
+        statistics: Mapping[str, Tensor],
+        noise: Mapping[str, float],
+        size: int,
+    ) -> dict[tuple[str, str], Tensor]:
+        """A change dA of the curvature acts on the mean as one of the labels' sums by -dA mean:
+        that is (A - H) times the change of the mean, H the information of the likelihood.
+        """
+        known = NoisySecondMoment.of(statistics["curvature"], self.dim, noise["curvature"])
+        curvature = known.matrix(known.stepping)
+        information = logit_information(curvature, posterior.mean, posterior.covariance, size)
+        return {("labels", "weights"): curvature - information}
+
+    def hidden(
+        self,
+        posterior: LogisticPosterior,
+        statistics: Mapping[str, Tensor],
+        noise: Mapping[str, float],
+    ) -> dict[str, Tensor]:
+        known = NoisySecondMoment.of(statistics["curvature"], self.dim, noise["curvature"])
+        weights = known.hides(posterior.concentration / posterior.rate)
+        # The precision is that of all weights.
+        return {"weights": weights, "precision": weights.any()}
 
     def marginals(self, posterior: LogisticPosterior) -> dict[str, Distribution]:
         return {

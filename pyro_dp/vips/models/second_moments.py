@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_dp.infer.posterior.doubts import mostly_in
 from pyro_dp.mechanism.outer_products import finite
 from pyro_dp.utils.linalg import noise_radius, stacked, unstacked
 
@@ -78,6 +79,14 @@ class NoisySecondMoment:
     def stepping(self) -> Tensor:
         """Eigenvalues, (d,)."""
         return self.values.clamp(min=self.radius)
+
+    def hides(self, precision: Tensor) -> Tensor:
+        """Coordinates most of whose variance lies where eigenvalues cannot be told from zero, (d,).
+
+        :param precision: of the prior, a number.
+        """
+        variances = 1 / (precision + self.known)
+        return mostly_in(self.vectors, variances, self.values < self.radius)
 
     def matrix(self, values: Tensor) -> Tensor:
         """With these eigenvalues, (d, d)."""

@@ -1,0 +1,224 @@
+"""How the noise in released statistics moves a posterior's means, to first order: post-processing.
+
+With s the mixed statistics and theta the means of all sites, let D = d theta / d s be the slope of
+the M-step. Noise does not only enter through D: it moves the posterior, with which the next E-step
+is made, which moves the next statistics. With J = D d s_hat / d theta, s_hat the exact sums of the
+E-step, and weights rho_t of the steps, a deviation of the means goes on as
+
+    delta_t = (1 - rho_t) delta_(t-1) + rho_t (J delta_(t-1) + D e_t),
+
+e_t the noise of step t; what is static is the same in every step, and its noise acts as a deviation
+D b that the E-step answers in every step. At a fixed point both end up as (I - J)^-1 D times the
+mean noise. The same response corrects variational Bayes itself, whose covariance V leaves out what
+sites and records' latents say of each other: (I - J)^-1 V (linear response, Giordano, Broderick &
+Jordan 2018, arXiv 1709.02536).
+
+D comes from finite differences of the M-step, which is public code on released numbers. J needs the
+records: a model tells it, as well as it can, from what was released
+(:meth:`ConjugateModel.feedback`).
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from pyro.distributions import Distribution
+from torch import Tensor
+
+from pyro_dp.utils.linalg import cholesky, floored
+from pyro_dp.vips.families import centre
+from pyro_dp.vips.mixed_statistics import MixedStatistics
+
+_STEP = 1e-3  # of the noise, in finite differences
+_MOST_DIRECTIONS = 300  # of the noise; where it has more, random ones stand for them
+_RANDOM = 30  # of these
+_TINY = 1e-100  # no direction at all
+_BENDS = 8
+
+Covariances = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Of each site whose marginal can be widened, by name.
+
+    :param spread: root (*site shape, R) of the covariance that linear response adds.
+    :param noise: root of the covariance of the noise in its centre.
+    :param way: how far the centre still is from where the steps go to, (*site shape, 1).
+    :param bend: root mean square of what the noise does beyond first order, (*site shape, 1).
+    """
+
+    spread: dict[str, Tensor]
+    noise: dict[str, Tensor]
+    way: dict[str, Tensor]
+    bend: dict[str, Tensor]
+
+
+class NoiseResponse:
+    """
+    :param m_step: marginals by site, from the values of the statistics.
+    :param mixed: statistics as they are now, and the noise in them.
+    :param static: names of statistics whose noise is the same in every step.
+    :param weights: rho_t of the steps so far.
+    :param first: values of the statistics after the first step, if they are known.
+    """
+
+    def __init__(
+        self,
+        m_step: Callable[[dict[str, Tensor]], Mapping[str, Distribution]],
+        mixed: MixedStatistics,
+        static: Collection[str],
+        weights: Sequence[float],
+        first: dict[str, Tensor] | None,
+    ):
+        self._m_step, self._mixed, self._weights, self._first = m_step, mixed, weights, first
+        self._static = [name for name in mixed.values if name in static]
+        self._fresh = [name for name in mixed.values if name not in static]
+        # Of torch, and not the global one: the same numbers whenever a posterior is asked for.
+        self._generator = torch.Generator().manual_seed(0)
+        self._shapes = {site: point.shape for site, point in self._centres(mixed.values).items()}
+        self._theta = self._flat(mixed.values)
+
+    def moved(
+        self, feedback: Mapping[tuple[str, str], Tensor] | None, marginals: Covariances
+    ) -> Moved:
+        """
+        :param feedback: d s_hat / d theta by statistic and site: (size of statistic, size of site);
+            None: not known, and left out.
+        :param marginals: covariances V of the sites that are named there, (n, n) each.
+        """
+        none = torch.zeros_like(self._theta).unsqueeze(1)
+        spread = way = bend = none
+        if feedback:
+            response = self._feedback(feedback)
+            static, fresh = self._slopes(self._static), self._slopes(self._fresh)
+            noise = cholesky(self._accumulated(static, fresh, response))
+            spread, way = self._spread(response, marginals), self._way(response)
+        else:
+            noise = self._slopes([*self._static, *self._fresh])
+        if feedback is not None:
+            bend = self._bend()
+        found = (self._by_site(each) for each in (spread, noise, way, bend))
+        return Moved(*found)
+
+    def _accumulated(self, static: Tensor, fresh: Tensor, response: Tensor) -> Tensor:
+        """Covariance of the means' noise after all steps, (n, n).
+
+        :param static: D times a root of the static noise, (n, R).
+        :param fresh: the same of the mixed noise of all other statistics.
+        :param response: J, (n, n).
+        """
+        identity = torch.eye(len(response)).to(response)
+        later, steady, total = identity, identity, torch.zeros_like(response)
+        alone, norm = 1.0, 0.0  # without J
+        for weight in reversed(self._weights):
+            gain = weight * later @ fresh
+            total = total + gain @ gain.mT
+            steady = steady + weight * later @ response
+            norm += (weight * alone) ** 2
+            later = later @ ((1 - weight) * identity + weight * response)
+            alone *= 1 - weight
+        steady = steady @ static
+        return total / norm + steady @ steady.mT
+
+    def _way(self, response: Tensor) -> Tensor:
+        """From where the means would end up, (n, 1): what the steps left of the first deviation.
+
+        With P the product of I - rho_t (I - J) over all steps but the first, theta_T - theta_1 is
+        (P - I) times the first deviation, and P times it remains.
+        """
+        if self._first is None:
+            return torch.zeros_like(self._theta).unsqueeze(1)
+        if len(self._weights) == 1:
+            return self._theta.unsqueeze(1)
+        identity = torch.eye(len(response)).to(response)
+        left = identity
+        for weight in self._weights[1:]:
+            left = ((1 - weight) * identity + weight * response) @ left
+        gone = (self._theta - self._flat(self._first)).unsqueeze(1)
+        return left @ torch.linalg.solve(left - identity, gone)
+
+    def _spread(self, response: Tensor, marginals: Covariances) -> Tensor:
+        """Root of (I - J)^-1 V - V, (n, n)."""
+        root = torch.zeros_like(response)
+        for site, covariance in marginals.items():
+            own = self._places[site]
+            identity = torch.eye(len(covariance)).to(response)
+            linear = torch.linalg.solve(identity - response[own, own], covariance)
+            added = floored((linear + linear.mT) / 2 - covariance, 0.0)
+            root[own, own] = cholesky(added)
+        return root
+
+    def _feedback(self, feedback: Mapping[tuple[str, str], Tensor]) -> Tensor:
+        """J, (n, n)."""
+        response = self._theta.new_zeros(len(self._theta), len(self._theta))
+        for (statistic, site), block in feedback.items():
+            response[:, self._places[site]] += self._along({statistic: block})
+        return response
+
+    def _slopes(self, names: Sequence[str]) -> Tensor:
+        """D times a root of the noise in these statistics, (n, R)."""
+        sizes = [self._mixed.values[name].numel() for name in names]
+        if not names:
+            return self._theta.new_zeros(len(self._theta), 0)
+        if sum(sizes) <= _MOST_DIRECTIONS:
+            root = torch.eye(sum(sizes), dtype=self._theta.dtype)
+        else:
+            root = self._normal((sum(sizes), _RANDOM)) / math.sqrt(_RANDOM)
+        parts = zip(names, root.to(self._theta).split(sizes), strict=True)
+        return self._along({name: self._mixed.noise[name] * part for name, part in parts})
+
+    def _along(self, directions: Mapping[str, Tensor]) -> Tensor:
+        """Derivatives of the means, (n, R), as statistics move along columns (size, R) each."""
+        noise = self._mixed.noise
+        moves = []
+        for columns in zip(*(each.T for each in directions.values()), strict=True):
+            way = dict(zip(directions, columns, strict=True))
+            lengths = [way[name].abs().max().item() / noise[name] for name in way]
+            step = _STEP / max(*lengths, _TINY)
+            moves.append((self._flat(self._moved(way, step)) - self._theta) / step)
+        return torch.stack(moves, dim=1)
+
+    def _bend(self) -> Tensor:
+        """Root mean square of (theta(s + e) + theta(s - e)) / 2 - theta(s), (n, 1)."""
+        bends = []
+        for _ in range(_BENDS):
+            way = {
+                name: self._mixed.noise[name] * self._normal(value.shape).to(value)
+                for name, value in self._mixed.values.items()
+            }
+            ends = self._flat(self._moved(way, 1.0)) + self._flat(self._moved(way, -1.0))
+            bends.append(ends / 2 - self._theta)
+        return torch.stack(bends).square().mean(dim=0).sqrt().unsqueeze(1)
+
+    def _moved(self, way: Mapping[str, Tensor], step: float) -> dict[str, Tensor]:
+        """The statistics, some of them a step further."""
+        values = self._mixed.values
+        moved = {
+            name: values[name] + step * x.reshape(values[name].shape) for name, x in way.items()
+        }
+        return values | moved
+
+    def _normal(self, shape: Sequence[int]) -> Tensor:
+        return torch.randn(shape, generator=self._generator, dtype=self._theta.dtype)
+
+    @property
+    def _places(self) -> dict[str, slice]:
+        """Of each site in the flat vector of means."""
+        found, start = {}, 0
+        for site, shape in self._shapes.items():
+            found[site] = slice(start, start + shape.numel())
+            start += shape.numel()
+        return found
+
+    def _by_site(self, rows: Tensor) -> dict[str, Tensor]:
+        shapes = self._shapes
+        return {n: rows[p].reshape(*shapes[n], -1) for n, p in self._places.items()}
+
+    def _flat(self, values: dict[str, Tensor]) -> Tensor:
+        return torch.cat([each.flatten() for each in self._centres(values).values()])
+
+    def _centres(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = {site: centre(each) for site, each in self._m_step(values).items()}
+        return {site: point for site, point in found.items() if point is not None}

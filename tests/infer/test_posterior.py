@@ -1,0 +1,283 @@
+"""What inferences find: marginals, intervals in the model's own space, noise, doubts, pictures."""
+
+import copy
+import math
+import pickle
+import sys
+
+import pytest
+import torch
+from problems import logistic, regression_data
+from pyro.infer.autoguide import AutoMultivariateNormal
+from torch.distributions import MultivariateNormal, biject_to, constraints, kl_divergence
+
+import pyro_dp
+from pyro_dp import DPSEP, ConfigurationError, Posterior, PrivacyAccountant
+from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED, mostly_in
+from pyro_dp.infer.posterior.intervals import element_names
+from pyro_dp.records.latents import Latent
+
+SUPPORTS = {
+    "w": (constraints.independent(constraints.real, 1), (3,)),
+    "scale": (constraints.positive, ()),
+    "below": (constraints.less_than(1.0), (2,)),
+    "shares": (constraints.simplex, (2,)),
+    "rates": (constraints.unit_interval, (2, 2)),
+}
+DIM = 12
+REASON = "of the test"
+
+
+def latents():
+    start, found = 0, []
+    for name, (support, shape) in SUPPORTS.items():
+        size = torch.Size(shape)
+        stop = start + size.numel()
+        found.append(Latent(name, size, biject_to(support), start, stop))
+        start = stop
+    return found
+
+
+def moments():
+    root = torch.randn(DIM, DIM)
+    plain = root @ root.T / DIM + 0.1 * torch.eye(DIM)
+    return torch.randn(DIM), plain + torch.diag(torch.rand(DIM)), plain
+
+
+def posterior(**options):
+    mean, aware, plain = moments()
+    return Posterior(latents(), mean, aware, plain=plain, **options)
+
+
+def test_it_is_the_gaussian():
+    mean, aware, _ = moments()
+    ours, theirs = Posterior(latents(), mean, aware), MultivariateNormal(mean, aware)
+    z = torch.randn(5, DIM)
+    torch.testing.assert_close(ours.log_prob(z), theirs.log_prob(z))
+    torch.testing.assert_close(ours.covariance_matrix, aware)
+    torch.testing.assert_close(ours.stddev, aware.diagonal().sqrt())
+    assert kl_divergence(ours, theirs) < 1e-10
+    assert ours.sample((7,)).shape == (7, DIM)
+    assert ours.expand((4,)).batch_shape == (4,)
+    assert not ours.noise_share.any() and not ours.doubtful
+    for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert torch.equal(other.mean, ours.mean) and repr(other) == repr(ours)
+
+
+def test_variances_are_a_diagonal_covariance():
+    mean, variances = torch.randn(DIM), torch.rand(DIM) + 0.1
+    found = Posterior(latents(), mean, variances, plain=variances / 2)
+    torch.testing.assert_close(found.covariance_matrix, variances.diag())
+    torch.testing.assert_close(found.noise_share, torch.full((DIM,), 0.5))
+
+
+def test_names():
+    assert posterior().names[:7] == (
+        "w[0]",
+        "w[1]",
+        "w[2]",
+        "scale",
+        "below[0]",
+        "below[1]",
+        "shares[0]",
+    )
+    assert posterior().names[-1] == "rates[1, 1]"
+    assert element_names("w", ()) == ["w"] and element_names("w", (0,)) == []
+
+
+def test_a_site_is_the_marginal():
+    whole = posterior(doubts={REASON: torch.arange(DIM) == 5})
+    site = whole["below"]
+    torch.testing.assert_close(site.mean, whole.mean[4:6])
+    torch.testing.assert_close(site.covariance_matrix, whole.covariance_matrix[4:6, 4:6])
+    torch.testing.assert_close(site.noise_share, whole.noise_share[4:6])
+    assert site.names == ("below[0]", "below[1]") and site.doubtful == {"below[1]": REASON}
+    assert not whole["w"].doubtful
+    for end, other in zip(site.intervals()["below"], whole.intervals()["below"], strict=True):
+        torch.testing.assert_close(end, other)
+    with pytest.raises(KeyError, match="the sites are w, scale, below, shares, rates"):
+        whole["weights"]
+
+
+def test_draws_are_of_the_model_s_own_space_and_joint():
+    torch.manual_seed(0)
+    found = posterior()
+    draws = found.draws(50_000)
+    for name, (support, _) in SUPPORTS.items():
+        assert support.check(draws[name]).all()
+    assert draws["shares"].shape == (50_000, 3)
+    joint = torch.cat([draws["w"], draws["scale"].log().unsqueeze(1)], dim=1)
+    torch.testing.assert_close(
+        torch.cov(joint.T), found.covariance_matrix[:4, :4], rtol=0.1, atol=0.03
+    )
+
+
+@pytest.mark.parametrize("name", SUPPORTS)
+def test_quantiles_are_those_of_draws(name):
+    torch.manual_seed(0)
+    found, at = posterior(), [0.1, 0.5, 0.9]
+    draws = found.draws(200_000)[name].sort(dim=0).values
+    places = [found.quantiles([p])[name][0] for p in at]
+    for p, ends in zip(at, places, strict=True):
+        share = (draws < ends).double().mean(dim=0)
+        torch.testing.assert_close(share, torch.full_like(share, p), rtol=0.0, atol=0.015)
+    assert torch.equal(found.quantiles(at)[name], torch.stack(places))  # no other draws
+
+
+def test_quantiles_leave_the_global_generator():
+    before = torch.get_rng_state()
+    found = Posterior(latents(), torch.zeros(DIM), torch.ones(DIM))
+    found.intervals()
+    repr(found)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_intervals():
+    found = posterior(doubts={REASON: torch.arange(DIM) == 6})
+    for name, (lower, upper, doubtful) in found.intervals(0.8).items():
+        wider = found.intervals(0.9)[name]
+        assert (wider.lower < lower).all() and (lower < upper).all() and (upper < wider.upper).all()
+        assert lower.shape == upper.shape == doubtful.shape == found.draws(1)[name][0].shape
+        # An element of a simplex is a function of all coordinates.
+        assert doubtful.all() if name == "shares" else not doubtful.any()
+    lower, upper, _ = found.intervals(0.95)["w"]
+    torch.testing.assert_close((upper - lower) / 2, 1.959964 * found.stddev[:3])
+    for level in (0.0, 1.0, 95):
+        with pytest.raises(ConfigurationError, match="level must lie in"):
+            found.intervals(level)
+
+
+def test_noise_share_is_of_the_variance():
+    mean, aware, plain = moments()
+    found = Posterior(latents(), mean, aware, plain=plain)
+    torch.testing.assert_close(found.noise_share, 1 - plain.diagonal() / aware.diagonal())
+    torch.testing.assert_close(found.plain.covariance_matrix, plain)
+    assert not found.plain.noise_share.any()
+    for without, ends in zip(
+        found.plain.intervals().values(), found.intervals().values(), strict=True
+    ):
+        assert (ends.lower <= without.lower).all() and (without.upper <= ends.upper).all()
+
+
+def test_doubts_have_reasons():
+    masks = {
+        "one": torch.arange(DIM) < 2,
+        "other": torch.arange(DIM) == 1,
+        "none": torch.zeros(DIM),
+    }
+    masks["none"] = masks["none"].bool()
+    found = posterior(doubts=masks)
+    assert found.doubtful == {"w[0]": "one", "w[1]": "one; other"}
+    assert found.plain.doubtful == found.doubtful
+
+
+def test_it_reads_as_a_table():
+    text = repr(posterior(doubts={REASON: torch.arange(DIM) < 2})).splitlines()
+    assert text[0].split() == ["median", "95%", "interval", "noise"]
+    assert text[1].startswith("w[0]* ") and text[3].startswith("w[2]  ")
+    assert text[-1] == f"* w[0], w[1]: {REASON}"
+    assert len({len(line) for line in text[:-1]}) == 1
+    many = Latent("many", torch.Size([100]), biject_to(constraints.real), 0, 100)
+    wide = Posterior(
+        [many], torch.zeros(100), torch.ones(100), doubts={REASON: torch.ones(100) > 0}
+    )
+    assert repr(wide).splitlines()[-2:] == [
+        "... and 70 more: posterior.intervals()",
+        f"* {', '.join(wide.names[:6])} and 94 more: {REASON}",
+    ]
+
+
+def test_an_infinite_interval_has_no_share():
+    latent = Latent("s", torch.Size([]), biject_to(constraints.positive), 0, 1)
+    assert repr(Posterior([latent], torch.zeros(1), torch.tensor([1e8]))).endswith("0%")
+
+
+def test_a_picture():
+    pytest.importorskip("matplotlib")
+    found = posterior(doubts={REASON: torch.arange(DIM) < 1})
+    (axes,) = found.plot(0.9).axes
+    aware, plain = axes.collections
+    ends = torch.stack([torch.tensor(s[:, 0]) for s in aware.get_segments()])
+    inner = torch.stack([torch.tensor(s[:, 0]) for s in plain.get_segments()])
+    lower, upper, _ = found.intervals(0.9)["w"]
+    torch.testing.assert_close(ends[:3], torch.stack([lower, upper], dim=1))
+    assert (ends[:, 0] <= inner[:, 0]).all() and (inner[:, 1] <= ends[:, 1]).all()
+    assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["w[0]", "w[1]"]
+    sure, doubtful = axes.lines
+    assert list(doubtful.get_ydata()) == [0] and 0 not in sure.get_ydata()
+    assert doubtful.get_markerfacecolor() == "white"
+    assert axes.get_xlabel() == f"doubtful: w[0]: {REASON}"
+    assert "95% interval" not in axes.get_legend_handles_labels()[1][0]
+    many = Latent("many", torch.Size([100]), biject_to(constraints.real), 0, 100)
+    figure = Posterior([many], torch.zeros(100), torch.ones(100)).plot()
+    assert figure.axes[0].get_title() == "The first 60 of 100"
+    with pytest.raises(ConfigurationError, match="level"):
+        found.plot(2.0)
+
+
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigurationError, match="needs matplotlib"):
+        posterior().plot()
+
+
+def test_half_of_the_variance_decides():
+    turn = math.pi / 8
+    directions = torch.tensor([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+    hidden = torch.tensor([True, False])
+    assert mostly_in(directions, torch.ones(2), hidden).tolist() == [True, False]
+    assert mostly_in(directions, torch.tensor([100.0, 1.0]), hidden).tolist() == [True, True]
+    assert mostly_in(directions, torch.tensor([0.01, 1.0]), hidden).tolist() == [False, False]
+    assert not mostly_in(directions, torch.ones(2), ~hidden | hidden & False).all()
+
+
+# DPSEP
+
+
+def fitted(bound=None, epsilon=None, **options):
+    guide = AutoMultivariateNormal(logistic)
+    accountant = PrivacyAccountant(epsilon=epsilon)
+    sep = DPSEP(logistic, guide, accountant=accountant, max_factor_norm=bound, **options)
+    sep.run(*regression_data(), progress=False)
+    return sep
+
+
+BOUNDS = {"automatic": None, "by hand": 3.0}
+
+
+@pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
+def test_dpsep_tells_what_the_noise_makes(bound):
+    sep = fitted(bound, num_steps=6, noise_multiplier=2.0, generator=0)
+    aware, plain = sep.posterior(), sep.posterior(noise_aware=False)
+    assert isinstance(aware, pyro_dp.Posterior) and isinstance(plain, pyro_dp.Posterior)
+    torch.testing.assert_close(aware.mean, plain.mean)
+    share = 1 - plain.covariance_matrix.diagonal() / aware.covariance_matrix.diagonal()
+    torch.testing.assert_close(aware.noise_share, share.clamp(min=0.0))
+    assert aware.noise_share.max() > 0.01 and not plain.noise_share.any()
+    assert aware.names == tuple(f"w[{place}]" for place in range(len(aware.mean)))
+
+
+@pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
+def test_dpsep_marks_what_the_noise_hides(bound):
+    loud = fitted(bound, num_steps=6, noise_multiplier=1e4, generator=0).posterior()
+    assert set(loud.doubtful) == set(loud.names)
+    assert all(HIDDEN in reason for reason in loud.doubtful.values())
+    assert loud.intervals()["w"].doubtful.all()
+    quiet = fitted(bound, num_steps=6, noise_multiplier=1e-3, generator=0).posterior()
+    assert HIDDEN not in "".join(quiet.doubtful.values())
+
+
+def test_dpsep_marks_all_where_many_were_clipped():
+    clipped = fitted(0.05, num_steps=6, noise_multiplier=0.01, generator=0)
+    assert clipped.clipped_fraction.is_large
+    assert MANY_CLIPPED in clipped.posterior().doubtful["w[0]"]
+    assert set(clipped.posterior().doubtful) == set(clipped.posterior().names)
+    free = fitted(1e3, num_steps=6, noise_multiplier=1e-6, generator=0)
+    assert not free.posterior().doubtful
+
+
+def test_dpsep_before_it_knows_anything_of_the_records():
+    guide = AutoMultivariateNormal(logistic)
+    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), num_steps=6, noise_multiplier=2.0)
+    sep.step(*regression_data())  # of norms alone
+    assert set(sep.posterior().doubtful) == set(sep.posterior().names)
