@@ -20,6 +20,7 @@ from pyro.infer.autoguide import (
     AutoMultivariateNormal,
     AutoNormal,
     AutoNormalizingFlow,
+    init_to_value,
 )
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from sums import exact_sums
@@ -115,6 +116,32 @@ def repeated_mixture(x):
         z = pyro.sample("z", dist.Categorical(weights), infer={"enumerate": "parallel"})
         with pyro.plate("visits", x.shape[1], dim=-1):
             pyro.sample("x", dist.Normal(locs[z], 0.5), obs=x[idx])
+
+
+def linear(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Normal(x[idx] @ w, 0.5), obs=y[idx])
+
+
+def factored(x, y):
+    """Uses pyro.factor, which has no distribution to look into."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        log_prob = dist.Bernoulli(logits=x[idx] @ w).log_prob(y[idx])
+        pyro.factor("y", log_prob)
+
+
+def mixture_guide(model):
+    centres = torch.tensor([[-2.0, -2.0], [0.0, 0.0], [2.0, 2.0]])
+    if model is repeated_mixture:
+        centres = centres[:, 0]
+    start = init_to_value(values={"locs": centres, "weights": torch.ones(3) / 3})
+    return AutoNormal(poutine.block(model, hide=["z"]), init_loc_fn=start)
+
+
+def points():
+    return (torch.randn(30, 2) + 2 * torch.randint(-1, 2, (30, 1)),)
 
 
 class VAE(nn.Module):

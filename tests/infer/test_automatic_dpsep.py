@@ -1,18 +1,57 @@
 """DPSEP without a bound: sensitivity, noise, states; exact without noise, the prior under it."""
 
-from contract import InferenceContract
-from problems import logistic, regression_data
-from pyro.infer.autoguide import AutoMultivariateNormal
+import math
+import warnings
 
-from pyro_dp import DPSEP
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from contract import InferenceContract
+from problems import (
+    linear,
+    logistic,
+    mixture,
+    mixture_guide,
+    points,
+    regression_data,
+    repeated_mixture,
+)
+from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
+from sums import exact_sums
+
+import pyro_dp.mechanism.iterative
+from pyro_dp import (
+    DPSEP,
+    ClippingWarning,
+    ConfigurationError,
+    ConvergenceWarning,
+    ModelError,
+    PrivacyAccountant,
+)
+from pyro_dp.infer.ep.release_plan import ReleasePlan
+from pyro_dp.mechanism.release import release
+
+
+def poisson(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Poisson((x[idx] @ w).clamp(max=20.0).exp()), obs=y[idx])
+
 
 _KINDS = {
-    "logistic": (logistic, AutoMultivariateNormal, regression_data),
+    "logistic": (logistic, AutoMultivariateNormal, regression_data, {}),
+    "poisson": (poisson, AutoDiagonalNormal, regression_data, {}),
+    "linear": (linear, AutoNormal, regression_data, {}),
+    "mixture": (mixture, mixture_guide, points, {}),
+    "nested": (repeated_mixture, mixture_guide, points, {"plate": "data"}),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*one record at a time")
 class TestContract(InferenceContract):
-    variants = kinds = ("logistic",)
+    variants = kinds = tuple(_KINDS)
+    slow = ("linear", "nested")
     opening = 1  # of norms alone
     bad_settings = (
         ({"damping": 0.5}, "max_factor_norm"),
@@ -22,8 +61,8 @@ class TestContract(InferenceContract):
     )
 
     def make(self, variant, **options):
-        model, guide, _ = _KINDS[variant]
-        return DPSEP(model, guide(model), **options)
+        model, guide, _, settings = _KINDS[variant]
+        return DPSEP(model, guide(model), **(settings | options))
 
     def data(self, variant):
         return _KINDS[variant][2]()
@@ -32,3 +71,208 @@ class TestContract(InferenceContract):
         posterior = sep.posterior()
         held = {name: value.detach().clone() for name, value in sep.guide.median().items()}
         return held | {"mean": posterior.mean, "covariance": posterior.covariance_matrix}
+
+    def damage(self, state):
+        yield {"settings": {"max_factor_norm": 7}}, "max_factor_norm"
+
+
+def fitted(model, data, epsilon=1.0, seed=0, guide=AutoMultivariateNormal, **options):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(seed)
+    accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
+    sep = DPSEP(model, guide(model), accountant=accountant, generator=seed, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", ClippingWarning)
+        sep.run(*data, progress=False)
+    return sep
+
+
+def exact_linear(x, y):
+    precision = x.T @ x / 0.25 + torch.eye(x.shape[1])
+    mean = torch.linalg.solve(precision, x.T @ y / 0.25)
+    return torch.distributions.MultivariateNormal(mean, precision_matrix=precision)
+
+
+def gaussian_data(size=4000, dim=4, seed=3):
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, dim, generator=rng)
+    return x, x @ torch.linspace(-1.0, 1.0, dim) + 0.5 * torch.randn(size, generator=rng)
+
+
+def distance(sep, exact):
+    return torch.distributions.kl_divergence(sep.posterior(noise_aware=False), exact).item()
+
+
+def test_without_noise_it_is_exact():
+    x, y = gaussian_data(200)
+    sep = DPSEP(
+        linear,
+        AutoMultivariateNormal(linear),
+        accountant=PrivacyAccountant(),
+        noise_multiplier=0.0,
+        num_steps=8,
+    )
+    sep.run(x, y, progress=False)
+    exact = exact_linear(x, y)
+    torch.testing.assert_close(sep.posterior().mean, exact.mean, rtol=0.0, atol=1e-7)
+    torch.testing.assert_close(
+        sep.posterior().covariance_matrix, exact.covariance_matrix, rtol=0.0, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
+def test_nobody_sets_anything_whatever_the_units(scale):
+    """Far closer than the prior, in units a hundred times too small or too large."""
+    x, y = gaussian_data()
+    unit = torch.tensor([scale, 1.0, 1.0, 1.0])
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(torch.zeros(4), 1 / unit).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Normal(x[idx] @ w, 0.5), obs=y[idx])
+
+    exact = exact_linear(x, y)
+    found = fitted(model, (x * unit, y), epsilon=2.0)
+    mean = found.posterior(noise_aware=False).mean * unit
+    nats = 0.5 * (mean - exact.mean) @ exact.precision_matrix @ (mean - exact.mean)
+    assert nats < 2.0
+
+
+def test_more_budget_is_closer():
+    x, y = gaussian_data()
+    exact = exact_linear(x, y)
+    means = [
+        sum(distance(fitted(linear, (x, y), epsilon, seed), exact) for seed in range(3)) / 3
+        for epsilon in (0.1, 1.0, 10.0)
+    ]
+    assert means[0] > 3 * means[1] > 9 * means[2]
+    assert means[2] < 0.05
+
+
+def test_where_noise_hides_all_the_prior_is_left():
+    x, y = gaussian_data(60)
+    prior = torch.distributions.MultivariateNormal(torch.zeros(4), torch.eye(4))
+    for seed in range(3):
+        sep = fitted(linear, (x, y), 0.01, seed)
+        found = sep.posterior()
+        assert torch.distributions.kl_divergence(found, prior) < 1.0
+        assert set(found.doubtful) == set(found.names)
+
+
+def test_the_plan_is_public():
+    """Steps and shares follow from N, d and the budget alone; one more record changes nothing."""
+    x, y = gaussian_data(300)
+    one, two = (fitted(linear, data, epsilon=0.5) for data in ((x, y), (x * 50, y - 3)))
+    assert (
+        one.num_steps == two.num_steps == ReleasePlan(4, 300, one._known.plan.multiplier).num_steps
+    )
+    assert one.accountant.ledger == two.accountant.ledger
+    steps = [ReleasePlan(5, 10_000, sigma).num_steps for sigma in (0.5, 5.0, 50.0, 5000.0)]
+    assert steps == sorted(steps, reverse=True) and steps[0] == 51 and steps[-1] == 13
+
+
+@pytest.mark.parametrize("outcome", [0.0, 1.0])
+def test_a_weight_does_not_look_at_the_outcome(monkeypatch, outcome):
+    """Of a binary outcome both are thought of: the other one would have the same weight.
+
+    Then a record's parts (r w, h w) for y = 0 and y = 1 are p w and (1 - p) w in length.
+    """
+    x, y = regression_data(size=30)
+    x[4] *= 40.0  # far beyond any bound
+    y[4] = outcome
+    seen = []
+
+    def watched(clipped, **options):
+        seen.append((clipped.blocks, exact_sums(clipped)))
+        return release(clipped, **options)
+
+    monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", watched)
+    parts = []
+    for batch in ([4, 7], [7]):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        guide = AutoMultivariateNormal(logistic)
+        accountant = PrivacyAccountant()
+        options = dict(noise_multiplier=5.0, num_steps=9, sample_rate=0.5, generator=0)
+        sep = DPSEP(logistic, guide, accountant=accountant, **options)
+        monkeypatch.setattr(sep, "_draw_records", lambda *_: torch.arange(30))
+        sep.step(x * 0, y * 0)
+        monkeypatch.setattr(sep, "_draw_records", lambda *_: torch.tensor(batch))  # noqa: B023
+        sep._first = None
+        sep.step(x, y)
+        parts.append(seen[-1])
+    blocks, (one, _) = parts[0]
+    part = one - parts[1][1][0]
+    dim = x.shape[1]
+    at = sep._known.looks[-1].mean
+    p = torch.sigmoid(x[4] @ at)
+    residual, curvature = (outcome - p).abs() * x[4].norm(), p * (1 - p) * x[4].norm() ** 2
+    ratio = part[dim:].norm() / part[:dim].norm()
+    assert part.norm() <= blocks[0].bound * (1 + 1e-9)
+    assert ratio > 0 and residual > 0 and curvature > 0
+
+
+def test_a_state_of_the_other_kind_is_refused():
+    x, y = gaussian_data(50)
+    options = dict(noise_multiplier=5.0, num_steps=4)
+    one = DPSEP(linear, AutoNormal(linear), accountant=PrivacyAccountant(), **options)
+    one.step(x, y)
+    two = DPSEP(
+        linear, AutoNormal(linear), accountant=PrivacyAccountant(), max_factor_norm=1.0, **options
+    )
+    with pytest.raises(ConfigurationError, match="max_factor_norm differs"):
+        two.load_state_dict(one.state_dict())
+
+
+def test_too_many_latents_are_refused_before_anything_is_spent():
+    def wide(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([1201]).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Normal(x[idx] * w.sum(), 1.0), obs=y[idx])
+
+    accountant = PrivacyAccountant(epsilon=1.0)
+    sep = DPSEP(wide, AutoNormal(wide), accountant=accountant)
+    with pytest.raises(ModelError, match="1201 latents.*max_factor_norm"):
+        sep.step(torch.ones(5), torch.ones(5))
+    assert accountant.num_releases == 0
+
+
+def test_what_was_clipped_is_known_without_a_bit():
+    x, y = gaussian_data()
+    sep = fitted(linear, (x, y), epsilon=3.0)
+    assert sep._bit is None
+    bound = sep._known.frame.bound
+    from pyro_dp import nonprivate
+
+    norms = nonprivate(sep).gradient_norms(x, y)
+    clipped = sep.clipped_fraction
+    assert clipped.fraction == pytest.approx(
+        (norms > bound).double().mean().item(), abs=0.02 + 4 * clipped.standard_error
+    )
+    assert "clipped" in repr(sep)
+
+
+def test_graphs_change_nothing():
+    x, y = gaussian_data(500)
+    one, two = (fitted(linear, (x, y), jit=jit).posterior() for jit in ("none", "trace"))
+    torch.testing.assert_close(one.mean, two.mean, rtol=0.0, atol=1e-9)
+    torch.testing.assert_close(one.covariance_matrix, two.covariance_matrix)
+
+
+def test_intervals_cover_the_exact_mean():
+    """Noise-aware 95% intervals of the posterior mean, which plain ones do not cover.
+
+    120 intervals: fewer than 100 would have a probability below 1e-6 at a coverage of .95.
+    """
+    aware = plain = 0
+    for seed in range(30):
+        x, y = gaussian_data(2000, seed=100 + seed)
+        sep, exact = fitted(linear, (x, y), 0.3, seed), exact_linear(x, y)
+        for noise_aware in (True, False):
+            found = sep.posterior(noise_aware)
+            count = ((found.mean - exact.mean).abs() < 1.96 * found.stddev).sum().item()
+            aware, plain = (aware + count, plain) if noise_aware else (aware, plain + count)
+    assert aware >= 100
+    assert plain < 90
+    assert math.isfinite(aware)

@@ -9,12 +9,16 @@ import pytest
 import torch
 from contract import InferenceContract, named, through_a_file
 from problems import (
+    factored,
     handwritten_guide,
     in_turns,
+    linear,
     logistic,
     logistic_subsampled,
     logistic_whole,
     mixture,
+    mixture_guide,
+    points,
     regression_data,
     repeated_mixture,
 )
@@ -43,20 +47,6 @@ from pyro_dp.mechanism.release import release
 
 _ALARM = 1e-8
 _GUIDES = [AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal, lambda model: handwritten_guide]
-
-
-def linear(x, y):
-    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-    with pyro.plate("data", len(x)) as idx:
-        pyro.sample("y", dist.Normal(x[idx] @ w, 0.5), obs=y[idx])
-
-
-def factored(x, y):
-    """Uses pyro.factor, which has no distribution to look into."""
-    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-    with pyro.plate("data", len(x)) as idx:
-        log_prob = dist.Bernoulli(logits=x[idx] @ w).log_prob(y[idx])
-        pyro.factor("y", log_prob)
 
 
 def new_sep(model=logistic, guide=None, **options):
@@ -190,25 +180,13 @@ def test_close_to_the_posterior_of_logistic_regression():
 # Models of every kind of moments and shape, with their guides and data.
 
 
-def _mixture_guide(model):
-    centres = torch.tensor([[-2.0, -2.0], [0.0, 0.0], [2.0, 2.0]])
-    if model is repeated_mixture:
-        centres = centres[:, 0]
-    start = init_to_value(values={"locs": centres, "weights": torch.ones(3) / 3})
-    return AutoNormal(poutine.block(model, hide=["z"]), init_loc_fn=start)
-
-
-def _points():
-    return (torch.randn(30, 2) + 2 * torch.randint(-1, 2, (30, 1)),)
-
-
 _KINDS = {
     "logistic": (logistic, AutoMultivariateNormal, regression_data, {}),
     "linear": (linear, AutoNormal, regression_data, {}),
     "whole": (logistic_whole, AutoNormal, regression_data, {"slice_data": True}),
     "factor": (factored, AutoNormal, regression_data, {}),
-    "mixture": (mixture, _mixture_guide, _points, {}),
-    "nested": (repeated_mixture, _mixture_guide, _points, {"plate": "data"}),
+    "mixture": (mixture, mixture_guide, points, {}),
+    "nested": (repeated_mixture, mixture_guide, points, {"plate": "data"}),
 }
 
 
@@ -365,7 +343,7 @@ def test_mixture_finds_its_components():
     centres = torch.tensor([[-2.0, -2.0], [0.0, 0.0], [2.0, 2.0]])
     z = torch.arange(300) % 3
     x = centres[z] + 0.5 * torch.randn(300, 2)
-    sep = new_sep(mixture, _mixture_guide(mixture), num_steps=10)
+    sep = new_sep(mixture, mixture_guide(mixture), num_steps=10)
     sep.run(x, progress=False)
     assert sep._prepared.problem.moments.name == "stein"
     median = sep.guide.median()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_STEEP = 8  # how fast a curvature that is less than twice its noise stops to count
 _BEND = 2.5  # of the curvature, over a way of which it sees one nat per record
 
 
@@ -87,7 +88,10 @@ def evidence(
     way = back @ (here - mean)
     identity = torch.eye(len(here)).to(here)
     carried = back @ (way.square().sum() * identity + torch.outer(way, way)) @ back * sd**2 / 2
-    noise = _sum(weights**2, noises) + carried
+    # Where the curvature may be noise itself, it is no information: half of it at twice the noise.
+    values, vectors = torch.linalg.eigh(root @ curvature @ root)
+    doubt = (vectors * (values * (2 * sd / values) ** _STEEP)) @ vectors.mT
+    noise = _sum(weights**2, noises) + carried + back @ doubt @ back
     return Evidence(mean + inverse @ gradient, curvature, noise)
 
 
