@@ -7,8 +7,8 @@ N(0, I) of the coefficients, AutoMultivariateNormal.
 
 Logistic regression: Adult, Abalone (rings >= 10), breast cancer (scikit-learn), extramarital
 affairs (statsmodels); Poisson: visits to a doctor of the RAND health insurance experiment
-(statsmodels); linear: power, kin8nm, protein, wine_red, naval, concrete (UCI); simulated logistic and probit
-regressions (N = 20,000, d = 10). Text columns are integer codes; an intercept joins.
+(statsmodels); linear: power, kin8nm, protein, wine_red, naval, concrete (UCI); simulated logistic
+and probit regressions (N = 20,000, d = 10). Text columns are integer codes; an intercept joins.
 
 Public by assumption, and not covered by epsilon: the moments of all rows that standardise the
 columns, the noise's standard deviation of the linear models, N.

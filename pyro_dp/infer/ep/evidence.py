@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_STEEP = 8  # how fast a curvature that is less than twice its noise stops to count
+_HALF, _STEEP = 0.67, 8  # where, in sd sqrt(d), and how fast a noisy curvature stops to count
 _BEND = 2.5  # of the curvature, over a way of which it sees one nat per record
 
 
@@ -88,9 +88,11 @@ def evidence(
     way = back @ (here - mean)
     identity = torch.eye(len(here)).to(here)
     carried = back @ (way.square().sum() * identity + torch.outer(way, way)) @ back * sd**2 / 2
-    # Where the curvature may be noise itself, it is no information: half of it at twice the noise.
+    # Where the curvature may be noise itself, it is no information: half of it at a level that goes
+    # with the noise's largest eigenvalue.
     values, vectors = torch.linalg.eigh(root @ curvature @ root)
-    doubt = (vectors * (values * (2 * sd / values) ** _STEEP)) @ vectors.mT
+    level = _HALF * sd * len(here) ** 0.5
+    doubt = (vectors * (values * (level / values) ** _STEEP)) @ vectors.mT
     noise = _sum(weights**2, noises) + carried + back @ doubt @ back
     return Evidence(mean + inverse @ gradient, curvature, noise)
 
