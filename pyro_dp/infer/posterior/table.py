@@ -8,7 +8,7 @@ _MOST_LINES = 30
 
 
 def table(lines: Sequence[Line], level: float, reasons: Mapping[str, str]) -> str:
-    """Median, interval, and how much of its squared width is noise; doubts have a star and a reason.
+    """Median, interval, share of the noise in its squared width; a star and a reason for doubts.
 
     :param level: of the intervals.
     :param reasons: of doubts, by coordinate.
