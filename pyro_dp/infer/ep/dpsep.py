@@ -5,10 +5,11 @@ of individuals and a guide that is Gaussian in unconstrained space. Stochastic E
 Hernández-Lobato & Turner 2015 (arXiv 1506.04132).
 
 Where this differs from the paper: sites are exact rather than sampled
-(:mod:`pyro_dp.infer.ep.tilted_sites`); what is released is centred
-(:mod:`pyro_dp.infer.ep.site_factors`); all records take part in every step, and estimates are
-averaged once the posterior has arrived (:mod:`pyro_dp.infer.ep.step_control`). The paper moves q by
-gamma / N per record: there the signal-to-noise ratio of one step is that of one record.
+(:mod:`pyro_dp.infer.ep.tilted_sites`), and what is released is centred
+(:mod:`pyro_dp.infer.ep.site_factors`) and, without a bound of the user's, whitened
+(:mod:`pyro_dp.infer.ep.whitened`). All records take part in every step, and releases are averaged.
+The paper moves q by gamma / N per record: there the signal-to-noise ratio of one step is that of
+one record.
 """
 
 import math
@@ -96,31 +97,53 @@ class PreparedSites(Prepared):
 class DPSEP(PrivateInference[PreparedSites]):
     """Differentially private stochastic expectation propagation: the guide is the result.
 
-    The posterior is approximated by q = prior * f^N, with one Gaussian factor f for the average
-    record. Each step forms the cavity q / f; every sampled record's site f_n, the Gaussian that
-    replaces its likelihood there, is clipped jointly in its natural parameters to norm C; the sum
-    is released with noise N(0, (sigma C)^2 I), divided by the public sample rate, and averaged into
-    f^N. After each step the guide's parameters hold the current posterior: ``Predictive``,
-    ``guide.median()`` and ``guide.quantiles()`` work.
+    ``DPSEP(model, guide, accountant=accountant)`` needs nothing else. The posterior is approximated
+    by q = prior * f^N, with one Gaussian factor f for the average record. In each step every
+    sampled record's likelihood is replaced, near q, by a Gaussian site with precision Lambda and
+    residual r = eta - Lambda m at the mean m; their sum is released with noise, and q is what all
+    releases so far say together, each with its noise (:mod:`pyro_dp.infer.ep.evidence`). After each
+    step the guide's parameters hold it: ``Predictive``, ``guide.median()`` and
+    ``guide.quantiles()`` work.
+
+    **What is released.** A record's part is (W r, kappa W Lambda W), of norm C at most. W is the
+    inverse root of the curvature that was released before: the noise has the shape of the
+    posterior. C, kappa and the number of steps follow from the budget, N, the number of latents,
+    and a histogram of the parts' norms that joins each release; the first step releases it alone
+    (:mod:`pyro_dp.infer.ep.release_plan`). Larger parts are made shorter by a weight that is the
+    same for all outcomes where the family has finitely many (Bernoulli, categorical), or that takes
+    outcomes to be within two standard deviations: a weight that does not look at the outcome draws
+    the estimate to no side where the model holds (Künsch, Stefanski & Carroll 1989); what is larger
+    still is clipped.
 
     **Guarantee.** The sequence of posteriors is (epsilon, delta)-differentially private for one
     element of the private plate, with epsilon = ``accountant.get_epsilon()`` under the accountant's
-    neighbouring relation, for finite data.
+    neighbouring relation, for finite data. Proof: given the releases before, W, kappa and C are
+    constants. A record adds to the first block a vector of norm C at most, whatever W, kappa, its
+    weight and its outcome are, as the block is clipped last; and to the second a one in one of 160
+    bins, of norm 1. With noise multipliers sigma / sqrt(.95) and sigma / sqrt(.05) in units of C
+    and 1 both are one Gaussian mechanism of noise multiplier sigma (:class:`Block`); the first step
+    is one by itself. sigma and the number of steps are set before the first release; steps compose
+    adaptively.
 
     **Not protected.** As for :class:`DPSVI`.
 
-    **Uncertainty.** :meth:`posterior` can include the uncertainty that the privacy noise adds, to
-    first order in the noise: 95% intervals then covered the truth in 92 to 97% of simulated data
-    sets. That does not make up for clipping, which biases the mean where C cuts much; nor for a
-    posterior that is not Gaussian; nor for the noise in the precision, which draws the mean towards
-    the prior in directions that the data determine weakly. Where the noise hides all information
-    the posterior falls back to the prior.
+    **Uncertainty.** :meth:`posterior` counts in the uncertainty that the privacy noise adds, to
+    first order in the noise. That does not make up for what is cut off, which biases the mean where
+    the model does not hold and few records have much leverage; nor for a posterior that is not
+    Gaussian. Where the noise hides all information the posterior falls back to the prior.
+    ``posterior().doubtful`` names the coefficients of which either is so.
 
-    **Where it fails.** At its end :meth:`run` warns, by what was released, with a
-    :class:`ConvergenceWarning`: where most estimates of the last half of the steps were left aside
-    by the step control, or made where the gradient stood out of the noise (not with a ``damping``
-    of one's own); and where in most directions the noise may be more than what the records say.
-    Hierarchies with unknown scales are such models: :class:`DPSVI` serves them better.
+    **Where it fails.** At its end :meth:`run` warns, by what was released: with a
+    :class:`ConvergenceWarning` where in most directions the noise may be more than what the records
+    say, and with a :class:`ClippingWarning` where what was cut off may move the posterior by as
+    much as it is wide. With a ``max_factor_norm``, the first also where most estimates of the last
+    half of the steps were left aside by the step control, or made where the gradient stood out of
+    the noise (not with a ``damping`` of one's own). Hierarchies with unknown scales are such
+    models: :class:`DPSVI` serves them better.
+
+    **With a max_factor_norm** of one's own, for experts, it is the algorithm of the paper: parts
+    are (eta - Lambda m, kappa Lambda) in the latents' own coordinates, all are clipped to C, and
+    estimates are averaged once the posterior has arrived (:mod:`pyro_dp.infer.ep.step_control`).
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations. Discrete latents of a record are summed out where they are marked with
@@ -130,17 +153,22 @@ class DPSEP(PrivateInference[PreparedSites]):
         first q.
     :param accountant: as for :class:`DPSVI`, as are plate, sampling, microbatch_size, slice_data,
         generator, secure and report_clipping.
-    :param num_steps: number of steps of :meth:`run`. 20 to 50 on full batches serve regressions.
+    :param num_steps: number of steps of :meth:`run`. ``None``: from the budget, N and the number of
+        latents, 13 to 51; it is needed with a ``max_factor_norm``, where 20 to 50 serve
+        regressions.
     :param noise_multiplier: standard deviation sigma of the noise in units of C, but for what
         ``report_clipping`` takes of the cost. ``None``: the
-        smallest that fits what remains of the budget at the first step. 0: plain SEP, not private.
-    :param max_factor_norm: C, to which the norm of a record's (eta_n - Lambda_n m, kappa Lambda_n)
-        is clipped. Clipping acts on residuals: it should let nearly all records through. For
-        logistic regression a C equal to the bound on the features' norm cuts nothing; the smaller
-        epsilon, the more a smaller C is worth its bias. ``math.inf`` needs ``noise_multiplier=0``.
-    :param damping: weight in (0, 1] of a new estimate in f, or a function of the step number that
-        gives it. ``None``: 1 until the posterior has arrived, up to noise, then the average of all
-        estimates since; with a step control that judges what was released.
+        smallest that fits what remains of the budget at the first step. 0: not private, and nothing
+        is cut off.
+    :param max_factor_norm: ``None``: none is needed. Else C, to which the norm of a record's (eta_n
+        - Lambda_n m, kappa Lambda_n) is clipped, in all steps. Clipping acts on residuals: it
+        should let nearly all records through. For logistic regression a C equal to the bound on the
+        features' norm cuts nothing; the smaller epsilon, the more a smaller C is worth its bias.
+        ``math.inf`` needs ``noise_multiplier=0``.
+    :param damping: with a ``max_factor_norm`` only, as are precision, precision_weight and
+        ``centred=False``: weight in (0, 1] of a new estimate in f, or a function of the step number
+        that gives it. ``None``: 1 until the posterior has arrived, up to noise, then the average of
+        all estimates since; with a step control that judges what was released.
     :param sample_rate: expected fraction of the records in a step, in (0, 1]. Full batches use the
         budget best.
     :param moments: "linear" (the observation depends on the latents through one or two numbers per
