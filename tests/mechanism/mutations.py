@@ -327,4 +327,25 @@ MUTATIONS = [
         "if False:",
         "test_dpsvi.py::test_noise_beyond_the_numbers_spends_nothing",
     ),
+    Mutation(
+        "a broken record's factor in the sum",
+        "Scaled.weighted_sum",
+        "torch.where(weights > 0, weights * self._factors, 0.0)",
+        "weights * self._factors",
+        "test_automatic_dpsep.py",
+    ),
+    Mutation(
+        "a record twice in the histogram",
+        "Bins.weighted_sum",
+        "ones = (weights > 0).to(torch.float64).squeeze(1)",
+        "ones = 2 * (weights > 0).to(torch.float64).squeeze(1)",
+        "test_norm_histogram.py",
+    ),
+    Mutation(
+        "noise of a block that forgets its share",
+        "Block.noise",
+        "multiplier * self.bound / math.sqrt(self.share)",
+        "multiplier * self.bound",
+        "test_clipped_fraction.py",
+    ),
 ]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyro_dp.mechanism.blocks import LEAST_BOUND
 from pyro_dp.mechanism.norm_histogram import Floats, Norms
 
 # Chosen on Adult, RAND HIE, abalone, wine, cancer, power, kin8nm, protein and simulated data; see
@@ -60,7 +61,7 @@ class ReleasePlan:
         if label_free:
             weight = norms.weight(bounds)
             cost += 0.5 * self.dim * (norms.weight(bounds, 2) / weight**2 - 1)
-        return float(bounds[cost.argmin()])
+        return max(float(bounds[cost.argmin()]), LEAST_BOUND)
 
     def bias(self, norms: Norms, scale: float, bound: float) -> float:
         """Of what is cut off, about: in nats, over those of noise and posterior together.
