@@ -503,9 +503,9 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSEP: many clipped records are no doubt",
-        "doubts",
-        "if clipped is not None and clipped.is_large:",
-        "if False:",
+        "DPSEP._biased",
+        "return clipped is not None and clipped.is_large",
+        "return False",
         "test_posterior.py",
     ),
 ]

@@ -7,25 +7,20 @@ from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.evidence import power
 from pyro_dp.infer.ep.whitened import WhitenedApproximation
 from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED, everywhere, mostly_in
-from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.utils.linalg import dense
 
 
-def doubts(
-    found: Approximation | WhitenedApproximation, clipped: ClippedFraction | None
-) -> dict[str, Tensor]:
+def doubts(found: Approximation | WhitenedApproximation, *, biased: bool) -> dict[str, Tensor]:
     """Masks of all latents, (d,), by reason.
 
     In hidden directions the noise says more than the records; what they see is what the run's
     warning counts. A coefficient is doubtful if most of its variance lies there.
+
+    :param biased: whether what was cut off matters.
     """
     mean, places = found.posterior.mean, found.problem.places
     hidden = torch.zeros_like(mean, dtype=torch.bool).index_copy(0, places, _hidden(found))
     masks = {HIDDEN: hidden}
-    if isinstance(found, Approximation):
-        biased = clipped is not None and clipped.is_large
-    else:
-        biased = found.is_biased
     if biased:
         masks[MANY_CLIPPED] = everywhere(mean)
     return masks

@@ -319,6 +319,14 @@ class DPSEP(PrivateInference[PreparedSites]):
         return super().clipped_fraction
 
     @property
+    def _biased(self) -> bool:
+        """Whether what was cut off of the records may matter."""
+        known, clipped = self._approximation, self.clipped_fraction
+        if isinstance(known, WhitenedApproximation):
+            return known.is_biased
+        return clipped is not None and clipped.is_large
+
+    @property
     def _approximation(self) -> Approximation | WhitenedApproximation:
         if self._known is None:
             raise ConfigurationError("There is no posterior before the first step.")
@@ -342,7 +350,7 @@ class DPSEP(PrivateInference[PreparedSites]):
         known = self._approximation
         _, plain = known.moments(False)
         mean, covariance = known.moments(noise_aware)
-        reasons = doubts(known, self.clipped_fraction)
+        reasons = doubts(known, biased=self._biased)
         return Posterior(known.problem.guide.latents, mean, covariance, plain=plain, doubts=reasons)
 
     def state_dict(self) -> dict[str, Any]:
@@ -399,8 +407,8 @@ class DPSEP(PrivateInference[PreparedSites]):
         if isinstance(known, Approximation) and not known.control.settled:
             count, judged = known.control.unsettled, known.control.judged
             warnings.append(ConvergenceWarning(_UNSETTLED.format(count=count, judged=judged)))
-        if isinstance(known, WhitenedApproximation) and known.is_biased:
-            warnings.append(ClippingWarning(_BIASED.format(clipped=known.clipped)))
+        if self._automatic and self._biased:
+            warnings.append(ClippingWarning(_BIASED.format(clipped=self.clipped_fraction)))
         hidden, dim = known.hidden(), len(known.problem.places)
         if self.noise_multiplier > 0 and 2 * hidden > dim:
             warnings.append(ConvergenceWarning(_HIDDEN.format(hidden=hidden, dim=dim)))
