@@ -1,14 +1,17 @@
 """Audits of the package, and of the package with faults planted in it.
 
-Logistic regression; the canary's feature is one that no other record has. Four parts, each a table
+Logistic regression; the canary's feature is one that no other record has. Five parts, each a table
 in results/audit.json:
 
 * ``steps``: one full-batch step of DPSVI at several claimed epsilons, 10,000 trials.
 * ``runs``: whole runs of DPSVI, DPSEP and VIPS at several claimed epsilons: bounds and claims.
+* ``whitened``: one release of DPSEP without a bound, sites and histogram together, in a frame that
+  is far from the data's: canaries that are long, short, common, and mislabelled. The attacker knows
+  both sums, and scores a release along their difference.
 * ``curve``: one full-batch step of DPSVI at a claimed epsilon of 4, 50,000 trials, five times.
 * ``faults``: planted by replacing functions of the package: bounds and claims.
 
-    python benchmarks/audit.py [--parts steps runs curve faults] [--share 1.0]
+    python benchmarks/audit.py [--parts steps runs whitened curve faults] [--share 1.0]
 
 Without --parts, the figure and the table are made again from the results.
 """
@@ -20,6 +23,8 @@ import math
 import operator
 import time
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -28,7 +33,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoDiagonalNormal
+from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
 from scipy.special import ndtr, ndtri
 
 from pyro_dp import (
@@ -40,7 +45,9 @@ from pyro_dp import (
     SubsampledGaussian,
     audit,
 )
+from pyro_dp.infer.ep.whitened import Frame
 from pyro_dp.mechanism import clipping, iterative
+from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.vips import VIPS, LogisticRegression
 
@@ -132,6 +139,52 @@ class Centred(Repeated):
         return x - x.mean(dim=0)
 
 
+class WhitenedRelease:
+    """Second releases of DPSEP, all from the same posterior and in the same frame.
+
+    :param frame: W, kappa and C, which may be anything that was released before.
+    """
+
+    def __init__(self, event: SubsampledGaussian, frame: Frame, seed: int):
+        self.event, self.frame = event, frame
+        self.noise = np.random.default_rng(seed)
+        self.known = {}
+
+    def __call__(self, x, y):
+        if id(x) not in self.known:
+            self.known[id(x)] = self.clipped(x, y)
+        released = release(
+            self.known[id(x)], accountant=PrivacyAccountant(), event=self.event, noise=self.noise
+        )
+        return [block.numpy() for block in released]
+
+    def clipped(self, x, y) -> clipping.ClippedSum:
+        pyro.clear_param_store()
+        sep = DPSEP(
+            model,
+            AutoDiagonalNormal(model, init_loc_fn=init_to_value(values={"w": torch.ones(DIM)})),
+            accountant=PrivacyAccountant(),
+            noise_multiplier=1.0,
+            num_steps=9,
+        )
+        prepared = sep._prepare((x, y), {})
+        known = replace(sep._approximation, frame=self.frame)
+        # Without the canary, its place is nobody's.
+        batch = torch.arange(len(x)) if x[0].any() else torch.arange(1, len(x))
+        clipped = clipping.ClippedSum(known.blocks)
+        prepared.sites.add(clipped, known.at(len(x)), batch, np.random.default_rng(0))
+        return clipped
+
+    def along(self, data, neighbour) -> Callable:
+        """The best score: along the difference of the sums, each block in units of its noise."""
+        one, other = (self.clipped(*each) for each in (data, neighbour))
+        ways = [
+            (a - b).numpy() / (block.bound**2 / block.share)
+            for a, b, block in zip(one._totals, other._totals, one.blocks, strict=True)
+        ]
+        return lambda released: sum(way @ block for way, block in zip(ways, released, strict=True))
+
+
 def claims(event: SubsampledGaussian, count: int = 1, **settings) -> PrivacyAccountant:
     accountant = PrivacyAccountant(**settings)
     accountant.record(event, count)
@@ -169,7 +222,14 @@ def dpsep_runs(epsilon: float, seed: int, trials: int) -> AuditResult:
         pyro.clear_param_store()
         guide = AutoDiagonalNormal(model)
         accountant = PrivacyAccountant(epsilon)
-        sep = DPSEP(model, guide, accountant=accountant, num_steps=3, generator=generator)
+        sep = DPSEP(
+            model,
+            guide,
+            accountant=accountant,
+            num_steps=3,
+            max_factor_norm=1.0,
+            generator=generator,
+        )
         sep.run(x, y, progress=False)
         make_run.accountant = accountant
         return guide.loc[0].item()
@@ -229,6 +289,34 @@ def runs(share: float) -> list[dict]:
             for seed in range(seeds):
                 result = function(epsilon, seed, max(100, int(share * trials)))
                 rows.append(summary(result, inference=name, seed=seed))
+    return rows
+
+
+def whitened(share: float) -> list[dict]:
+    """Four canaries at each epsilon, each in a frame of its own."""
+    rows = []
+    canaries = {
+        "long": (1e4 * torch.eye(DIM)[0], 1.0),
+        "short": (1e-3 * torch.eye(DIM)[0], 1.0),
+        "common": (0.5 * torch.ones(DIM), 1.0),
+        "mislabelled": (3.0 * torch.ones(DIM), 0.0),
+    }
+    for epsilon in EPSILONS:
+        event = full_batch(epsilon)
+        for seed, (name, canary) in enumerate(canaries.items()):
+            (x, y), _ = records(seed)
+            with_it = x.clone(), y.clone()
+            with_it[0][0], with_it[1][0] = canary
+            rng = torch.Generator().manual_seed(seed)
+            root = torch.randn(DIM, DIM, generator=rng)
+            frame = Frame(root @ root.T + 0.1 * torch.eye(DIM), 0.5, 0.8)
+            make_run = WhitenedRelease(event, frame, seed)
+            score = make_run.along(with_it, (x, y))
+            trials = int(share * 10_000)
+            result = run(
+                make_run, claims(event), trials, seed, data=(x, y), canary=canary, score=score
+            )
+            rows.append(summary(result, inference=f"DPSEP, whitened, {name} canary", seed=seed))
     return rows
 
 
@@ -353,7 +441,7 @@ def faults(share: float) -> list[dict]:
     return rows
 
 
-PARTS = {"steps": steps, "runs": runs, "curve": curve, "faults": faults}
+PARTS = {"steps": steps, "runs": runs, "whitened": whitened, "curve": curve, "faults": faults}
 
 
 def table(results: dict) -> str:
@@ -365,7 +453,7 @@ def table(results: dict) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "| inference | claimed epsilon | bounds (99.9%) |", "| --- | --- | --- |"]
     groups = {}
-    for row in results["steps"] + results["runs"]:
+    for row in results["steps"] + results["runs"] + results["whitened"]:
         key = (row["inference"], f"{row['claimed']:.2f}")
         groups.setdefault(key, []).append(f"{row['bound']:.2f}")
     for (inference, claimed), bounds in groups.items():
