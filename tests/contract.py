@@ -497,7 +497,8 @@ class InferenceContract(ReleaseContract):
         inference, _ = self.stepped(2, **self.whole)
         state, before = inference.state_dict(), self.everything(inference)
         strangers = [None, {}, 5, {"version": 1}, {"version": 99}, *foreign_states(inference)]
-        needed = [name for name in state if name != "clipped_fractions"]  # which older ones lack
+        later = ("clipped_fractions", "start")  # which older ones lack
+        needed = [name for name in state if name not in later]
         strangers += [{n: v for n, v in state.items() if n != name} for name in needed]
         cases = [(each, "state_dict") for each in strangers]
         common = (

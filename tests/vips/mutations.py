@@ -391,10 +391,10 @@ MUTATIONS = [
         "test_noise_aware.py",
     ),
     Mutation(
-        "VIPS: a Gamma of another mean",
+        "VIPS: a Gamma that is not as wide as it should be",
         "_wider_gamma",
         "rate = gamma.mean / (gamma.variance + _variance(root))",
-        "rate = gamma.rate / (1 + _variance(root) / gamma.variance)",
-        "test_noise_aware.py",
+        "rate = gamma.rate / (1 + _variance(root))",
+        "test_noise_aware.py::test_a_wider_one_has_the_same_centre_and_more_variance",
     ),
 ]

@@ -78,6 +78,7 @@ class TestContract(InferenceContract):
             {"values": {name: value}, "noise": noise},
         ):
             yield {"statistics": statistics}, "statistics"
+            yield {"start": statistics or 5}, "statistics"
 
     def test_rows_beyond_the_bound_count_as_if_they_were_on_it(self, kind):
         data, model = self.data(kind), PROBLEMS[kind][0]()
