@@ -83,7 +83,7 @@ def vips(x: Tensor, y: Tensor, epsilon: float, seed: int, settings) -> dict[str,
         generator=seed,
     )
     inference.run(x / RADIUS, y, progress=False)
-    q = inference.posterior()["weights"]
+    q = inference.posterior(noise_aware=False)["weights"]
     return {"VIPS": (q.mean / RADIUS, q.covariance_matrix / RADIUS**2)}
 
 

@@ -136,7 +136,7 @@ def fit_vips(x, y, budget, num_steps, rate, kappa, seed) -> MultivariateNormal:
         generator=seed,
     )
     inference.run(x / RADIUS, y, progress=False)
-    q = inference.posterior()["weights"]
+    q = inference.posterior(noise_aware=False)["weights"]
     return MultivariateNormal(q.mean / RADIUS, q.covariance_matrix / RADIUS**2)
 
 

@@ -129,7 +129,8 @@ def private(
         generator=seed,
     )
     vips.run(train, progress=False)
-    return model.perplexity(vips.posterior(), test), vips.posterior()["topics"].mean
+    found = vips.posterior(noise_aware=False)
+    return model.perplexity(found, test), found["topics"].mean
 
 
 def reference(
@@ -147,7 +148,8 @@ def reference(
         step_size=(0.0, 0.0),
     )
     vips.run(train, progress=False)
-    return model.perplexity(vips.posterior(), test), vips.posterior()["topics"].mean
+    found = vips.posterior(noise_aware=False)
+    return model.perplexity(found, test), found["topics"].mean
 
 
 def frequencies(train: Tensor, test: Tensor) -> float:

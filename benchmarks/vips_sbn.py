@@ -70,7 +70,7 @@ def accuracy(
         generator=seed,
     )
     vips.run(train, progress=False)
-    return model.pixel_accuracy(vips.posterior(), test)
+    return model.pixel_accuracy(vips.posterior(noise_aware=False), test)
 
 
 def majority(train: Tensor, test: Tensor) -> float:

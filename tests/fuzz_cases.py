@@ -290,6 +290,7 @@ class Sep(OnModel):
         posterior = inference.posterior()
         yield "mean", posterior.mean
         yield "covariance", posterior.covariance_matrix
+        yield "noise share", posterior.noise_share
         yield from parameters()
 
 
@@ -415,8 +416,10 @@ class Vips(OnData):
         return 2 if first and inference._once and inference._each else 1
 
     def results(self, inference: VIPS) -> Any:
-        for name, marginal in inference.posterior().items():
+        posterior = inference.posterior()
+        for name, marginal in posterior.items():
             yield name, marginal.sample()
+        yield "noise share", posterior.noise_share
         for name, value in inference.state_dict()["statistics"]["values"].items():
             yield name, value
         inference.guide()

@@ -7,6 +7,7 @@ from pyro_dp.vips.models.latent_dirichlet_allocation import LatentDirichletAlloc
 from pyro_dp.vips.models.linear_regression import LinearRegression
 from pyro_dp.vips.models.logistic_regression import LogisticRegression
 from pyro_dp.vips.models.sigmoid_belief_network import SigmoidBeliefNetwork
+from pyro_dp.vips.site_posterior import SitePosterior
 
 __all__ = [
     "VIPS",
@@ -17,5 +18,6 @@ __all__ = [
     "LinearRegression",
     "LogisticRegression",
     "SigmoidBeliefNetwork",
+    "SitePosterior",
     "Statistic",
 ]

@@ -68,8 +68,9 @@ class VIPS(IterativeMechanism):
     settings; the choice of model and settings, where it was made by looking at the data; running
     times; errors of the checks of data, which are for the curator.
 
-    **Uncertainty.** The posterior is that of variational Bayes for the released statistics. It does
-    not include the uncertainty that noise adds, nor what clipping does.
+    **Uncertainty.** :meth:`posterior` includes the uncertainty that noise adds, to first order, and
+    marks where that will not do: in simulated regressions 95% intervals covered the truth in 93 to
+    98% of the cases. It does not include what clipping does, nor the sampling of records.
 
     :param model: one of :mod:`pyro_dp.vips`, or another :class:`ConjugateModel`.
     :param accountant: as for :class:`DPSVI`, as are sampling, generator and secure. What a model

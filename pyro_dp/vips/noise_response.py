@@ -32,7 +32,8 @@ from pyro_dp.vips.mixed_statistics import MixedStatistics
 
 _STEP = 1e-3  # of the noise, in finite differences
 _MOST_DIRECTIONS = 300  # of the noise; where it has more, random ones stand for them
-_RANDOM = 30  # of these
+_RANDOM = 200  # of these
+_ROUGH = 30  # the same, where the answer of the E-step is left out
 _TINY = 1e-100  # no direction at all
 _BENDS = 8
 
@@ -96,7 +97,8 @@ class NoiseResponse:
             noise = cholesky(self._accumulated(static, fresh, response))
             spread, way = self._spread(response, marginals), self._way(response)
         else:
-            noise = self._slopes([*self._static, *self._fresh])
+            names = [*self._static, *self._fresh]
+            noise = self._slopes(names, _ROUGH if feedback is None else _RANDOM)
         if feedback is not None:
             bend = self._bend()
         found = (self._by_site(each) for each in (spread, noise, way, bend))
@@ -157,7 +159,7 @@ class NoiseResponse:
             response[:, self._places[site]] += self._along({statistic: block})
         return response
 
-    def _slopes(self, names: Sequence[str]) -> Tensor:
+    def _slopes(self, names: Sequence[str], random: int = _RANDOM) -> Tensor:
         """D times a root of the noise in these statistics, (n, R)."""
         sizes = [self._mixed.values[name].numel() for name in names]
         if not names:
@@ -165,7 +167,7 @@ class NoiseResponse:
         if sum(sizes) <= _MOST_DIRECTIONS:
             root = torch.eye(sum(sizes), dtype=self._theta.dtype)
         else:
-            root = self._normal((sum(sizes), _RANDOM)) / math.sqrt(_RANDOM)
+            root = self._normal((sum(sizes), random)) / math.sqrt(random)
         parts = zip(names, root.to(self._theta).split(sizes), strict=True)
         return self._along({name: self._mixed.noise[name] * part for name, part in parts})
 

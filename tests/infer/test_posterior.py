@@ -173,8 +173,8 @@ def test_doubts_have_reasons():
 
 def test_it_reads_as_a_table():
     text = repr(posterior(doubts={REASON: torch.arange(DIM) < 2})).splitlines()
-    assert text[0].split() == ["median", "95%", "interval", "noise"]
-    assert text[1].startswith("w[0]* ") and text[3].startswith("w[2]  ")
+    assert text[0].split() == ["median", "95%", "interval", "by", "noise"]
+    assert text[1].startswith("w[0] * ") and text[3].startswith("w[2]   ")
     assert text[-1] == f"* w[0], w[1]: {REASON}"
     assert len({len(line) for line in text[:-1]}) == 1
     many = Latent("many", torch.Size([100]), biject_to(constraints.real), 0, 100)

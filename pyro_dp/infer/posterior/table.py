@@ -8,15 +8,15 @@ _MOST_LINES = 30
 
 
 def table(lines: Sequence[Line], level: float, reasons: Mapping[str, str]) -> str:
-    """Median, interval and share of the noise; what is doubtful has a star, and a reason below.
+    """Median, interval, share of the noise in its squared width; a star and a reason for doubts.
 
     :param level: of the intervals.
     :param reasons: of doubts, by coordinate.
     """
     shown = lines[:_MOST_LINES]
-    rows = [("", "median", f"{level:.0%} interval", "noise")]
+    rows = [("", "median", f"{level:.0%} interval", "by noise")]
     for line in shown:
-        star = "*" if line.doubtful else ""
+        star = " *" if line.doubtful else ""
         interval = f"{line.aware[0]:.3g} to {line.aware[1]:.3g}"
         rows.append((line.name + star, f"{line.median:.3g}", interval, f"{line.noise:.0%}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

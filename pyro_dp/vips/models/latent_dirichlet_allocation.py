@@ -177,7 +177,7 @@ class LatentDirichletAllocation(ConjugateModel):
         their lengths. **The result is not private: use documents that need no protection.** A
         :class:`NotPrivateWarning` says so.
 
-        :param posterior: of ``topics``: ``vips.posterior()``.
+        :param posterior: of ``topics``: ``vips.posterior(noise_aware=False)``.
         :param documents: counts of shape (M, words) of documents that were not learned from.
         :param seed: of the halves.
         :raises ModelError: no document has two words, or they do not fit.
@@ -199,7 +199,7 @@ class LatentDirichletAllocation(ConjugateModel):
         **The result is not private**: it tells what the documents hold. It is for the curator, or
         for documents that need no protection. A :class:`NotPrivateWarning` says so.
 
-        :param posterior: of ``topics``: ``vips.posterior()``.
+        :param posterior: of ``topics``: ``vips.posterior(noise_aware=False)``.
         :param documents: counts of shape (M, words).
         :returns: batch shape (M,), event shape (topics,).
         :raises ModelError: they do not fit.
