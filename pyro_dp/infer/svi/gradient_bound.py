@@ -45,6 +45,15 @@ def bound(norms: Norms, dim: int, noise: float) -> float:
     return float(bounds[cost.argmin()])
 
 
+def bias(norms: Norms, bound: float, dim: int) -> float:
+    """Size of a coordinate of what clipping takes from the gradients' sum, as :func:`bound` has it.
+
+    :param bound: C.
+    :param dim: d.
+    """
+    return math.sqrt(_ALIGNED / dim) * norms.excess(np.array([bound])).item()
+
+
 def read(counts: Floats, sd: float, size: int, typical: float, spread: float) -> Norms:
     """Norms of gradients, as far as the noise lets see: with care for the largest.
 

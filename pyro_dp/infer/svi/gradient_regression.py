@@ -33,6 +33,12 @@ _LONGEST_MOVE = 1.0  # in a round, in that scale
 _RECENT = 0.05  # of the steps: the draws before each that make up its past
 _ALIKE = 0.01  # squared relative spread of curvatures that is always allowed
 _LEAST_CORRELATED = 0.5  # the eigenvalue up to which noise may raise one
+_SIGNIFICANT = 8.0  # standard deviations
+_RELEVANT = 1.0  # squared standard deviations of the posterior
+_CURVED = (
+    "the gradients of the last half of the run do not fit a line: the log likelihood is far from "
+    "quadratic there, or the run was still on its way"
+)
 
 Prior = Callable[[Tensor, Tensor], Gaussian]
 
@@ -85,11 +91,13 @@ class Line:
         at_zero = self.gradient + self.curvature @ self.centre
         return Gaussian(known @ at_zero, (precision + precision.mT) / 2)
 
-    def noise_at(self, mean: Tensor, bias: float) -> Tensor:
-        """R for a posterior of this mean: of the gradient, and of the slope on the way there."""
+    def slope_noise(self, mean: Tensor) -> Tensor:
+        """What the slope's error adds to R on the way from the centre to this mean, (d, d).
+
+        At most as much again: where slopes are that uncertain, so is their error.
+        """
         way = mean - self.centre
-        size = 1 / self.steps + way @ self.error @ way
-        return size * self.noise + bias**2 * torch.eye(len(way)).to(way)
+        return (way @ self.error @ way).clamp(max=1 / self.steps) * self.noise
 
 
 def regressed(history: ReleasedGradients, prior: Prior, bias: float = 0.0) -> Regressed:
@@ -117,20 +125,20 @@ def regressed(history: ReleasedGradients, prior: Prior, bias: float = 0.0) -> Re
         posterior = factor * line.evidence(noise)
         scale = (factor * line.evidence(_WIDER * noise)).covariance
         mean, covariance = _moved(mean, posterior.mean, scale), posterior.covariance
+    noise = line.noise / line.steps + bias**2 * torch.eye(dim).to(mean)
     for _ in range(_LAST_ROUNDS):
-        noise = line.noise_at(mean, bias)
         factor = prior(mean, covariance)
-        aware = factor * line.evidence(noise)
-        mean, covariance = aware.mean, aware.covariance
-    plain = factor * Gaussian(aware.eta, line.curvature)
-    variance = inverse(line.curvature)
-    added = variance @ noise @ variance
+        posterior = factor * line.evidence(noise)
+        mean, covariance = posterior.mean, posterior.covariance
+    noise = noise + line.slope_noise(mean)
+    aware = (factor * line.evidence(noise)).covariance
+    exact = inverse(line.curvature)
     return Regressed(
         mean,
-        plain.covariance,
-        covariance,
-        variance.diagonal() / (variance + added).diagonal(),
-        None,
+        (factor * Gaussian(factor.eta, line.curvature)).covariance,
+        aware,
+        exact.diagonal() / (exact + exact @ noise @ exact).diagonal(),
+        None if _fits(line, history, aware) else _CURVED,
     )
 
 
@@ -205,6 +213,32 @@ def _curvature(slopes: Tensor, error: Tensor, noise: Tensor) -> Tensor:
     radius = kept * (doubt.sum() / max(dim - 1, 1)).sqrt()  # of what is left of the noise
     least_value = radius.clamp(max=_LEAST_CORRELATED).item()
     return floored(torch.eye(dim).to(slopes) + kept * correlation, max(least_value, 1e-9)) * size
+
+
+def _fits(line: Line, history: ReleasedGradients, covariance: Tensor) -> bool:
+    """Whether gradients of the last two quarters are about the line, as far as it matters.
+
+    They are not if their mean residual stands out of the noise, and would move the posterior by
+    more than a standard deviation in each direction: the log likelihood is not quadratic there, or
+    the run is not there yet.
+
+    :param covariance: of the posterior that knows of the noise, (d, d).
+    """
+    residual = history.gradients - line.gradient
+    residual = residual + (history.draws - line.centre) @ line.curvature
+    quarter, dim = len(residual) // 4, residual.shape[1]
+    for part in residual[-2 * quarter :].split(quarter):
+        mean = part.mean(dim=0)
+        moved = torch.linalg.solve(line.curvature, mean)
+        chi_square = quarter * mean @ _solved(line.noise, mean)
+        stands_out = chi_square > dim + _SIGNIFICANT * (2 * dim) ** 0.5
+        if stands_out and moved @ _solved(covariance, moved) > _RELEVANT * dim:
+            return False
+    return True
+
+
+def _solved(matrix: Tensor, vector: Tensor) -> Tensor:
+    return torch.cholesky_solve(vector.unsqueeze(1), cholesky(matrix)).squeeze(1)
 
 
 def _nearness(draws: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
