@@ -68,23 +68,23 @@ def read(counts: Floats, sd: float, size: int, typical: float, spread: float) ->
     :param typical: a guess of the norms.
     :param spread: standard deviation of its logarithm.
     """
-    bells = size * _BELLS
-    residual = np.square(bells).sum(axis=1) - 2 * bells @ counts + counts @ counts
-    residual = residual / max(sd, 1e-9 * size) ** 2
-    log_prior = -(((_PLACES - math.log(typical)) / spread) ** 2) / 2
-    score = log_prior - (_RIGHTS / _USUAL_RIGHT) ** 2 / 2 - residual / 2
-    weights = np.exp(score - score.max()).reshape(-1, len(EDGES) - 2, len(_RIGHT))
+    shares, sd = counts / size, max(sd / size, 1e-9)
+    residual = (_SQUARES - 2 * (_BELLS @ shares) + shares @ shares) / sd**2
+    log_prior = -(((_PLACES - math.log(typical)) / spread) ** 2 + (_RIGHTS / _USUAL_RIGHT) ** 2) / 2
+    score = log_prior - residual / 2
+    weights = np.exp(score - score.max()).reshape(_SHAPE)
     weights = weights / weights.sum()
     # All at the mean place: a mean over places would be a tail.
     place = np.abs(EDGES[1:-1] - weights.sum(axis=(0, 2)) @ EDGES[1:-1]).argmin()
-    shapes = weights.sum(axis=1)
-    fitted = np.tensordot(shapes, bells.reshape(*weights.shape, SIZE)[:, place], 2)
+    bell = np.tensordot(weights.sum(axis=1), _BELLS.reshape(*_SHAPE, SIZE)[:, place], 2)
+    fitted = bell
     if residual[score.argmax()] > SIZE + _REFUTED * math.sqrt(2 * SIZE):
-        peaked = within_noise(single_peak(counts), counts, sd)
-        tail = fitted * ((peaked == 0) & (np.arange(SIZE) > peaked.argmax()))
-        seen = (tail @ counts) / max(tail @ tail, 1e-300)  # a part of that tail, on average
-        fitted = peaked + min(max(seen, 0.0), 1.0) * tail
-    kept = fitted > 1e-6 * size
+        peaked = within_noise(single_peak(shares), shares, sd)
+        tail = bell * ((peaked == 0) & (np.arange(SIZE) > peaked.argmax()))
+        seen = (tail @ shares) / max(tail @ tail, 1e-300)  # a part of that tail, on average
+        if peaked.any():
+            fitted = peaked + min(max(seen, 0.0), 1.0) * tail
+    kept = fitted > 1e-6 * fitted.max()
     return Norms(np.exp(MIDDLES[kept]), fitted[kept] * (size / fitted[kept].sum()))
 
 
@@ -100,3 +100,5 @@ def _bells() -> tuple[Floats, Floats, Floats]:
 
 
 _PLACES, _RIGHTS, _BELLS = _bells()
+_SQUARES = np.square(_BELLS).sum(axis=1)
+_SHAPE = (len(_LEFT), SIZE - 1, len(_RIGHT))
