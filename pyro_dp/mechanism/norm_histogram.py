@@ -91,7 +91,7 @@ class Norms:
         weights = np.exp(score - score.max())
         fitted = weights @ bells / weights.sum()
         if residual[score.argmax()] > SIZE + _REFUTED * math.sqrt(2 * SIZE):
-            peaked = within_noise(single_peak(counts), counts, sd)
+            peaked = _within_noise(_single_peak(counts), counts, sd)
             if peaked.any():
                 fitted = peaked
         kept = fitted > 1e-9 * size
@@ -127,7 +127,7 @@ def _bells() -> tuple[Floats, Floats]:
 _PLACES, _BELLS = _bells()
 
 
-def single_peak(counts: Floats) -> Floats:
+def _single_peak(counts: Floats) -> Floats:
     """The closest counts, in squared distance, that rise to a peak and fall after it."""
     tops = np.argsort(np.convolve(counts, np.ones(3), "same"))[-6:]
     found = []
@@ -139,7 +139,7 @@ def single_peak(counts: Floats) -> Floats:
     return min(found, key=lambda each: float(((each - counts) ** 2).sum()))
 
 
-def within_noise(fitted: Floats, counts: Floats, sd: float) -> Floats:
+def _within_noise(fitted: Floats, counts: Floats, sd: float) -> Floats:
     """Nothing beyond the first four bins, on either side of the peak, that are like noise."""
     top, least = int(fitted.argmax()), _SIGNIFICANT * 2.0 * sd
     ahead = np.convolve(counts, _NEIGHBOURS)[3:]  # of each bin and the three after it

@@ -9,14 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm as normal
 
-from pyro_dp.mechanism.norm_histogram import (
-    EDGES,
-    MIDDLES,
-    SIZE,
-    Norms,
-    single_peak,
-    within_noise,
-)
+from pyro_dp.mechanism.norm_histogram import EDGES, MIDDLES, SIZE, Norms
 
 Floats = npt.NDArray[np.float64]
 
@@ -25,6 +18,7 @@ _RIGHT = (0.15, 0.25, 0.4, 0.65, 1.0)
 _USUAL_RIGHT = 0.35  # a bell twice as wide to the right is exp(-3/2) as likely before a look
 _ALIGNED = 1 / 8  # square of how far parts cut off point to one side
 _REFUTED = 5.0  # standard deviations of what a bell leaves
+_STANDS_OUT = 4.0  # standard deviations of four bins
 
 
 def bound(norms: Norms, dim: int, noise: float) -> float:
@@ -59,8 +53,8 @@ def read(counts: Floats, sd: float, size: int, typical: float, spread: float) ->
 
     :meth:`Norms.read` with bells that may be steeper to the right than to the left, as residuals
     are often bounded: a symmetric bell would make up a tail, and with it a bound that is far too
-    large. Where counts do not fit a bell but have a peak, the bell goes on where the peak ends in
-    noise.
+    large. Where counts do not fit a bell, those that stand out of the noise are taken as they are,
+    and beyond them the bell, as high as the counts are there on average.
 
     :param counts: (SIZE,), released.
     :param sd: of the noise in a bin.
@@ -79,13 +73,19 @@ def read(counts: Floats, sd: float, size: int, typical: float, spread: float) ->
     bell = np.tensordot(weights.sum(axis=1), _BELLS.reshape(*_SHAPE, SIZE)[:, place], 2)
     fitted = bell
     if residual[score.argmax()] > SIZE + _REFUTED * math.sqrt(2 * SIZE):
-        peaked = within_noise(single_peak(shares), shares, sd)
-        tail = bell * ((peaked == 0) & (np.arange(SIZE) > peaked.argmax()))
-        seen = (tail @ shares) / max(tail @ tail, 1e-300)  # a part of that tail, on average
-        if peaked.any():
-            fitted = peaked + min(max(seen, 0.0), 1.0) * tail
+        seen = _seen(shares, sd)
+        if seen.any():
+            tail = bell * (np.arange(SIZE) > seen.nonzero()[0][-1])
+            part = (tail @ shares) / max(tail @ tail, 1e-300)  # of that tail is there, on average
+            fitted = seen + min(max(part, 0.0), 1.0) * tail
     kept = fitted > 1e-6 * fitted.max()
     return Norms(np.exp(MIDDLES[kept]), fitted[kept] * (size / fitted[kept].sum()))
+
+
+def _seen(shares: Floats, sd: float) -> Floats:
+    """What stands out of the noise together with its neighbours, and zero elsewhere."""
+    four = np.convolve(shares, np.ones(4), "valid") > 2.0 * _STANDS_OUT * sd
+    return np.where(np.convolve(four, np.ones(4)) > 0, np.maximum(shares, 0.0), 0.0)
 
 
 def _bells() -> tuple[Floats, Floats, Floats]:
