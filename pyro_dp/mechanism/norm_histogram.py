@@ -15,7 +15,7 @@ from scipy.optimize import isotonic_regression
 from scipy.stats import norm as normal
 from torch import Tensor
 
-from pyro_dp.mechanism.contributions import Rows
+from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, Rows
 
 Floats = npt.NDArray[np.float64]
 
@@ -58,6 +58,17 @@ def one_hot(norms: Tensor) -> Rows:
     :param norms: (B, 1).
     """
     return Rows(torch.where(norms.isfinite(), Bins(norms).dense(), torch.nan))
+
+
+def with_bins(block: Measured, bound: Tensor | float) -> list[Contributions]:
+    """The block, and the bins of its rows' norms, whatever it is clipped to."""
+    norms = block.norms()
+    return [Kept(block, norms), Bins(norms)]
+
+
+def bins_alone(block: Measured, bound: Tensor | float) -> list[Contributions]:
+    """The bins of the rows' norms, and no more of them."""
+    return [one_hot(block.norms())]
 
 
 @dataclass(frozen=True, eq=False)
