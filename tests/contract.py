@@ -362,11 +362,13 @@ class InferenceContract(ReleaseContract):
     :cvar whole: settings of the runs that are saved and go on.
     :cvar first: how many releases the first step of such a run has; later ones have one.
     :cvar bound: name of the setting to which a record is clipped.
+    :cvar younger: parts of a state that those of older versions lack.
     """
 
     whole = {"sample_rate": 0.5}
     first = 1
     bound = ""
+    younger = ("clipped_fractions", "start")
     _bad_settings = (
         *ReleaseContract._bad_settings,
         ({"num_steps": 0}, "num_steps"),
@@ -497,8 +499,7 @@ class InferenceContract(ReleaseContract):
         inference, _ = self.stepped(2, **self.whole)
         state, before = inference.state_dict(), self.everything(inference)
         strangers = [None, {}, 5, {"version": 1}, {"version": 99}, *foreign_states(inference)]
-        later = ("clipped_fractions", "start")  # which older ones lack
-        needed = [name for name in state if name not in later]
+        needed = [name for name in state if name not in self.younger]
         strangers += [{n: v for n, v in state.items() if n != name} for name in needed]
         cases = [(each, "state_dict") for each in strangers]
         common = (

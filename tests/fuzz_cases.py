@@ -4,6 +4,7 @@ A case says what is called and with what; :func:`fuzz_contract.check` runs it an
 test_fuzz.py and benchmarks/fuzz.py.
 """
 
+import contextlib
 import json
 import math
 import tempfile
@@ -23,6 +24,7 @@ from pyro_dp import (
     DPSVI,
     VIPS,
     AdaptiveClip,
+    ConfigurationError,
     PrivacyAccountant,
     RowAdam,
     SubsampledGaussian,
@@ -100,7 +102,7 @@ _PYRO = {"plate": [None, "data"], "slice_data": [False, True], "jit": ["none"]}
 _SVI = {
     **_SHARED,
     **_PYRO,
-    "max_grad_norm": [*_BOUNDS, AdaptiveClip(), AdaptiveClip(1e-6, 0.99, 50.0)],
+    "max_grad_norm": [*_BOUNDS, None, None, AdaptiveClip(), AdaptiveClip(1e-6, 0.99, 50.0)],
     "privatize": ["latents", "parameters"],
     "loss_clip": [1.0, 1e-9, 1e40],
     "loss_share": [0.05, 0.99, 1e-40],
@@ -277,7 +279,11 @@ class Svi(OnModel):
         return DPSVI(self.made_model(), self.made_guide(), optim, loss, **settings)
 
     def results(self, inference: DPSVI) -> Any:
-        return parameters()
+        yield from parameters()
+        with contextlib.suppress(ConfigurationError):  # of a guide that is no Gaussian
+            posterior = inference.posterior()
+            yield "mean", posterior.mean
+            yield "covariance", posterior.covariance_matrix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -583,7 +589,12 @@ def _on_data(kind: type, sound: dict, required: tuple[str, ...] = (), **more) ->
 
 _models = mostly(made.SOUND_MODELS, list(made.MODELS))
 _guides = mostly(made.SOUND_GUIDES, list(made.GUIDES))
-_traced = {"jit": ["trace"], "noise_multiplier": [1.0], "privatize": ["latents", "parameters"]}
+_traced = {
+    "jit": ["trace"],
+    "noise_multiplier": [1.0],
+    "privatize": ["latents", "parameters"],
+    "max_grad_norm": [1.0, None],
+}
 
 
 def _svi(sound: dict, required: tuple[str, ...]) -> SearchStrategy:

@@ -485,6 +485,7 @@ def _unnamed(name: str) -> dict:
 
 
 OPTIMIZERS: dict[str, Callable] = {
+    "none": lambda: None,
     "Adam": lambda: pyro.optim.Adam({"lr": 0.01}),
     "SGD": lambda: pyro.optim.SGD({"lr": 0.01, "momentum": 0.9}),
     "ClippedAdam": lambda: pyro.optim.ClippedAdam({"lr": 0.01}),
@@ -513,9 +514,10 @@ OPTIMIZERS: dict[str, Callable] = {
     "torch's": lambda: torch.optim.Adam([torch.zeros(1, requires_grad=True)]),
     "None": lambda: None,
 }
-SOUND_OPTIMIZERS = list(OPTIMIZERS)[:5]
+SOUND_OPTIMIZERS = list(OPTIMIZERS)[:6]
 
 LOSSES: dict[str, Callable] = {
+    "none": lambda: None,
     "Trace_ELBO": Trace_ELBO,
     "TraceMeanField_ELBO": TraceMeanField_ELBO,
     "TraceEnum_ELBO": lambda: TraceEnum_ELBO(max_plate_nesting=1),
@@ -538,7 +540,7 @@ LOSSES: dict[str, Callable] = {
     "class": lambda: Trace_ELBO,
     "ELBOModule": lambda: Trace_ELBO()(whole, by_hand),
 }
-SOUND_LOSSES = list(LOSSES)[:3]
+SOUND_LOSSES = list(LOSSES)[:4]
 
 DTYPES = {
     "float64": torch.float64,

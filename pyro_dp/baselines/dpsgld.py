@@ -156,8 +156,8 @@ class DPSGLD(PrivateInference[PreparedChain]):
             stream = partial(self._randomness.stream, "local", position)
             prepared.step.add(clipped, draws, self._draw_records(prepared, position), stream)
             (released,) = self._release(clipped, prepared.sampler)
-            gradients, _ = prepared.step.gradients(draws, released)
-        (gradient,) = gradients.values()
+            gradients = prepared.step.gradients(draws, released)
+        (gradient,) = gradients.parameters.values()
         assert gradient is not None  # of the point that is the chain's position
         return self._move(prepared, gradient, step_size)
 

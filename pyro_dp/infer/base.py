@@ -24,6 +24,7 @@ from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.arguments import described
 from pyro_dp.records.first_look import first_look
+from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders
@@ -164,14 +165,18 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         )
         if self._steps and self._first is not None:
             self._first.require_same_data(records)
-        plate = records.plate
-        rate = self.sample_rate
-        if rate is None:
-            rate = 1.0 if self.sampling == "full" else plate.subsample_size / plate.size
-        prepared = self._build(records, RecordSampler(self.sampling, plate.size, rate))
+        rate = self._rate(records.plate)
+        sampler = RecordSampler(self.sampling, records.plate.size, rate)
+        prepared = self._build(records, sampler)
         if not self._steps or self._first is None:
             self._first = records
         return prepared
+
+    def _rate(self, plate: PrivatePlate) -> float:
+        """The sample rate, which may be that of the plate."""
+        if self.sample_rate is not None:
+            return self.sample_rate
+        return 1.0 if self.sampling == "full" else plate.subsample_size / plate.size
 
     @abc.abstractmethod
     def _build(self, records: Records, sampler: RecordSampler) -> P:

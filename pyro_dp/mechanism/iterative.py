@@ -90,13 +90,13 @@ class IterativeMechanism(abc.ABC):
     def noise_multiplier(self) -> float:
         """sigma: standard deviation of the noise in units of the bound of one record.
 
-        :raises ConfigurationError: it is to be calibrated, and the sample rate is known only when
-            the first step has seen the plate.
+        :raises ConfigurationError: it is to be calibrated, and sample rate or number of steps are
+            known only when the first step has seen the plate.
         :raises PrivacyBudgetExceeded: nothing is left of the budget.
         """
         if self._noise_multiplier is None:
             rate = 1.0 if self.sampling == "full" else self.sample_rate
-            if rate is None or self.sampling == "fixed":
+            if rate is None or self.sampling == "fixed" or self.num_steps is None:
                 raise ConfigurationError("noise_multiplier is calibrated by the first step.")
             return self._calibrate(rate)
         return self._noise_multiplier

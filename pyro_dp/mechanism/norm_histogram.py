@@ -15,15 +15,15 @@ from scipy.optimize import isotonic_regression
 from scipy.stats import norm as normal
 from torch import Tensor
 
-from pyro_dp.mechanism.contributions import Rows
+from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, Rows
 
 Floats = npt.NDArray[np.float64]
 
 SIZE = 160  # bins
 SHARE = 0.05  # of the privacy cost of a release that has other blocks too
 _PER_OCTAVE = 4
-_EDGES = (np.arange(SIZE + 1) - SIZE / 2) * math.log(2) / _PER_OCTAVE  # of log norms
-_MIDDLES = (_EDGES[:-1] + _EDGES[1:]) / 2
+EDGES = (np.arange(SIZE + 1) - SIZE / 2) * math.log(2) / _PER_OCTAVE  # of log norms
+MIDDLES = (EDGES[:-1] + EDGES[1:]) / 2
 _WIDTHS = (0.25, 0.45, 0.8)  # of the bells that are tried, in nats
 _REFUTED = 5.0  # standard deviations of what a bell leaves
 _SIGNIFICANT = 2.0  # standard deviations of four bins
@@ -58,6 +58,17 @@ def one_hot(norms: Tensor) -> Rows:
     :param norms: (B, 1).
     """
     return Rows(torch.where(norms.isfinite(), Bins(norms).dense(), torch.nan))
+
+
+def with_bins(block: Measured, bound: Tensor | float) -> list[Contributions]:
+    """The block, and the bins of its rows' norms, whatever it is clipped to."""
+    norms = block.norms()
+    return [Kept(block, norms), Bins(norms)]
+
+
+def bins_alone(block: Measured, bound: Tensor | float) -> list[Contributions]:
+    """The bins of the rows' norms, and no more of them."""
+    return [one_hot(block.norms())]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,16 +107,16 @@ class Norms:
         weights = np.exp(score - score.max())
         fitted = weights @ bells / weights.sum()
         if residual[score.argmax()] > SIZE + _REFUTED * math.sqrt(2 * SIZE):
-            peaked = _within_noise(_single_peak(counts), counts, sd, tail)
+            peaked = within_noise(single_peak(counts), counts, sd, tail)
             if peaked.any():
                 fitted = peaked
         kept = fitted > 1e-9 * size
-        return Norms(np.exp(_MIDDLES[kept]), fitted[kept] * (size / fitted[kept].sum()))
+        return Norms(np.exp(MIDDLES[kept]), fitted[kept] * (size / fitted[kept].sum()))
 
     @staticmethod
     def places_above(bound: float) -> slice:
         """Of the bins whose norms are above the bound, about."""
-        return slice(int(np.searchsorted(_MIDDLES, math.log(bound))), SIZE)
+        return slice(int(np.searchsorted(MIDDLES, math.log(bound))), SIZE)
 
     @property
     def median(self) -> float:
@@ -129,8 +140,8 @@ class Norms:
 
 def _bells() -> tuple[Floats, Floats]:
     """Where bells may stand, (n,), and their share of each bin, (n, SIZE)."""
-    places, widths = (each.ravel() for each in np.meshgrid(_EDGES[1:-1], _WIDTHS))
-    cumulative = normal.cdf((_EDGES - places[:, None]) / widths[:, None])
+    places, widths = (each.ravel() for each in np.meshgrid(EDGES[1:-1], _WIDTHS))
+    cumulative = normal.cdf((EDGES - places[:, None]) / widths[:, None])
     cumulative[:, 0], cumulative[:, -1] = 0.0, 1.0
     return places, np.diff(cumulative, axis=1)
 
@@ -138,7 +149,7 @@ def _bells() -> tuple[Floats, Floats]:
 _PLACES, _BELLS = _bells()
 
 
-def _single_peak(counts: Floats) -> Floats:
+def single_peak(counts: Floats) -> Floats:
     """The closest counts, in squared distance, that rise to a peak and fall after it."""
     tops = np.argsort(np.convolve(counts, np.ones(3), "same"))[-6:]
     found = []
@@ -150,7 +161,7 @@ def _single_peak(counts: Floats) -> Floats:
     return min(found, key=lambda each: float(((each - counts) ** 2).sum()))
 
 
-def _within_noise(fitted: Floats, counts: Floats, sd: float, tail: bool) -> Floats:
+def within_noise(fitted: Floats, counts: Floats, sd: float, tail: bool = False) -> Floats:
     """Nothing beyond the first four bins, on either side of the peak, that are like noise.
 
     :param tail: or above the peak the tail, as it fell in the two octaves before.

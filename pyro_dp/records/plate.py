@@ -33,11 +33,13 @@ class PrivatePlate:
     :param name: its name.
     :param size: N, a public constant.
     :param subsample_size: the batch size that the plate declares (N if none).
+    :param enumerates: whether the model marks latents that are to be summed out.
     """
 
     name: str
     size: int
     subsample_size: int
+    enumerates: bool = False
 
     def holds(self, site: Mapping) -> bool:
         """Whether a site lies within the plate."""
@@ -153,7 +155,12 @@ def _find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) ->
             f"plate: the private plate {frame.name!r} has no size: give the plate a size, the "
             f"number of records, as in pyro.plate({frame.name!r}, len(x))."
         )
-    plate = PrivatePlate(frame.name, int(frame.full_size), int(frame.size))
+    marked = any(
+        site["infer"].get("enumerate")
+        for site in trace.nodes.values()
+        if site["type"] == "sample" and not site["is_observed"]
+    )
+    plate = PrivatePlate(frame.name, int(frame.full_size), int(frame.size), marked)
     for key, stack in observed.items():
         if plate.name in {frame.name for frame in stack}:
             continue

@@ -56,6 +56,7 @@ class TestContract(InferenceContract):
         "VAE, latents",
     )
     bound = "max_grad_norm"
+    younger = (*InferenceContract.younger, "history")
     bad_settings = (
         ({"optim": torch.optim.Adam}, "optim"),
         ({"loss": Trace_ELBO}, "loss"),

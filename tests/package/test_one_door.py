@@ -61,7 +61,10 @@ USES = {
         mechanism.streams mechanism.iterative.IterativeMechanism._account_and_release
         vips.mixed_statistics.MixedStatistics.state
         vips.mixed_statistics.MixedStatistics.from_state
-    """,  # the last two: how noisy a released statistic is
+        infer.svi.histogram_bound.HistogramBound.resumed
+        infer.svi.released_gradients.ReleasedGradients.state
+        infer.svi.released_gradients.ReleasedGradients.resumed
+    """,  # all but the first two: how noisy is what was released
     ".stream": """
         mechanism.iterative.IterativeMechanism._account_and_release
         mechanism.iterative.IterativeMechanism._sample infer.svi.dpsvi.DPSVI.step

@@ -6,6 +6,8 @@ plate of individuals.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -17,49 +19,94 @@ from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
-from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep, PreparedGradient
+from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep, PreparedGradient, Report
 from pyro_dp.infer.svi.exact_numbers import exact_loss, exact_norms
+from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
+from pyro_dp.infer.svi.run_history import RunHistory
+from pyro_dp.infer.svi.step_plan import StepPlan, usual_rate, usual_steps
 from pyro_dp.infer.svi.traced_step import TracedStep
+from pyro_dp.mechanism import norm_histogram
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.blocks import Block
-from pyro_dp.mechanism.clipped_fraction import SHARE
+from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFraction
+from pyro_dp.mechanism.contributions import with_bit
+from pyro_dp.mechanism.norm_histogram import SIZE, bins_alone, with_bins
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.local_parameters import FIXED, NOTE
+from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
-from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
+from pyro_dp.utils.errors import (
+    ClippingWarning,
+    ConfigurationError,
+    ConvergenceWarning,
+    ModelError,
+    PrivacyError,
+)
 from pyro_dp.utils.validation import (
     require_choice,
     require_count,
     require_number,
     require_scale,
     require_tensors,
+    same,
 )
 
 _LOSSES = (Trace_ELBO, TraceMeanField_ELBO, TraceEnum_ELBO)
 _STATE = ("parameters", "optimizer", "bound")
+_NO_HISTORY = {"gradients": None, "averages": None}  # of a state of an older version
+_ROW_STEP = 0.1  # of rows of parameters per record, without an optim
 _OTHER_SHAPE = (
     "Parameter {name!r} has another shape than when it was saved: the state is of another model."
 )
+_CLIPPED = (
+    "About {fraction:.0%} of the records were clipped at {bound:g}, the bound that costs least at "
+    "this budget: the posterior is drawn by the clipped ones. More records or a larger epsilon "
+    "raise it; max_grad_norm sets it by hand."
+)
+
+
+class ByOptim(Enum):
+    """The default of ``max_grad_norm``."""
+
+    DEFAULT = "None without an optim, 1.0 with one"
+
+    def __repr__(self) -> str:
+        return self.value
 
 
 class DPSVI(PrivateInference[PreparedGradient]):
-    """Differentially private ``pyro.infer.SVI``: same model, guide, optimizer, loss; one
-    accountant.
+    """Differentially private ``pyro.infer.SVI``: same model and guide; one accountant.
 
     Each step samples records, clips what each of them adds to the gradient to norm C, adds noise
     N(0, (sigma C)^2 I) to the sum, divides by the public sample rate, and hands the gradient to the
     optimizer. Prior, entropy and all else outside the private plate carry no data and enter
     exactly.
 
-    **Guarantee.** The sequence of parameters and private losses is (epsilon, delta)-differentially
-    private for one element of the private plate, with epsilon = ``accountant.get_epsilon()`` under
-    the accountant's neighbouring relation, for finite data. Parameters with a row per record are no
-    part of it.
+    ``DPSVI(model, guide, accountant=accountant)`` needs no setting. The steps are those of an Adam
+    whose step size falls (:mod:`pyro_dp.infer.svi.step_plan`), C follows a released histogram of
+    the records' norms (:mod:`pyro_dp.infer.svi.histogram_bound`), and after the last step the guide
+    holds what :meth:`posterior` returns: the posterior that follows from all released gradients,
+    with the noise in its width. Where that is not to be had (networks with many weights, guides
+    that are not Gaussian, parameters inside the plate), it holds the mean of the last half of the
+    iterates, or the last iterate of parameters that were still on their way then; a
+    :class:`ConvergenceWarning` at the end of :meth:`run` says which, and why. With an ``optim`` the
+    steps are that optimizer's and the guide holds its last iterate, as with Pyro's ``SVI``.
+
+    **Guarantee.** The sequence of parameters, bounds, posteriors and private losses is (epsilon,
+    delta)-differentially private for one element of the private plate, with epsilon =
+    ``accountant.get_epsilon()`` under the accountant's neighbouring relation, for finite data.
+    Gradient, loss, and the bit or the histogram of the norms are blocks of one release. A record
+    moves each by its bound at most: C, L, 1/2 or 1 (its norm lies in one bin). Divided by its own
+    noise, sigma bound / sqrt(share), the blocks together move by 1 / sigma at most, as the shares
+    sum to 1: one Gaussian event of noise multiplier sigma. The next C, the step sizes and
+    posteriors are made from what was released: post-processing. Parameters with a row per record
+    are no part of it.
 
     **Not protected.** The number N of records, the sample rate and all other settings; arguments
     without a row per record; numbers that were made from the data beforehand, where no check can
@@ -81,26 +128,32 @@ class DPSVI(PrivateInference[PreparedGradient]):
         plate have parameters that are computed from the record (amortisation), or a row of
         parameters per record: a dimension of length N that is read at the plate's index,
         ``loc[idx]``, or subsampled by Pyro (``event_dim``, ``AutoNormal``, ``AutoDelta``).
-    :param optim: a ``pyro.optim`` optimizer, which must step without a closure. What it clips
-        itself (``clip_norm``) is the finished gradient: that protects nobody, and costs nothing.
-        Of a scheduler, such as ``pyro.optim.ExponentialLR``, :meth:`run` calls ``step()`` once
-        after each private step (of a ``ReduceLROnPlateau`` with the private loss, which needs
+    :param optim: ``None``, or a ``pyro.optim`` optimizer, which must step without a closure. What
+        it clips itself (``clip_norm``) is the finished gradient: that protects nobody, and costs
+        nothing. Of a scheduler, such as ``pyro.optim.ExponentialLR``, :meth:`run` calls ``step()``
+        once after each private step (of a ``ReduceLROnPlateau`` with the private loss, which needs
         ``loss_clip``); who loops over :meth:`step` calls it, as with Pyro's ``SVI``. States include
         the scheduler's.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, one or several
-        particles.
+        particles. ``None``: the third where the model marks latents to be enumerated, else the
+        first.
     :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
         after the other.
     :param num_steps: number of steps of :meth:`run`; with ``noise_multiplier=None`` also the most
-        steps there can be.
-    :param noise_multiplier: standard deviation sigma of the noise in units of C, but for what
-        ``report_clipping`` and ``loss_clip`` take of the cost. ``None``: the
+        steps there can be. ``None`` without an ``optim``: 1000.
+    :param noise_multiplier: standard deviation sigma of the noise in units of C, but for what the
+        other blocks take of the cost. ``None``: the
         smallest that fits what remains of the budget at the first step. 0: a non-private reference.
     :param max_grad_norm: C, the norm to which one record's part of the release is clipped, or an
-        :class:`AdaptiveClip`. ``math.inf`` needs ``noise_multiplier=0``.
+        :class:`AdaptiveClip`; ``math.inf`` needs ``noise_multiplier=0``. ``None``: C is chosen, and
+        chosen anew as the run goes on, where noise and what is cut off together cost least, by a
+        histogram of the norms that takes 5% of the cost of each release and all of the first; with
+        ``noise_multiplier=0`` nothing is clipped. By default ``None`` without an ``optim`` and 1.0
+        with one.
     :param plate: name of the private plate; found if exactly one plate holds observations.
     :param sample_rate: expected fraction of the records in a step, in (0, 1]. ``None`` takes
-        subsample_size / size from the plate.
+        subsample_size / size from the plate; where that is 1 and there is no ``optim``, 0.05 or
+        1000 records, if that is more.
     :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
         only); "full".
     :param privatize: "latents" releases the gradient with respect to the global latents in
@@ -124,7 +177,7 @@ class DPSVI(PrivateInference[PreparedGradient]):
     :param local_optim: settings of the Adam that moves rows of parameters per record, each on its
         own and without noise, by the gradient of its record's term (unscaled, in the steps in which
         the record was sampled). ``None``: those of ``optim``, if it is a plain Adam; a scheduler
-        does not change them.
+        does not change them. Without an ``optim`` the step size 0.1.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
         against anyone who can guess the seed, and runs with equal seeds and separate accountants
         share their noise; the ledger says so.
@@ -135,7 +188,7 @@ class DPSVI(PrivateInference[PreparedGradient]):
         :class:`ClippingWarning` at the end of :meth:`run` where it was clearly more than a quarter.
         A bit of each record joins the release as a further block with 1% of the privacy cost: the
         gradient's noise grows by half a per cent. :class:`AdaptiveClip` has such a bit anyway, of
-        which no warning is made.
+        which no warning is made; the histogram of ``max_grad_norm=None`` tells without one.
     :raises ConfigurationError: a setting is out of range or does not fit the others; at the first
         step, parameters per record with ``sampling="fixed"``, or without ``local_optim`` if
         ``optim`` is no plain Adam.
@@ -145,13 +198,13 @@ class DPSVI(PrivateInference[PreparedGradient]):
         self,
         model: Callable,
         guide: Callable,
-        optim: PyroOptim,
-        loss: ELBO,
+        optim: PyroOptim | None = None,
+        loss: ELBO | None = None,
         *,
         accountant: PrivacyAccountant,
         num_steps: int | None = None,
         noise_multiplier: float | None = None,
-        max_grad_norm: float | AdaptiveClip = 1.0,
+        max_grad_norm: float | AdaptiveClip | ByOptim | None = ByOptim.DEFAULT,
         plate: str | None = None,
         sample_rate: float | None = None,
         sampling: str = "poisson",
@@ -166,20 +219,21 @@ class DPSVI(PrivateInference[PreparedGradient]):
         secure: bool = False,
         report_clipping: bool = True,
     ):
-        if not isinstance(optim, PyroOptim):
+        if not isinstance(optim, PyroOptim | None):
             raise ConfigurationError(
                 "optim must be a pyro.optim optimizer, for example pyro.optim.Adam({'lr': 0.01})."
             )
-        if type(loss) not in _LOSSES:
-            names, given = ", ".join(kind.__name__ for kind in _LOSSES), type(loss).__name__
-            if isinstance(loss, type):
-                given = f"the class itself: write {loss.__name__}()"
-            raise ConfigurationError(f"loss must be one of {names}, not {given}.")
-        require_count("loss.num_particles", loss.num_particles)
+        _require_loss(loss)
         require_choice("privatize", privatize, tuple(COORDINATES))
+        self._automatic = optim is None
+        if isinstance(max_grad_norm, ByOptim):
+            max_grad_norm = None if self._automatic else 1.0
         adaptive = max_grad_norm if isinstance(max_grad_norm, AdaptiveClip) else None
+        self._measures = max_grad_norm is None and not same(noise_multiplier, 0)
         if adaptive:
             bound = adaptive.initial
+        elif max_grad_norm is None:  # that of the histogram, if there is noise
+            bound = 1.0 if self._measures else math.inf
         else:
             bound = require_scale("max_grad_norm", max_grad_norm, infinite=True)
         if loss_clip is not None:
@@ -193,7 +247,7 @@ class DPSVI(PrivateInference[PreparedGradient]):
         self.loss_clip = loss_clip
         self.loss_share = loss_share
         self._adaptive = adaptive
-        settings = ReleaseSettings.among(locals(), bound=bound)
+        settings = ReleaseSettings.among(locals() | {"plans": self._automatic}, bound=bound)
         super().__init__(
             model,
             guide,
@@ -205,16 +259,23 @@ class DPSVI(PrivateInference[PreparedGradient]):
         )
         if adaptive:
             self._bit = Block(1, 0.5, adaptive.share)
+        elif self._measures:
+            self._bit = None
         of_bit, of_loss = self._bit.share if self._bit else 0.0, loss_share if loss_clip else 0.0
-        self._gradient_share = 1.0 - of_bit - of_loss
+        of_bins = norm_histogram.SHARE if self._measures else 0.0
+        self._gradient_share = 1.0 - of_bit - of_loss - of_bins
         if self._gradient_share <= 0:
             raise ConfigurationError(
                 "loss_share must leave a part of the privacy cost to the gradient: it and "
-                f"AdaptiveClip.share, or {SHARE:g} for report_clipping, must sum to less than 1."
+                f"AdaptiveClip.share, or {norm_histogram.SHARE:g} for the histogram of "
+                f"max_grad_norm=None, or {SHARE:g} for report_clipping, must sum to less than 1."
             )
-        self._optimizer = PublicOptimizer(optim)
+        self._histogram: HistogramBound | None = None  # before the first
+        self._history = RunHistory(model, guide)
+        self._concluded: str | None = None  # what the guide holds, if it is no posterior
+        self._optimizer = PublicOptimizer(optim or pyro.optim.Adam({}))
         self._loaded: dict[str, Tensor] = {}  # parameters that do not exist yet
-        self._rows = RowOptimizer(lambda name: local_optim or RowAdam.like(optim, name))
+        self._rows = RowOptimizer(partial(_row_adam, local_optim, optim))
 
     _bound_name = "max_grad_norm"
 
@@ -222,33 +283,47 @@ class DPSVI(PrivateInference[PreparedGradient]):
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One private gradient step, given the full data.
 
-        :returns: the private loss in nats if ``loss_clip`` is set, else nan.
+        With ``max_grad_norm=None`` the first releases the norms alone, and moves nothing.
+
+        :returns: the private loss in nats if ``loss_clip`` is set, else nan; nan for the norms.
         :raises ModelError: model, guide or data do not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         :raises ConfigurationError: the optimizer fails, or makes a parameter NaN or infinite.
         """
         prepared = self._prepare(args, kwargs)
+        opens = self._measures and self._histogram is None
+        step = _of_norms_alone(prepared.step.eager) if opens else prepared.step
         position = self.accountant.position
-        draws = prepared.step.draw()
-        blocks = self._blocks(prepared.step.size(draws))
+        draws = step.draw()
+        size = step.size(draws)
+        self._history.require_size(size)
+        blocks = [Block(SIZE, 1.0)] if opens else self._blocks(size)
         clipped = self._sum_type(blocks, prepared.records.device)
         stream = partial(self._randomness.stream, "local", position)
         batch = self._draw_records(prepared, position)
-        moves = prepared.step.add(clipped, draws, batch, stream)
+        moves = step.add(clipped, draws, batch, stream)
         gradient, *others = self._release(clipped, prepared.sampler)
-        gradients, outside = prepared.step.gradients(draws, gradient)
-        self._optimizer.step(prepared.parameters, gradients, rarely=self._rarely)
+        if opens:
+            self._read_bins(gradient, blocks[0], size, prepared.sampler)
+            return math.nan
+        gradients = step.gradients(draws, gradient)
+        noise = self._noise(blocks[0], prepared.sampler)
+        self._history.add_gradient(gradient, gradients.points, noise)
+        self._move(prepared, gradients.parameters, size)
+        self._history.add_iterate(self._steps, prepared.parameters)
         for indices, own in moves:  # behind the privacy wall
             self._rows.step(indices, own)
-        self._read_bit(others, prepared)
-        return math.nan if self.loss_clip is None else others[0].item() + outside.item()
+        self._read_report(others, blocks[-1], size, prepared)
+        if self._automatic and self._steps == self.num_steps:
+            self._concluded = self._history.conclude(prepared.parameters, self._bias)
+        return math.nan if self.loss_clip is None else others[0].item() + gradients.outside.item()
 
     def run(self, *args: Any, progress: bool = True, **kwargs: Any) -> list[float]:
         """What is left of ``num_steps`` steps, with a progress bar.
 
         :returns: what the steps returned, where that is a number.
-        :raises ConfigurationError: ``num_steps`` was not given, or all of them are done; a
-            scheduler needs a metric, and there is no private loss.
+        :raises ConfigurationError: ``num_steps`` was not given with an ``optim``, or all of them
+            are done; a scheduler needs a metric, and there is no private loss.
         :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
         """
         if self._optimizer.needs_metric and self.loss_clip is None:
@@ -256,12 +331,41 @@ class DPSVI(PrivateInference[PreparedGradient]):
                 "optim: ReduceLROnPlateau goes by a loss, and that of the data is private. Set "
                 "loss_clip, use another scheduler, or call step() and optim.step(...) yourself."
             )
+        if self._automatic and self.num_steps is None:
+            self._prepare(args, kwargs)  # which chooses it
         return super().run(*args, progress=progress, **kwargs)
 
     def _step_of_run(self, args: tuple, kwargs: dict) -> float:
+        moves = not self._measures or self._histogram is not None
         loss = super()._step_of_run(args, kwargs)
-        self._optimizer.step_scheduler(loss)
+        if moves:
+            self._optimizer.step_scheduler(loss)
         return loss
+
+    def posterior(self, noise_aware: bool = True) -> Posterior:
+        """The posterior of the guide's unconstrained latents, from all releases so far.
+
+        The released gradients of the likelihood, at the public draws where they were taken, are
+        regressed on these draws (:mod:`pyro_dp.infer.svi.gradient_regression`), and meet the prior
+        in closed form: post-processing, which knows the noise of each release and needs no step
+        size. Where that is not to be had (another guide than a Gaussian is an error), it is the
+        guide as it is, with a :class:`ConvergenceWarning` that says why.
+
+        :param noise_aware: include the uncertainty that the noise adds.
+        :raises ConfigurationError: no step was taken yet, or the guide is no Gaussian.
+        """
+        return self._history.posterior(noise_aware, self.clipped_fraction, self._bias)
+
+    @property
+    def clipped_fraction(self) -> ClippedFraction | None:
+        """The fraction of all N records whose part was clipped, with its standard error.
+
+        With ``max_grad_norm=None`` it is read off the mean histogram of all steps so far, for the
+        present bound; None without noise. Else as follows:
+        """
+        if self._measures:
+            return None if self._histogram is None else self._histogram.clipped()
+        return super().clipped_fraction
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
         """:raises PrivacyError: always: the loss on the data is not private."""
@@ -272,7 +376,7 @@ class DPSVI(PrivateInference[PreparedGradient]):
         )
 
     def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
-        """Unconstrained parameters, optimizer, step count and accountant.
+        """Unconstrained parameters, optimizer, history of releases, step count and accountant.
 
         It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
         streams are not part of it: a resumed run draws fresh ones, also with a seed, for the state
@@ -289,7 +393,12 @@ class DPSVI(PrivateInference[PreparedGradient]):
             "parameters": {name: leaf.detach().clone() for name, leaf in parameters.items()},
             "optimizer": {n: s for n, s in self.optim.get_state().items() if n not in local},
             "bound": self._bound,
+            "history": self._history.state(),
         }
+        if self._automatic:
+            state["num_steps"] = self.num_steps
+        if self._measures:
+            state["histogram"] = None if self._histogram is None else self._histogram.state()
         if include_private_local_state:
             state["private_local_state"] = self._rows.state_dict()
         return state
@@ -308,8 +417,17 @@ class DPSVI(PrivateInference[PreparedGradient]):
         :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
             journal; nothing was changed.
         """
-        self._require_state(state, _STATE)
+        own = ("history", "num_steps") * self._automatic + ("histogram",) * self._measures
+        self._require_state(state, (*_STATE, *own))
         require_scale("bound", state["bound"], infinite=True)
+        if self._automatic and not same(self.num_steps, state["num_steps"]):
+            if self.num_steps is not None:
+                raise ConfigurationError("num_steps differs from that of the saved run.")
+            require_count("num_steps", state["num_steps"])
+        histogram = state.get("histogram")
+        histogram = None if histogram is None else HistogramBound.resumed(histogram)
+        history = state.get("history", _NO_HISTORY)
+        RunHistory.read(history)
         store = pyro.get_param_store()
         for name, value in require_tensors("parameters", state["parameters"]).items():
             if name in store and store[name].unconstrained().shape != value.shape:
@@ -324,6 +442,11 @@ class DPSVI(PrivateInference[PreparedGradient]):
         self._set_loaded()
         self._optimizer.load(state["optimizer"])
         self._bound = state["bound"]
+        self._history.load(history)
+        if self._automatic:
+            self.num_steps = state["num_steps"]
+        if self._measures:
+            self._histogram = histogram
 
     def _set_loaded(self) -> None:
         store = pyro.get_param_store()
@@ -336,11 +459,13 @@ class DPSVI(PrivateInference[PreparedGradient]):
 
     @property
     def optim(self) -> PyroOptim:
-        """The optimizer; another one may take its place between two steps."""
+        """The optimizer; another one may take the place of yours between two steps."""
         return self._optimizer.optim
 
     @optim.setter
     def optim(self, optim: PyroOptim) -> None:
+        if self._automatic:
+            raise ConfigurationError("optim: this DPSVI chooses its own. Pass one when it is made.")
         self._optimizer.optim = optim
 
     @property
@@ -352,6 +477,8 @@ class DPSVI(PrivateInference[PreparedGradient]):
         store = pyro.get_param_store()
         before = set(store.keys()) | self._loaded.keys()
         started = initialised(self.guide)
+        if self.loss is None:
+            self.loss = TraceEnum_ELBO() if records.plate.enumerates else Trace_ELBO()
         users = (self.loss, self.model, self.guide)
         term, parameters = build_record_term(
             *users, records, privatize=self.privatize, microbatch_size=self.microbatch_size
@@ -384,14 +511,55 @@ class DPSVI(PrivateInference[PreparedGradient]):
             privatize=self.privatize,
             microbatch_size=self.microbatch_size,
             releases_loss=self.loss_clip is not None,
-            has_bit=self._bit is not None,
+            report=self._report,
         )
         step = self._traced(partial(TracedStep, eager, self._sum_type, sampler.usual_size), term)
+        if self._automatic and self.num_steps is None:
+            self.num_steps = usual_steps()
+        self._history.start(
+            term,
+            particles=self.loss.num_particles,
+            num_steps=self.num_steps,
+            rate=sampler.sample_rate,
+            concludes=self._automatic,
+        )
         return PreparedGradient(records, sampler, term, parameters, step or eager)
+
+    def _rate(self, plate: PrivatePlate) -> float:
+        rate = super()._rate(plate)
+        chosen = self._automatic and self.sample_rate is None and self.sampling != "full"
+        return usual_rate(plate.size) if chosen and rate == 1.0 else rate
+
+    def _move(
+        self, prepared: PreparedGradient, gradients: dict[str, Tensor | None], size: int
+    ) -> None:
+        """The optimizer's step, along gradients of the parameters."""
+        step = partial(self._optimizer.step, prepared.parameters, gradients, rarely=self._rarely)
+        if not self._automatic:
+            return step()
+        plan = self._plan(size, prepared.sampler)
+        self._optimizer.set_step_size(plan.step_size(self._steps - 1))  # if it is made now
+        step()
+        self._optimizer.set_step_size(plan.step_size(self._steps))  # which a state must know
+
+    def _plan(self, dim: int, sampler: RecordSampler) -> StepPlan:
+        """
+        :param dim: coordinates of a gradient.
+        """
+        steps = self.num_steps or usual_steps()
+        noise = self._noise(Block(dim, 1.0, self._gradient_share), sampler) / math.sqrt(steps)
+        return StepPlan(steps, dim, sampler.size, noise)
 
     @property
     def _others(self) -> tuple[Any, ...]:
+        if self._automatic:
+            return (self.loss,)
         return self.loss, self.optim.pt_optim_args, self.optim.pt_clip_args
+
+    def _refuse_steps_beyond_calibration(self) -> None:
+        super()._refuse_steps_beyond_calibration()
+        if self._automatic and self.num_steps is not None and self._steps >= self.num_steps:
+            raise ConfigurationError(f"num_steps={self.num_steps} are done: start anew to go on.")
 
     def _is_current(self, prepared: PreparedGradient) -> bool:
         if self._optimizer.failed:
@@ -399,25 +567,87 @@ class DPSVI(PrivateInference[PreparedGradient]):
         return super()._is_current(prepared) and prepared.is_current()
 
     def _blocks(self, size: int) -> list[Block]:
-        """The blocks of the joint release: gradient, loss, bit."""
+        """The blocks of the joint release: gradient, loss, and the bit or the histogram."""
         blocks = [Block(size, self._bound, self._gradient_share)]
         if self.loss_clip is not None:
             blocks.append(Block(1, self.loss_clip, self.loss_share))
         if self._bit:
             blocks.append(self._bit)
+        if self._measures:
+            blocks.append(Block(SIZE, 1.0, norm_histogram.SHARE))
         return blocks
 
-    def _warnings(self) -> list[Warning]:
-        return [] if self._adaptive else super()._warnings()
+    @property
+    def _report(self) -> Report | None:
+        """What makes the block of the norms."""
+        if self._measures:
+            return with_bins
+        return with_bit if self._bit else None
 
-    def _read_bit(self, others: list[Tensor], prepared: PreparedGradient) -> None:
-        """The last block, if there is a bit: it is kept, and moves an adaptive bound."""
-        if self._bit:
+    @property
+    def _bias(self) -> float:
+        """Of a coordinate of the gradient, by clipping, as far as that is known."""
+        return 0.0 if self._histogram is None else self._histogram.bias()
+
+    def _noise(self, block: Block, sampler: RecordSampler) -> float:
+        """Standard deviation of the noise in a coordinate of a block, as an estimate for all N."""
+        sigma = self.noise_multiplier
+        return sigma * block.bound / math.sqrt(block.share) / sampler.sample_rate if sigma else 0.0
+
+    def _warnings(self) -> list[Warning]:
+        found: list[Warning] = []
+        clipped = self.clipped_fraction
+        if not (self._adaptive or self._measures):
+            found = super()._warnings()
+        elif self._measures and self.report_clipping and clipped and clipped.is_large:
+            text = _CLIPPED.format(fraction=clipped.fraction, bound=self._bound)
+            found = [ClippingWarning(text)]
+        return [*found, *([ConvergenceWarning(self._concluded)] if self._concluded else [])]
+
+    def _read_report(
+        self, others: list[Tensor], block: Block, size: int, prepared: PreparedGradient
+    ) -> None:
+        """The last block, if it tells of norms: it is kept, and moves a bound that follows them."""
+        if self._measures:
+            self._read_bins(others.pop(), block, size, prepared.sampler)
+        elif self._bit:
             bit = others.pop()
             self._add_bit(self._bit, bit, prepared)
             if self._adaptive is not None:
                 within = bit.item() / prepared.records.plate.size + 0.5
                 self._bound = self._adaptive.updated(self._bound, within)
 
+    def _read_bins(self, counts: Tensor, block: Block, size: int, sampler: RecordSampler) -> None:
+        if self._histogram is None:
+            noise = self._plan(size, sampler).noise
+            self._histogram = HistogramBound.start(sampler.size, size, noise)
+        sd, rate = self._noise(block, sampler), sampler.sample_rate
+        self._histogram = self._histogram.updated(counts, sd, rate)
+        self._bound = self._histogram.bound
+
     def _exact(self) -> dict[str, Callable]:
         return {"loss": exact_loss, "gradient_norms": exact_norms}
+
+
+def _require_loss(loss: Any) -> None:
+    """:raises ConfigurationError: it is none of those that are known."""
+    if loss is None:
+        return
+    if type(loss) not in _LOSSES:
+        names, given = ", ".join(kind.__name__ for kind in _LOSSES), type(loss).__name__
+        if isinstance(loss, type):
+            given = f"the class itself: write {loss.__name__}()"
+        raise ConfigurationError(f"loss must be one of {names}, not {given}.")
+    require_count("loss.num_particles", loss.num_particles)
+
+
+def _row_adam(given: RowAdam | None, optim: PyroOptim | None, name: str) -> RowAdam:
+    """What moves the rows of this parameter."""
+    if given is None and optim is None:
+        return RowAdam(lr=_ROW_STEP)
+    return given or RowAdam.like(optim, name)
+
+
+def _of_norms_alone(step: EagerStep) -> EagerStep:
+    """The same step, of which a release tells the norms and no more."""
+    return replace(step, releases_loss=False, report=bins_alone)

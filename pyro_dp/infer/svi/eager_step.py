@@ -6,7 +6,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyro
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_dp.infer.svi.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions, Measured, Rows, with_bit
+from pyro_dp.mechanism.contributions import Contributions, Measured, Rows
 from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.record_term import Batch, RecordTerm
@@ -30,8 +30,22 @@ COORDINATES: dict[str, type[LatentCoordinates] | type[ParameterCoordinates]] = {
     "parameters": ParameterCoordinates,
 }
 LocalGradients = tuple[Tensor, dict[str, Tensor]]  # of B records, (B,): (B, ...) by parameter
-Gradients = tuple[dict[str, Tensor | None], Tensor]  # of the parameters, and the loss outside
 NewStream = Callable[[], np.random.Generator]
+Report = Callable[[Measured, Tensor | float], list[Contributions]]  # of gradients and their bound
+
+
+class Gradients(NamedTuple):
+    """What follows from a release and the public draws: public, too.
+
+    :param parameters: by name.
+    :param outside: the loss outside the plate.
+    :param points: latents at which the released gradients were taken; see
+        :attr:`LatentCoordinates.points`.
+    """
+
+    parameters: dict[str, Tensor | None]
+    outside: Tensor
+    points: list[Tensor]
 
 
 @dataclass
@@ -44,7 +58,8 @@ class EagerStep:
     :param privatize: "latents" or "parameters".
     :param microbatch_size: at most so many records are worked on at a time.
     :param releases_loss: whether the release has a block for the loss.
-    :param has_bit: whether it has one for the bit of being within the bound.
+    :param report: makes a block for the norms beside that of the gradient, as
+        :func:`~pyro_dp.mechanism.contributions.with_bit`; None: there is none.
     """
 
     loss: ELBO
@@ -55,7 +70,7 @@ class EagerStep:
     privatize: str = field(kw_only=True)
     microbatch_size: int | None = field(kw_only=True)
     releases_loss: bool = field(default=False, kw_only=True)
-    has_bit: bool = field(default=False, kw_only=True)
+    report: Report | None = field(default=None, kw_only=True)
 
     @property
     def eager(self) -> "EagerStep":
@@ -108,10 +123,10 @@ class EagerStep:
     def blocks(
         self, gradient: Measured, losses: Tensor, bound: Tensor | float
     ) -> list[Contributions]:
-        """The blocks of the joint release: gradient, loss, bit."""
+        """The blocks of the joint release: gradient, loss, report of the norms."""
         blocks: list[Contributions] = [gradient]
-        if self.has_bit:
-            blocks = with_bit(gradient, bound)
+        if self.report is not None:
+            blocks = self.report(gradient, bound)
         if self.releases_loss:
             blocks.insert(1, Rows(losses.unsqueeze(1)))
         return blocks
@@ -119,7 +134,7 @@ class EagerStep:
     def gradients(self, draws: list[Particle], released: Tensor) -> Gradients:
         """From the released estimate."""
         coordinates = self.coordinates(draws, self.parameters)
-        return coordinates.gradients(released), mean_loss(draws)
+        return Gradients(coordinates.gradients(released), mean_loss(draws), coordinates.points)
 
     def coordinates(
         self, particles: list[Particle], parameters: dict[str, Tensor]

@@ -37,7 +37,7 @@ def _gradients(
     prepared: PreparedGradient, batches: Iterable[Tensor], stream: np.random.Generator
 ) -> tuple["_Kept", float]:
     """Norms and losses of the records, and the loss outside the plate."""
-    eager = replace(prepared.step.eager, releases_loss=True, has_bit=False)
+    eager = replace(prepared.step.eager, releases_loss=True, report=None)
     particles = eager.draw()
     local = [LocalStream(stream) for _ in particles]
     kept: Any = _Kept([Block(eager.size(particles), 1.0)])

@@ -59,7 +59,8 @@ class TracedStep:
             given = [RecordMode(PublicDraws()) for _ in range(eager.loss.num_particles)]
             eager.draw(given)
             self._draws = [mode.draws.requested for mode in given]
-            self._size = eager.size(eager.draw())
+            coordinates = eager.coordinates(eager.draw(), eager.parameters)
+            self._size, self._num_points = coordinates.size, len(coordinates.points)
             limit = sum_type.most_records(self._size, eager.microbatch_size)
             size = pass_size(usual_size, limit)
             self._passes = self._trace_records(size, sum_type, compiler)
@@ -101,10 +102,11 @@ class TracedStep:
         """As :meth:`EagerStep.gradients`; a loss that is not released is NaN."""
         with torch.no_grad():
             found = list(self._pull_back(*self._public_inputs(draws), released))
+        found, points = found[: -self._num_points or None], found[len(found) - self._num_points :]
         outside = found.pop() if self.eager.releases_loss else _NOT_RELEASED
         gradients = dict.fromkeys(self.eager.parameters)
         gradients.update(zip(self._with_gradient, found, strict=True))
-        return gradients, outside
+        return Gradients(gradients, outside, points)
 
     def _local_streams(self, new_stream: NewStream) -> LocalStreams:
         """One per particle, where records have draws of their own."""
@@ -160,7 +162,7 @@ class TracedStep:
             contribute,
             term,
             public,
-            blocks=1 + eager.releases_loss + eager.has_bit,
+            blocks=1 + eager.releases_loss + (eager.report is not None),
             size=size,
             local=local,
             sum_type=sum_type,
@@ -177,11 +179,12 @@ class TracedStep:
         def pull_back(*inputs: Tensor) -> list[Tensor]:
             *own, released = inputs
             parameters, particles = self._at(own)
-            gradients = self.eager.coordinates(particles, parameters).gradients(released)
+            coordinates = self.eager.coordinates(particles, parameters)
+            gradients, points = coordinates.gradients(released), coordinates.points
             found = {name: g.detach() for name, g in gradients.items() if g is not None}
             with_gradient[:] = found
             outside = [mean_loss(particles).detach()] if self.eager.releases_loss else []
-            return [*found.values(), *outside]
+            return [*found.values(), *outside, *points]
 
         device = self.eager.term.records.device
         inputs = [*public, torch.ones(self._size, dtype=torch.float64, device=device)]
@@ -207,11 +210,11 @@ class TracedStep:
         """With a constant in place of a release: before anything is spent."""
         device = self.eager.term.records.device
         constant = torch.linspace(-1.0, 1.0, self._size, dtype=torch.float64, device=device)
-        gradients, _ = self.gradients(public, constant)
-        expected, _ = self.eager.gradients(self._particles(public), constant)
-        for name, gradient in expected.items():
-            found = gradients[name]
-            if (gradient is None) != (found is None):
+        found = self.gradients(public, constant)
+        expected = self.eager.gradients(self._particles(public), constant)
+        pairs = [(found.parameters[name], each) for name, each in expected.parameters.items()]
+        for one, other in [*pairs, *zip(found.points, expected.points, strict=True)]:
+            if (one is None) != (other is None):
                 raise ModelError(MISMATCH)
-            if gradient is not None and found is not None:
-                require_same(found, gradient, exact=self._exact)
+            if one is not None and other is not None:
+                require_same(one, other, exact=self._exact)

@@ -1,0 +1,273 @@
+"""The posterior from a regression of released gradients on the draws at which they were made.
+
+With m where the likelihood is greatest and H its curvature there, the gradient at a draw z is
+
+    g = H (m - z) + noise,    of covariance v I + a H,
+
+v the variance of the privacy noise in a coordinate, a = (1 - q) / q that of records sampled at rate
+q. Draws are public, and the noise of a release is independent of its draw: m and H are those of a
+linear regression, whatever optimizer made the draws and at whatever step size. It is
+post-processing. The mean of a tail of iterates (Polyak & Juditsky 1992) is the case of a run that
+has arrived, and of no interest in H.
+
+The posterior that knows of the noise is, as in noise-aware inference (arXiv 2410.19371), the one
+given the estimate of m, which is N(z, H^-1 + H^-1 R H^-1) for latents z, with R the noise in the
+mean gradient.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_dp.infer.posterior.gaussian import Gaussian
+from pyro_dp.infer.svi.released_gradients import ReleasedGradients
+from pyro_dp.utils.linalg import cholesky, floored, inverse
+
+_FEWEST = 4  # releases for each latent
+_ROUNDS, _LAST_ROUNDS = 10, 4
+_FAR = 3.0  # root of a draw's mean squared distance in a direction, at which it counts half
+_WIDER = 4.0  # how often the noise enters the scale of distances
+_LONGEST_MOVE = 1.0  # in a round, in that scale
+_RECENT = 0.05  # of the steps: the draws before each that make up its past
+_ALIKE = 0.01  # squared relative spread of curvatures that is always allowed
+_LEAST_CORRELATED = 0.5  # the eigenvalue up to which noise may raise one
+_SIGNIFICANT = 8.0  # standard deviations
+_RELEVANT = 1.0  # squared standard deviations of the posterior
+_CURVED = (
+    "the gradients of the last half of the run do not fit a line: the log likelihood is far from "
+    "quadratic there, or the run was still on its way"
+)
+
+Prior = Callable[[Tensor, Tensor], Gaussian]
+
+
+@dataclass(frozen=True, eq=False)
+class Regressed:
+    """A Gaussian posterior of d latents, from released numbers alone.
+
+    :param mean: of both, (d,).
+    :param covariance: as if there had been no noise, (d, d).
+    :param aware: with the uncertainty that the noise adds, (d, d).
+    :param information: of each latent, what the noise leaves of the records' information about it,
+        in [0, 1], (d,). Below a half, noise says more than the records.
+    :param reason: why it can not be trusted, or None.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    aware: Tensor
+    information: Tensor
+    reason: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """The log likelihood's gradient as a linear function of the latents.
+
+    :param centre: weighted mean of the draws, (d,).
+    :param gradient: of the gradients, (d,).
+    :param curvature: H, positive definite, (d, d).
+    :param noise: covariance of the noise in one gradient, (d, d).
+    :param error: of the slopes, in units of ``noise``, (d, d): H x is off by noise (x' error x).
+    :param steps: how many gradients the mean is worth.
+    """
+
+    centre: Tensor
+    gradient: Tensor
+    curvature: Tensor
+    noise: Tensor
+    error: Tensor
+    steps: float
+
+    def evidence(self, noise: Tensor) -> Gaussian:
+        """What the records say, (d,) and (d, d).
+
+        :param noise: R, in the mean gradient, (d, d).
+        """
+        known = torch.linalg.solve(self.curvature + noise, self.curvature).mT  # H (H + R)^-1
+        precision = known @ self.curvature
+        at_zero = self.gradient + self.curvature @ self.centre
+        return Gaussian(known @ at_zero, (precision + precision.mT) / 2)
+
+    def slope_noise(self, mean: Tensor) -> Tensor:
+        """What the slope's error adds to R on the way from the centre to this mean, (d, d).
+
+        At most as much again: where slopes are that uncertain, so is their error.
+        """
+        way = mean - self.centre
+        return (way @ self.error @ way).clamp(max=1 / self.steps) * self.noise
+
+
+def regressed(history: ReleasedGradients, prior: Prior, bias: float = 0.0) -> Regressed:
+    """The posterior, by a regression in which draws count that are near it.
+
+    Far away the log likelihood is not quadratic. A draw counts by its distance to the posterior, in
+    the scale of the posterior that knows of the noise; both are found in turns.
+
+    :param history: two releases or more.
+    :param prior: its Gaussian factor at a posterior of this mean and covariance; called in each
+        round.
+    :param bias: size of what clipping does to a coordinate of the gradient of all records
+        (:func:`~pyro_dp.infer.svi.gradient_bound.bias`).
+    """
+    count, dim = history.draws.shape
+    late = history.draws[count // 2 :]
+    mean, covariance = late.mean(dim=0), torch.cov(late.mT).reshape(dim, dim)
+    if count < _FEWEST * dim:
+        few = f"{count} releases are too few for a regression on {dim} latents"
+        return _unknown(prior(mean, covariance), f"{few}: it needs {_FEWEST * dim}")
+    scale = covariance
+    for _ in range(_ROUNDS):
+        line = fitted(history, _nearness(history.draws, mean, scale))
+        factor, noise = prior(mean, covariance), line.noise / line.steps
+        posterior = factor * line.evidence(noise)
+        scale = (factor * line.evidence(_WIDER * noise)).covariance
+        mean, covariance = _moved(mean, posterior.mean, scale), posterior.covariance
+    noise = line.noise / line.steps + bias**2 * torch.eye(dim).to(mean)
+    for _ in range(_LAST_ROUNDS):
+        factor = prior(mean, covariance)
+        posterior = factor * line.evidence(noise)
+        mean, covariance = posterior.mean, posterior.covariance
+    noise = noise + line.slope_noise(mean)
+    aware = (factor * line.evidence(noise)).covariance
+    exact = inverse(line.curvature)
+    return Regressed(
+        mean,
+        (factor * Gaussian(factor.eta, line.curvature)).covariance,
+        aware,
+        exact.diagonal() / (exact + exact @ noise @ exact).diagonal(),
+        None if _fits(line, history, aware) else _CURVED,
+    )
+
+
+def fitted(history: ReleasedGradients, weights: Tensor) -> Line:
+    """Weighted least squares.
+
+    A draw depends on the noise of those before it, where it moved the optimizer, which makes the
+    mean of all draws, and so each draw's distance to it, depend on each noise: slopes come out too
+    large (as in autoregressions, Nickell 1981), by about as much in all directions. A draw's
+    distance to the draws *before* it is free of later noise. As an instrument it shows how much.
+
+    :param weights: of the draws, positive, (T,); releases with more noise count less anyway.
+    """
+    draws, gradients = history.draws, history.gradients
+    private, sampling = history.noise.square(), (1 - history.rate) / history.rate
+    dim = draws.shape[1]
+    if (private > 0).all():
+        weights = weights / private
+    weights = weights / weights.sum()
+    centre, gradient = weights @ draws, weights @ gradients
+    away, change = draws - centre, gradients - gradient
+    steps = 1 / weights.square().sum().item()
+    variance = steps * (weights.square() @ private)
+    weighted = weights.unsqueeze(1) * away
+    inner = inverse(weighted.mT @ away)
+    slopes = -inner @ (weighted.mT @ change)  # [i, j]: of coordinate j of the gradient in latent i
+    error = inner @ (weighted.mT @ weighted) @ inner
+    fresh = _fresh(draws)
+    fresh = fresh - weights @ fresh
+    unexplained = weights @ (fresh * (change + away @ slopes)).sum(dim=1)
+    feedback = unexplained / (weights @ (fresh * away).sum(dim=1))
+    most = slopes.diagonal().mean().clamp(min=0.0)
+    slopes = slopes - feedback.clamp(min=torch.zeros(()).to(most), max=most) * torch.eye(dim).to(
+        slopes
+    )
+    curvature = _curvature(
+        slopes, error.diagonal(), variance + sampling * slopes.diagonal().clamp(min=0.0)
+    )
+    residual = weights @ (change + away @ curvature).square().sum(dim=1)
+    residual = residual * min(steps / max(steps - dim - 1, 1.0), 2.0)
+    sampled = (residual - dim * variance).clamp(min=0.0) / curvature.trace()
+    noise = variance * torch.eye(dim).to(curvature) + sampled * curvature
+    return Line(centre, gradient, curvature, noise, error, steps)
+
+
+def _curvature(slopes: Tensor, error: Tensor, noise: Tensor) -> Tensor:
+    """Symmetric and positive definite, with what is noise shrunk (James & Stein).
+
+    The two estimates of an element beside the diagonal are averaged by their noise; the diagonal
+    shrinks to its mean, correlations to zero, each as far as noise explains its spread.
+
+    :param slopes: (d, d); of element [i, j] the noise has variance error[i] noise[j].
+    :param error: (d,).
+    :param noise: (d,).
+    """
+    dim = len(slopes)
+    least = 1e-20 * slopes.square().max()
+    variance = torch.outer(error, noise).clamp(min=least)
+    both = 1 / variance + 1 / variance.mT
+    found, uncertain = (slopes / variance + slopes.mT / variance.mT) / both, 1 / both
+
+    diagonal, own = slopes.diagonal(), variance.diagonal()
+    level = ((diagonal / own).sum() / (1 / own).sum()).maximum((1 / own).sum().rsqrt())
+    spread = ((diagonal - level).square() - own).mean().maximum(_ALIKE * level**2)
+    diagonal = level + (diagonal - level) * spread / (spread + own)
+    diagonal = diagonal.maximum(own.sqrt().clamp(max=level))
+
+    size = torch.outer(diagonal, diagonal).sqrt()
+    beside = 1.0 - torch.eye(dim).to(slopes)
+    correlation, doubt = beside * found / size, beside * uncertain / size.square()
+    kept = (1 - doubt.sum() / correlation.square().sum().clamp(min=1e-300)).clamp(min=0.0)
+    radius = kept * (doubt.sum() / max(dim - 1, 1)).sqrt()  # of what is left of the noise
+    least_value = radius.clamp(max=_LEAST_CORRELATED).item()
+    return floored(torch.eye(dim).to(slopes) + kept * correlation, max(least_value, 1e-9)) * size
+
+
+def _fits(line: Line, history: ReleasedGradients, covariance: Tensor) -> bool:
+    """Whether gradients of the last two quarters are about the line, as far as it matters.
+
+    They are not if their mean residual stands out of the noise, and would move the posterior by
+    more than a standard deviation in each direction: the log likelihood is not quadratic there, or
+    the run is not there yet.
+
+    :param covariance: of the posterior that knows of the noise, (d, d).
+    """
+    residual = history.gradients - line.gradient
+    residual = residual + (history.draws - line.centre) @ line.curvature
+    quarter, dim = len(residual) // 4, residual.shape[1]
+    for part in residual[-2 * quarter :].split(quarter):
+        mean = part.mean(dim=0)
+        moved = torch.linalg.solve(line.curvature, mean)
+        chi_square = quarter * mean @ _solved(line.noise, mean)
+        stands_out = chi_square > dim + _SIGNIFICANT * (2 * dim) ** 0.5
+        if stands_out and moved @ _solved(covariance, moved) > _RELEVANT * dim:
+            return False
+    return True
+
+
+def _solved(matrix: Tensor, vector: Tensor) -> Tensor:
+    return torch.cholesky_solve(vector.unsqueeze(1), cholesky(matrix)).squeeze(1)
+
+
+def _nearness(draws: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """Weight of each draw, (T,): 1 at the mean, a half at distance ``_FAR`` in each direction."""
+    root = cholesky(scale)
+    away = torch.linalg.solve_triangular(root, (draws - mean).mT, upper=False)
+    return 1 / (1 + (away.square().mean(dim=0) / _FAR**2).square())
+
+
+def _fresh(draws: Tensor) -> Tensor:
+    """Each draw less the mean of some before it; zero for the first, (T, d)."""
+    count = len(draws)
+    length = max(round(_RECENT * count), 1)
+    total = torch.cat([torch.zeros_like(draws[:1]), draws.cumsum(dim=0)])
+    now = torch.arange(count)
+    first = (now - length).clamp(min=0)
+    past = (total[now] - total[first]) / (now - first).clamp(min=1).unsqueeze(1)
+    return torch.where((now > 0).unsqueeze(1), draws - past, 0.0)
+
+
+def _moved(mean: Tensor, target: Tensor, scale: Tensor) -> Tensor:
+    """Towards the target, at most ``_LONGEST_MOVE`` standard deviations in each direction."""
+    move = target - mean
+    root = torch.linalg.solve_triangular(cholesky(scale), move.unsqueeze(1), upper=False)
+    length = root.square().mean().sqrt().clamp(min=1e-300)
+    return mean + move * (_LONGEST_MOVE / length).clamp(max=1.0)
+
+
+def _unknown(prior: Gaussian, reason: str) -> Regressed:
+    covariance = prior.covariance
+    nothing = torch.zeros_like(prior.eta)
+    return Regressed(prior.mean, covariance, covariance, nothing, reason)

@@ -1,0 +1,244 @@
+"""What a run has released, kept to find its posterior: post-processing, all of it public."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED, everywhere
+from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
+from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.svi.gradient_regression import Regressed
+from pyro_dp.infer.svi.iterate_averages import IterateAverages
+from pyro_dp.infer.svi.regression_problem import NotRegressed, RegressionProblem, gaussian_guide
+from pyro_dp.infer.svi.released_gradients import ReleasedGradients
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.records.record_term import RecordTerm
+from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning
+
+_LONGEST = 2000  # steps that are allowed for where their number is not known
+_STEPS_PER_LATENT = 4
+_OF_PARAMETERS = "what was released are not gradients of latents alone"
+_RANDOM = "the records' terms are random"
+_MANY = "{count} latents take at least {steps} steps"
+_NONE_YET = "there are none yet"
+_NOISE_LEFT_OUT = "the privacy noise is not in its width"
+_NO_STEP = (
+    "There is no posterior before the first step. (After a load_state_dict a step must find the "
+    "latents first; what the run has found is in the guide's parameters.)"
+)
+_NO_GAUSSIAN = (
+    "posterior() is a Gaussian, and the guide is none in unconstrained space: the guide itself is "
+    "the result, by Predictive or its own methods."
+)
+_OTHER = "load_state_dict: the released gradients are of other latents, of another model."
+_NOT_REGRESSED = "No posterior could be regressed from the released gradients: {why}. "
+_AS_IT_IS = _NOT_REGRESSED + "This is the guide as it is, which does not know of the privacy noise."
+_IN_ITS_PLACE = (
+    _NOT_REGRESSED + "The guide holds {what} instead, which do not know of the privacy noise."
+)
+
+
+class RunHistory:
+    """Released gradients of the likelihood at their public draws, and means of the iterates.
+
+    :param model: the user's, as is guide.
+    """
+
+    def __init__(self, model: Callable, guide: Callable):
+        self._model, self._guide = model, guide
+        self._term: RecordTerm | None = None  # from the first look on
+        self._num_steps: int | None = None
+        self._rate, self._particles = 1.0, 1
+        self._count = 0  # of the latents that records see
+        self._why: str | None = None  # there are no gradients
+        self._gradients: ReleasedGradients | None = None
+        self._pending: list[tuple[Tensor, list[Tensor], float]] = []  # as add_gradient got them
+        self._averages: IterateAverages | None = None
+        self._gaussian: GaussianGuide | None = None
+        self._problem: RegressionProblem | None = None
+        self._solution: tuple[int, Regressed] | None = None  # of so many gradients
+
+    def start(
+        self,
+        term: RecordTerm,
+        *,
+        particles: int,
+        num_steps: int | None,
+        rate: float,
+        concludes: bool,
+    ) -> None:
+        """What there is already stays.
+
+        :param particles: K.
+        :param num_steps: of the run, if that is known.
+        :param rate: of sampling.
+        :param concludes: whether the guide shall hold at last what was found.
+        """
+        self._term, self._num_steps, self._rate = term, num_steps, rate
+        self._particles = particles
+        if concludes and self._averages is None and num_steps is not None:
+            self._averages = IterateAverages(num_steps)
+
+    def require_size(self, size: int) -> None:
+        """
+        :param size: coordinates of the next release.
+        :raises ConfigurationError: there are gradients already, and they have others.
+        """
+        if self._gradients is not None and size != self._count * self._particles:
+            raise ConfigurationError(_OTHER)
+
+    def add_gradient(self, released: Tensor, points: list[Tensor], noise: float) -> None:
+        """What a step has released. It is looked at later.
+
+        :param released: estimate of the gradient of all records' losses, (K s,): of each of K
+            particles its part, divided by K.
+        :param points: their latents, one particle after the other.
+        :param noise: standard deviation of the noise in a coordinate.
+        """
+        if self._gradients is None and self._why is None:
+            self._begin(points)
+        if self._gradients is not None:
+            self._pending.append((released, points, noise))
+
+    def add_iterate(self, step: int, parameters: Mapping[str, Tensor]) -> None:
+        """Unconstrained parameters after this step, from 1."""
+        if self._averages is not None:
+            self._averages.add(step, parameters)
+
+    def posterior(
+        self, noise_aware: bool, clipped: ClippedFraction | None, bias: float
+    ) -> Posterior:
+        """As :meth:`DPSVI.posterior`.
+
+        :param bias: of a coordinate of the released gradient, by clipping, about.
+        """
+        if self._term is None:
+            raise ConfigurationError(_NO_STEP)
+        try:
+            guide, found = self._regressed(bias)
+        except NotRegressed as why:
+            return self._as_it_is(why)
+        doubts = {HIDDEN: found.information < 0.5}
+        if clipped is not None and clipped.is_large:
+            doubts[MANY_CLIPPED] = everywhere(found.mean)
+        covariance = found.aware if noise_aware else found.covariance
+        return Posterior(
+            guide.latents, found.mean, covariance, plain=found.covariance, doubts=doubts
+        )
+
+    @torch.no_grad()
+    def conclude(self, parameters: Mapping[str, Tensor], bias: float) -> str | None:
+        """Let the guide hold what the run has found.
+
+        :param parameters: unconstrained.
+        :param bias: as for :meth:`posterior`.
+        :returns: why that is no posterior with the noise in it, and what it is.
+        """
+        try:
+            guide, found = self._regressed(bias)
+        except NotRegressed as why:
+            return _IN_ITS_PLACE.format(why=why, what=self._average(parameters))
+        guide.write(found.mean, found.aware)
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and numbers."""
+        gradients = self._kept()
+        return {
+            "gradients": None if gradients is None else gradients.state(),
+            "averages": None if self._averages is None else self._averages.state(),
+        }
+
+    def load(self, state: Any) -> None:
+        """Go on from what :meth:`state` gave.
+
+        :raises ConfigurationError: it is damaged; nothing was changed.
+        """
+        gradients, averages = self.read(state)
+        self._gradients, self._averages, self._solution = gradients, averages, None
+        self._pending, self._why = [], None
+        self._count = 0 if gradients is None else gradients.draws.shape[1]
+
+    @staticmethod
+    def read(state: Any) -> tuple[ReleasedGradients | None, IterateAverages | None]:
+        """:raises ConfigurationError: this is no state."""
+        if not isinstance(state, Mapping) or state.keys() != {"gradients", "averages"}:
+            raise ConfigurationError("load_state_dict: history is damaged.")
+        gradients, averages = state["gradients"], state["averages"]
+        return (
+            None if gradients is None else ReleasedGradients.resumed(gradients),
+            None if averages is None else IterateAverages.resumed(averages),
+        )
+
+    def _begin(self, points: list[Tensor]) -> None:
+        """See whether gradients are worth to be kept."""
+        assert self._term is not None
+        self._count = count = sum(u.numel() for u in points) // self._particles
+        if not points:
+            self._why = _OF_PARAMETERS
+        elif self._term.draws:
+            self._why = _RANDOM
+        elif _STEPS_PER_LATENT * count > (self._num_steps or _LONGEST):
+            self._why = _MANY.format(count=count, steps=_STEPS_PER_LATENT * count)
+        else:
+            self._gradients = ReleasedGradients(self._rate, self._term.records.plate.size)
+
+    def _kept(self) -> ReleasedGradients | None:
+        """All gradients, one of each particle."""
+        for released, points, noise in self._pending:
+            assert self._gradients is not None
+            count = self._particles
+            flat = torch.cat([u.flatten() for u in points]).double().reshape(count, -1)
+            for point, gradient in zip(flat, released.reshape(count, -1), strict=True):
+                self._gradients.add(point, -count * gradient, count * noise)
+        self._pending = []
+        return self._gradients
+
+    def _regressed(self, bias: float) -> tuple[GaussianGuide, Regressed]:
+        """:raises NotRegressed: there is no posterior to be had."""
+        gradients = self._kept()
+        if gradients is None:
+            raise NotRegressed(self._why or _NONE_YET)
+        assert self._term is not None
+        guide = self._current_guide()
+        if self._problem is None or self._problem.guide is not guide:
+            self._problem = RegressionProblem.build(self._model, self._guide, guide, self._term)
+        count = len(gradients)
+        if self._solution is None or self._solution[0] != count:
+            self._solution = count, self._problem.solved(gradients, self._particles * bias)
+        return guide, self._solution[1]
+
+    def _current_guide(self) -> GaussianGuide:
+        """:raises NotRegressed: it is no Gaussian."""
+        assert self._term is not None
+        if self._gaussian is None or not self._gaussian.is_current():
+            self._gaussian = gaussian_guide(self._model, self._guide, self._term.records)
+        return self._gaussian
+
+    def _as_it_is(self, why: NotRegressed) -> Posterior:
+        try:
+            guide = self._current_guide()
+        except NotRegressed:
+            raise ConfigurationError(_NO_GAUSSIAN) from None
+        warnings.warn(ConvergenceWarning(_AS_IT_IS.format(why=why)), stacklevel=4)
+        mean, covariance = guide.read()
+        return Posterior(
+            guide.latents, mean, covariance, doubts={_NOISE_LEFT_OUT: everywhere(mean)}
+        )
+
+    def _average(self, parameters: Mapping[str, Tensor]) -> str:
+        """Set parameters that have arrived to their means, and say so."""
+        agreed = {} if self._averages is None else self._averages.agreed()
+        for name, value in agreed.items():
+            parameters[name].copy_(value)
+        if not agreed:
+            return "the last iterates"
+        if len(agreed) == len(parameters):
+            return "means of the last half of the iterates"
+        return (
+            f"means of the last half of the iterates for {len(agreed)} of {len(parameters)} "
+            "parameters, and the last iterates of the others, which were still on their way,"
+        )

@@ -1,0 +1,53 @@
+"""How DPSVI lays out its steps where no optimizer was passed: from public numbers alone."""
+
+import math
+from dataclasses import dataclass
+
+_STEPS = 1000
+_SAMPLE_RATE, _RECORDS = 0.05, 1000  # in a step, at least
+_LARGEST, _LEAST, _LAST = 0.1, 0.02, 0.001  # step sizes: first ones, and the last
+_OF_MANY = 0.05, 0.005  # first and last, of many latents
+_STEPS_PER_LATENT = 4  # of those that are not many: of their gradients a posterior is regressed
+_NOISE = 0.05  # rho, from which the first step size falls
+
+
+def usual_steps() -> int:
+    """T, where it is not given."""
+    return _STEPS
+
+
+def usual_rate(size: int) -> float:
+    """Sample rate, where it is not given, for N records."""
+    return max(_SAMPLE_RATE, min(1.0, _RECORDS / size))
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Step sizes of Adam that fall geometrically: large ones to arrive, small ones against noise.
+
+    :param num_steps: T.
+    :param dim: d, coordinates of a released gradient.
+    :param size: N.
+    :param noise: sigma / (q sqrt(T)), of all released gradients together, in units of C.
+    """
+
+    num_steps: int
+    dim: int
+    size: int
+    noise: float
+
+    @property
+    def ratio(self) -> float:
+        """rho: about the noise in a released curvature, over the curvature (as DPSEP's)."""
+        return 5 * math.sqrt(2) * self.dim**1.5 * self.noise / self.size
+
+    def step_size(self, step: int) -> float:
+        """
+        :param step: from 0.
+        """
+        first, last = _OF_MANY
+        if self.num_steps >= _STEPS_PER_LATENT * self.dim:
+            first, last = _LARGEST, _LAST
+            if self.ratio > _NOISE:
+                first = max(_LEAST, _LARGEST * (_NOISE / self.ratio) ** 0.3)
+        return float(first * (last / first) ** (step / self.num_steps))
