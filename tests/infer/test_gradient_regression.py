@@ -215,14 +215,20 @@ class TestReasons:
         assert "15 releases are too few" in found.reason and "16" in found.reason
         torch.testing.assert_close(found.aware, torch.eye(DIM))
 
-    def test_a_run_that_is_still_on_its_way_over_a_curve(self):
-        """The gradient turns along the way."""
-
-        def gradient(z):
-            return 300 * torch.stack([torch.cos(3 * z[0]) + 1.5, torch.sin(4 * z[0]) - z[1]])
-
-        history = optimised(gradient, torch.zeros(2), 20.0, rate=0.1)
+    def test_a_run_that_moves_over_a_curve(self):
+        """Past the top, where the gradient is no line."""
+        generator = torch.Generator().manual_seed(0)
+        history = ReleasedGradients(1.0, 1000)
+        for t in range(STEPS):
+            draw = 4 * t / STEPS - 2 + 0.1 * torch.randn(2, generator=generator)
+            noise = 100 * torch.randn(2, generator=generator)
+            history.add(draw, 100 * (1 - draw.exp()) + noise, 100.0)
         assert "do not fit a line" in regressed(history, standard).reason
+
+    def test_a_posterior_far_from_all_draws(self):
+        """The draws are all to one side, close to each other, and the slope leads far away."""
+        history = released(lambda z: 1e5 - 100.0 * z, torch.zeros(2), 1.0, scatter=0.1)
+        assert "far away from all draws" in regressed(history, standard).reason
 
     @pytest.mark.parametrize("noise", [10.0, 300.0, 1e4])
     def test_none_where_the_likelihood_is_quadratic(self, noise):

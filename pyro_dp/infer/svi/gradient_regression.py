@@ -39,6 +39,8 @@ _CURVED = (
     "the gradients of the last half of the run do not fit a line: the log likelihood is far from "
     "quadratic there, or the run was still on its way"
 )
+_REACH = 4.0  # standard deviations
+_FAR_OFF = "the regression leads far away from all draws of the last half of the run"
 
 Prior = Callable[[Tensor, Tensor], Gaussian]
 
@@ -133,12 +135,15 @@ def regressed(history: ReleasedGradients, prior: Prior, bias: float = 0.0) -> Re
     noise = noise + line.slope_noise(mean)
     aware = (factor * line.evidence(noise)).covariance
     exact = inverse(line.curvature)
+    reason = None if _fits(line, history, aware) else _CURVED
+    if not _is_near(mean, aware, late):
+        reason = _FAR_OFF
     return Regressed(
         mean,
         (factor * Gaussian(factor.eta, line.curvature)).covariance,
         aware,
         exact.diagonal() / (exact + exact @ noise @ exact).diagonal(),
-        None if _fits(line, history, aware) else _CURVED,
+        reason,
     )
 
 
@@ -235,6 +240,13 @@ def _fits(line: Line, history: ReleasedGradients, covariance: Tensor) -> bool:
         if stands_out and moved @ _solved(covariance, moved) > _RELEVANT * dim:
             return False
     return True
+
+
+def _is_near(mean: Tensor, covariance: Tensor, draws: Tensor) -> bool:
+    """Whether draws came near the mean, in their own scale or the posterior's."""
+    way = mean - draws.mean(dim=0)
+    scale = covariance + torch.cov(draws.mT).reshape(covariance.shape)
+    return bool(way @ _solved(scale, way) < _REACH**2 * len(way))
 
 
 def _solved(matrix: Tensor, vector: Tensor) -> Tensor:

@@ -19,10 +19,10 @@ from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning
 
 _LONGEST = 2000  # steps that are allowed for where their number is not known
-_STEPS_PER_LATENT = 4
+_STEPS_PER_LATENT = 4  # and one that releases norms alone
 _OF_PARAMETERS = "what was released are not gradients of latents alone"
 _RANDOM = "the records' terms are random"
-_MANY = "{count} latents take at least {steps} steps"
+_MANY = "{count} latents take more than {steps} steps"
 _NONE_YET = "there are none yet"
 _NOISE_LEFT_OUT = "the privacy noise is not in its width"
 _NO_STEP = (
@@ -181,7 +181,7 @@ class RunHistory:
             self._why = _OF_PARAMETERS
         elif self._term.draws:
             self._why = _RANDOM
-        elif _STEPS_PER_LATENT * count > (self._num_steps or _LONGEST):
+        elif _STEPS_PER_LATENT * count >= (self._num_steps or _LONGEST):
             self._why = _MANY.format(count=count, steps=_STEPS_PER_LATENT * count)
         else:
             self._gradients = ReleasedGradients(self._rate, self._term.records.plate.size)

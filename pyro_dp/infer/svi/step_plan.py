@@ -46,7 +46,7 @@ class StepPlan:
         :param step: from 0.
         """
         first, last = _OF_MANY
-        if self.num_steps >= _STEPS_PER_LATENT * self.dim:
+        if self.num_steps > _STEPS_PER_LATENT * self.dim:
             first, last = _LARGEST, _LAST
             if self.ratio > _NOISE:
                 first = max(_LEAST, _LARGEST * (_NOISE / self.ratio) ** 0.3)
