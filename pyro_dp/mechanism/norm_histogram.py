@@ -49,7 +49,8 @@ class Bins:
         return ones.new_zeros(SIZE).index_add(0, self._bins.squeeze(1), ones)
 
     def dense(self) -> Tensor:
-        return torch.nn.functional.one_hot(self._bins.squeeze(1), SIZE).to(torch.float64)
+        # Not functional.one_hot, which looks at values: no graph can.
+        return (self._bins == torch.arange(SIZE, device=self._bins.device)).to(torch.float64)
 
 
 def one_hot(norms: Tensor) -> Rows:

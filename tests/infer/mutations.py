@@ -565,10 +565,10 @@ MUTATIONS = [
         "test_automatic_dpsvi.py",
     ),
     Mutation(
-        "latents that no record sees keep their place",
-        "RegressionProblem._marginal",
-        "covariance = self._factor.covariance[self.places.unsqueeze(1), self.places]",
-        "return self._factor.restricted(self.places)",
+        "what records say of one latent goes to another",
+        "RegressionProblem._extended",
+        "evidence.embedded(self.places, self.guide.size)",
+        "evidence.embedded(self.places.flip(0), self.guide.size)",
         "test_automatic_dpsvi.py",
     ),
     Mutation(

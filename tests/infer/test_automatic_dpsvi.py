@@ -20,7 +20,7 @@ from problems import (
 )
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
-from releases import Releases
+from releases import Releases, take
 
 from pyro_dp import (
     DPSVI,
@@ -31,6 +31,7 @@ from pyro_dp import (
     SubsampledGaussian,
 )
 from pyro_dp.infer.svi.step_plan import StepPlan
+from pyro_dp.infer.svi.traced_step import TracedStep
 
 
 class TestContract(InferenceContract):
@@ -233,6 +234,25 @@ def test_before_the_end_the_guide_holds_the_iterate():
     assert not torch.allclose(guide.get_posterior().mean, svi.posterior().mean)
     svi.step(*data)
     torch.testing.assert_close(guide.get_posterior().mean, svi.posterior().mean)
+
+
+def test_integers_by_graphs(monkeypatch):
+    """With ``secure=True``, too: a warning would say that there is no graph."""
+    take(monkeypatch, [1, 4, 8, 20])
+    sums = []
+    for jit in ("none", "trace"):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(1)
+        with pytest.MonkeyPatch.context() as patch:
+            seen = Releases(patch)
+            svi = new(num_steps=8, jit=jit, secure=True, generator=None, sample_rate=0.5)
+            data = regression_data()
+            for _ in range(2):
+                svi.step(*data)
+            sums.append(seen.sums[0][0])
+            assert isinstance(svi._prepared.step, TracedStep) == (jit == "trace")
+            assert seen.sums[1][1].sum() == pytest.approx(4)
+    assert torch.equal(*sums)
 
 
 def test_graphs_change_nothing():
