@@ -546,12 +546,6 @@ def negative_noise():
     dpsvi(logistic, noise_multiplier=-1.0)
 
 
-@attempt("Privacy settings", "max_grad_norm", says="must be a number|AdaptiveClip")
-def no_bound():
-    """No bound."""
-    dpsvi(logistic, max_grad_norm=None)
-
-
 @attempt("Privacy settings", "max_grad_norm", says="noise_multiplier=0")
 def infinite_bound():
     """An infinite bound."""
@@ -821,8 +815,24 @@ def laplace_in_dpsep():
 
 @attempt("DPSEP and VIPS", "num_steps", says="20 to 50|missing|positive integer")
 def dpsep_without_num_steps():
-    """DPSEP without a number of steps."""
-    DPSEP(logistic, AutoNormal(logistic), accountant=PrivacyAccountant(epsilon=1.0))
+    """DPSEP with a bound, and without a number of steps."""
+    DPSEP(
+        logistic,
+        AutoNormal(logistic),
+        accountant=PrivacyAccountant(epsilon=1.0),
+        max_factor_norm=1.0,
+    )
+
+
+@attempt("DPSEP and VIPS", "max_factor_norm", says="follow from what was released")
+def dpsep_with_a_precision_alone():
+    """DPSEP with a structure of the precision, and without a bound."""
+    DPSEP(
+        logistic,
+        AutoNormal(logistic),
+        accountant=PrivacyAccountant(epsilon=1.0),
+        precision="diagonal",
+    )
 
 
 @attempt("DPSEP and VIPS", "model", "ConjugateModel", says=r"DPSVI")

@@ -35,6 +35,7 @@ from pyro_dp.infer.ep.whitened import WhitenedApproximation
 from pyro_dp.infer.ep.whitened_sum import WhitenedSum
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
@@ -233,7 +234,10 @@ class DPSEP(PrivateInference[PreparedSites]):
                     "max_factor_norm: without one, all of them follow from what was released."
                 )
         elif num_steps is None:
-            raise ConfigurationError("num_steps is needed: the default damping depends on it.")
+            raise ConfigurationError(
+                "num_steps is needed with a max_factor_norm: 20 to 50 serve regressions. Without a "
+                "max_factor_norm both are chosen."
+            )
         self.moments = moments
         self.precision = precision
         self.damping = damping
@@ -271,8 +275,7 @@ class DPSEP(PrivateInference[PreparedSites]):
         position, known = self.accountant.position, self._approximation
         at = known.at(prepared.records.plate.size)
         batch = self._draw_records(prepared, position)
-        clipped = self._sum_type(known.blocks, prepared.records.device)
-        prepared.sites.add(clipped, at, batch, self._randomness.stream("local", position))
+        clipped = self._clipped_sum(prepared, at, batch, position)
         released = self._release(clipped, prepared.sampler)
         if self._bit:
             self._add_bit(self._bit, released[1], prepared)
@@ -475,6 +478,14 @@ class DPSEP(PrivateInference[PreparedSites]):
 
     def _is_current(self, prepared: PreparedSites) -> bool:
         return super()._is_current(prepared) and prepared.problem.guide.is_current()
+
+    def _clipped_sum(
+        self, prepared: PreparedSites, at: Any, indices: Tensor, position: int
+    ) -> ClippedSum:
+        """Sites of these records, clipped and summed, one microbatch after the other."""
+        clipped = self._sum_type(self._approximation.blocks, prepared.records.device)
+        prepared.sites.add(clipped, at, indices, self._randomness.stream("local", position))
+        return clipped
 
     def _fixed_damping(self) -> float | None:
         if not callable(self.damping):
