@@ -591,8 +591,7 @@ class DPSVI(PrivateInference[PreparedGradient]):
 
     def _noise(self, block: Block, sampler: RecordSampler) -> float:
         """Standard deviation of the noise in a coordinate of a block, as an estimate for all N."""
-        sigma = self.noise_multiplier
-        return sigma * block.bound / math.sqrt(block.share) / sampler.sample_rate if sigma else 0.0
+        return block.noise(self.noise_multiplier) / sampler.sample_rate
 
     def _warnings(self) -> list[Warning]:
         found: list[Warning] = []
