@@ -108,16 +108,19 @@ _SVI = {
     "loss_share": [0.05, 0.99, 1e-40],
     "local_optim": [RowAdam(), RowAdam(1e40)],
 }
-_SEP = {
+_AUTOMATIC_SEP = {
     **_SHARED,
     **_PYRO,
+    "moments": ["auto", "linear", "stein"],
+    "noise_aware": [True, False],
+}
+_SEP = {
+    **_AUTOMATIC_SEP,
     "max_factor_norm": _BOUNDS,
     "damping": [None, 0.5, 1.0, 1e-300, _half],
-    "moments": ["auto", "linear", "stein"],
     "precision": [None, "full", "diagonal", "shared"],
     "precision_weight": [None, 1.0, 1e-40, 1e40],
     "centred": [True, False],
-    "noise_aware": [True, False],
 }
 _SGLD = {
     **_SHARED,
@@ -617,7 +620,11 @@ _models_of_vips = st.sampled_from(list(CONJUGATE)).flatmap(
 
 SVI = _svi(_SVI, ("num_steps", "noise_multiplier"))
 TRACED = _svi(_traced, tuple(_traced))
-SEP = _on_data(Sep, _SEP, ("num_steps", "noise_multiplier"), model=_models, guide=_guides)
+_SEP_NEEDS = ("num_steps", "noise_multiplier")
+SEP = st.one_of(
+    _on_data(Sep, _AUTOMATIC_SEP, _SEP_NEEDS, model=_models, guide=_guides),
+    _on_data(Sep, _SEP, (*_SEP_NEEDS, "max_factor_norm"), model=_models, guide=_guides),
+)
 SGLD = _on_data(
     Sgld, _SGLD, ("num_steps", "noise_multiplier", "step_size"), model=_models, guide=st.just("")
 )

@@ -271,7 +271,8 @@ class TestWholeRuns:
             pyro.clear_param_store()
             accountants.append(PrivacyAccountant(1.0))
             guide = AutoDiagonalNormal(model)
-            DPSEP(model, guide, accountant=accountants[-1], num_steps=1, generator=0).step(x, y)
+            settings = dict(num_steps=1, max_factor_norm=1.0, generator=0)
+            DPSEP(model, guide, accountant=accountants[-1], **settings).step(x, y)
             return guide.loc.numpy(force=True)
 
         make_run(*records()[0])

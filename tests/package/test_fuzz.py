@@ -32,7 +32,7 @@ CASES = {
     "calibration": 8,
     "settings": 300,
 }
-MORE = {"DPSVI": 360, "DPSVI, traced": 8, "DPSEP": 160, "DPSGLD": 90, "VIPS": 400}
+MORE = {"DPSVI": 300, "DPSVI, traced": 8, "DPSEP": 120, "DPSGLD": 60, "VIPS": 300}
 
 
 def keeps_the_contract(family, count, number):

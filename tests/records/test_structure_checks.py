@@ -95,7 +95,6 @@ def secret_data():
         ("max_grad_norm", {"max_grad_norm": 0.0}),
         ("max_grad_norm", {"max_grad_norm": -1.0}),
         ("max_grad_norm", {"max_grad_norm": math.nan}),
-        ("max_grad_norm", {"max_grad_norm": None}),
         ("bound", {"max_grad_norm": math.inf}),
         ("sample_rate", {"sample_rate": 0.0}),
         ("sample_rate", {"sample_rate": 1.2}),

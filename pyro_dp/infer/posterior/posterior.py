@@ -18,6 +18,7 @@ from pyro_dp.infer.posterior.summary import Summary
 from pyro_dp.records.latents import Latent
 from pyro_dp.utils.linalg import cholesky, dense
 
+_NO_GAUSSIAN = "A posterior's mean and covariance must be finite, and the covariance positive."
 _NUM_DRAWS = 10_000  # for quantiles of what is no monotone function of one coordinate
 
 
@@ -39,6 +40,7 @@ class Posterior(Summary, MultivariateNormal):
     :param plain: the covariance without the noise, in either shape; ``None``: there is no noise in
         it.
     :param doubts: which coordinates are doubtful, (d,) booleans, by the reason: a clause.
+    :raises ArithmeticError: it is not finite, or no Gaussian.
     """
 
     def __init__(
@@ -50,7 +52,13 @@ class Posterior(Summary, MultivariateNormal):
         plain: Tensor | None = None,
         doubts: Mapping[str, Tensor] | None = None,
     ):
-        super().__init__(mean, scale_tril=cholesky(dense(covariance)))
+        try:
+            root = cholesky(dense(covariance))
+        except torch.linalg.LinAlgError as error:
+            raise ArithmeticError(_NO_GAUSSIAN) from error
+        if not (mean.isfinite().all() and root.isfinite().all() and root.diagonal().min() > 0):
+            raise ArithmeticError(_NO_GAUSSIAN)
+        super().__init__(mean, scale_tril=root)
         self._latents = tuple(latents)
         self._aware = dense(covariance)
         self._plain = self._aware if plain is None else dense(plain)

@@ -33,6 +33,10 @@ _NO_GAUSSIAN = (
     "posterior() is a Gaussian, and the guide is none in unconstrained space: the guide itself is "
     "the result, by Predictive or its own methods."
 )
+_NOT_FINITE = (
+    "The guide's numbers are infinite, or too large or too small for a covariance: use an "
+    "optimizer with smaller steps, or none."
+)
 _OTHER = "load_state_dict: the released gradients are of other latents, of another model."
 _NOT_REGRESSED = "No posterior could be regressed from the released gradients: {why}. "
 _AS_IT_IS = _NOT_REGRESSED + "This is the guide as it is, which does not know of the privacy noise."
@@ -225,9 +229,12 @@ class RunHistory:
             raise ConfigurationError(_NO_GAUSSIAN) from None
         warnings.warn(ConvergenceWarning(_AS_IT_IS.format(why=why)), stacklevel=4)
         mean, covariance = guide.read()
-        return Posterior(
-            guide.latents, mean, covariance, doubts={_NOISE_LEFT_OUT: everywhere(mean)}
-        )
+        try:
+            return Posterior(
+                guide.latents, mean, covariance, doubts={_NOISE_LEFT_OUT: everywhere(mean)}
+            )
+        except ArithmeticError:
+            raise ConfigurationError(_NOT_FINITE) from None
 
     def _average(self, parameters: Mapping[str, Tensor]) -> str:
         """Set parameters that have arrived to their means, and say so."""
