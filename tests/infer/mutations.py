@@ -551,13 +551,6 @@ MUTATIONS = [
         "test_automatic_dpsvi.py",
     ),
     Mutation(
-        "kept noise without the gradient's share",
-        "DPSVI._noise",
-        "sigma * block.bound / math.sqrt(block.share) / sampler",
-        "sigma * block.bound / sampler",
-        "test_automatic_dpsvi.py",
-    ),
-    Mutation(
         "the guide holds the posterior without the noise",
         "RunHistory.conclude",
         "guide.write(found.mean, found.aware)",

@@ -346,6 +346,6 @@ MUTATIONS = [
         "Block.noise",
         "multiplier * self.bound / math.sqrt(self.share)",
         "multiplier * self.bound",
-        "test_clipped_fraction.py",
+        "test_clipped_fraction.py test_automatic_dpsvi.py",
     ),
 ]
