@@ -194,12 +194,12 @@ def test_a_weight_does_not_look_at_the_outcome():
     assert parts[0.0, 0.02].norm() < 0.1 * parts[0.0, 1e6].norm()
 
 
-def whitened_sites(x, y, bound):
+def whitened_sites(x, y, bound, model=logistic, root=None):
     """What each record adds to the first block of a step with this bound, in a narrow cavity."""
     start = init_to_value(values={"w": torch.ones(3)})
     sep = DPSEP(
-        logistic,
-        AutoMultivariateNormal(logistic, init_loc_fn=start, init_scale=1e-4),
+        model,
+        AutoMultivariateNormal(model, init_loc_fn=start, init_scale=1e-4),
         accountant=PrivacyAccountant(),
         noise_multiplier=5.0,
         num_steps=9,
@@ -207,6 +207,7 @@ def whitened_sites(x, y, bound):
     prepared = sep._prepare((x, y), {})
     known = sep._approximation
     frame = replace(Frame.start(x, 3, bound), weight=0.7)
+    frame = frame if root is None else replace(frame, root=root)
     blocks = replace(known, frame=frame).blocks
     found = []
     for record in range(len(x)):
@@ -215,6 +216,26 @@ def whitened_sites(x, y, bound):
         prepared.sites.add(clipped, at, torch.tensor([record]), np.random.default_rng(0))
         found.append(exact_sums(clipped)[0])
     return found
+
+
+@pytest.mark.parametrize("kind", ["logistic", "poisson", "linear"])
+def test_a_part_keeps_the_bound_in_any_frame(kind):
+    """Also one that makes a direction thirty times as long, and for outcomes far from usual."""
+    x, _ = regression_data(size=8)
+    y = torch.full((8,), 1.0 if kind == "logistic" else 300.0)
+    root = torch.diag(torch.tensor([30.0, 0.1, 0.1]))
+    for part in whitened_sites(x, y, 0.02, model=_KINDS[kind][0], root=root):
+        assert 0 < part.norm() <= 0.02 * (1 + 1e-9)
+
+
+def test_the_first_histogram_counts_each_record_once():
+    x, y = regression_data(size=8)
+    guide = AutoMultivariateNormal(logistic)
+    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise_multiplier=5.0)
+    prepared, known = sep._prepare((x, y), {}), sep._approximation
+    clipped = ClippedSum(known.blocks)
+    prepared.sites.add(clipped, known.at(8), torch.arange(8), np.random.default_rng(0))
+    assert exact_sums(clipped)[0].sum().item() == pytest.approx(8, rel=1e-9)
 
 
 def test_a_state_of_the_other_kind_is_refused():

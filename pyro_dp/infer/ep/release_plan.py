@@ -8,8 +8,8 @@ import numpy as np
 from pyro_dp.mechanism.blocks import LEAST_BOUND
 from pyro_dp.mechanism.norm_histogram import Floats, Norms
 
-# Chosen on Adult, RAND HIE, abalone, wine, cancer, power, kin8nm, protein and simulated data; others
-# judge, in benchmarks/no_settings.py.
+# Chosen on Adult, RAND HIE, abalone, wine, cancer, power, kin8nm, protein and simulated data. What
+# judges them is in benchmarks/no_settings.py.
 _STEPS, FEWEST_STEPS, _MOST = 30, 12, 50
 _LARGEST_SHARE = 0.9  # of the curvature in a record's norm
 _SMALLEST_SHARE = 0.4
