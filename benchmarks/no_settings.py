@@ -15,8 +15,8 @@ columns, the noise's standard deviation of the linear models, N.
 
 A run has a split (80% of the rows; of simulated data another data set) and a seed of the noise.
 The exact posterior is Laplace's, by Newton's method, and --check compares it with importance
-sampling. The constants of DPSEP were chosen on all of these but affairs, naval and concrete, which were
-taken last: on the same splits, mostly on 0 and 1, with other seeds of the noise.
+sampling. The constants of DPSEP were chosen on all of these but affairs, naval and concrete, which
+were taken last: on the same splits, mostly on 0 and 1, with other seeds of the noise.
 
     python benchmarks/no_settings.py           # all that is not yet in results/no_settings.csv
     python benchmarks/no_settings.py --check
