@@ -16,11 +16,10 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
-from pyro_dp import DPSEP, DPSVI, PrivacyAccountant, PrivacyError
+from pyro_dp import DPSEP, DPSVI, Posterior, PrivacyAccountant, PrivacyError
 
 # Declared bounds, known without the data: a percentage, logarithms of capped dollar amounts, flags,
 # and an index of diseases. Values beyond them are moved to the bound, record by record.
@@ -37,19 +36,7 @@ BOUNDS = {
 }
 NAMES = ["intercept", *(label for *_, label in BOUNDS.values())]
 PRIOR_SD = 2.0
-# The features are in [-1, 1], so this bounds the norm of a record's gradient and of its site:
-# nothing is clipped, whatever the data are.
-BOUND = math.sqrt(len(NAMES))
-STEPS, RATE = 1000, 0.05  # of DPSVI
-STEPS_SEP = 30
-# What it means that a private 95% interval misses the exact mean, and what to know of the method.
-MISSED = {"dpsep": "misses", "dpsvi": "not arrived"}
-HONESTY = {
-    "dpsep": "The private intervals include the uncertainty that the noise adds, to first order.",
-    "dpsvi": "The private intervals do not include the uncertainty that the noise adds, and DPSVI\n"
-    "stops short of the posterior where coefficients make up for each other (not arrived).\n"
-    "--method dpsep gets there.",
-}
+METHODS = {"dpsep": DPSEP, "dpsvi": DPSVI}
 Moments = tuple[Tensor, Tensor]  # mean (10,) and standard deviation (10,)
 
 
@@ -73,17 +60,16 @@ def model(x: Tensor, y: Tensor) -> None:
         pyro.sample("visit", dist.Bernoulli(logits=x[idx] @ weights), obs=y[idx])
 
 
-def new_guide() -> AutoMultivariateNormal:
-    """A fresh guide, at public initial values."""
+def fit(
+    method: str, x: Tensor, y: Tensor, accountant: PrivacyAccountant, seed: int | None
+) -> Posterior:
+    """As anyone calls it: nothing is set."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    return AutoMultivariateNormal(model, init_scale=0.05)
-
-
-def posterior(guide: AutoMultivariateNormal) -> Moments:
-    """Of the weights."""
-    fitted = guide.get_posterior()
-    return fitted.mean.detach(), fitted.stddev.detach()
+    guide = AutoMultivariateNormal(model)
+    inference = METHODS[method](model, guide, accountant=accountant, generator=seed)
+    inference.run(x, y)
+    return inference.posterior()
 
 
 def exact(x: Tensor, y: Tensor) -> Moments:
@@ -102,48 +88,13 @@ def exact(x: Tensor, y: Tensor) -> Moments:
     return mode, torch.linalg.inv(precision).diagonal().sqrt()
 
 
-def fit_dpsvi(x: Tensor, y: Tensor, accountant: PrivacyAccountant, seed: int | None) -> Moments:
-    """With DPSVI: as with SVI, one accountant more, and the sampling that hides who took part."""
-    guide = new_guide()
-    # Adam whose step falls from 0.03 to a hundredth of it.
-    adam = pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.01 ** (1 / STEPS), "clip_norm": math.inf})
-    svi = DPSVI(
-        model,
-        guide,
-        adam,
-        Trace_ELBO(),
-        accountant=accountant,
-        num_steps=STEPS,
-        sample_rate=RATE,
-        max_grad_norm=BOUND,
-        generator=seed,
-    )
-    svi.run(x, y)
-    return posterior(guide)
-
-
-def fit_dpsep(x: Tensor, y: Tensor, accountant: PrivacyAccountant, seed: int | None) -> Moments:
-    """With DPSEP: few steps on all records, no optimizer, and the noise in the intervals."""
-    guide = new_guide()
-    sep = DPSEP(
-        model,
-        guide,
-        accountant=accountant,
-        num_steps=STEPS_SEP,
-        max_factor_norm=BOUND,
-        generator=seed,
-    )
-    sep.run(x, y)
-    return posterior(guide)
-
-
 def covers(exact: Moments, private: Moments) -> Tensor:
     """Whether the private 95% interval has the exact mean in it, for each coefficient."""
     (mean, _), (private_mean, private_sd) = exact, private
     return (private_mean - mean).abs() <= 1.96 * private_sd
 
 
-def table(exact: Moments, private: Moments, missed: str) -> str:
+def table(exact: Moments, private: Moments) -> str:
     """One line per coefficient; "apart" counts standard deviations of the exact posterior."""
     lines = [f"{'':<28}{'exact, not private':>18}{'private':>20}{'apart':>12}  95% interval"]
     inside = covers(exact, private)
@@ -152,7 +103,7 @@ def table(exact: Moments, private: Moments, missed: str) -> str:
         apart = abs(private_mean - mean) / sd
         lines.append(
             f"{name:<28}{mean:>9.3f} +- {sd:.3f}{private_mean:>11.3f} +- {private_sd:.3f}"
-            f"{apart:>9.1f} sd  {'covers' if covered else missed}"
+            f"{apart:>9.1f} sd  {'covers' if covered else 'misses'}"
         )
     lines.append(
         f"The private 95% interval covers the exact mean of {int(inside.sum())} of {len(NAMES)} "
@@ -161,7 +112,7 @@ def table(exact: Moments, private: Moments, missed: str) -> str:
     return "\n".join(lines)
 
 
-def draw(exact: Moments, private: Moments, missed: str, title: str, path: Path) -> None:
+def draw(exact: Moments, private: Moments, title: str, path: Path) -> None:
     """Both posteriors, one row per coefficient."""
     from matplotlib.figure import Figure
 
@@ -173,7 +124,7 @@ def draw(exact: Moments, private: Moments, missed: str, title: str, path: Path) 
     for (mean, sd), shown, shift, colour, marker, label in (
         (exact, everything, -0.16, "#444444", "o", "exact posterior (not private)"),
         (private, inside, 0.16, "#0072B2", "s", "private"),
-        (private, ~inside, 0.16, "#D55E00", "X", f"private: {missed}"),
+        (private, ~inside, 0.16, "#D55E00", "X", "private: misses"),
     ):
         if shown.any():
             style: dict[str, Any] = dict(fmt=marker, color=colour, capsize=3, label=label)
@@ -249,23 +200,27 @@ def main(arguments: list[str] | None = None) -> int:
         "The protected unit is one person-year: somebody who was observed for several years\n"
         "is covered several times.\n"
     )
-    fit = {"dpsep": fit_dpsep, "dpsvi": fit_dpsvi}[options.method]
-    private = fit(x, y, options.accountant, options.seed)
-    print(f"\n{options.accountant}\n\n{HONESTY[options.method]}\n")
+    posterior = fit(options.method, x, y, options.accountant, options.seed)
+    private = posterior.mean.to(x.dtype), posterior.stddev.to(x.dtype)
+    print(f"\n{options.accountant}\n")
+    print("The private intervals include the uncertainty that the noise adds.")
+    for reason in sorted(set(posterior.doubtful.values())):
+        print(f"Not to be relied on: {reason}.")
+    print()
     print(
         "For comparison only: the exact posterior, by Newton's method. It reads the data without\n"
         "privacy, and so does what is computed from it. That is fine here, where the data are\n"
         "public research data; it is not part of a private analysis.\n"
     )
-    reference, missed = exact(x, y), MISSED[options.method]
-    print(table(reference, private, missed))
+    reference = exact(x, y)
+    print(table(reference, private))
     title = (
         f"Who sees a doctor? RAND Health Insurance Experiment, {len(x):,} person-years\n"
         f"{options.method.upper()}, "
         rf"$\varepsilon \leq {options.epsilon:g}$, $\delta$ = {options.delta:g}"
     )
     try:
-        draw(reference, private, missed, title, options.output)
+        draw(reference, private, title, options.output)
     except (OSError, RuntimeError) as error:  # of the disk; of a format that needs other programs
         print(f"--output: {options.output} was not written: {error}", file=sys.stderr)
         return 1

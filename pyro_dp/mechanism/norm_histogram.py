@@ -28,6 +28,8 @@ _WIDTHS = (0.25, 0.45, 0.8)  # of the bells that are tried, in nats
 _REFUTED = 5.0  # standard deviations of what a bell leaves
 _SIGNIFICANT = 2.0  # standard deviations of four bins
 _NEIGHBOURS = np.ones(4)
+_APART = 5.0  # standard deviations of a group's bins together
+_GROUPS = (4, 8, 16)  # bins
 _TAIL = 0.55  # the slowest fall of a tail, from bin to bin: to a tenth in an octave
 
 
@@ -165,6 +167,8 @@ def single_peak(counts: Floats) -> Floats:
 def within_noise(fitted: Floats, counts: Floats, sd: float, tail: bool = False) -> Floats:
     """Nothing beyond the first four bins, on either side of the peak, that are like noise.
 
+    But above them a group may stand apart: records with a rare value, of large leverage.
+
     :param tail: or above the peak the tail, as it fell in the two octaves before.
     """
     top, least = int(fitted.argmax()), _SIGNIFICANT * 2.0 * sd
@@ -174,11 +178,22 @@ def within_noise(fitted: Floats, counts: Floats, sd: float, tail: bool = False) 
     quiet = np.nonzero(ahead[top:] < least)[0]
     if len(quiet):
         end = top + int(quiet[0])
+        end = max(end, _group(counts, sd, end))
         fitted[end:] = _tail(fitted[:end], len(fitted) - end) if tail else 0.0
     quiet = np.nonzero(behind[: top + 1] < least)[0]
     if len(quiet):
         fitted[: quiet[-1] + 1] = 0.0
     return fitted
+
+
+def _group(counts: Floats, sd: float, start: int) -> int:
+    """Where the bins end that stand out most from this one on, or 0 if that may be noise."""
+    best, end = _APART * sd, 0
+    for width in _GROUPS:
+        heights = np.convolve(counts[start:], np.full(width, width**-0.5), "valid")
+        if len(heights) and heights.max() > best:
+            best, end = heights.max(), start + int(heights.argmax()) + width
+    return end
 
 
 def _tail(seen: Floats, length: int) -> Floats:

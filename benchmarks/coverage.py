@@ -1,0 +1,108 @@
+"""Do intervals cover, if nobody sets anything? DPSEP and DPSVI, 95% intervals.
+
+Logistic regressions of sep_regression.py (nine standard normal features and an intercept, N =
+20,000 and 5,000): prior N(0, I), labels from the model, delta=1e-5, add or remove one record,
+AutoMultivariateNormal, no setting. Each data set has ten coefficients, drawn from the prior, and
+noise of its own: an interval that knows of everything covers 95% of the true coefficients. A cell
+has --seeds data sets.
+
+    python benchmarks/coverage.py
+"""
+
+import argparse
+import csv
+import itertools
+import warnings
+from pathlib import Path
+
+import pandas as pd
+import pyro
+import torch
+from common import write_section
+from pyro.infer.autoguide import AutoMultivariateNormal
+from sep_regression import DIM, model_of
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_dp import DPSEP, DPSVI, PrivacyAccountant
+
+RESULTS = Path(__file__).parent / "results" / "coverage.csv"
+METHODS = {"DPSEP": DPSEP, "DPSVI": DPSVI}
+CELLS = list(itertools.product((20_000, 5_000), (1.0, 0.3)))
+FIELDS = ("method", "size", "epsilon", "seed", "coefficient", "plain", "covered", "doubtful")
+
+
+def simulate(size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Features (N, 10), labels (N,), and the coefficients (10,)."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, DIM - 1, generator=generator)
+    x = torch.cat([x, torch.ones(size, 1)], dim=1)
+    w = torch.randn(DIM, generator=generator)
+    return x, torch.bernoulli(torch.sigmoid(x @ w), generator=generator), w
+
+
+def measured(method: str, size: int, epsilon: float, seed: int) -> list[tuple[int, int, int]]:
+    """Of each coefficient: in the plain interval, in the noise-aware one, doubtful."""
+    x, y, w = simulate(size, seed)
+    pyro.clear_param_store()
+    pyro.set_rng_seed(seed)
+    model = model_of("logistic")
+    accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
+    inference = METHODS[method](
+        model, AutoMultivariateNormal(model), accountant=accountant, generator=seed
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        inference.run(x, y, progress=False)
+        posteriors = [inference.posterior(noise_aware=aware) for aware in (False, True)]
+    inside = []
+    for posterior in posteriors:
+        lower, upper, doubtful = posterior.intervals(0.95)["w"]
+        inside.append((lower < w) & (w < upper))
+    return [tuple(map(int, row)) for row in zip(*inside, doubtful, strict=True)]
+
+
+def run(methods: list[str], seeds: int, path: Path) -> None:
+    """Append what is missing."""
+    if not path.exists():
+        path.write_text(",".join(FIELDS) + "\n")
+    done = set(pd.read_csv(path)[list(FIELDS[:4])].itertuples(index=False, name=None))
+    cells = [(m, *cell, seed) for m in methods for seed in range(seeds) for cell in CELLS]
+    for cell in tqdm([cell for cell in cells if cell not in done]):
+        rows = measured(*cell)
+        with path.open("a") as file:
+            csv.writer(file).writerows([*cell, j, *row] for j, row in enumerate(rows))
+
+
+def report(path: Path) -> str:
+    header = ["method", "N", "epsilon", "intervals", "plain", "noise-aware"]
+    header += ["not marked", "marked", "share marked"]
+    lines = [header, ["---"] * len(header)]
+    for (method, size, epsilon), cell in pd.read_csv(path).groupby(["method", "size", "epsilon"]):
+        marked = cell.doubtful == 1
+        parts = [cell.plain, cell.covered, cell.covered[~marked], cell.covered[marked]]
+        shares = [f"{part.mean():.3f}" if len(part) else "" for part in parts]
+        line = [method, f"{size:,}", f"{epsilon:g}", f"{len(cell):,}", *shares]
+        lines.append([*line, f"{marked.mean():.2f}"])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=200, help="data sets of a cell (default 200)")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--report", action="store_true", help="make the table of what there is")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    if not options.report:
+        run(options.methods, options.seeds, options.out)
+    table = report(options.out)
+    print(table)
+    if options.out == RESULTS:
+        write_section("coverage", table)
+
+
+if __name__ == "__main__":
+    main()
