@@ -13,7 +13,7 @@ one record.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.whitened import WhitenedApproximation
 from pyro_dp.infer.ep.whitened_sum import WhitenedSum
+from pyro_dp.infer.posterior.explained import Explained
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -95,7 +96,7 @@ class PreparedSites(Prepared):
     sites: SiteSum
 
 
-class DPSEP(PrivateInference[PreparedSites]):
+class DPSEP(PrivateInference[PreparedSites], Explained):
     """Differentially private stochastic expectation propagation: the guide is the result.
 
     ``DPSEP(model, guide, accountant=accountant)`` needs nothing else. The posterior is approximated
@@ -355,6 +356,13 @@ class DPSEP(PrivateInference[PreparedSites]):
         mean, covariance = known.moments(noise_aware)
         reasons = doubts(known, biased=self._biased)
         return Posterior(known.problem.guide.latents, mean, covariance, plain=plain, doubts=reasons)
+
+    @torch.no_grad()
+    def _noise_parts(self) -> Mapping[str, Tensor]:
+        return self._approximation.noise_parts()
+
+    def _unfinished(self) -> str | None:
+        return self._approximation.unfinished
 
     def state_dict(self) -> dict[str, Any]:
         """Factors, step control, step count and accountant, to go on from.
