@@ -7,6 +7,7 @@ from pyro_dp.auditing.result import AuditResult
 from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.infer.ep.kl_bounds import clipped_kl, sep_kl_bound
 from pyro_dp.infer.posterior.explanation import Explanation
+from pyro_dp.infer.posterior.forecast import Forecast
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.svi.dpsvi import DPSVI
 from pyro_dp.infer.svi.row_adam import RowAdam
@@ -39,6 +40,7 @@ __all__ = [
     "DPSVI",
     "DPStandardScaler",
     "Explanation",
+    "Forecast",
     "ModelError",
     "NonPrivateLook",
     "NotPrivateWarning",

@@ -33,7 +33,7 @@ from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.whitened import WhitenedApproximation
 from pyro_dp.infer.ep.whitened_sum import WhitenedSum
-from pyro_dp.infer.posterior.explained import Explained
+from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -96,7 +96,7 @@ class PreparedSites(Prepared):
     sites: SiteSum
 
 
-class DPSEP(PrivateInference[PreparedSites], Explained):
+class DPSEP(PrivateInference[PreparedSites], Forecasted):
     """Differentially private stochastic expectation propagation: the guide is the result.
 
     ``DPSEP(model, guide, accountant=accountant)`` needs nothing else. The posterior is approximated

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
-from pyro_dp.infer.posterior.explained import Explained
+from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep, PreparedGradient, Report
 from pyro_dp.infer.svi.exact_numbers import exact_loss, exact_norms
@@ -81,7 +81,7 @@ class ByOptim(Enum):
         return self.value
 
 
-class DPSVI(PrivateInference[PreparedGradient], Explained):
+class DPSVI(PrivateInference[PreparedGradient], Forecasted):
     """Differentially private ``pyro.infer.SVI``: same model and guide; one accountant.
 
     Each step samples records, clips what each of them adds to the gradient to norm C, adds noise
