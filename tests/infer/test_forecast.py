@@ -12,10 +12,10 @@ from pyro_dp.baselines import DPSGLD
 from pyro_dp.utils.errors import ModelError
 
 FEW = {"epsilons": (0.3, 30.0), "num_draws": 1, "progress": False}
-SHORT = {DPSEP: {"num_steps": 8}, DPSVI: {"num_steps": 60, "sample_rate": 0.5}}
+SHORT = {DPSEP: {"num_steps": 8}, DPSVI: {"num_steps": 150, "sample_rate": 1.0}}
 
 
-def made_up(size=500, dim=2):
+def made_up(size=300, dim=2):
     return torch.randn(size, dim), torch.zeros(size)
 
 
@@ -54,7 +54,7 @@ def test_nothing_is_charged_or_moved():
     guide, (x, y) = AutoMultivariateNormal(logistic), made_up()
     pyro.param("theirs", torch.ones(2))
     state, rng, before = accountant.state_dict(), torch.get_rng_state(), y.clone()
-    options = FEW | {"inference": DPSEP, "settings": SHORT[DPSEP]}
+    options = FEW | {"epsilons": (1.0,), "inference": DPSEP, "settings": {"num_steps": 4}}
     found = accountant.forecast(logistic, guide, x, y, **options)
     assert accountant.state_dict() == state and accountant.position == 0
     assert accountant.get_epsilon() == 0.0
@@ -63,7 +63,7 @@ def test_nothing_is_charged_or_moved():
     assert torch.equal(torch.get_rng_state(), rng) and torch.equal(y, before)
     # The guide can be used, and the forecast can be had again.
     sep = DPSEP(logistic, guide, accountant=accountant, **SHORT[DPSEP])
-    sep.run(x, torch.bernoulli(torch.full((500,), 0.5)), progress=False)
+    sep.run(x, torch.bernoulli(torch.full((300,), 0.5)), progress=False)
     again = accountant.forecast(logistic, AutoMultivariateNormal(logistic), x, 1 - y, **options)
     assert torch.equal(again.widths, found.widths)  # the budget is spent, outcomes are others
     other = accountant.forecast(
@@ -114,10 +114,8 @@ def whole(x, y):
 def test_widths_are_of_the_model_s_own_space(inference):
     """A plate that subsamples, a simplex, several sites, float32; and data in slices."""
     torch.set_default_dtype(torch.float32)
-    short = SHORT[inference]
-    if inference is DPSVI:
-        short = {"num_steps": 60}
-    found = forecast(hierarchy, made_up(100, 3), inference, AutoNormal, settings=short)
+    short, once = {"num_steps": 6}, {"epsilons": (1.0,)}
+    found = forecast(hierarchy, made_up(50, 3), inference, AutoNormal, settings=short, **once)
     assert found.names == [
         "scale",
         *(f"shares[{place}]" for place in range(3)),
@@ -125,7 +123,8 @@ def test_widths_are_of_the_model_s_own_space(inference):
     ]
     assert found.widths.isfinite().all() and (found.widths > 0).all()
     assert found.widths[:, 1:4].max() <= 1.0
-    found = forecast(whole, made_up(100, 3), inference, settings=short | {"slice_data": True})
+    short = short | {"slice_data": True}
+    found = forecast(whole, made_up(50, 3), inference, settings=short, **once)
     assert found.names == ["rate"] and (found.widths > 0).all()
 
 
