@@ -69,9 +69,8 @@ _WHITENED_STATE = (
     "plan",
 )
 _UNSETTLED = (
-    "The posterior did not settle, and is not to be used: {count} of the last {judged} estimates "
-    "were left aside, or made where the gradient stood out of the noise. Try DPSVI, other "
-    "coordinates (such as non-centred ones of a hierarchy), or more steps."
+    "The posterior did not settle, and is not to be used: {why}. Try DPSVI, other coordinates "
+    "(such as non-centred ones of a hierarchy), or more steps."
 )
 _BIASED = (
     "What was cut off of the largest records (about {clipped} of them) may move the posterior by "
@@ -415,9 +414,8 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
 
     def _warnings(self) -> list[Warning]:
         warnings, known = super()._warnings(), self._approximation
-        if isinstance(known, Approximation) and not known.control.settled:
-            count, judged = known.control.unsettled, known.control.judged
-            warnings.append(ConvergenceWarning(_UNSETTLED.format(count=count, judged=judged)))
+        if isinstance(known, Approximation) and known.unfinished:
+            warnings.append(ConvergenceWarning(_UNSETTLED.format(why=known.unfinished)))
         if self._automatic and self._biased:
             warnings.append(ClippingWarning(_BIASED.format(clipped=self.clipped_fraction)))
         hidden, dim = known.hidden(), len(known.problem.places)
