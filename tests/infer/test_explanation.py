@@ -248,10 +248,9 @@ def test_it_reads():
         "w[0]         30%            60%       10%        0%",
         "w[1]         30%            60%       10%        0%",
         "on average   30%            60%       10%        0%",
-        "Half the noise's standard deviation takes epsilon = 2.1 in place of 1; four times as many "
-        "records bring the noise to the same share.",
-        "Intervals would be 0.74 as wide with half the noise, and half as wide with 2.5 times as "
-        "many records.",
+        "Half the noise's standard deviation takes epsilon = 2.1 in place of 1.",
+        "With half the noise intervals would be 0.74 as wide; four times as many records bring it "
+        "to the same share. Intervals half as wide take 2.5 times as many records.",
         "3% +- 1.0% of the records were clipped.",
         "* w[0], w[1]: why",
     ]

@@ -24,13 +24,10 @@ _OF_WIDTH = "{share:.0%} of the intervals' squared width, on average."
 _UNFINISHED = "The steps limit this posterior first: {why}."
 _CLIPPED = f"Clipping limits this posterior first: {MANY_CLIPPED}."
 _HIDDEN = f"The privacy noise limits this posterior first: {HIDDEN}."
-_HALF = (
-    "Half the noise's standard deviation takes epsilon = {half:.3g} in place of {spent:.3g}; four "
-    "times as many records bring the noise to the same share."
-)
+_HALF = "Half the noise's standard deviation takes epsilon = {half:.3g} in place of {spent:.3g}."
 _WIDTHS = (
-    "Intervals would be {width:.2f} as wide with half the noise, and half as wide with "
-    "{records:.1f} times as many records."
+    "With half the noise intervals would be {width:.2f} as wide; four times as many records bring "
+    "it to the same share. Intervals half as wide take {records:.1f} times as many records."
 )
 
 
