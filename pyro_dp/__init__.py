@@ -6,6 +6,8 @@ from pyro_dp.auditing.audit import audit, audit_one_run
 from pyro_dp.auditing.result import AuditResult
 from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.infer.ep.kl_bounds import clipped_kl, sep_kl_bound
+from pyro_dp.infer.posterior.explanation import Explanation
+from pyro_dp.infer.posterior.forecast import Forecast
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.svi.dpsvi import DPSVI
 from pyro_dp.infer.svi.row_adam import RowAdam
@@ -37,6 +39,8 @@ __all__ = [
     "DPSEP",
     "DPSVI",
     "DPStandardScaler",
+    "Explanation",
+    "Forecast",
     "ModelError",
     "NonPrivateLook",
     "NotPrivateWarning",

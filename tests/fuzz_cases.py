@@ -8,7 +8,7 @@ import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -269,6 +269,13 @@ class OnModel(OnData):
         return ({"slice_data": True} if self.model == "whole" else {}) | self.settings
 
 
+def explained(inference: Any) -> Iterator[tuple[str, Any]]:
+    found = inference.explain()
+    assert repr(found)
+    yield from found.shares.items()
+    yield "half the width", torch.tensor(found.records_for_half_width)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Svi(OnModel):
     optim: str = "Adam"
@@ -287,6 +294,7 @@ class Svi(OnModel):
             posterior = inference.posterior()
             yield "mean", posterior.mean
             yield "covariance", posterior.covariance_matrix
+            yield from explained(inference)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,6 +308,7 @@ class Sep(OnModel):
         yield "mean", posterior.mean
         yield "covariance", posterior.covariance_matrix
         yield "noise share", posterior.noise_share
+        yield from explained(inference)
         yield from parameters()
 
 
@@ -429,6 +438,7 @@ class Vips(OnData):
         for name, marginal in posterior.items():
             yield name, marginal.sample()
         yield "noise share", posterior.noise_share
+        yield from explained(inference)
         for name, value in inference.state_dict()["statistics"]["values"].items():
             yield name, value
         inference.guide()

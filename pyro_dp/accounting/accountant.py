@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, NoReturn
 
@@ -408,6 +408,62 @@ class PrivacyAccountant:
         :raises ConfigurationError: matplotlib is not installed.
         """
         return plotting.plot(self)
+
+    def forecast(
+        self,
+        model: Callable[..., Any],
+        guide: Callable[..., Any],
+        *args: Any,
+        inference: Any,
+        epsilons: Sequence[float] = (0.1, 0.3, 1.0, 3.0, 10.0),
+        num_draws: int = 3,
+        seed: int = 0,
+        settings: Mapping[str, Any] | None = None,
+        progress: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """How wide a posterior's intervals would be at several budgets, without touching the data.
+
+        ``accountant.forecast(model, guide, x, y, inference=DPSEP)``, where ``x`` and ``y`` are
+        *made up*: of the shapes and types of the data, features drawn as public knowledge has them,
+        outcomes of any values. Outcomes are drawn from the prior predictive, ``inference`` is run
+        on them at each budget and without noise, and the widths of its intervals are averaged over
+        ``num_draws`` draws.
+
+        **Guarantee.** Nothing is recorded here: each run has an accountant of its own, of the same
+        delta, relation and engine. What comes out is a function of the arguments: it says nothing
+        of the data, *provided that none of them is made from the data*.
+
+        :param model: Pyro model, as is ``guide``; both, and Pyro's parameters, stay what they are.
+        :param args: made-up arguments of the model, as are ``kwargs``. What observed sites observe
+            must be an argument, or a column of one.
+        :param inference: the class that will be run, :class:`DPSEP` or :class:`DPSVI`. There is no
+            default: each has intervals of its own.
+        :param epsilons: budgets, in nats, > 0.
+        :param num_draws: of the prior predictive.
+        :param seed: of these, and of the runs: equal seeds make equal forecasts.
+        :param settings: further arguments of ``inference``, such as ``{"slice_data": True}``.
+        :param progress: show a progress bar; there are (len(epsilons) + 1) num_draws runs.
+        :returns: a :class:`Forecast`; it prints as a table.
+        :raises ConfigurationError: a setting is out of range, or the guide's posterior is not to be
+            had, with or without noise.
+        :raises ModelError: model or guide do not fit, or the outcomes are not to be drawn.
+        """
+        if not (isinstance(inference, type) and hasattr(inference, "_forecast")):
+            raise ConfigurationError("inference must be a class, pyro_dp.DPSEP or pyro_dp.DPSVI.")
+        if not isinstance(settings, Mapping | None):
+            raise ConfigurationError("settings must be a dictionary of arguments of the inference.")
+        return inference._forecast(
+            self,
+            model,
+            guide,
+            (args, kwargs),
+            epsilons=epsilons,
+            num_draws=num_draws,
+            seed=seed,
+            settings=settings or {},
+            progress=progress,
+        )
 
     def _facts(self) -> list[tuple[str, str]]:
         spent, budget = self.get_epsilon(), self._epsilon

@@ -23,6 +23,7 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
+from pyro_dp.infer.posterior.explained import Explained
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.release_settings import ReleaseSettings
@@ -39,7 +40,7 @@ from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.mixed_statistics import MixedStatistics, require_step_size
-from pyro_dp.vips.noise_aware import noise_aware
+from pyro_dp.vips.noise_aware import ON_THEIR_WAY, noise_aware
 from pyro_dp.vips.noise_response import NoiseResponse
 from pyro_dp.vips.site_posterior import SitePosterior
 from pyro_dp.vips.statistics_sum import StatisticsSum
@@ -47,7 +48,7 @@ from pyro_dp.vips.statistics_sum import StatisticsSum
 _STATE = ("size", "statistics", "static")
 
 
-class VIPS(IterativeMechanism):
+class VIPS(IterativeMechanism, Explained):
     """Differentially private variational Bayes for a conjugate-exponential model.
 
     Each step samples records and takes from each its expected sufficient statistics under the
@@ -196,6 +197,10 @@ class VIPS(IterativeMechanism):
             if self._aware is None:
                 self._aware = self._noise_aware(current)
             return self._aware
+
+    def _unfinished(self) -> str | None:
+        on_their_way = any(ON_THEIR_WAY in why for why in self.posterior().doubtful.values())
+        return ON_THEIR_WAY if on_their_way else None
 
     def guide(self, *args: Any, **kwargs: Any) -> None:
         """The current posterior as a Pyro guide for the model's Pyro model.

@@ -14,7 +14,7 @@ from pyro_dp.vips.site_posterior import SitePosterior
 _LEFT_OUT = "how noise moves a distribution of this family is not known, and left out"
 _UNANSWERED = "how the E-step answers the noise is not known for this model, and left out"
 _BENT = "the noise is too large for its effect to be known to first order"
-_ON_THEIR_WAY = "the steps have not arrived: take more, or a step_size that forgets the first ones"
+ON_THEIR_WAY = "the steps have not arrived: take more, or a step_size that forgets the first ones"
 _MUCH = 0.5  # of a standard deviation
 
 
@@ -46,5 +46,5 @@ def noise_aware(
         if feedback is None:
             unanswered[site] = everywhere
     doubts = {HIDDEN: hidden, _LEFT_OUT: left_out, _UNANSWERED: unanswered}
-    doubts |= {_BENT: bent, _ON_THEIR_WAY: on_way}
+    doubts |= {_BENT: bent, ON_THEIR_WAY: on_way}
     return SitePosterior(aware, plain=plain, doubts=doubts)

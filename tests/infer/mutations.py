@@ -455,8 +455,8 @@ MUTATIONS = [
     Mutation(
         "Posterior: a share of the width, not of the variance",
         "Posterior.noise_share",
-        "return (1 - self._plain.diagonal() / self._aware.diagonal()).clamp(0.0, 1.0)",
-        "return (1 - (self._plain.diagonal() / self._aware.diagonal()).sqrt()).clamp(0.0, 1.0)",
+        "1 - self._plain.diagonal() / self._aware.diagonal()",
+        "1 - (self._plain.diagonal() / self._aware.diagonal()).sqrt()",
         "test_posterior.py",
     ),
     Mutation(
@@ -668,5 +668,40 @@ MUTATIONS = [
         "fitted = bell\n",
         "fitted = weights.ravel() @ _BELLS\n",
         "test_gradient_regression.py",
+    ),
+    Mutation(
+        "explain: whatever is not of the data is privacy noise",
+        "Explained.explain",
+        "self._noise_parts())",
+        "{NOISE: torch.ones(())})",
+        "test_explanation.py",
+    ),
+    Mutation(
+        "explain: half the noise is a quarter of it",
+        "_epsilon_at_half_noise",
+        "event.noise_multiplier / 2",
+        "event.noise_multiplier / 4",
+        "test_explanation.py",
+    ),
+    Mutation(
+        "explain: DPSEP has always arrived",
+        "WhitenedApproximation.unfinished",
+        "length > len(way)",
+        "False",
+        "test_explanation.py",
+    ),
+    Mutation(
+        "forecast: it charges the accountant",
+        "Forecasted._forecast",
+        '"accountant": trial',
+        '"accountant": accountant',
+        "test_forecast.py",
+    ),
+    Mutation(
+        "forecast: the run without noise has some",
+        "Forecasted._forecast",
+        '{"noise_multiplier": 0.0} if epsilon is None',
+        '{"noise_multiplier": 9.0} if epsilon is None',
+        "test_forecast.py",
     ),
 ]

@@ -192,6 +192,11 @@ def test_an_infinite_interval_has_no_share():
     assert repr(Posterior([latent], torch.zeros(1), torch.tensor([1e8]))).endswith("0%")
 
 
+def test_a_variance_that_underflowed_has_no_share():
+    latent = Latent("w", torch.Size([2]), biject_to(constraints.real), 0, 2)
+    assert not Posterior([latent], torch.zeros(2), torch.tensor([0.0, 1.0])).noise_share.any()
+
+
 def test_a_picture():
     pytest.importorskip("matplotlib")
     found = posterior(doubts={REASON: torch.arange(DIM) < 1})

@@ -9,7 +9,14 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 # In reading order: all go on from the data of the first, and the later ones from docs/dpsvi.md.
-PAGES = ("README.md", "docs/dpsvi.md", "docs/dpsep.md", "docs/vips.md", "docs/trust.md")
+PAGES = (
+    "README.md",
+    "docs/dpsvi.md",
+    "docs/dpsep.md",
+    "docs/explain.md",
+    "docs/vips.md",
+    "docs/trust.md",
+)
 TEXTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 
 
@@ -18,11 +25,11 @@ def examples(path):
 
 
 def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
-    """DPSVI twice and with latents per record, DPSEP, VIPS, a run with a journal: the same data."""
+    """DPSVI twice and with latents per record, DPSEP and what it explains, VIPS, a journal."""
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
     codes = [code for page in PAGES for code in examples(ROOT / page)]
-    assert len(codes) == 6
+    assert len(codes) == 7
     assert len(examples(ROOT / "README.md")) == 1
     for code in codes[:2]:
         assert len([line for line in code.splitlines() if line]) <= 20

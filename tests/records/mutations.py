@@ -192,4 +192,18 @@ MUTATIONS = [
         "pass",
         "test_fuzz.py::test_guarded_leaves_no_text_behind",
     ),
+    Mutation(
+        "forecast: outcomes stay what they were",
+        "PriorPredictive._with_outcome",
+        "if _same(before, drawn):",
+        "if True:",
+        "test_prior_predictive.py",
+    ),
+    Mutation(
+        "forecast: any argument of the right shape is the outcome",
+        "PriorPredictive._with_outcome",
+        "if _same(shown, drawn):",
+        "if True:",
+        "test_prior_predictive.py",
+    ),
 ]

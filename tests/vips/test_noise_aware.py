@@ -1,6 +1,7 @@
 """VIPS's posterior with the noise's uncertainty: against simulation, and where it is marked."""
 
 import math
+from dataclasses import replace
 
 import pyro.distributions as dist
 import pytest
@@ -294,6 +295,21 @@ def test_without_noise_it_is_that_of_variational_bayes():
             assert torch.equal(posterior[site].mean, marginal.mean)
             assert torch.equal(posterior[site].variance, marginal.variance)
         assert not posterior.noise_share.any() and not posterior.doubtful
+
+
+def test_it_explains_itself():
+    vips = noisy(LogisticRegression(3), logistic_data())
+    found, posterior = vips.explain(), vips.posterior()
+    assert found.names == posterior.names and found.clipped is None and found.unfinished is None
+    assert set(found.shares) == {"data", "privacy noise"}
+    torch.testing.assert_close(found.shares["privacy noise"], posterior.noise_share)
+    assert found.shares["privacy noise"].max() > 0.01
+    half = PrivacyAccountant()
+    for event, count in vips.accountant.ledger:
+        half.record(replace(event, noise_multiplier=event.noise_multiplier / 2), count)
+    assert found.epsilon_at_half_noise == pytest.approx(half.get_epsilon())
+    slow = noisy(LogisticRegression(3), logistic_data(), step_size=(20.0, 1.0))
+    assert slow.explain().limit == "steps" and "take more" in slow.explain().unfinished
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

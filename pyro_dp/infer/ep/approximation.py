@@ -13,12 +13,17 @@ from pyro_dp.infer.ep.noise_aware import mean_noise
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, STRUCTURES, Structure
 from pyro_dp.infer.ep.step_control import StepControl
+from pyro_dp.infer.posterior.explanation import NOISE, SAMPLING
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
 
 _GAUSSIANS = ("posterior", "prior", "factor")
+_UNSETTLED = (
+    "{count} of the last {judged} estimates were left aside, or made where the gradient stood out "
+    "of the noise"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,16 +153,27 @@ class Approximation:
 
         :param noise_aware: with the uncertainty that the noise adds; see :meth:`DPSEP.posterior`.
         """
-        mean, average, prior = self.posterior.mean, self.average, self.prior
-        plain = inverse((prior * self._on_all(average.known)).precision)
+        mean = self.posterior.mean
+        plain = inverse((self.prior * self._on_all(self.average.known)).precision)
         if not noise_aware:
             return mean, plain
-        aware = (1 + average.sampling_variance) * plain
-        if plain.dim() == 1:
-            return mean, capped(aware + self.mean_noise, prior.precision)
-        extrapolated = None if self.centred else (mean, self.weight)
-        noise = mean_noise(plain, self.problem.places, average.noise_variance, extrapolated)
-        return mean, capped(aware + noise, prior.precision)
+        aware = (1 + self.average.sampling_variance) * plain + self._privacy_noise(mean, plain)
+        return mean, capped(aware, self.prior.precision)
+
+    def noise_parts(self) -> dict[str, Tensor]:
+        """Variances by privacy noise and by sampling, (d,) each."""
+        mean, plain = self.moments(False)
+        noise = self._privacy_noise(mean, plain)
+        variances = [dense(each).diagonal() for each in (noise, plain)]
+        return {NOISE: variances[0], SAMPLING: self.average.sampling_variance * variances[1]}
+
+    @property
+    def unfinished(self) -> str | None:
+        """Why the steps have not arrived, a clause; None: they have."""
+        control = self.control
+        if control.settled:
+            return None
+        return _UNSETTLED.format(count=control.unsettled, judged=control.judged)
 
     def state(self) -> dict[str, Any]:
         """Everything that steps change, as tensors and numbers."""
@@ -217,6 +233,13 @@ class Approximation:
         variance = variance if precision.dim() == 1 else torch.diag(variance)
         variance = variance + (1 - rate) / rate * self._on_all(above_noise).precision
         return mean, gradient, precision, variance
+
+    def _privacy_noise(self, mean: Tensor, plain: Tensor) -> Tensor:
+        """Covariance of the noise in the mean, in the shape of ``plain``."""
+        if plain.dim() == 1:
+            return self.mean_noise
+        extrapolated = None if self.centred else (mean, self.weight)
+        return mean_noise(plain, self.problem.places, self.average.noise_variance, extrapolated)
 
     def _mean_noise_after(self, noise: float, damping: float) -> Tensor:
         """Variance of the noise in the mean after an update, for precisions without correlations.

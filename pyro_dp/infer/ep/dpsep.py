@@ -13,7 +13,7 @@ one record.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.whitened import WhitenedApproximation
 from pyro_dp.infer.ep.whitened_sum import WhitenedSum
+from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -68,9 +69,8 @@ _WHITENED_STATE = (
     "plan",
 )
 _UNSETTLED = (
-    "The posterior did not settle, and is not to be used: {count} of the last {judged} estimates "
-    "were left aside, or made where the gradient stood out of the noise. Try DPSVI, other "
-    "coordinates (such as non-centred ones of a hierarchy), or more steps."
+    "The posterior did not settle, and is not to be used: {why}. Try DPSVI, other coordinates "
+    "(such as non-centred ones of a hierarchy), or more steps."
 )
 _BIASED = (
     "What was cut off of the largest records (about {clipped} of them) may move the posterior by "
@@ -95,7 +95,7 @@ class PreparedSites(Prepared):
     sites: SiteSum
 
 
-class DPSEP(PrivateInference[PreparedSites]):
+class DPSEP(PrivateInference[PreparedSites], Forecasted):
     """Differentially private stochastic expectation propagation: the guide is the result.
 
     ``DPSEP(model, guide, accountant=accountant)`` needs nothing else. The posterior is approximated
@@ -356,6 +356,13 @@ class DPSEP(PrivateInference[PreparedSites]):
         reasons = doubts(known, biased=self._biased)
         return Posterior(known.problem.guide.latents, mean, covariance, plain=plain, doubts=reasons)
 
+    @torch.no_grad()
+    def _noise_parts(self) -> Mapping[str, Tensor]:
+        return self._approximation.noise_parts()
+
+    def _unfinished(self) -> str | None:
+        return self._approximation.unfinished
+
     def state_dict(self) -> dict[str, Any]:
         """Factors, step control, step count and accountant, to go on from.
 
@@ -407,9 +414,8 @@ class DPSEP(PrivateInference[PreparedSites]):
 
     def _warnings(self) -> list[Warning]:
         warnings, known = super()._warnings(), self._approximation
-        if isinstance(known, Approximation) and not known.control.settled:
-            count, judged = known.control.unsettled, known.control.judged
-            warnings.append(ConvergenceWarning(_UNSETTLED.format(count=count, judged=judged)))
+        if isinstance(known, Approximation) and known.unfinished:
+            warnings.append(ConvergenceWarning(_UNSETTLED.format(why=known.unfinished)))
         if self._automatic and self._biased:
             warnings.append(ClippingWarning(_BIASED.format(clipped=self.clipped_fraction)))
         hidden, dim = known.hidden(), len(known.problem.places)

@@ -37,6 +37,18 @@ class Look:
     curvature_sd: float
     rate: float
 
+    @property
+    def privacy_noise(self) -> Tensor:
+        """Covariance of the privacy noise in the gradient, (d, d)."""
+        return self.gradient_sd**2 * self.geometry
+
+    def sampling_noise(self, curvature: Tensor) -> Tensor:
+        """Covariance in the gradient of what comes of sampling the records, (d, d).
+
+        :param curvature: L.
+        """
+        return (1 - self.rate) / self.rate * curvature
+
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
@@ -77,7 +89,7 @@ def evidence(
     curvature, sd = _curvature(looks, known, root, size, least)
     curvature = back @ curvature @ back
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(curvature))
-    noises = [_noise(look, curvature) for look in looks]
+    noises = [look.privacy_noise + look.sampling_noise(curvature) for look in looks]
     costs = torch.stack([(inverse * noise).sum() for noise in noises])
     distances = _distances(looks, curvature, size)
     weights = 1 / (costs + _BEND**2 * size * distances**2).clamp(min=1e-9 / size)
@@ -150,11 +162,6 @@ def _distances(looks: Sequence[Look], curvature: Tensor, size: int) -> Tensor:
     """Squared, from each look to the last: in nats per record."""
     ways = torch.stack([look.mean for look in looks]) - looks[-1].mean
     return ((ways @ curvature) * ways).sum(dim=1) / size
-
-
-def _noise(look: Look, curvature: Tensor) -> Tensor:
-    """Covariance of the noise in a look's gradient, by privacy and by sampling, (d, d)."""
-    return look.gradient_sd**2 * look.geometry + (1 - look.rate) / look.rate * curvature
 
 
 def _sum(weights: Tensor, values: Sequence[Tensor]) -> Tensor:

@@ -37,6 +37,8 @@ class ReleasePlan:
     @property
     def num_steps(self) -> int:
         """Few where noise decides, as each starts from it; and one for the first histogram."""
+        if self.ratio == 0:  # there is no noise
+            return 1 + _MOST
         return 1 + min(max(round(_STEPS * self.ratio**-0.35), FEWEST_STEPS), _MOST)
 
     @property

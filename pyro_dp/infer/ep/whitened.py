@@ -18,12 +18,13 @@ from pyro_dp.infer.ep.evidence import Evidence, Look, evidence, power
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.release_plan import ReleasePlan
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
+from pyro_dp.infer.posterior.explanation import NOISE, SAMPLING
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.norm_histogram import SHARE, SIZE, Norms
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.linalg import dense, inverse, unstacked
+from pyro_dp.utils.linalg import dense, inverse, restricted, unstacked
 
 _LONGEST_STEP = 1.0  # roots of nats per record
 _SHORTEST_STEP = 1e-12
@@ -41,6 +42,8 @@ _TOO_MANY = (
     "There are {dim} latents, and without a max_factor_norm all entries of their precision are "
     "released, which is of no use for more than {most}: pass a max_factor_norm, or use DPSVI."
 )
+_ON_THE_WAY = "the last step was longer than the intervals are wide: take more steps"
+_NORMS_ALONE = "norms of the records' parts are all that was released so far"
 _GAUSSIANS = ("posterior", "aware", "prior")
 
 
@@ -197,6 +200,33 @@ class WhitenedApproximation:
         root = power(self.known.curvature, -0.5)
         left = torch.linalg.eigvalsh(root @ self.known.information @ root)
         return int((left < 0.5).sum())
+
+    def noise_parts(self) -> dict[str, Tensor]:
+        """Variances by privacy noise and by sampling, (d,) each, in proportion, by the last look.
+
+        The noise in the gradient moves the mean by the posterior's covariance times it.
+        """
+        if self.known is None:
+            return {NOISE: torch.ones_like(self.posterior.eta)}
+        look, gain = self.looks[-1], self.posterior.covariance[:, self.problem.places]
+        parts = {NOISE: look.privacy_noise, SAMPLING: look.sampling_noise(self.known.curvature)}
+        return {name: (gain @ part * gain).sum(dim=1) for name, part in parts.items()}
+
+    @property
+    def unfinished(self) -> str | None:
+        """Why the steps have not arrived, a clause; None: they have.
+
+        The way from where the last release was made to where all of them point is to be no longer
+        than one standard deviation, noise included, in each direction.
+        """
+        if self.known is None:
+            return _NORMS_ALONE
+        places = self.problem.places
+        target = (self.prior * self._factor(self.known, self.known.information)).mean[places]
+        way = target - self.looks[-1].mean
+        covariance = restricted(self.aware.covariance, places)
+        length = way @ torch.linalg.solve(covariance, way)
+        return _ON_THE_WAY if length > len(way) else None
 
     def state(self) -> dict[str, Any]:
         """Everything that steps change, as tensors and numbers."""

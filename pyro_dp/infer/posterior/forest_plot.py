@@ -3,12 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyro_dp.infer.posterior.figure import MOST_ROWS, first_of, with_rows
 from pyro_dp.infer.posterior.intervals import Line
 from pyro_dp.infer.posterior.table import by_reason, listed
-from pyro_dp.utils.errors import ConfigurationError
-
-_MOST_LINES = 60
-_LINE, _MARGIN = 0.25, 1.2  # inches
 
 
 def forest_plot(lines: Sequence[Line], level: float, reasons: Mapping[str, str]) -> Any:
@@ -18,14 +15,8 @@ def forest_plot(lines: Sequence[Line], level: float, reasons: Mapping[str, str])
     :param reasons: of doubts, by coordinate.
     :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigurationError(
-            "posterior.plot() needs matplotlib, which is not installed: pip install matplotlib."
-        ) from None
-    shown = lines[:_MOST_LINES]
-    figure = Figure(figsize=(7.0, _MARGIN + _LINE * len(shown)), layout="constrained")
+    shown = lines[:MOST_ROWS]
+    figure = with_rows("posterior.plot()", len(shown))
     axes = figure.subplots()
     sure = [place for place, line in enumerate(shown) if not line.doubtful]
     doubtful = [place for place, line in enumerate(shown) if line.doubtful]
@@ -38,7 +29,7 @@ def forest_plot(lines: Sequence[Line], level: float, reasons: Mapping[str, str])
             axes.plot(medians, places, "o", color="C3", markerfacecolor=fill, label=label)
     axes.set_yticks(range(len(shown)), [line.name for line in shown])
     axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.set_title(_title(lines, shown))
+    axes.set_title(first_of(len(lines)))
     notes = [f"doubtful: {listed(names)}: {why}" for why, names in by_reason(reasons).items()]
     axes.set_xlabel("\n".join(notes), fontsize="small", wrap=True)
     figure.legend(loc="outside lower center", ncols=4, fontsize="small")
@@ -55,9 +46,3 @@ def _bars(axes: Any, ends: Sequence[tuple[float, float]], **style: Any) -> None:
         color=style["color"],
         label=style["label"],
     )
-
-
-def _title(lines: Sequence[Line], shown: Sequence[Line]) -> str:
-    if len(lines) > len(shown):
-        return f"The first {len(shown)} of {len(lines)}"
-    return ""

@@ -72,7 +72,8 @@ class Posterior(Summary, MultivariateNormal):
     @property
     def noise_share(self) -> Tensor:
         """How much of each variance is privacy: 1 - plain / noise-aware, in [0, 1], (d,)."""
-        return (1 - self._plain.diagonal() / self._aware.diagonal()).clamp(0.0, 1.0)
+        share = 1 - self._plain.diagonal() / self._aware.diagonal()
+        return share.nan_to_num(0.0).clamp(0.0, 1.0)  # two variances that underflow have none
 
     @property
     def doubtful(self) -> dict[str, str]:

@@ -1,10 +1,10 @@
-"""A posterior as text: a line for each element of a site."""
+"""What was found as text: a line for each element of a site."""
 
 from collections.abc import Mapping, Sequence
 
 from pyro_dp.infer.posterior.intervals import Line
 
-_MOST_LINES = 30
+MOST_LINES = 30
 
 
 def table(lines: Sequence[Line], level: float, reasons: Mapping[str, str]) -> str:
@@ -13,22 +13,34 @@ def table(lines: Sequence[Line], level: float, reasons: Mapping[str, str]) -> st
     :param level: of the intervals.
     :param reasons: of doubts, by coordinate.
     """
-    shown = lines[:_MOST_LINES]
+    shown = lines[:MOST_LINES]
     rows = [("", "median", f"{level:.0%} interval", "by noise")]
     for line in shown:
         star = " *" if line.doubtful else ""
         interval = f"{line.aware[0]:.3g} to {line.aware[1]:.3g}"
         rows.append((line.name + star, f"{line.median:.3g}", interval, f"{line.noise:.0%}"))
+    text = aligned(rows)
+    if len(lines) > len(shown):
+        text.append(f"... and {len(lines) - len(shown)} more: posterior.intervals()")
+    return "\n".join([*text, *starred(by_reason(reasons))])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row: its name to the left, the other cells to the right of their columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     text = []
     for name, *cells in rows:
         right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
         text.append("  ".join([name.ljust(widths[0]), *right]))
-    if len(lines) > len(shown):
-        text.append(f"... and {len(lines) - len(shown)} more: posterior.intervals()")
-    for reason, names in by_reason(reasons).items():
-        text.append(f"* {listed(names)}: {reason}")
-    return "\n".join(text)
+    return text
+
+
+def starred(doubts: Mapping[str, Sequence[str]]) -> list[str]:
+    """A line for each reason.
+
+    :param doubts: coordinates by reason.
+    """
+    return [f"* {listed(names)}: {reason}" for reason, names in doubts.items()]
 
 
 def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:

@@ -5,7 +5,7 @@ plate of individuals.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
+from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep, PreparedGradient, Report
 from pyro_dp.infer.svi.exact_numbers import exact_loss, exact_norms
@@ -80,7 +81,7 @@ class ByOptim(Enum):
         return self.value
 
 
-class DPSVI(PrivateInference[PreparedGradient]):
+class DPSVI(PrivateInference[PreparedGradient], Forecasted):
     """Differentially private ``pyro.infer.SVI``: same model and guide; one accountant.
 
     Each step samples records, clips what each of them adds to the gradient to norm C, adds noise
@@ -355,6 +356,12 @@ class DPSVI(PrivateInference[PreparedGradient]):
         :raises ConfigurationError: no step was taken yet, or the guide is no Gaussian.
         """
         return self._history.posterior(noise_aware, self.clipped_fraction, self._bias)
+
+    def _noise_parts(self) -> Mapping[str, Tensor]:
+        return self._history.noise_parts(self._bias)
+
+    def _unfinished(self) -> str | None:
+        return self._history.unfinished(self._bias)
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:

@@ -15,6 +15,7 @@ from pyro_dp.records.global_draw import draw_particle
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.linalg import inverse
 from pyro_dp.utils.rng import forked_rng
 
 _NO_GAUSSIAN = "the guide is not one Gaussian of all latents in unconstrained space"
@@ -86,6 +87,18 @@ class RegressionProblem:
             return self._solved(history, bias)
         except (ArithmeticError, torch.linalg.LinAlgError):
             raise NotRegressed(_NOT_FINITE) from None
+
+    def moved(self, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """Variances of the mean, (d,), by an error in the gradients' mean, to first order.
+
+        :param covariance: of the posterior without noise, (d, d).
+        :returns: for an error of unit covariance, and of that of the likelihood's curvature.
+        """
+        gain = covariance[:, self.places]
+        seen = covariance[self.places.unsqueeze(1), self.places]
+        curvature = inverse(seen) - self._marginal().precision
+        of_curvature = (gain @ curvature * gain).sum(dim=1)
+        return gain.square().sum(dim=1), of_curvature.clamp(min=0.0)
 
     def _solved(self, history: ReleasedGradients, bias: float) -> Regressed:
         found = regressed(history, self._prior_of_seen, bias)

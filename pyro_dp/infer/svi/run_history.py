@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED, everywhere
+from pyro_dp.infer.posterior.explanation import CLIPPING, NOISE, SAMPLING
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.svi.gradient_regression import Regressed
@@ -43,6 +44,7 @@ _AS_IT_IS = _NOT_REGRESSED + "This is the guide as it is, which does not know of
 _IN_ITS_PLACE = (
     _NOT_REGRESSED + "The guide holds {what} instead, which do not know of the privacy noise."
 )
+_LEFT_OUT = "no posterior could be regressed from the released gradients: {why}"
 
 
 class RunHistory:
@@ -132,6 +134,38 @@ class RunHistory:
         return Posterior(
             guide.latents, found.mean, covariance, plain=found.covariance, doubts=doubts
         )
+
+    @torch.no_grad()
+    def noise_parts(self, bias: float) -> dict[str, Tensor]:
+        """Variances by privacy noise, sampling and clipping, (d,) each, in proportion.
+
+        :param bias: as for :meth:`posterior`.
+        """
+        try:
+            _, found = self._regressed(bias)
+        except NotRegressed:
+            return {NOISE: torch.ones(())}
+        assert self._problem is not None and self._gradients is not None
+        gradients, bias = self._gradients, self._particles * bias
+        noise = 1 / gradients.noise.pow(-2).sum().item()  # of releases that count as they should
+        sampling = (1 - gradients.rate) / gradients.rate / len(gradients)
+        of_unit, of_curvature = self._problem.moved(found.covariance)
+        return {
+            NOISE: noise * of_unit,
+            SAMPLING: sampling * of_curvature,
+            CLIPPING: bias**2 * of_unit,
+        }
+
+    def unfinished(self, bias: float) -> str | None:
+        """Why there is no posterior with the noise in it, a clause; None: there is.
+
+        :param bias: as for :meth:`posterior`.
+        """
+        try:
+            self._regressed(bias)
+        except NotRegressed as why:
+            return _LEFT_OUT.format(why=why)
+        return None
 
     @torch.no_grad()
     def conclude(self, parameters: Mapping[str, Tensor], bias: float) -> str | None:

@@ -1,0 +1,174 @@
+"""What limits a private posterior, and what would help: told from released numbers alone."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED
+from pyro_dp.infer.posterior.figure import MOST_ROWS, first_of, with_rows
+from pyro_dp.infer.posterior.table import MOST_LINES, aligned, listed, starred
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+
+DATA, NOISE, SAMPLING, CLIPPING = "data", "privacy noise", "sampling", "clipping"
+STEPS = "steps"
+_LIMITS = {
+    DATA: "The records limit this posterior: what they and the prior leave open makes",
+    NOISE: "The privacy noise limits this posterior: it makes",
+    SAMPLING: "Sampling limits this posterior: that steps see a part of the records makes",
+    CLIPPING: "Clipping limits this posterior: what was cut off of the records makes",
+}
+_OF_WIDTH = "{share:.0%} of the intervals' squared width, on average."
+_UNFINISHED = "The steps limit this posterior first: {why}."
+_CLIPPED = f"Clipping limits this posterior first: {MANY_CLIPPED}."
+_HIDDEN = f"The privacy noise limits this posterior first: {HIDDEN}."
+_HALF = "Half the noise's standard deviation takes epsilon = {half:.3g} in place of {spent:.3g}."
+_WIDTHS = (
+    "With half the noise intervals would be {width:.2f} as wide; four times as many records bring "
+    "it to the same share. Intervals half as wide take {records:.1f} times as many records."
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation:
+    """What makes the width of a posterior's intervals, and what would make them narrower.
+
+    Everything in it is made from the posterior, the ledger and the settings: post-processing of
+    what was released. It costs nothing, and is as public as the posterior. It prints as a sentence
+    that says what limits most, a table, and what would help.
+
+    **Half the noise, or more records.** In an interval's squared width let P be what the privacy
+    noise makes, with what clipping makes where that is in the width: there the bound was chosen
+    where noise and clipping cost least together, and they fall together. 1 - P is that of data and
+    sampling. Half the noise makes the squared width 1 - P + P / 4. At the same noise multiplier,
+    rate and steps, x N records have x times the curvature and a sum with the same noise, which
+    moves the mean by 1 / x as much: P goes with 1 / x^2, and 1 - P with 1 / x where the prior says
+    little. So x = 2 halves the noise's standard deviation, but beside intervals that are narrower,
+    too. Its *share* is what half the noise would make it at x = 4, whatever it is now: (P / 16) /
+    ((1 - P) / 4) = (P / 4) / (1 - P). Intervals are half as wide where (1 - P) / x + P / x^2 = 1 /
+    4: at x = 4 without noise, and at x = 2 where there is nothing else. All of it is to first order
+    in the noise, and does not hold where noise hides what the records say.
+
+    :param names: of the d coordinates: those of the posterior.
+    :param shares: of each interval's squared width, (d,), by what makes it: "data", what N records
+        and the prior leave open; "privacy noise"; "sampling", that steps see a part of the records,
+        and "clipping", where these two are in the width. They sum to 1. How the last three divide
+        what is not data, is estimated.
+    :param doubts: coordinates whose intervals may not hold what they say, by reason.
+    :param clipped: fraction of the records that were clipped; ``None``: not known.
+    :param unfinished: why the steps have not arrived at the posterior, a clause; ``None``: they
+        have.
+    :param epsilon: spent, of the accountant's whole ledger.
+    :param epsilon_at_half_noise: epsilon, were all the ledger's noise multipliers half as large;
+        ``None`` where the ledger has releases of another kind, or without noise.
+    """
+
+    names: Sequence[str]
+    shares: Mapping[str, Tensor]
+    doubts: Mapping[str, Sequence[str]]
+    clipped: ClippedFraction | None
+    unfinished: str | None
+    epsilon: float
+    epsilon_at_half_noise: float | None
+
+    @property
+    def mean_shares(self) -> dict[str, float]:
+        """On average over the coordinates."""
+        return {name: share.mean().item() for name, share in self.shares.items()}
+
+    @property
+    def limit(self) -> str:
+        """What limits first: "steps" that have not arrived, a doubt, or the largest share.
+
+        Where noise hides most coordinates, it is "privacy noise", for the intervals are about the
+        prior's then; else "clipping", where the posterior is in doubt for it.
+        """
+        if self.unfinished is not None:
+            return STEPS
+        if self._is_hidden:
+            return NOISE
+        if MANY_CLIPPED in self.doubts:
+            return CLIPPING
+        shares = self.mean_shares
+        return max(shares, key=lambda name: shares[name])
+
+    @property
+    def width_at_half_noise(self) -> float:
+        """Width of an average interval over what it is now."""
+        return math.sqrt(1 - 0.75 * self._noise)
+
+    @property
+    def records_for_half_width(self) -> float:
+        """How many times as many records make intervals half as wide, at the same epsilon."""
+        noise = self._noise
+        return 2 * (1 - noise + math.sqrt((1 - noise) ** 2 + noise))
+
+    @property
+    def _noise(self) -> float:
+        """P."""
+        shares = self.mean_shares
+        return shares[NOISE] + shares.get(CLIPPING, 0.0)
+
+    def plot(self) -> Any:
+        """Stacked bars: the shares of each coordinate's interval.
+
+        :returns: a ``matplotlib.figure.Figure``; ``figure.savefig("limits.png")`` keeps it.
+        :raises ConfigurationError: matplotlib is not installed.
+        """
+        shown = self.names[:MOST_ROWS]
+        figure = with_rows("explanation.plot()", len(shown))
+        axes = figure.subplots()
+        start = [0.0] * len(shown)
+        for place, (name, share) in enumerate(self.shares.items()):
+            widths = share[:MOST_ROWS].tolist()
+            axes.barh(range(len(shown)), widths, left=start, color=f"C{place}", label=name)
+            start = [one + other for one, other in zip(start, widths, strict=True)]
+        axes.set_yticks(range(len(shown)), shown)
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        axes.set(xlim=(0.0, 1.0), title=first_of(len(self.names)))
+        notes = ["share of the interval's squared width"]
+        notes += [f"doubtful: {listed(names)}: {why}" for why, names in self.doubts.items()]
+        axes.set_xlabel("\n".join(notes), fontsize="small", wrap=True)
+        figure.legend(loc="outside lower center", ncols=4, fontsize="small")
+        return figure
+
+    def __repr__(self) -> str:
+        return "\n".join([self._headline(), *self._table(), *self._advice(), *starred(self.doubts)])
+
+    @property
+    def _is_hidden(self) -> bool:
+        """Whether most coordinates are."""
+        return 2 * len(self.doubts.get(HIDDEN, ())) > len(self.names)
+
+    def _headline(self) -> str:
+        if self.unfinished is not None:
+            return _UNFINISHED.format(why=self.unfinished)
+        if self._is_hidden:
+            return _HIDDEN
+        if MANY_CLIPPED in self.doubts:
+            return _CLIPPED
+        limit, shares = self.limit, self.mean_shares
+        return f"{_LIMITS[limit]} {_OF_WIDTH.format(share=shares[limit])}"
+
+    def _table(self) -> list[str]:
+        shown = self.names[:MOST_LINES]
+        columns = [share.tolist() for share in self.shares.values()]
+        rows = [("", *self.shares)]
+        for place, name in enumerate(shown):
+            rows.append((name, *(f"{column[place]:.0%}" for column in columns)))
+        rows.append(("on average", *(f"{share:.0%}" for share in self.mean_shares.values())))
+        more = len(self.names) - len(shown)
+        return aligned(rows) + [f"... and {more} more: explanation.shares"] * (more > 0)
+
+    def _advice(self) -> list[str]:
+        text = []
+        if self.epsilon_at_half_noise is not None:
+            text.append(_HALF.format(half=self.epsilon_at_half_noise, spent=self.epsilon))
+        if self.unfinished is None and not self._is_hidden:
+            width, records = self.width_at_half_noise, self.records_for_half_width
+            text.append(_WIDTHS.format(width=width, records=records))
+        if self.clipped is not None:
+            text.append(f"{self.clipped} of the records were clipped.")
+        return text

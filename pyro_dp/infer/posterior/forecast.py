@@ -1,0 +1,118 @@
+"""How wide a private posterior's intervals would be, at several budgets: from made-up data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dp.infer.posterior.figure import figure
+from pyro_dp.infer.posterior.intervals import Interval, element_names
+from pyro_dp.infer.posterior.table import MOST_LINES, aligned
+
+Intervals = Mapping[str, Interval]  # by site
+_MOST_CURVES = 10
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Forecast:
+    """Expected widths of intervals, before any data are touched.
+
+    All of it was computed on draws of the prior predictive: it says nothing of the data, and costs
+    nothing. It is an expectation under the prior: where a prior is wide, data that follow it can be
+    unlike any real ones.
+
+    :param names: of the k elements of all sites, in the model's own space.
+    :param epsilons: the E budgets.
+    :param widths: of 95% intervals, with what the noise adds, on average over the draws, (E, k).
+    :param without_noise: the same for a run without noise, (k,).
+    :param doubtful: how often an element was flagged as doubtful, in [0, 1], (E, k).
+    :param num_draws: of the prior predictive.
+    """
+
+    names: Sequence[str]
+    epsilons: Sequence[float]
+    widths: Tensor
+    without_noise: Tensor
+    doubtful: Tensor
+    num_draws: int
+
+    @staticmethod
+    def of(found: Mapping[float | None, Sequence[Intervals]]) -> "Forecast":
+        """
+        :param found: intervals of each draw's run, by budget; None: without noise.
+        """
+        widths = {epsilon: _mean(each, _widths) for epsilon, each in found.items()}
+        doubts = {epsilon: _mean(each, _doubts) for epsilon, each in found.items()}
+        epsilons = [each for each in found if each is not None]
+        return Forecast(
+            _names(found[None][0]),
+            epsilons,
+            torch.stack([widths[each] for each in epsilons]),
+            widths[None],
+            torch.stack([doubts[each] for each in epsilons]),
+            len(found[None]),
+        )
+
+    @property
+    def times_as_wide(self) -> Tensor:
+        """Width over that without noise, geometric mean over the elements, (E,)."""
+        return (self.widths / self.without_noise).log().mean(dim=1).exp()
+
+    def plot(self) -> Any:
+        """Width against epsilon, both on logarithmic scales; dashed: without the noise.
+
+        :returns: a ``matplotlib.figure.Figure``; ``figure.savefig("forecast.png")`` keeps it.
+        :raises ConfigurationError: matplotlib is not installed.
+        """
+        found = figure("forecast.plot()")
+        axes = found.subplots()
+        for place, name in enumerate(self.names[:_MOST_CURVES]):
+            color, widths = f"C{place}", self.widths[:, place].tolist()
+            axes.plot(self.epsilons, widths, color=color, marker=".", label=name)
+            axes.axhline(self.without_noise[place].item(), color=color, linestyle="--")
+        axes.set(xscale="log", yscale="log", xlabel="epsilon (nats)")
+        axes.set_ylabel("expected width of 95% intervals")
+        more = len(self.names) > _MOST_CURVES
+        axes.set_title(f"The first {_MOST_CURVES} of {len(self.names)}" if more else "")
+        found.legend(loc="outside right upper", fontsize="small", title="dashed: without noise")
+        return found
+
+    def __repr__(self) -> str:
+        shown = self.names[:MOST_LINES]
+        widths, limits = self.widths.T.tolist(), self.without_noise.tolist()
+        rows = [("epsilon", *(f"{each:g}" for each in self.epsilons), "without noise")]
+        for name, own, limit in zip(shown, widths, limits, strict=False):
+            rows.append((name, *(f"{width:.3g}" for width in (*own, limit))))
+        rows.append(("times as wide", *(f"{each:.2f}" for each in self.times_as_wide.tolist()), ""))
+        doubtful = self.doubtful.mean(dim=1).tolist()
+        rows.append(("doubtful", *(f"{each:.0%}" for each in doubtful), ""))
+        more = len(self.names) - len(shown)
+        return "\n".join(
+            [
+                "Expected widths of 95% intervals, by "
+                f"{self.num_draws} draw{'s' * (self.num_draws > 1)} of the prior predictive:",
+                *aligned(rows),
+                *[f"... and {more} more: forecast.widths"] * (more > 0),
+            ]
+        )
+
+
+def _mean(runs: Sequence[Intervals], number: Callable[[Interval], Tensor]) -> Tensor:
+    """Over runs, of a number of each element, (k,)."""
+    flat = [[number(each).flatten().double().cpu() for each in run.values()] for run in runs]
+    return torch.stack([torch.cat(each) for each in flat]).mean(dim=0)
+
+
+def _widths(interval: Interval) -> Tensor:
+    return interval.upper - interval.lower
+
+
+def _doubts(interval: Interval) -> Tensor:
+    return interval.doubtful
+
+
+def _names(intervals: Intervals) -> list[str]:
+    shapes = {site: each.lower.shape for site, each in intervals.items()}
+    return [name for site, shape in shapes.items() for name in element_names(site, shape)]

@@ -1,0 +1,346 @@
+"""What limits a posterior, and which epsilon or N would help: from released numbers alone."""
+
+import math
+from dataclasses import replace
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import logistic, regression_data
+from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal, init_to_value
+
+import pyro_dp.mechanism.iterative
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    ClippedFraction,
+    ConfigurationError,
+    Explanation,
+    PrivacyAccountant,
+    SubsampledGaussian,
+)
+from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED
+from pyro_dp.mechanism.release import release
+
+NAMES = ("w[0]", "w[1]")
+
+
+def explanation(data=0.5, sampling=0.1, clipping=0.0, **options):
+    noise = 1 - data - sampling - clipping
+    shares = {"data": data, "privacy noise": noise, "sampling": sampling, "clipping": clipping}
+    return Explanation(
+        NAMES,
+        {name: torch.tensor([share, share]) for name, share in shares.items()},
+        options.get("doubts", {}),
+        options.get("clipped"),
+        options.get("unfinished"),
+        1.0,
+        options.get("half", 2.1),
+    )
+
+
+def fitted(kind, size=200, dim=3, guide=AutoMultivariateNormal, data=None, **options):
+    pyro.clear_param_store()
+    accountant = PrivacyAccountant(options.pop("epsilon", None))
+    inference = kind(logistic, guide(logistic), accountant=accountant, generator=0, **options)
+    inference.run(*(data or regression_data(size, dim)), progress=False)
+    return inference
+
+
+RUNS = {
+    "DPSEP": (DPSEP, {"num_steps": 8, "noise_multiplier": 8.0, "sample_rate": 0.5}),
+    "DPSEP by hand": (
+        DPSEP,
+        {"num_steps": 8, "noise_multiplier": 8.0, "sample_rate": 0.5, "max_factor_norm": 3.0},
+    ),
+    "DPSEP of variances": (
+        DPSEP,
+        {
+            "num_steps": 8,
+            "noise_multiplier": 4.0,
+            "sample_rate": 0.5,
+            "max_factor_norm": 3.0,
+            "precision": "diagonal",
+        },
+    ),
+    "DPSVI": (DPSVI, {"num_steps": 60, "noise_multiplier": 4.0, "sample_rate": 0.5}),
+}
+
+
+# The run's own warnings are what is explained.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pyro_dp.ConvergenceWarning", "ignore::pyro_dp.ClippingWarning"
+)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_shares_are_those_of_the_posterior(run):
+    kind, options = RUNS[run]
+    inference = fitted(kind, **options)
+    posterior, found = inference.posterior(), inference.explain()
+    assert found.names == posterior.names
+    total = sum(found.shares.values())
+    torch.testing.assert_close(total, torch.ones_like(total))
+    torch.testing.assert_close(found.shares["data"], 1 - posterior.noise_share)
+    assert found.shares["privacy noise"].min() > 0.01 and found.shares["sampling"].min() > 0
+    assert found.clipped == inference.clipped_fraction
+    assert found.epsilon == inference.accountant.get_epsilon()
+    doubtful = {name for names in found.doubts.values() for name in names}
+    assert doubtful == set(posterior.doubtful)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_without_privacy_noise_the_rest_is_sampling(run):
+    kind, options = RUNS[run]
+    found = fitted(kind, **options | {"noise_multiplier": 0.0}).explain()
+    assert found.epsilon == math.inf and found.epsilon_at_half_noise is None
+    assert not found.shares["privacy noise"].any() and found.shares["sampling"].min() > 0.01
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_with_all_records_nothing_is_sampling(run):
+    kind, options = RUNS[run]
+    found = fitted(kind, **options | {"sample_rate": 1.0}).explain()
+    assert not found.shares["sampling"].any() and found.shares["privacy noise"].min() > 0.01
+
+
+def test_a_known_split_of_dpsep():
+    """In its own coordinates the noise has the gradient's covariance; by hand, sampling is u S."""
+    sep = fitted(DPSEP, **RUNS["DPSEP"][1])
+    plain, look = sep.posterior(noise_aware=False).covariance_matrix, sep._approximation.looks[-1]
+    curvature = sep._approximation.known.curvature
+    noise = look.gradient_sd**2 * (plain @ look.geometry @ plain).diagonal()
+    sampling = (plain @ curvature @ plain).diagonal()  # at a rate of a half
+    shares = sep.explain().shares
+    torch.testing.assert_close(shares["privacy noise"] / shares["sampling"], noise / sampling)
+
+    sep = fitted(DPSEP, **RUNS["DPSEP by hand"][1] | {"noise_multiplier": 0.5})
+    plain, aware = sep.posterior(noise_aware=False).stddev ** 2, sep.posterior().stddev ** 2
+    excess = sep._approximation.average.sampling_variance
+    torch.testing.assert_close(sep.explain().shares["sampling"], excess * plain / aware)
+
+
+def test_a_known_split_of_dpsvi():
+    """The noise in the mean of T gradients, each with sigma C / q, and of the curvature H."""
+    bound, sigma, steps = 1.0, 2.0, 80
+    svi = fitted(
+        DPSVI,
+        num_steps=steps,
+        noise_multiplier=sigma,
+        max_grad_norm=bound,
+        sample_rate=0.5,
+        report_clipping=False,
+    )
+    plain = svi.posterior(noise_aware=False).covariance_matrix
+    noise = (sigma * bound / 0.5) ** 2 / steps * (plain @ plain).diagonal()
+    curvature = torch.linalg.inv(plain) - torch.eye(3)  # the prior's precision is one
+    sampling = (plain @ curvature @ plain).diagonal() / steps
+    shares = svi.explain().shares
+    torch.testing.assert_close(shares["privacy noise"] / shares["sampling"], noise / sampling)
+    assert not shares["clipping"].any()  # by hand nothing is known of it
+    assert fitted(DPSVI, **RUNS["DPSVI"][1]).explain().shares["clipping"].min() > 0
+
+
+class Replayed:
+    """Releases of a first run, given out again whatever the data are."""
+
+    def __init__(self, monkeypatch):
+        self.released, self.place = [], None
+        monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", self)
+
+    def __call__(self, clipped, **options):
+        found = release(clipped, **options)
+        if self.place is None:
+            self.released.append([each.clone() for each in found])
+            return found
+        self.place += 1
+        return [each.clone() for each in self.released[self.place - 1]]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_only_what_was_released_speaks(run, monkeypatch):
+    """On data of which every record is another one."""
+    replayed, (kind, options) = Replayed(monkeypatch), RUNS[run]
+    x, y = regression_data()
+    pyro.set_rng_seed(0)  # for the guide's first values
+    found = fitted(kind, data=(x, y), **options).explain()
+    replayed.place = 0
+    pyro.set_rng_seed(0)
+    again = fitted(kind, data=(3 * x + 1, 1 - y), **options).explain()
+    assert repr(again) == repr(found)
+    for name, share in found.shares.items():
+        assert torch.equal(again.shares[name], share)
+
+
+def test_half_the_noise_is_that_of_the_whole_ledger():
+    sep = fitted(DPSEP, num_steps=6, epsilon=1.0)
+    event, count = sep.accountant.ledger[0]
+    other = PrivacyAccountant()
+    other.record(SubsampledGaussian(event.noise_multiplier / 2), count)
+    assert sep.explain().epsilon_at_half_noise == pytest.approx(other.get_epsilon())
+    sep.accountant._epsilon = None  # for one more release
+    sep = fitted(DPSEP, num_steps=6, noise_multiplier=4.0)
+    sep.accountant.record(SubsampledGaussian(3.0, 0.1))
+    other = PrivacyAccountant()
+    other.record(SubsampledGaussian(2.0), 6)
+    other.record(SubsampledGaussian(1.5, 0.1))
+    assert sep.explain().epsilon_at_half_noise == pytest.approx(other.get_epsilon())
+    sep.accountant.record_nonprivate("a look")
+    assert sep.explain().epsilon_at_half_noise is None
+    assert "Half the noise" not in repr(sep.explain())
+
+
+def test_four_times_the_records_and_half_the_noise_make_the_same_share():
+    data = regression_data(4000)
+    shares, widths = [], []
+    for size, sigma in ((1000, 12.0), (1000, 6.0), (4000, 12.0)):
+        part = tuple(each[:size] for each in data)
+        sep = fitted(DPSEP, data=part, num_steps=20, noise_multiplier=sigma, max_factor_norm=3.0)
+        if not shares:
+            half, records = (
+                sep.explain().width_at_half_noise,
+                sep.explain().records_for_half_width,
+            )
+        shares.append(sep.explain().mean_shares["privacy noise"])
+        widths.append(sep.posterior().stddev.mean().item())
+    now, louder, larger = shares
+    assert 0.15 < now < 0.6
+    assert louder == pytest.approx(now / 4 / (1 - now + now / 4), rel=0.2)
+    assert larger == pytest.approx(louder, rel=0.2)
+    assert widths[1] / widths[0] == pytest.approx(half, rel=0.1)
+    # Half as wide with ``records`` times the records, and narrower with four times.
+    assert records < 4 and 0.85 * (records / 4) ** 0.5 < widths[2] / widths[0] / 0.5 < 1.0
+
+
+def test_what_would_help():
+    found = explanation(data=0.5, sampling=0.1, clipping=0.1)
+    noise, factor = 0.4, found.records_for_half_width
+    assert (1 - noise) / factor + noise / factor**2 == pytest.approx(0.25)
+    assert found.width_at_half_noise == pytest.approx((1 - noise + noise / 4) ** 0.5)
+    assert explanation(data=1.0, sampling=0.0).records_for_half_width == pytest.approx(4.0)
+    assert explanation(data=0.0, sampling=0.0).records_for_half_width == pytest.approx(2.0)
+    assert explanation(data=0.0, sampling=0.0).width_at_half_noise == pytest.approx(0.5)
+
+
+def test_what_limits_first():
+    assert explanation().limit == "data"
+    assert explanation(data=0.2).limit == "privacy noise"
+    assert explanation(data=0.2, sampling=0.7).limit == "sampling"
+    assert explanation(data=0.2, clipping=0.6).limit == "clipping"
+    clipped = explanation(doubts={MANY_CLIPPED: list(NAMES)})
+    assert clipped.limit == "clipping" and repr(clipped).startswith("Clipping limits")
+    hidden = explanation(data=0.9, doubts={MANY_CLIPPED: list(NAMES), HIDDEN: list(NAMES)})
+    assert hidden.limit == "privacy noise" and repr(hidden).startswith("The privacy noise limits")
+    assert "half as wide" not in repr(hidden)
+    assert explanation(doubts={HIDDEN: ["w[0]"]}).limit == "data"
+    on_its_way = replace(hidden, unfinished="they were few")
+    assert on_its_way.limit == "steps"
+    assert repr(on_its_way).startswith("The steps limit this posterior first: they were few.")
+
+
+def test_it_reads():
+    text = repr(explanation(data=0.3, clipped=ClippedFraction(0.03, 0.01), doubts={"why": NAMES}))
+    assert text.splitlines() == [
+        "The privacy noise limits this posterior: it makes 60% of the intervals' squared width, on "
+        "average.",
+        "            data  privacy noise  sampling  clipping",
+        "w[0]         30%            60%       10%        0%",
+        "w[1]         30%            60%       10%        0%",
+        "on average   30%            60%       10%        0%",
+        "Half the noise's standard deviation takes epsilon = 2.1 in place of 1.",
+        "With half the noise intervals would be 0.74 as wide; four times as many records bring it "
+        "to the same share. Intervals half as wide take 2.5 times as many records.",
+        "3% +- 1.0% of the records were clipped.",
+        "* w[0], w[1]: why",
+    ]
+    many = Explanation(
+        [f"w[{place}]" for place in range(40)], {"data": torch.ones(40)}, {}, None, None, 1.0, None
+    )
+    many = replace(many, shares=many.shares | {"privacy noise": torch.zeros(40)})
+    assert "... and 10 more: explanation.shares" in repr(many)
+
+
+def test_a_picture():
+    pytest.importorskip("matplotlib")
+    (axes,) = explanation(doubts={"why": NAMES}).plot().axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(NAMES)
+    ends = [bar.get_x() + bar.get_width() for bar in axes.containers[-1]]
+    assert ends == pytest.approx([1.0, 1.0])
+    assert axes.containers[1][0].get_x() == pytest.approx(0.5)
+    assert axes.get_xlabel().endswith("doubtful: w[0], w[1]: why")
+
+
+def test_dpsep_that_has_not_arrived():
+    far = init_to_value(values={"w": torch.full((3,), 3.0)})
+
+    def started_far(model):
+        return AutoMultivariateNormal(model, init_loc_fn=far, init_scale=0.1)
+
+    short = fitted(DPSEP, 2000, guide=started_far, num_steps=3, noise_multiplier=0.1)
+    assert "longer than the intervals" in short.explain().unfinished
+    long = fitted(DPSEP, 2000, guide=started_far, num_steps=20, noise_multiplier=0.1)
+    assert long.explain().unfinished is None
+    hidden = fitted(DPSEP, 200, num_steps=12, noise_multiplier=300.0)
+    assert hidden.explain().unfinished is None and hidden.explain().limit == "privacy noise"
+
+
+def test_dpsep_by_hand_that_was_left_aside(monkeypatch):
+    sep = fitted(DPSEP, num_steps=6, noise_multiplier=0.1, max_factor_norm=3.0)
+    assert sep.explain().unfinished is None
+    control = sep._approximation.control
+    control.judged = control.unsettled = 3
+    assert sep.explain().unfinished.startswith("3 of the last 3 estimates were left aside")
+
+
+def test_dpsep_after_its_first_release():
+    sep = DPSEP(
+        logistic,
+        AutoMultivariateNormal(logistic),
+        accountant=PrivacyAccountant(),
+        num_steps=6,
+        noise_multiplier=2.0,
+    )
+    with pytest.raises(ConfigurationError, match="before the first step"):
+        sep.explain()
+    sep.step(*regression_data())
+    assert "norms" in sep.explain().unfinished
+    assert sum(sep.explain().shares.values()).allclose(torch.ones(3))
+
+
+def test_dpsvi_without_a_posterior_that_knows_the_noise():
+    svi = fitted(DPSVI, num_steps=10, noise_multiplier=1.0)
+    found = svi.explain()
+    assert found.limit == "steps" and "3 latents take more than" in found.unfinished
+    assert "the privacy noise is not in its width" in found.doubts
+    assert "half as wide" not in repr(found)
+    with pytest.raises(ConfigurationError, match="the guide is none"):
+        fitted(DPSVI, guide=AutoDelta, num_steps=4, noise_multiplier=1.0).explain()
+
+
+def hierarchy(x, y):
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    with pyro.plate("features", x.shape[1]):
+        w = pyro.sample("w", dist.Normal(0.0, scale))
+    with pyro.plate("data", len(x), subsample_size=20) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+@pytest.mark.parametrize("kind", [DPSEP, DPSVI])
+def test_float32_and_latents_that_no_record_sees(kind):
+    """A plate that subsamples, and a transformed latent."""
+    torch.set_default_dtype(torch.float32)
+    options = {"num_steps": 8} if kind is DPSEP else {"num_steps": 60}
+    inference = kind(
+        hierarchy,
+        AutoNormal(hierarchy),
+        accountant=PrivacyAccountant(),
+        noise_multiplier=2.0,
+        generator=0,
+        **options,
+    )
+    inference.run(*regression_data(100), progress=False)
+    found = inference.explain()
+    assert found.names == ("scale", "w[0]", "w[1]", "w[2]")
+    assert all(torch.isfinite(share).all() for share in found.shares.values())
+    torch.testing.assert_close(sum(found.shares.values()).double(), torch.ones(4).double())

@@ -1,0 +1,188 @@
+"""Widths of intervals before a run: on made-up data, and without touching any ledger."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import linear, logistic
+from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+
+from pyro_dp import DPSEP, DPSVI, VIPS, ConfigurationError, Forecast, PrivacyAccountant
+from pyro_dp.baselines import DPSGLD
+from pyro_dp.utils.errors import ModelError
+
+FEW = {"epsilons": (0.3, 30.0), "num_draws": 1, "progress": False}
+SHORT = {DPSEP: {"num_steps": 8}, DPSVI: {"num_steps": 150, "sample_rate": 1.0}}
+
+
+def made_up(size=300, dim=2):
+    return torch.randn(size, dim), torch.zeros(size)
+
+
+def forecast(model=logistic, args=None, inference=DPSEP, guide=AutoMultivariateNormal, **options):
+    options = FEW | {"settings": SHORT.get(inference)} | options
+    args = made_up() if args is None else args
+    accountant = PrivacyAccountant(epsilon=1.0)
+    return accountant.forecast(model, guide(model), *args, inference=inference, **options)
+
+
+@pytest.mark.parametrize("inference", [DPSEP, DPSVI])
+def test_more_budget_is_narrower(inference):
+    found = forecast(inference=inference)
+    assert found.names == ["w[0]", "w[1]"] and found.epsilons == [0.3, 30.0]
+    assert found.widths.shape == found.doubtful.shape == (2, 2) and found.num_draws == 1
+    assert (found.widths[0] > found.widths[1]).all()
+    assert found.widths[1].log().sub(found.without_noise.log()).abs().max() < 0.3
+    times = found.times_as_wide
+    torch.testing.assert_close(times[0], (found.widths[0] / found.without_noise).prod().sqrt())
+    assert found.doubtful[1].max() == 0
+
+
+def test_without_noise_it_is_the_exact_posterior():
+    """In a linear model the width does not depend on the outcomes."""
+    x, y = made_up()
+    found = forecast(linear, (x, y))
+    covariance = torch.linalg.inv(torch.eye(2) + x.T @ x / 0.25)
+    exact = 2 * 1.959964 * covariance.diagonal().sqrt()
+    torch.testing.assert_close(found.without_noise, exact, rtol=1e-4, atol=0.0)
+    assert (found.widths[1] < 1.2 * exact).all() and (found.widths > 0.95 * exact).all()
+
+
+def test_nothing_is_charged_or_moved():
+    """Ledger, guide, parameter store, generators and arguments stay what they are."""
+    accountant = PrivacyAccountant(epsilon=1.0)
+    guide, (x, y) = AutoMultivariateNormal(logistic), made_up()
+    pyro.param("theirs", torch.ones(2))
+    state, rng, before = accountant.state_dict(), torch.get_rng_state(), y.clone()
+    options = FEW | {"epsilons": (1.0,), "inference": DPSEP, "settings": {"num_steps": 4}}
+    found = accountant.forecast(logistic, guide, x, y, **options)
+    assert accountant.state_dict() == state and accountant.position == 0
+    assert accountant.get_epsilon() == 0.0
+    assert guide.prototype_trace is None and not list(guide.parameters())
+    assert list(pyro.get_param_store().keys()) == ["theirs"]
+    assert torch.equal(torch.get_rng_state(), rng) and torch.equal(y, before)
+    # The guide can be used, and the forecast can be had again.
+    sep = DPSEP(logistic, guide, accountant=accountant, **SHORT[DPSEP])
+    sep.run(x, torch.bernoulli(torch.full((300,), 0.5)), progress=False)
+    again = accountant.forecast(logistic, AutoMultivariateNormal(logistic), x, 1 - y, **options)
+    assert torch.equal(again.widths, found.widths)  # the budget is spent, outcomes are others
+    other = accountant.forecast(
+        logistic, AutoMultivariateNormal(logistic), x, y, **options | {"seed": 1}
+    )
+    assert not torch.equal(other.widths, found.widths)
+
+
+def test_trials_have_the_settings_of_the_accountant():
+    trials = []
+
+    class Spied(DPSEP):
+        def __init__(self, *args, **options):
+            trials.append((options["accountant"], options.get("noise_multiplier")))
+            super().__init__(*args, **options)
+
+    ours = PrivacyAccountant(2.0, 1e-6, neighboring="replace_one", engine="rdp")
+    guide = AutoMultivariateNormal(logistic)
+    options = FEW | {"num_draws": 2, "settings": {"num_steps": 6, "plate": "data"}}
+    found = ours.forecast(logistic, guide, *made_up(100), inference=Spied, **options)
+    assert [(each.epsilon, sigma) for each, sigma in trials] == 2 * [
+        (None, 0.0),
+        (0.3, None),
+        (30.0, None),
+    ]
+    for trial, _ in trials:
+        assert (trial.delta, trial.neighboring, trial.engine) == (1e-6, "replace_one", "rdp")
+        assert trial.epsilon is None or 0.9 * trial.epsilon < trial.get_epsilon() <= trial.epsilon
+    assert found.num_draws == 2 and not ours.ledger
+
+
+def hierarchy(x, y):
+    scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    shares = pyro.sample("shares", dist.Dirichlet(torch.ones(3)))
+    with pyro.plate("features", 3):
+        w = pyro.sample("w", dist.Normal(0.0, scale))
+    with pyro.plate("data", len(x), subsample_size=20) as idx:
+        pyro.sample("y", dist.Normal(x[idx] @ (w + shares), 1.0), obs=y[idx])
+
+
+def whole(x, y):
+    rate = pyro.sample("rate", dist.LogNormal(torch.zeros(()), 0.5))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Poisson(rate * x[:, 0].exp()), obs=y)
+
+
+@pytest.mark.parametrize("inference", [DPSEP, DPSVI])
+def test_widths_are_of_the_model_s_own_space(inference):
+    """A plate that subsamples, a simplex, several sites, float32; and data in slices."""
+    torch.set_default_dtype(torch.float32)
+    short, once = {"num_steps": 6}, {"epsilons": (1.0,)}
+    found = forecast(hierarchy, made_up(50, 3), inference, AutoNormal, settings=short, **once)
+    assert found.names == [
+        "scale",
+        *(f"shares[{place}]" for place in range(3)),
+        *(f"w[{place}]" for place in range(3)),
+    ]
+    assert found.widths.isfinite().all() and (found.widths > 0).all()
+    assert found.widths[:, 1:4].max() <= 1.0
+    short = short | {"slice_data": True}
+    found = forecast(whole, made_up(50, 3), inference, settings=short, **once)
+    assert found.names == ["rate"] and (found.widths > 0).all()
+
+
+def table(**options):
+    return Forecast(
+        ["a", "b"],
+        [0.1, 1.0],
+        torch.tensor([[4.0, 1.0], [2.0, 0.5]]),
+        torch.tensor([1.0, 0.5]),
+        torch.tensor([[1.0, 0.5], [0.0, 0.0]]),
+        3,
+    )
+
+
+def test_it_reads():
+    assert repr(table()).splitlines() == [
+        "Expected widths of 95% intervals, by 3 draws of the prior predictive:",
+        "epsilon         0.1     1  without noise",
+        "a                 4     2              1",
+        "b                 1   0.5            0.5",
+        "times as wide  2.83  1.41               ",
+        "doubtful        75%    0%               ",
+    ]
+    many = [torch.ones(*shape, 40) for shape in ((1,), (), (1,))]
+    text = repr(Forecast([f"w[{n}]" for n in range(40)], [1.0], *many, 1)).splitlines()
+    assert "by 1 draw of" in text[0] and text[-1] == "... and 10 more: forecast.widths"
+
+
+def test_a_picture():
+    pytest.importorskip("matplotlib")
+    (axes,) = table().plot().axes
+    curve, limit, *_ = axes.lines
+    assert list(curve.get_ydata()) == [4.0, 2.0] and list(curve.get_xdata()) == [0.1, 1.0]
+    assert list(limit.get_ydata()) == [1.0, 1.0] and limit.get_linestyle() == "--"
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"inference": VIPS}, "inference must be"),
+        ({"inference": DPSGLD}, "inference must be"),
+        ({"inference": None}, "inference must be"),
+        ({"settings": {"accountant": None}}, "settings: accountant"),
+        ({"settings": {"noise_multiplier": 1.0}}, "settings: noise_multiplier"),
+        ({"settings": {"generator": 0}}, "settings: generator"),
+        ({"settings": {"secure": True}}, "settings: secure"),
+        ({"settings": 3}, "settings must be"),
+        ({"epsilons": ()}, "epsilons must be"),
+        ({"epsilons": 1.0}, "epsilons must be"),
+        ({"epsilons": (1.0, -1.0)}, "epsilons must lie"),
+        ({"num_draws": 0}, "num_draws must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"guide": AutoDelta, "inference": DPSVI}, "the guide is none"),
+        ({"guide": AutoDelta}, "guide"),
+        ({"settings": {"plate": "rows"}}, "plate='rows'"),
+    ],
+)
+def test_what_it_refuses(options, said):
+    with pytest.raises((ConfigurationError, ModelError), match=said):
+        forecast(args=made_up(50), **options)
