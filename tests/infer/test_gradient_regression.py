@@ -70,20 +70,23 @@ def test_it_is_exact_where_there_is_no_noise():
 
 @pytest.mark.parametrize("scatter", [0.05, 0.2])
 def test_mean_and_covariances_are_right_under_noise(scatter):
-    """Over 60 histories: errors of the mean have the covariance that the noise adds."""
+    """Over 60 histories: errors of the mean have the covariance that the noise adds.
+
+    Something more is told of the slopes' error, which narrow draws leave large.
+    """
     curvature, top = quadratic()
     precision = curvature + torch.eye(DIM)
     target = torch.linalg.solve(precision, curvature @ top)
-    errors, added, ratios = [], [], []
+    errors, added, sizes, ratios = [], [], [], []
     for seed in range(60):
         history = released(lambda z: curvature @ (top - z), top, 600.0, scatter=scatter, seed=seed)
         found = regressed(history, standard)
         errors.append(found.mean - target)
         added.append(found.aware - found.covariance)
+        sizes.append(errors[-1] @ torch.linalg.solve(added[-1], errors[-1]) / DIM)
         ratios.append(torch.logdet(found.covariance @ precision) / DIM)
     errors, added = torch.stack(errors), torch.stack(added).mean(dim=0)
-    size = errors.square().sum(dim=1).mean() / added.trace()
-    assert 0.65 < size < 1.2  # of the slopes' error a little too much is told
+    assert 0.4 < torch.stack(sizes).mean() < 1.2
     assert (errors.mean(dim=0).abs() < 4 * (added.diagonal() / 60).sqrt()).all()
     assert abs(torch.stack(ratios).mean()) < 0.06
 
@@ -118,7 +121,10 @@ def test_far_draws_count_less_where_the_likelihood_is_not_quadratic():
 
 
 def test_draws_that_follow_the_noise_do_not_make_it_sure_of_itself():
-    """There is nothing but noise: slopes would be seen where there are none."""
+    """There is nothing but noise: slopes would be seen where there are none.
+
+    They are largest where draws were narrow, which says least.
+    """
     own, told = [], []
     for seed in range(10):
         history = optimised(lambda z: 0.0 * z, torch.zeros(3), 100.0, seed=seed)
@@ -127,7 +133,7 @@ def test_draws_that_follow_the_noise_do_not_make_it_sure_of_itself():
         slopes = -torch.linalg.lstsq(away, history.gradients).solution
         own.append(slopes.diagonal().mean().item())
         told.append(line.curvature.diagonal().mean().item())
-    assert sum(told) < 0.7 * sum(own)
+    assert sum(told) < 0.8 * sum(own)
 
 
 def test_it_goes_to_the_prior_where_noise_hides_all():
@@ -138,6 +144,35 @@ def test_it_goes_to_the_prior_where_noise_hides_all():
     assert found.mean.abs().max() < 0.5
     torch.testing.assert_close(found.aware, torch.eye(DIM), rtol=0.3, atol=0.3)
     assert (found.information < 0.05).all()
+
+
+def test_a_curvature_that_is_not_known_widens_intervals():
+    """By more than the noise in the gradients does."""
+    curvature, top = quadratic()
+    history = released(lambda z: curvature @ (top - z), top, 600.0, scatter=0.04)
+    found = regressed(history, standard)
+    of_noise = found.covariance.diagonal() / found.information
+    assert (found.aware.diagonal() > 1.03 * of_noise).all()
+
+
+def test_unknown_curvature_is_worth_as_much_noise():
+    """To second order: the mean over curvatures that are as likely as told."""
+    curvature, top = quadratic()
+    history = released(lambda z: curvature @ (top - z), top, 200.0, scatter=0.3)
+    line = fitted(history, torch.ones(STEPS))
+    known, noise = line.slopes, line.noise / line.steps
+    generator = torch.Generator().manual_seed(0)
+    total, count = torch.zeros(DIM, DIM), 500
+    for _ in range(count):
+        error = torch.randn(DIM, DIM, generator=generator).triu()
+        error = (error + error.triu(1).mT) * known.variance.sqrt()
+        for sign in (-1, 1):  # of which a pair cancels to first order
+            exact = torch.linalg.inv(known.mean + sign * known.basis @ error @ known.basis.mT)
+            total += (exact + exact @ noise @ exact) / 2
+    exact = torch.linalg.inv(known.mean)
+    told = exact @ line.curvature_noise(noise) @ exact
+    found = total / count - exact - exact @ noise @ exact
+    assert found.trace().item() == pytest.approx(told.trace().item(), rel=0.3)
 
 
 def test_information_tells_determined_latents():

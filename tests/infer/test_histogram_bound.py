@@ -1,6 +1,7 @@
 """The bound of gradients: histograms are averaged, read now and then, and kept in states."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -99,3 +100,10 @@ def test_a_state_goes_on():
             HistogramBound.resumed(found.state() | damage)
     with pytest.raises(ConfigurationError, match="histogram"):
         HistogramBound.resumed(5)
+
+
+def test_bias_is_at_most_the_noise():
+    """Many records above an old bound: more than it would have cost where it was chosen."""
+    found = replace(after(30), bound=0.5)
+    assert found.bias() == pytest.approx(0.5 * found.noise)
+    assert 0 < replace(found, noise=1e6).bias() < 1e6

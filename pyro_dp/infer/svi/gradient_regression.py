@@ -22,17 +22,15 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.posterior.gaussian import Gaussian
+from pyro_dp.infer.svi.noisy_curvature import NoisyCurvature
 from pyro_dp.infer.svi.released_gradients import ReleasedGradients
-from pyro_dp.utils.linalg import cholesky, floored, inverse
+from pyro_dp.utils.linalg import cholesky, inverse
 
 _FEWEST = 4  # releases for each latent
 _ROUNDS, _LAST_ROUNDS = 10, 4
 _FAR = 3.0  # root of a draw's mean squared distance in a direction, at which it counts half
 _WIDER = 4.0  # how often the noise enters the scale of distances
 _LONGEST_MOVE = 1.0  # in a round, in that scale
-_RECENT = 0.05  # of the steps: the draws before each that make up its past
-_ALIKE = 0.01  # squared relative spread of curvatures that is always allowed
-_LEAST_CORRELATED = 0.5  # the eigenvalue up to which noise may raise one
 _SIGNIFICANT = 8.0  # standard deviations
 _RELEVANT = 1.0  # squared standard deviations of the posterior
 _CURVED = (
@@ -70,7 +68,7 @@ class Line:
 
     :param centre: weighted mean of the draws, (d,).
     :param gradient: of the gradients, (d,).
-    :param curvature: H, positive definite, (d, d).
+    :param slopes: H, and how it is known.
     :param noise: covariance of the noise in one gradient, (d, d).
     :param error: of the slopes, in units of ``noise``, (d, d): H x is off by noise (x' error x).
     :param steps: how many gradients the mean is worth.
@@ -78,10 +76,15 @@ class Line:
 
     centre: Tensor
     gradient: Tensor
-    curvature: Tensor
+    slopes: NoisyCurvature
     noise: Tensor
     error: Tensor
     steps: float
+
+    @property
+    def curvature(self) -> Tensor:
+        """H, positive definite, (d, d)."""
+        return self.slopes.mean
 
     def evidence(self, noise: Tensor) -> Gaussian:
         """What the records say, (d,) and (d, d).
@@ -100,6 +103,19 @@ class Line:
         """
         way = mean - self.centre
         return (way @ self.error @ way).clamp(max=1 / self.steps) * self.noise
+
+    def curvature_noise(self, noise: Tensor) -> Tensor:
+        """What must be added to R for an H that is not known, (d, d).
+
+        H^-1 and H^-1 R H^-1 are convex in H: their means, to second order in its error, are larger
+        than they are at its mean.
+
+        :param noise: R, in the mean gradient, (d, d).
+        """
+        exact = inverse(self.curvature)
+        own = self.slopes.squared(exact)
+        cross = own @ exact @ noise
+        return own + cross + cross.mT + self.slopes.squared(exact @ noise @ exact)
 
 
 def regressed(history: ReleasedGradients, prior: Prior, bias: float = 0.0) -> Regressed:
@@ -133,7 +149,7 @@ def regressed(history: ReleasedGradients, prior: Prior, bias: float = 0.0) -> Re
         posterior = factor * line.evidence(noise)
         mean, covariance = posterior.mean, posterior.covariance
     noise = noise + line.slope_noise(mean)
-    aware = (factor * line.evidence(noise)).covariance
+    aware = (factor * line.evidence(noise + line.curvature_noise(noise))).covariance
     exact = inverse(line.curvature)
     reason = None if _fits(line, history, aware) else _CURVED
     if not _is_near(mean, aware, late):
@@ -149,11 +165,6 @@ def regressed(history: ReleasedGradients, prior: Prior, bias: float = 0.0) -> Re
 
 def fitted(history: ReleasedGradients, weights: Tensor) -> Line:
     """Weighted least squares.
-
-    A draw depends on the noise of those before it, where it moved the optimizer, which makes the
-    mean of all draws, and so each draw's distance to it, depend on each noise: slopes come out too
-    large (as in autoregressions, Nickell 1981), by about as much in all directions. A draw's
-    distance to the draws *before* it is free of later noise. As an instrument it shows how much.
 
     :param weights: of the draws, positive, (T,); releases with more noise count less anyway.
     """
@@ -171,53 +182,13 @@ def fitted(history: ReleasedGradients, weights: Tensor) -> Line:
     inner = inverse(weighted.mT @ away)
     slopes = -inner @ (weighted.mT @ change)  # [i, j]: of coordinate j of the gradient in latent i
     error = inner @ (weighted.mT @ weighted) @ inner
-    fresh = _fresh(draws)
-    fresh = fresh - weights @ fresh
-    unexplained = weights @ (fresh * (change + away @ slopes)).sum(dim=1)
-    feedback = unexplained / (weights @ (fresh * away).sum(dim=1))
-    most = slopes.diagonal().mean().clamp(min=0.0)
-    slopes = slopes - feedback.clamp(min=torch.zeros(()).to(most), max=most) * torch.eye(dim).to(
-        slopes
-    )
-    curvature = _curvature(
-        slopes, error.diagonal(), variance + sampling * slopes.diagonal().clamp(min=0.0)
-    )
+    known = NoisyCurvature.of(slopes, error, variance + sampling * slopes.diagonal().clamp(min=0.0))
+    curvature = known.mean
     residual = weights @ (change + away @ curvature).square().sum(dim=1)
     residual = residual * min(steps / max(steps - dim - 1, 1.0), 2.0)
     sampled = (residual - dim * variance).clamp(min=0.0) / curvature.trace()
     noise = variance * torch.eye(dim).to(curvature) + sampled * curvature
-    return Line(centre, gradient, curvature, noise, error, steps)
-
-
-def _curvature(slopes: Tensor, error: Tensor, noise: Tensor) -> Tensor:
-    """Symmetric and positive definite, with what is noise shrunk (James & Stein).
-
-    The two estimates of an element beside the diagonal are averaged by their noise; the diagonal
-    shrinks to its mean, correlations to zero, each as far as noise explains its spread.
-
-    :param slopes: (d, d); of element [i, j] the noise has variance error[i] noise[j].
-    :param error: (d,).
-    :param noise: (d,).
-    """
-    dim = len(slopes)
-    least = 1e-20 * slopes.square().max()
-    variance = torch.outer(error, noise).clamp(min=least)
-    both = 1 / variance + 1 / variance.mT
-    found, uncertain = (slopes / variance + slopes.mT / variance.mT) / both, 1 / both
-
-    diagonal, own = slopes.diagonal(), variance.diagonal()
-    level = ((diagonal / own).sum() / (1 / own).sum()).maximum((1 / own).sum().rsqrt())
-    spread = ((diagonal - level).square() - own).mean().maximum(_ALIKE * level**2)
-    diagonal = level + (diagonal - level) * spread / (spread + own)
-    diagonal = diagonal.maximum(own.sqrt().clamp(max=level))
-
-    size = torch.outer(diagonal, diagonal).sqrt()
-    beside = 1.0 - torch.eye(dim).to(slopes)
-    correlation, doubt = beside * found / size, beside * uncertain / size.square()
-    kept = (1 - doubt.sum() / correlation.square().sum().clamp(min=1e-300)).clamp(min=0.0)
-    radius = kept * (doubt.sum() / max(dim - 1, 1)).sqrt()  # of what is left of the noise
-    least_value = radius.clamp(max=_LEAST_CORRELATED).item()
-    return floored(torch.eye(dim).to(slopes) + kept * correlation, max(least_value, 1e-9)) * size
+    return Line(centre, gradient, known, noise, error, steps)
 
 
 def _fits(line: Line, history: ReleasedGradients, covariance: Tensor) -> bool:
@@ -258,17 +229,6 @@ def _nearness(draws: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     root = cholesky(scale)
     away = torch.linalg.solve_triangular(root, (draws - mean).mT, upper=False)
     return 1 / (1 + (away.square().mean(dim=0) / _FAR**2).square())
-
-
-def _fresh(draws: Tensor) -> Tensor:
-    """Each draw less the mean of some before it; zero for the first, (T, d)."""
-    count = len(draws)
-    length = max(round(_RECENT * count), 1)
-    total = torch.cat([torch.zeros_like(draws[:1]), draws.cumsum(dim=0)])
-    now = torch.arange(count)
-    first = (now - length).clamp(min=0)
-    past = (total[now] - total[first]) / (now - first).clamp(min=1).unsqueeze(1)
-    return torch.where((now > 0).unsqueeze(1), draws - past, 0.0)
 
 
 def _moved(mean: Tensor, target: Tensor, scale: Tensor) -> Tensor:

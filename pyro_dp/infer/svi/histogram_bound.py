@@ -93,8 +93,12 @@ class HistogramBound:
         return ClippedFraction(norms.share_above(self.bound), error)
 
     def bias(self) -> float:
-        """Of a coordinate of all records' gradient, by what is cut off: about its size."""
-        return bias(self._norms(), self.bound, self.dim)
+        """Of a coordinate of all records' gradient, by what is cut off: about its size.
+
+        At most the noise there: C costs least where bias is a part of it, as large as the norms cut
+        off exceed C. More is a tail that noise has made up since C was chosen.
+        """
+        return min(bias(self._norms(), self.bound, self.dim), self.bound * self.noise)
 
     def _norms(self) -> Norms:
         counts, sd = self.counts.cpu().numpy(), math.sqrt(self.variance)
