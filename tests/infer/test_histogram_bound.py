@@ -77,6 +77,13 @@ def test_the_bound_is_of_the_size_of_norms():
     assert loud.bound < 0.7 * after(20).bound
 
 
+def test_of_many_latents_it_is_the_median():
+    found = HistogramBound.start(_N, 4, 0.01, of_many=True).updated(noisy(1.0), 1.0, 1.0)
+    assert found.bound == pytest.approx(torch.randn(10**5, 4).norm(dim=1).median().item(), rel=0.1)
+    assert found.clipped().fraction == pytest.approx(0.5, abs=0.1)
+    assert HistogramBound.resumed(found.state()).of_many
+
+
 def test_what_is_clipped():
     """With a standard error that is not too small."""
     errors = []
@@ -95,7 +102,13 @@ def test_a_state_goes_on():
     assert vars(again.updated(new, 5.0, 1.0)).keys() == found.state().keys()
     one, other = (each.updated(new, 5.0, 1.0) for each in (again, found))
     assert torch.equal(one.counts, other.counts) and one.bound == other.bound
-    for damage in ({"noise": math.nan}, {"steps": 1.5}, {"counts": torch.zeros(2)}, {"more": 1}):
+    for damage in (
+        {"noise": math.nan},
+        {"steps": 1.5},
+        {"counts": torch.zeros(2)},
+        {"of_many": 1},
+        {"more": 1},
+    ):
         with pytest.raises(ConfigurationError, match="histogram"):
             HistogramBound.resumed(found.state() | damage)
     with pytest.raises(ConfigurationError, match="histogram"):

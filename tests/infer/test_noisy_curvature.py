@@ -72,3 +72,14 @@ def test_it_is_positive_definite_whatever_is_found():
         slopes = size * torch.randn(DIM, DIM, generator=generator)
         found = NoisyCurvature.of(slopes, torch.eye(DIM), torch.full((DIM,), size**2))
         assert torch.linalg.eigvalsh(found.mean)[0] > 0
+
+
+def test_directions_without_a_curvature_are_told():
+    """Two latents that make up for each other: noise hides by how much; and a third."""
+    curvature = torch.tensor([[1.0, 0.99, 0.0], [0.99, 1.0, 0.0], [0.0, 0.0, 1.0]]) * 1e4
+    for noise, told in ((3e3, [True, True, False]), (1e-2, [False] * 3)):
+        error = torch.eye(3) * 1e-2
+        generator = torch.Generator().manual_seed(0)
+        off = 0.03 * noise * torch.randn(3, 3, generator=generator)
+        found = NoisyCurvature.of(curvature + off, error, torch.full((3,), noise**2))
+        assert found.unseen.tolist() == told

@@ -605,10 +605,15 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         clipped = self.clipped_fraction
         if not (self._adaptive or self._measures):
             found = super()._warnings()
-        elif self._measures and self.report_clipping and clipped and clipped.is_large:
+        elif self.report_clipping and clipped and clipped.is_large and not self._clips_half:
             text = _CLIPPED.format(fraction=clipped.fraction, bound=self._bound)
             found = [ClippingWarning(text)]
         return [*found, *([ConvergenceWarning(self._concluded)] if self._concluded else [])]
+
+    @property
+    def _clips_half(self) -> bool:
+        """Whether C is the median norm, on purpose, or adapts to a quantile of the user's."""
+        return self._histogram is None or self._histogram.of_many
 
     def _read_report(
         self, others: list[Tensor], block: Block, size: int, prepared: PreparedGradient
@@ -625,8 +630,9 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _read_bins(self, counts: Tensor, block: Block, size: int, sampler: RecordSampler) -> None:
         if self._histogram is None:
-            noise = self._plan(size, sampler).noise
-            self._histogram = HistogramBound.start(sampler.size, size, noise)
+            plan = self._plan(size, sampler)
+            many = self._automatic and plan.is_of_many
+            self._histogram = HistogramBound.start(sampler.size, size, plan.noise, of_many=many)
         sd, rate = self._noise(block, sampler), sampler.sample_rate
         self._histogram = self._histogram.updated(counts, sd, rate)
         self._bound = self._histogram.bound

@@ -52,6 +52,7 @@ class Regressed:
     :param aware: with the uncertainty that the noise adds, (d, d).
     :param information: of each latent, what the noise leaves of the records' information about it,
         in [0, 1], (d,). Below a half, noise says more than the records.
+    :param unseen: latents whose curvature does not stand out of the noise, (d,).
     :param reason: why it can not be trusted, or None.
     """
 
@@ -59,6 +60,7 @@ class Regressed:
     covariance: Tensor
     aware: Tensor
     information: Tensor
+    unseen: Tensor
     reason: str | None
 
 
@@ -159,6 +161,7 @@ def regressed(history: ReleasedGradients, prior: Prior, bias: float = 0.0) -> Re
         (factor * Gaussian(factor.eta, line.curvature)).covariance,
         aware,
         exact.diagonal() / (exact + exact @ noise @ exact).diagonal(),
+        line.slopes.unseen,
         reason,
     )
 
@@ -242,4 +245,4 @@ def _moved(mean: Tensor, target: Tensor, scale: Tensor) -> Tensor:
 def _unknown(prior: Gaussian, reason: str) -> Regressed:
     covariance = prior.covariance
     nothing = torch.zeros_like(prior.eta)
-    return Regressed(prior.mean, covariance, covariance, nothing, reason)
+    return Regressed(prior.mean, covariance, covariance, nothing, nothing == 0, reason)

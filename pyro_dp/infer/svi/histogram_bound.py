@@ -30,6 +30,9 @@ class HistogramBound:
     :param size: number N of records.
     :param dim: coordinates of a record's gradient.
     :param noise: of the mean of all gradients that a run releases, in units of C.
+    :param of_many: latents, whose posterior is not regressed. There C is the records' median norm:
+        steps that adapt to the gradient's size need its direction, and a bound above most norms
+        pays noise in each of many directions for that of few records.
     :param counts: the mean histogram, (SIZE,).
     :param variance: of a bin, by noise and sampling, on average over the bins.
     :param weight: of all histograms so far.
@@ -43,6 +46,7 @@ class HistogramBound:
     size: int
     dim: int
     noise: float
+    of_many: bool
     counts: Tensor
     variance: float = 0.0
     weight: float = 0.0
@@ -52,9 +56,9 @@ class HistogramBound:
     typical: float | None = None
 
     @staticmethod
-    def start(size: int, dim: int, noise: float) -> "HistogramBound":
+    def start(size: int, dim: int, noise: float, of_many: bool = False) -> "HistogramBound":
         """Before the first histogram."""
-        return HistogramBound(size, dim, noise, torch.zeros(SIZE, dtype=torch.float64))
+        return HistogramBound(size, dim, noise, of_many, torch.zeros(SIZE, dtype=torch.float64))
 
     def updated(self, counts: Tensor, sd: float, rate: float) -> "HistogramBound":
         """With one more histogram.
@@ -78,9 +82,10 @@ class HistogramBound:
         if steps < self.next_reading:
             return new
         norms = new._norms()
+        chosen = norms.median if self.of_many else bound(norms, self.dim, self.noise)
         return replace(
             new,
-            bound=max(LEAST_BOUND, bound(norms, self.dim, self.noise)),
+            bound=max(LEAST_BOUND, chosen),
             typical=self.typical or norms.median,
             next_reading=max(steps + 1, math.ceil(_LONGER * steps)),
         )
@@ -123,6 +128,8 @@ class HistogramBound:
             require_count(f"histogram.{name}", state[name])
         for name in ("noise", "variance", "weight", "bound", "typical"):
             require_number(f"histogram.{name}", state[name], above=0.0, below=math.inf)
+        if not isinstance(state["of_many"], bool):
+            raise ConfigurationError(_DAMAGED)
         counts = state["counts"]
         if not (isinstance(counts, Tensor) and counts.shape == (SIZE,) and counts.isfinite().all()):
             raise ConfigurationError(_DAMAGED)

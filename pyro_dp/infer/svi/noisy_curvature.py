@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_dp.utils.linalg import floored
+from pyro_dp.infer.posterior.doubts import mostly_in
 
 _ALIKE = 0.01  # squared relative spread of the diagonal that is always allowed
 _SPREAD = 0.1  # the same of all elements in a row: of a semicircle of eigenvalues from 0.4 to 1.6
@@ -26,11 +26,14 @@ class NoisyCurvature:
     :param mean: positive definite, (d, d).
     :param basis: B, (d, d): the error of the mean is B X B'.
     :param variance: of the elements of X, which are independent but for their symmetry, (d, d).
+    :param unseen: of each latent, whether most of its variance 1 / H lies in directions in which no
+        curvature stands out of the noise, (d,). There H is the noise, and may be far less.
     """
 
     mean: Tensor
     basis: Tensor
     variance: Tensor
+    unseen: Tensor
 
     @staticmethod
     def of(slopes: Tensor, error: Tensor, noise: Tensor) -> "NoisyCurvature":
@@ -49,9 +52,13 @@ class NoisyCurvature:
         turned = turn.mT @ (slopes / scale) @ turn
         both = 1 / variance + 1 / variance.mT
         found = (turned / variance + turned.mT / variance.mT) / both  # two estimates of each
-        mean, variance = _shrunk(found, 1 / both)
+        shrunk, variance, lowest = _shrunk(found, 1 / both)
+        values, vectors = torch.linalg.eigh(shrunk)
+        raised, values = values < lowest, values.clamp(min=lowest)
         basis = turn * size.sqrt().unsqueeze(1)
-        return NoisyCurvature(basis @ mean @ basis.mT, basis, variance)
+        unseen = mostly_in((turn / size.sqrt().unsqueeze(1)) @ vectors, 1 / values, raised)
+        mean = basis @ (vectors * values) @ vectors.mT @ basis.mT
+        return NoisyCurvature(mean, basis, variance, unseen)
 
     def squared(self, matrix: Tensor) -> Tensor:
         """E[(H - mean) M (H - mean)] of a symmetric M, (d, d)."""
@@ -69,8 +76,10 @@ def _diagonal(found: Tensor, variance: Tensor) -> Tensor:
     return shrunk.maximum(variance.sqrt().clamp(max=level))
 
 
-def _shrunk(found: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def _shrunk(found: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance of a multiple of one plus a random matrix, of likeliest size.
+
+    And the eigenvalue up to which all may be noise.
 
     :param found: symmetric, (d, d).
     :param noise: variance of each element beside the diagonal; twice that on it, as in the spread.
@@ -87,8 +96,7 @@ def _shrunk(found: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     kept = spread / (spread + noise)
     variance = kept * noise * (1 + one)
     radius = (variance.sum() / len(found)).sqrt()  # of the eigenvalues of what is not known
-    lowest = radius.clamp(1e-9 * level, _LEAST * level).item()
-    return floored(level * one + kept * away, lowest), variance
+    return level * one + kept * away, variance, radius.clamp(1e-9 * level, _LEAST * level)
 
 
 def _level(values: Tensor, variances: Tensor) -> Tensor:

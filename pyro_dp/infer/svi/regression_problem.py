@@ -111,10 +111,12 @@ class RegressionProblem:
         )
         information = torch.ones_like(plain.mean)
         information[self.places] = found.information.to(device)
+        unseen = torch.zeros_like(plain.mean, dtype=torch.bool)
+        unseen[self.places] = found.unseen.to(device)
         mean, covariances = plain.mean, (plain.covariance, aware.covariance)
         if not all(each.isfinite().all() for each in (mean, *covariances)):
             raise ArithmeticError
-        return Regressed(mean, *covariances, information, None)
+        return Regressed(mean, *covariances, information, unseen, None)
 
     def _prior_of_seen(self, mean: Tensor, covariance: Tensor) -> Gaussian:
         """The prior as a factor of the latents that records see, at a posterior of these."""

@@ -26,6 +26,10 @@ _RANDOM = "the records' terms are random"
 _MANY = "{count} latents take more than {steps} steps"
 _NONE_YET = "there are none yet"
 _NOISE_LEFT_OUT = "the privacy noise is not in its width"
+_UNSEEN = (
+    "no curvature stands out of the noise there: the interval may be far too narrow, as where "
+    "coefficients make up for each other"
+)
 _NO_STEP = (
     "There is no posterior before the first step. (After a load_state_dict a step must find the "
     "latents first; what the run has found is in the guide's parameters.)"
@@ -127,7 +131,7 @@ class RunHistory:
             guide, found = self._regressed(bias)
         except NotRegressed as why:
             return self._as_it_is(why)
-        doubts = {HIDDEN: found.information < 0.5}
+        doubts = {HIDDEN: found.information < 0.5, _UNSEEN: found.unseen}
         if clipped is not None and clipped.is_large:
             doubts[MANY_CLIPPED] = everywhere(found.mean)
         covariance = found.aware if noise_aware else found.covariance

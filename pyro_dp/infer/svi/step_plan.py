@@ -6,7 +6,7 @@ from dataclasses import dataclass
 _STEPS = 1000
 _SAMPLE_RATE, _RECORDS = 0.05, 1000  # in a step, at least
 _LARGEST, _LEAST, _LAST = 0.1, 0.02, 0.001  # step sizes: first ones, and the last
-_OF_MANY = 0.05, 0.005  # first and last, of many latents
+_OF_MANY = 0.1, 0.01  # first and last, of many latents
 _STEPS_PER_LATENT = 4  # of those that are not many: of their gradients a posterior is regressed
 _NOISE = 0.05  # rho, from which the first step size falls
 
@@ -41,13 +41,16 @@ class StepPlan:
         """rho: about the noise in a released curvature, over the curvature (as DPSEP's)."""
         return 5 * math.sqrt(2) * self.dim**1.5 * self.noise / self.size
 
+    @property
+    def is_of_many(self) -> bool:
+        """Whether there are too many latents for a regression."""
+        return self.num_steps <= _STEPS_PER_LATENT * self.dim
+
     def step_size(self, step: int) -> float:
         """
         :param step: from 0.
         """
-        first, last = _OF_MANY
-        if self.num_steps > _STEPS_PER_LATENT * self.dim:
-            first, last = _LARGEST, _LAST
-            if self.ratio > _NOISE:
-                first = max(_LEAST, _LARGEST * (_NOISE / self.ratio) ** 0.3)
+        first, last = _OF_MANY if self.is_of_many else (_LARGEST, _LAST)
+        if self.ratio > _NOISE and not self.is_of_many:
+            first = max(_LEAST, _LARGEST * (_NOISE / self.ratio) ** 0.3)
         return float(first * (last / first) ** (step / self.num_steps))
