@@ -586,6 +586,13 @@ MUTATIONS = [
         "test_iterate_averages.py",
     ),
     Mutation(
+        "a geometry that cuts off the records of a rare value",
+        "_raised",
+        "(factor * values).clamp(max=values.mean())",
+        "values",
+        "test_automatic_dpsep.py",
+    ),
+    Mutation(
         "histograms whose sampling is forgotten",
         "HistogramBound.updated",
         "variance = sd**2 + self.size * (1 - rate) / (rate * SIZE)",

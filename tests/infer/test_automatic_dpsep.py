@@ -159,6 +159,24 @@ def test_more_budget_is_closer():
     assert means[2] < 0.05
 
 
+@pytest.mark.parametrize("epsilon", [1.5, 6.0])
+def test_records_of_a_rare_value_are_not_lost(epsilon):
+    """1.5% of the records alone tell a coefficient: their leverage is that of no others."""
+    rng = torch.Generator().manual_seed(0)
+    size = 20_000
+    rare = (torch.rand(size, generator=rng) < 0.015).double()
+    x = torch.stack([torch.ones(size), 2 * torch.rand(size, generator=rng) - 1, rare], dim=1)
+    weights = torch.tensor([0.5, 1.0, -1.0])
+    y = torch.bernoulli(torch.sigmoid(x @ weights), generator=rng)
+    guide = AutoMultivariateNormal(logistic)
+    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(epsilon), generator=0)
+    sep.run(x, y, progress=False)
+    p = torch.sigmoid(x @ weights)
+    exact = torch.linalg.inv((x * (p * (1 - p)).unsqueeze(1)).T @ x + torch.eye(3))
+    ratio = sep.posterior().stddev / exact.diagonal().sqrt()
+    assert ratio.max() < {1.5: 2.0, 6.0: 1.1}[epsilon]
+
+
 def test_where_noise_hides_all_the_prior_is_left():
     x, y = gaussian_data(60)
     prior = torch.distributions.MultivariateNormal(torch.zeros(4), torch.eye(4))

@@ -133,3 +133,23 @@ def test_alone_a_broken_record_adds_nothing_either():
     clipped = ClippedSum([Block(SIZE, 1.0)])
     clipped.add(one_hot(torch.tensor([[1.0], [math.nan], [math.inf], [2.0]])))
     assert clipped._exact_sums[0].sum() == pytest.approx(2, rel=1e-9)
+
+
+def test_a_group_apart_is_seen(rng):
+    """Records of a rare value, twenty times as large as the others; but noise is no group."""
+    norms = np.exp(rng.normal(0.0, 0.4, 20_000))
+    sd = 5.0
+    read = dict(size=20_000, typical=1.0, spread=0.25)
+    alone = Norms.read(noisy_counts(norms, sd), sd, **read)
+    assert alone.norms.max() < 10
+    norms[:200] = np.exp(rng.normal(math.log(20.0), 0.1, 200))
+    found = Norms.read(noisy_counts(norms, sd), sd, **read)
+    assert 17 < found.norms.max() < 30
+    assert found.share_above(8.0) == pytest.approx(0.01, rel=0.5)
+
+
+def test_noise_makes_no_groups(rng):
+    norms = np.exp(rng.standard_t(4, 20_000) * 0.5)  # of no bell
+    for seed in range(300):
+        counts = noisy_counts(norms, 10.0, seed)
+        assert Norms.read(counts, 10.0, 20_000, typical=1.0, spread=0.25).norms.max() < 200

@@ -65,6 +65,14 @@ class ReleasePlan:
             cost += 0.5 * self.dim * (norms.weight(bounds, 2) / weight**2 - 1)
         return max(float(bounds[cost.argmin()]), LEAST_BOUND)
 
+    def noise_share(self, norms: Norms, scale: float, bound: float) -> float:
+        """Variance that the noise of all releases adds in a direction, over the posterior's.
+
+        :param scale: mean curvature of a record, weighted as with this bound.
+        """
+        noise, _ = self._costs(norms, scale, bound, np.array([bound]))
+        return float(2 * noise[0] / self.dim)
+
     def bias(self, norms: Norms, scale: float, bound: float) -> float:
         """Of what is cut off, about: in nats, over those of noise and posterior together.
 

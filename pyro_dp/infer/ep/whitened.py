@@ -36,6 +36,8 @@ _TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
 # Bias from which intervals do not hold: chosen on the same data as the plan. Weights that do not
 # depend on the outcome bias less.
 _BIASED = {False: 0.2, True: 0.35}
+_NEGLIGIBLE = 0.05  # noise in a direction, beside the posterior's variance there
+_LEAST_SHARE = 1e-9
 _IRRELEVANT = 1e-6  # curvature, in parts of the prior's
 _FASTEST = 4.0  # change of the scale in one step
 _TOO_MANY = (
@@ -334,15 +336,15 @@ class WhitenedApproximation:
     def _next_frame(self) -> Frame:
         """As all that was released until now suggests."""
         assert self.known is not None and self.frame is not None
-        curvature = self.known.curvature
-        geometry = curvature * (len(curvature) / curvature.trace())
         weight = self.plan.curvature_share / math.sqrt(self.scale)
-        frame = Frame(power(geometry, -0.5), weight, self.frame.bound)
+        curvature, bound = self.known.curvature, self.frame.bound
         if not self.counts:
-            return frame
-        free = self.problem.moments.label_free
-        bound = self.plan.bound(self._norms(), self.scale, frame.bound, label_free=free)
-        return replace(frame, bound=bound)
+            return Frame(power(_normed(curvature), -0.5), weight, bound)
+        norms, free = self._norms(), self.problem.moments.label_free
+        share = self.plan.noise_share(norms, self.scale, bound)
+        geometry = _normed(_raised(curvature, _NEGLIGIBLE / max(share, _LEAST_SHARE)))
+        bound = self.plan.bound(norms, self.scale, bound, label_free=free)
+        return Frame(power(geometry, -0.5), weight, bound)
 
     @property
     def clipped(self) -> ClippedFraction | None:
@@ -390,3 +392,21 @@ class WhitenedApproximation:
         weights = weights / weights.sum()
         counts = torch.tensordot(weights, torch.stack([each for each, _ in self.counts]), dims=1)
         return counts, (weights * sds).norm().item()
+
+
+def _normed(curvature: Tensor) -> Tensor:
+    """With eigenvalues of mean 1."""
+    return curvature * (len(curvature) / curvature.trace())
+
+
+def _raised(curvature: Tensor, factor: float) -> Tensor:
+    """Small eigenvalues raised by a factor, at most to the mean.
+
+    Noise of the posterior's shape costs least where all records have like leverage. A direction
+    that few records see (those of a rare value) makes theirs large: their weights fall, with them
+    the curvature there, with it the noise, and leverage grows again until they are lost. So the
+    geometry follows the curvature only as far as noise would matter otherwise.
+    """
+    values, vectors = torch.linalg.eigh(curvature)
+    raised = values.maximum((factor * values).clamp(max=values.mean()))
+    return (vectors * raised) @ vectors.mT
