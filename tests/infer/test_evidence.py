@@ -114,3 +114,20 @@ def test_sampling_is_noise_too(rng):
         for rate in (1.0, 0.1)
     )
     torch.testing.assert_close(part.noise - full.noise, 9 * curvature)
+
+
+def test_eigenvalues_that_noise_pushed_apart_go_back(rng):
+    """Well above the floor: of equal ones half the spread is gone, and distinct ones stay."""
+    dim = 12
+    noise = torch.randn(dim, dim, generator=rng)
+    noise = (noise + noise.T) / 2
+    for exact in (torch.full((dim,), 20.0), torch.linspace(20.0, 4000.0, dim)):
+        curvature, identity = exact.diag(), torch.eye(dim)
+        zero = torch.zeros(dim)
+        noisy = Look(zero, zero, curvature + noise, identity, 1.0, 1.0, 1.0)
+        found = torch.linalg.eigvalsh(evidence([noisy], None, identity, SIZE, 1e-6).curvature)
+        raw = torch.linalg.eigvalsh(noisy.curvature)
+        if exact.min() == exact.max():
+            assert found.std() < 0.5 * raw.std()
+        else:
+            torch.testing.assert_close(found, raw, rtol=0.0, atol=0.1)
