@@ -35,7 +35,7 @@ _SPREAD_LATER = 0.25
 _TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
 # Bias from which intervals do not hold: chosen on the same data as the plan. Weights that do not
 # depend on the outcome bias less.
-_BIASED = {False: 0.2, True: 0.35}
+_BIASED = {False: 0.2, True: 1.0}
 _NEGLIGIBLE = 0.05  # noise in a direction, beside the posterior's variance there
 _LEAST_SHARE = 1e-9
 _IRRELEVANT = 1e-6  # curvature, in parts of the prior's
