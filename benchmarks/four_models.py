@@ -301,7 +301,7 @@ def report(path: Path) -> str:
     for (name, method), part in pd.read_csv(path).groupby(["data", "method"], sort=False):
         cells = []
         for epsilon in EPSILONS:
-            scores = part.aware[part.epsilon == epsilon]
+            scores = part.plain[part.epsilon == epsilon]
             cells.append(f"{scores.mean():.3g} ({scores.median():.3g}; {scores.max():.3g})")
         lines.append([name, method, *cells, str(part.groupby("epsilon").size().min())])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
