@@ -359,8 +359,9 @@ def compared(means: pd.DataFrame, method: str) -> str:
     above = [f"{(r > 1.5).sum()} above 1.5 of {name}" for name, r in ratios.items()][:2]
     worse = (means[method] > means.prior).sum()
     return (
-        f"{method}, geometric mean over {means[method].count()} cells: {', '.join(texts)} (the three that "
-        f"were taken last: {', '.join(late)}). Cells {', '.join(above)}; {worse} above the prior."
+        f"{method}, geometric mean over {means[method].count()} cells: {', '.join(texts)} (the "
+        f"three that were taken last: {', '.join(late)}). Cells {', '.join(above)}; {worse} above "
+        "the prior."
     )
 
 
