@@ -88,6 +88,18 @@ def exact(x: Tensor, y: Tensor) -> Moments:
     return mode, torch.linalg.inv(precision).diagonal().sqrt()
 
 
+def doubts(posterior: Posterior) -> list[str]:
+    """What the library itself says of the intervals, and an empty line."""
+    coefficients = dict(zip(posterior.names, NAMES, strict=True))
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in posterior.doubtful.items():
+        by_reason.setdefault(reason, []).append(coefficients[name])
+    found = [
+        f"Not to be relied on: {', '.join(names)}: {reason}." for reason, names in by_reason.items()
+    ]
+    return [*found, ""] if found else ["The library doubts none of the private intervals.", ""]
+
+
 def covers(exact: Moments, private: Moments) -> Tensor:
     """Whether the private 95% interval has the exact mean in it, for each coefficient."""
     (mean, _), (private_mean, private_sd) = exact, private
@@ -203,10 +215,8 @@ def main(arguments: list[str] | None = None) -> int:
     posterior = fit(options.method, x, y, options.accountant, options.seed)
     private = posterior.mean.to(x.dtype), posterior.stddev.to(x.dtype)
     print(f"\n{options.accountant}\n")
-    print("The private intervals include the uncertainty that the noise adds.")
-    for reason in sorted(set(posterior.doubtful.values())):
-        print(f"Not to be relied on: {reason}.")
-    print()
+    for text in doubts(posterior):
+        print(text)
     print(
         "For comparison only: the exact posterior, by Newton's method. It reads the data without\n"
         "privacy, and so does what is computed from it. That is fine here, where the data are\n"

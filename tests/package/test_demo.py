@@ -77,7 +77,9 @@ def test_what_is_doubtful_is_said(tmp_path, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert demo.main(arguments) == 0
-    assert "Not to be relied on: the noise is more than" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Not to be relied on: intercept, log coinsurance rate" in printed
+    assert "the noise is more than" in printed
 
 
 def test_dpsep_arrives(data):

@@ -37,7 +37,7 @@ _TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
 # depend on the outcome bias less.
 _BIASED = {False: 0.2, True: 1.0}
 _NEGLIGIBLE = 0.05  # noise in a direction, beside the posterior's variance there
-_LEAST_SHARE = 1e-9
+_LEAST_SHARE = 1e-9  # where there is no noise
 _IRRELEVANT = 1e-6  # curvature, in parts of the prior's
 _FASTEST = 4.0  # change of the scale in one step
 _TOO_MANY = (

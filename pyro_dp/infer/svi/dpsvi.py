@@ -149,8 +149,9 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         :class:`AdaptiveClip`; ``math.inf`` needs ``noise_multiplier=0``. ``None``: C is chosen, and
         chosen anew as the run goes on, where noise and what is cut off together cost least, by a
         histogram of the norms that takes 5% of the cost of each release and all of the first; with
-        ``noise_multiplier=0`` nothing is clipped. By default ``None`` without an ``optim`` and 1.0
-        with one.
+        ``noise_multiplier=0`` nothing is clipped. Without an ``optim``, and with more latents than
+        a quarter of ``num_steps``, it is the median norm. By default ``None`` without an ``optim``
+        and 1.0 with one.
     :param plate: name of the private plate; found if exactly one plate holds observations.
     :param sample_rate: expected fraction of the records in a step, in (0, 1]. ``None`` takes
         subsample_size / size from the plate; where that is 1 and there is no ``optim``, 0.05 or

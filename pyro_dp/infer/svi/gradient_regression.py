@@ -26,7 +26,7 @@ from pyro_dp.infer.svi.noisy_curvature import NoisyCurvature
 from pyro_dp.infer.svi.released_gradients import ReleasedGradients
 from pyro_dp.utils.linalg import cholesky, inverse
 
-_FEWEST = 4  # releases for each latent
+FEWEST = 4  # releases for each latent
 _ROUNDS, _LAST_ROUNDS = 10, 4
 _FAR = 3.0  # root of a draw's mean squared distance in a direction, at which it counts half
 _WIDER = 4.0  # how often the noise enters the scale of distances
@@ -135,9 +135,9 @@ def regressed(history: ReleasedGradients, prior: Prior, bias: float = 0.0) -> Re
     count, dim = history.draws.shape
     late = history.draws[count // 2 :]
     mean, covariance = late.mean(dim=0), torch.cov(late.mT).reshape(dim, dim)
-    if count < _FEWEST * dim:
+    if count < FEWEST * dim:
         few = f"{count} releases are too few for a regression on {dim} latents"
-        return _unknown(prior(mean, covariance), f"{few}: it needs {_FEWEST * dim}")
+        return _unknown(prior(mean, covariance), f"{few}: it needs {FEWEST * dim}")
     scale = covariance
     for _ in range(_ROUNDS):
         line = fitted(history, _nearness(history.draws, mean, scale))

@@ -11,7 +11,7 @@ from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED, everywhere
 from pyro_dp.infer.posterior.explanation import CLIPPING, NOISE, SAMPLING
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.svi.gradient_regression import Regressed
+from pyro_dp.infer.svi.gradient_regression import FEWEST, Regressed
 from pyro_dp.infer.svi.iterate_averages import IterateAverages
 from pyro_dp.infer.svi.regression_problem import NotRegressed, RegressionProblem, gaussian_guide
 from pyro_dp.infer.svi.released_gradients import ReleasedGradients
@@ -20,7 +20,6 @@ from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning
 
 _LONGEST = 2000  # steps that are allowed for where their number is not known
-_STEPS_PER_LATENT = 4  # and one that releases norms alone
 _OF_PARAMETERS = "what was released are not gradients of latents alone"
 _RANDOM = "the records' terms are random"
 _MANY = "{count} latents take more than {steps} steps"
@@ -223,8 +222,8 @@ class RunHistory:
             self._why = _OF_PARAMETERS
         elif self._term.draws:
             self._why = _RANDOM
-        elif _STEPS_PER_LATENT * count >= (self._num_steps or _LONGEST):
-            self._why = _MANY.format(count=count, steps=_STEPS_PER_LATENT * count)
+        elif FEWEST * count >= (self._num_steps or _LONGEST):
+            self._why = _MANY.format(count=count, steps=FEWEST * count)
         else:
             self._gradients = ReleasedGradients(self._rate, self._term.records.plate.size)
 

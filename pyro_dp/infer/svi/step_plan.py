@@ -3,11 +3,12 @@
 import math
 from dataclasses import dataclass
 
+from pyro_dp.infer.svi.gradient_regression import FEWEST
+
 _STEPS = 1000
 _SAMPLE_RATE, _RECORDS = 0.05, 1000  # in a step, at least
 _LARGEST, _LEAST, _LAST = 0.1, 0.02, 0.001  # step sizes: first ones, and the last
 _OF_MANY = 0.1, 0.01  # first and last, of many latents
-_STEPS_PER_LATENT = 4  # of those that are not many: of their gradients a posterior is regressed
 _NOISE = 0.05  # rho, from which the first step size falls
 
 
@@ -44,7 +45,7 @@ class StepPlan:
     @property
     def is_of_many(self) -> bool:
         """Whether there are too many latents for a regression."""
-        return self.num_steps <= _STEPS_PER_LATENT * self.dim
+        return self.num_steps <= FEWEST * self.dim
 
     def step_size(self, step: int) -> float:
         """
