@@ -10,6 +10,7 @@ import torch
 from pyro import poutine
 from pyro.distributions import Delta, Unit
 from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.records.sandbox import PLACEHOLDERS, guarded
@@ -47,6 +48,14 @@ class PrivatePlate:
 
     def frame(self, site: Mapping) -> Any:
         return next((f for f in site["cond_indep_stack"] if f.name == self.name), None)
+
+    def of_record(self, site: Mapping, position: int) -> Tensor:
+        """A site's log densities; of those inside the plate, one element's, if there are more."""
+        frame, log_prob = self.frame(site), site["log_prob"]
+        if frame is None or frame.dim is None or log_prob.dim() < -frame.dim:
+            return log_prob
+        length = log_prob.shape[frame.dim]
+        return log_prob if length == 1 else log_prob.narrow(frame.dim, position, 1)
 
 
 def is_random(site: Mapping) -> bool:

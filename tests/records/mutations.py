@@ -139,9 +139,16 @@ MUTATIONS = [
     Mutation(
         "a record reads all rows of local parameters",
         "_OwnRows.__init__",
-        "{id(x.leaf): self.keep(x.repeated(constrained=False)) for x in rows.values()}",
+        "{id(x.leaf): self.keep(x, constrained=False) for x in rows.values()}",
         "{}",
         "test_local_parameters.py",
+    ),
+    Mutation(
+        "a number of records may change the terms",
+        "_suits",
+        'agree(sites[name]["log_prob"], plate.of_record(two[name], 0))',
+        "True",
+        "test_reading.py",
     ),
     Mutation(
         "public draws see private rows",

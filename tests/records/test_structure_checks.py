@@ -260,21 +260,16 @@ def test_deterministic_sites_are_no_observations():
     attempt(model, handwritten_guide)
 
 
-def test_unindexed_observation():
+def test_a_model_that_reads_some_of_its_data_whole():
     """A record of N rows."""
 
     def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Bernoulli(logits=w), obs=y)
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y)
 
-    with pytest.raises(ModelError, match="'y'.*slice_data"):
+    with pytest.raises(ModelError, match=r"'y'.*or all of them whole"):
         attempt(model)
-
-
-def test_whole_tensors_without_slice_data():
-    with pytest.raises(ModelError, match="'y'"):
-        attempt(logistic_whole)
 
 
 def test_data_must_be_arguments():
