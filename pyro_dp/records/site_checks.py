@@ -124,6 +124,8 @@ def check_latents(loss: ELBO, outside: Runs, particle: Particle, privatize: str)
     """Latents outside the plate come from the guide, and records have a gradient for them."""
     in_guide, in_model = map(random_sites, (outside.public["guide"], outside.public["model"]))
     for name, site in (in_model | in_guide).items():
+        if site["is_observed"]:  # a factor of the latents
+            continue
         if _is_enumerated(loss, site):
             raise ModelError(
                 f"Global site {name!r} is enumerated: a sum over it does not decompose over "
