@@ -304,8 +304,6 @@ def test_plates_within_another_one():
         found(x, y, size=30, crossed=True)
     with pytest.raises(ModelError, match="several plates"):  # of which one? Both have rows
         found(x[:3], y[:3], size=3)
-    with pytest.raises(ModelError, match="several plates"):  # of the inner one only
-        found(torch.randn(3, 1), torch.randn(3, 1, 3), size=1)
 
 
 def test_a_plate_without_a_size_takes_that_of_the_data():
