@@ -8,11 +8,12 @@ import torch
 from pyro import poutine
 from pyro.infer import ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
+from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_parameters import LocalParameters
-from pyro_dp.records.messengers import OneRecord, Outside
+from pyro_dp.records.messengers import OneRecord, Outside, Redrawn
 from pyro_dp.records.plate import PrivatePlate, Traces, random_sites, traced
 from pyro_dp.records.records import Arguments, Records
 from pyro_dp.records.sandbox import guarded, whole_tensors
@@ -75,9 +76,16 @@ class Runs:
         ):
             guide, model = self.view(plate)(self.guide), self.view(plate)(self.model)
             if replayed is not None:
-                guide = poutine.replay(guide, trace=replayed["guide"])
-                model = poutine.replay(model, trace=replayed["model"])
+                guide = Redrawn(_drawn(replayed, "guide"))(guide)
+                model = Redrawn(_drawn(replayed, "model"))(model)
             return traced(model, guide, args, kwargs)
+
+
+def _drawn(traces: Traces, part: str) -> dict[str, Tensor]:
+    """Values of the latents that this part draws itself."""
+    others = traces["guide"].nodes if part == "model" else {}
+    sites = random_sites(traces[part]).items()
+    return {n: s["value"] for n, s in sites if not (s["is_observed"] or n in others)}
 
 
 def check_outside(outside: Runs) -> None:

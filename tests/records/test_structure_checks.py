@@ -1051,3 +1051,22 @@ def test_nothing_to_learn():
     with pytest.raises(ModelError, match="nothing to learn"):
         svi.step(*regression_data())
     assert svi.accountant.ledger == ()
+
+
+def test_dropout_couples_no_records():
+    """What is random beside the latents is the same in both of the runs that are compared."""
+    encoder, decoder = nn.Linear(3, 2), nn.Linear(2, 3)
+
+    def model(x, y):
+        pyro.module("decoder", decoder)
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(torch.zeros(len(x), 2), 1.0).to_event(1))
+            loc = decoder(nn.functional.dropout(z, 0.5, training=True))
+            pyro.sample("x", dist.Normal(loc, 1.0).to_event(1), obs=x)
+
+    def guide(x, y):
+        pyro.module("encoder", encoder)
+        with pyro.plate("data", len(x)):
+            pyro.sample("z", dist.Normal(encoder(x), 1.0).to_event(1))
+
+    attempt(model, guide)
