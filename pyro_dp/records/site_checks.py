@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from pyro import poutine
 from pyro.infer import ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
