@@ -27,6 +27,7 @@ from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
 from pyro_dp.infer.svi.run_history import RunHistory
+from pyro_dp.infer.svi.saved_run import NAMES, SavedParameters, SavedRun
 from pyro_dp.infer.svi.step_plan import StepPlan, usual_rate, usual_steps
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism import norm_histogram
@@ -54,17 +55,11 @@ from pyro_dp.utils.validation import (
     require_count,
     require_number,
     require_scale,
-    require_tensors,
     same,
 )
 
 _LOSSES = (Trace_ELBO, TraceMeanField_ELBO, TraceEnum_ELBO)
-_STATE = ("parameters", "optimizer", "bound")
-_NO_HISTORY = {"gradients": None, "averages": None}  # of a state of an older version
 _ROW_STEP = 0.1  # of rows of parameters per record, without an optim
-_OTHER_SHAPE = (
-    "Parameter {name!r} has another shape than when it was saved: the state is of another model."
-)
 _CLIPPED = (
     "About {fraction:.0%} of the records were clipped at {bound:g}, the bound that costs least at "
     "this budget: the posterior is drawn by the clipped ones. More records or a larger epsilon "
@@ -276,7 +271,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         self._history = RunHistory(model, guide)
         self._concluded: str | None = None  # what the guide holds, if it is no posterior
         self._optimizer = PublicOptimizer(optim or pyro.optim.Adam({}))
-        self._loaded: dict[str, Tensor] = {}  # parameters that do not exist yet
+        self._loaded = SavedParameters()
         self._rows = RowOptimizer(partial(_row_adam, local_optim, optim))
 
     _bound_name = "max_grad_norm"
@@ -395,7 +390,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             is for the curator only. Without them, a resumed run starts these parameters afresh.
         """
         known = self._prepared
-        parameters = (known.parameters if known else {}) | self._loaded
+        parameters = (known.parameters if known else {}) | self._loaded.waiting
         local = known.term.local.leaves if known else {}
         state = self._state() | {
             "parameters": {name: leaf.detach().clone() for name, leaf in parameters.items()},
@@ -426,44 +421,22 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             journal; nothing was changed.
         """
         own = ("history", "num_steps") * self._automatic + ("histogram",) * self._measures
-        self._require_state(state, (*_STATE, *own))
-        require_scale("bound", state["bound"], infinite=True)
-        if self._automatic and not same(self.num_steps, state["num_steps"]):
-            if self.num_steps is not None:
-                raise ConfigurationError("num_steps differs from that of the saved run.")
-            require_count("num_steps", state["num_steps"])
-        histogram = state.get("histogram")
-        histogram = None if histogram is None else HistogramBound.resumed(histogram)
-        history = state.get("history", _NO_HISTORY)
-        RunHistory.read(history)
-        store = pyro.get_param_store()
-        for name, value in require_tensors("parameters", state["parameters"]).items():
-            if name in store and store[name].unconstrained().shape != value.shape:
-                raise ConfigurationError(_OTHER_SHAPE.format(name=name))
-        if not isinstance(state["optimizer"], dict):
-            raise ConfigurationError("load_state_dict: optimizer must be a dictionary.")
-        local = state.get("private_local_state", {})
-        RowOptimizer.check(local)
+        self._require_state(state, (*NAMES, *own))
+        saved = SavedRun.read(state)
+        known = self._automatic and self.num_steps is not None
+        if known and not same(self.num_steps, saved.num_steps):
+            raise ConfigurationError("num_steps differs from that of the saved run.")
         self._load_state(state)
-        self._rows.load_state_dict(local)
-        self._loaded = dict(state["parameters"])
-        self._set_loaded()
-        self._optimizer.load(state["optimizer"])
-        self._bound = state["bound"]
-        self._history.load(history)
+        self._rows.load_state_dict(saved.local)
+        self._loaded = saved.parameters
+        self._loaded.take_up()
+        self._optimizer.load(saved.optimizer)
+        self._bound = saved.bound
+        self._history.load(saved.history)
         if self._automatic:
-            self.num_steps = state["num_steps"]
+            self.num_steps = saved.num_steps
         if self._measures:
-            self._histogram = histogram
-
-    def _set_loaded(self) -> None:
-        store = pyro.get_param_store()
-        with torch.no_grad():
-            for name in [name for name in self._loaded if name in store]:
-                leaf = store[name].unconstrained()
-                if leaf.shape != self._loaded[name].shape:
-                    raise ConfigurationError(_OTHER_SHAPE.format(name=name))
-                leaf.copy_(self._loaded.pop(name))
+            self._histogram = saved.histogram
 
     @property
     def optim(self) -> PyroOptim:
@@ -483,7 +456,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedGradient:
         store = pyro.get_param_store()
-        before = set(store.keys()) | self._loaded.keys()
+        before = set(store.keys()) | self._loaded.waiting.keys()
         started = initialised(self.guide)
         if self.loss is None:
             self.loss = TraceEnum_ELBO() if records.plate.enumerates else Trace_ELBO()
@@ -503,13 +476,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             self.accountant.note(NOTE.format(names=term.local.listed))
         if started or self.optim.optim_objs or before & (parameters | term.local.leaves).keys():
             self._note_earlier_values()
-        self._set_loaded()
-        if self._loaded:
-            names = ", ".join(map(repr, self._loaded))
-            raise ConfigurationError(
-                f"load_state_dict: the state has parameters {names}, which model and guide have "
-                "not: it is of another model."
-            )
+        self._loaded.take_up()
+        self._loaded.require_none()
         require_finite(parameters, STARTED)
         self._optimizer.require(parameters)
         eager = EagerStep(
