@@ -20,6 +20,7 @@ from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.svi.eager_step import EagerStep, GradientStep
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.latents import Latent
@@ -136,6 +137,9 @@ class DPSGLD(PrivateInference[PreparedChain]):
         self._position: Tensor | None = None
         self._samples: dict[str, list[Tensor]] = {}
 
+    _measure = "temperature"
+
+    @whole_step
     @torch.enable_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One private step of the chain, given the full data.

@@ -35,6 +35,7 @@ from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFraction
 from pyro_dp.mechanism.contributions import with_bit
+from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.norm_histogram import SIZE, bins_alone, with_bins
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
@@ -275,7 +276,9 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         self._rows = RowOptimizer(partial(_row_adam, local_optim, optim))
 
     _bound_name = "max_grad_norm"
+    _measure = "private loss (nats)"
 
+    @whole_step
     @torch.enable_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One private gradient step, given the full data.
@@ -312,17 +315,10 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             self._rows.step(indices, own)
         self._read_report(others, blocks[-1], size, prepared)
         if self._automatic and self._steps == self.num_steps:
-            self._concluded = self._history.conclude(prepared.parameters, self._bias)
+            self._conclude(prepared)
         return math.nan if self.loss_clip is None else others[0].item() + gradients.outside.item()
 
-    def run(self, *args: Any, progress: bool = True, **kwargs: Any) -> list[float]:
-        """What is left of ``num_steps`` steps, with a progress bar.
-
-        :returns: what the steps returned, where that is a number.
-        :raises ConfigurationError: ``num_steps`` was not given with an ``optim``, or all of them
-            are done; a scheduler needs a metric, and there is no private loss.
-        :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
-        """
+    def _planned(self, args: tuple, kwargs: dict) -> int:
         if self._optimizer.needs_metric and self.loss_clip is None:
             raise ConfigurationError(
                 "optim: ReduceLROnPlateau goes by a loss, and that of the data is private. Set "
@@ -330,7 +326,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             )
         if self._automatic and self.num_steps is None:
             self._prepare(args, kwargs)  # which chooses it
-        return super().run(*args, progress=progress, **kwargs)
+        return super()._planned(args, kwargs)
 
     def _step_of_run(self, args: tuple, kwargs: dict) -> float:
         moves = not self._measures or self._histogram is not None
@@ -338,6 +334,15 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         if moves:
             self._optimizer.step_scheduler(loss)
         return loss
+
+    def _stop_early(self, num_steps: int) -> None:
+        super()._stop_early(num_steps)
+        if self._automatic and self._prepared is not None:
+            self._conclude(self._prepared)
+
+    def _conclude(self, prepared: PreparedGradient) -> None:
+        """Let the guide hold what the run has found."""
+        self._concluded = self._history.conclude(prepared.parameters, self._bias)
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The posterior of the guide's unconstrained latents, from all releases so far.

@@ -42,7 +42,8 @@ class SavedParameters:
             leaf = store[name].unconstrained()
             if leaf.shape != self.waiting[name].shape:
                 raise ConfigurationError(_OTHER_SHAPE.format(name=name))
-            leaf.copy_(self.waiting.pop(name))
+            leaf.copy_(self.waiting[name])
+            del self.waiting[name]
 
     def require_none(self) -> None:
         """:raises ConfigurationError: some wait, and all parameters are known."""
