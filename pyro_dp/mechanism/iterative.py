@@ -92,11 +92,14 @@ class IterativeMechanism(abc.ABC):
     ) -> RunResult:
         """What is left of ``num_steps`` steps, with a progress bar.
 
-        **Ctrl-C** before a step's release leaves the step undone; from there on it waits until all
-        that follows from the release is done: ledger, parameters, optimizer and history agree, and
-        nothing is lost that was paid for. Call ``run`` again to go on with the steps that are left;
-        :attr:`last_run` has what the interrupted call returned so far. The same holds for a
-        callback that raises.
+        **Ctrl-C** waits for the end of a stage: of the preparation of the first step (which may
+        compile), of the sum over the records, of the step. Before the release it leaves the step
+        undone; after it all that follows from the release is done: ledger, parameters, optimizer
+        and history agree, and nothing is lost that was paid for. Call ``run`` again to go on with
+        the steps that are left; :attr:`last_run` has what the interrupted call returned so far. A
+        second Ctrl-C before the release does not wait, and may leave torch in a state in which this
+        process cannot go on: save ``state_dict()``, and load it in another one. Callbacks that
+        raise, and interrupts within them, find the step done.
 
         **Stopping early.** What stops by releases alone is post-processing of the run as it was
         planned: the guarantee is that of all ``num_steps`` steps, which a calibrated run has in its
@@ -324,6 +327,7 @@ class IterativeMechanism(abc.ABC):
 
     def _sample(self, sampler: RecordSampler, position: int) -> Tensor:
         """The records of this step: indices, ascending."""
+        self._interrupts.check()
         return sampler.draw(self._randomness.stream("sampling", position))
 
     def _release(self, clipped: ClippedSum, sampler: RecordSampler) -> list[Tensor]:

@@ -732,4 +732,11 @@ MUTATIONS = [
         '{"noise_multiplier": 9.0} if epsilon is None',
         "test_forecast.py",
     ),
+    Mutation(
+        "a stopped run whose guide holds an iterate",
+        "DPSVI._stop_early",
+        "            self._conclude(self._prepared)\n",
+        "            pass\n",
+        "test_run.py",
+    ),
 ]
