@@ -25,11 +25,11 @@ from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep, PreparedGradien
 from pyro_dp.infer.svi.exact_numbers import exact_loss, exact_norms
 from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
+from pyro_dp.infer.svi.records_traced_step import step_from_graphs
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
 from pyro_dp.infer.svi.run_history import RunHistory
 from pyro_dp.infer.svi.saved_run import NAMES, SavedParameters, SavedRun
 from pyro_dp.infer.svi.step_plan import StepPlan, usual_rate, usual_steps
-from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism import norm_histogram
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.blocks import Block
@@ -165,8 +165,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         and is shown rows of them; otherwise it indexes its arguments with the plate's indices.
     :param jit: "trace": model and guide are traced once, and steps run no Pyro code; "compile": the
         same, as machine code (needs a C++ compiler); "none": Pyro code in every step. Graphs are
-        checked against the model in the first steps; a model that cannot be traced falls back to
-        "none" with a warning.
+        checked against the model in the first steps. What cannot be traced falls back to "none"
+        with a warning: the public part alone where the records can, else both.
     :param loss_clip: L > 0 releases the loss too: each record's is clipped to [-L, L] nats and
         joins the release as a further block.
     :param loss_share: part of the privacy cost (of sigma^-2) that the loss takes from the gradient,
@@ -494,7 +494,9 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             releases_loss=self.loss_clip is not None,
             report=self._report,
         )
-        step = self._traced(partial(TracedStep, eager, self._sum_type, sampler.usual_size), term)
+        step = self._traced(
+            partial(step_from_graphs, eager, self._sum_type, sampler.usual_size), term
+        )
         if self._automatic and self.num_steps is None:
             self.num_steps = usual_steps()
         self._history.start(
