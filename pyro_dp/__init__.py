@@ -14,6 +14,8 @@ from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.nonprivate import nonprivate
+from pyro_dp.mechanism.released_step import ReleasedStep
+from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.pipeline.num_trials import PoissonTrials, TruncatedNegativeBinomial
 from pyro_dp.pipeline.private_selection import Selection, private_selection, selection_epsilon
 from pyro_dp.pipeline.standard_scaler import DPStandardScaler
@@ -49,7 +51,9 @@ __all__ = [
     "PrivacyAccountant",
     "PrivacyBudgetExceeded",
     "PrivacyError",
+    "ReleasedStep",
     "RowAdam",
+    "RunResult",
     "Selection",
     "SubsampledGaussian",
     "TruncatedNegativeBinomial",

@@ -1,4 +1,4 @@
-"""What every private inference promises, once.
+"""What every private inference promises, once; of its ``run`` in run_contract.py.
 
 The tests of an inference inherit these: a ``class TestContract(InferenceContract)`` says how the
 inference is made, from which data it learns, and what its public result is. Whatever promises more
@@ -17,6 +17,7 @@ import pyro
 import pytest
 import torch
 from releases import Releases, take
+from run_contract import STEPS, RunContract, same
 from scipy import stats
 
 from pyro_dp import (
@@ -34,7 +35,6 @@ from pyro_dp.vips import LogisticRegression
 ALARM = 1e-8  # the false-alarm rate of each test of noise
 RECORD = 4  # the one in which neighbouring data differ
 WITH, WITHOUT = [1, RECORD, 8, 20], [1, 8, 20]
-STEPS = 6
 SECRET = 777.125  # a value of the data that no error may tell
 
 
@@ -356,7 +356,7 @@ class ReleaseContract:
         assert inference.accountant.num_releases == 0
 
 
-class InferenceContract(ReleaseContract):
+class InferenceContract(ReleaseContract, RunContract):
     """And what belongs to a run of steps: calibration, :meth:`run`, states, journals, pickling.
 
     :cvar whole: settings of the runs that are saved and go on.
@@ -445,7 +445,7 @@ class InferenceContract(ReleaseContract):
     def test_run_takes_what_is_left_of_its_steps(self, capsys):
         """And is refused where nothing is; a hidden progress bar writes nothing."""
         inference, data = self.stepped(**self.sampled)
-        assert isinstance(inference.run(*data, progress=False), list)
+        assert inference.run(*data, progress=False).earlier == 1
         assert inference.accountant.num_releases == STEPS
         with pytest.raises(ConfigurationError, match="are done: start anew"):
             inference.run(*data, progress=False)
@@ -640,14 +640,3 @@ def foreign_states(inference):
         VIPS(LogisticRegression(3), **settings),
     )
     return [each.state_dict() for each in others if type(each) is not type(inference)]
-
-
-def same(one, other):
-    """Whether nested results or states are equal to the last bit."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other

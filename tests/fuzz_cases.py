@@ -26,6 +26,7 @@ from pyro_dp import (
     AdaptiveClip,
     ConfigurationError,
     PrivacyAccountant,
+    ReleasedStep,
     RowAdam,
     SubsampledGaussian,
     clipped_kl,
@@ -55,6 +56,10 @@ def _half(step: int) -> float:
 def mostly(sound: list, others: list) -> SearchStrategy:
     """One of the sound ones, seven times out of eight."""
     return st.sampled_from(sound * math.ceil(7 * len(others) / len(sound)) + others)
+
+
+def look(step: ReleasedStep) -> None:
+    assert repr(step) and step.epsilon >= 0
 
 
 def own(make: Callable) -> Any:
@@ -139,7 +144,10 @@ tensors = st.fixed_dictionaries(
     }
 )
 sizes = mostly([2, 3, 5, 8], [0, 1])
-WAYS = ["step", "twice", "run", "changed", "other size", "reloaded", "odd argument", "no argument"]
+WAYS = [
+    *("step", "twice", "run", "odd callbacks", "changed", "other size", "reloaded"),
+    *("odd argument", "no argument"),
+]
 ways = mostly(["step", "twice", "run"], [*WAYS, "no plate argument", "evaluate", "damaged"])
 
 
@@ -204,10 +212,11 @@ class OnData(Case):
         elif self.way == "reloaded":
             self._step(watch, inference, data)
             inference.load_state_dict(inference.state_dict())
-        elif self.way == "run":
+        elif self.way in ("run", "odd callbacks"):
             if isinstance(inference.num_steps, int) and inference.num_steps > 3:
                 raise NotBuilt
-            inference.run(*data, progress=False)
+            callbacks = [look] if self.way == "run" else self.odd
+            assert repr(inference.run(*data, progress=False, callbacks=callbacks))
             require_finite(self.results(inference))
             return
         elif self.way == "odd argument":

@@ -13,7 +13,7 @@ from torch.distributions import Categorical, MixtureSameFamily, MultivariateNorm
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.mechanism.blocks import Block
-from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.utils.errors import ConfigurationError, ModelError
@@ -107,6 +107,9 @@ class DPEM(IterativeMechanism):
         self.covariances = start_variance * identity.repeat(components, 1, 1)
         self._checked: tuple[Tensor, int, RecordSampler] | None = None  # the last data
 
+    _measure = "change of the locations"
+
+    @whole_step
     @torch.no_grad()
     def step(self, x: Tensor) -> float:
         """One private EM step, given all rows.

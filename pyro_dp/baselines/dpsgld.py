@@ -18,8 +18,9 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.baselines.langevin_target import global_latents, point_guide, suitable_loss
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.svi.eager_step import EagerStep, GradientStep
-from pyro_dp.infer.svi.traced_step import TracedStep
+from pyro_dp.infer.svi.records_traced_step import step_from_graphs
 from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.latents import Latent
@@ -136,6 +137,9 @@ class DPSGLD(PrivateInference[PreparedChain]):
         self._position: Tensor | None = None
         self._samples: dict[str, list[Tensor]] = {}
 
+    _measure = "temperature"
+
+    @whole_step
     @torch.enable_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One private step of the chain, given the full data.
@@ -229,7 +233,9 @@ class DPSGLD(PrivateInference[PreparedChain]):
             privatize="latents",
             microbatch_size=self.microbatch_size,
         )
-        step = self._traced(partial(TracedStep, eager, self._sum_type, sampler.usual_size), term)
+        step = self._traced(
+            partial(step_from_graphs, eager, self._sum_type, sampler.usual_size), term
+        )
         return PreparedChain(records, sampler, latents, leaf, seen, step or eager)
 
     @property

@@ -123,6 +123,9 @@ class PrivateInference(IterativeMechanism, Generic[P]):
             )
         ]
 
+    def _clipped_now(self) -> ClippedFraction | None:
+        return self.clipped_fraction
+
     def _shown(self) -> dict[str, Any]:
         clipped = self.clipped_fraction
         return super()._shown() | ({"clipped": str(clipped)} if clipped else {})

@@ -1,23 +1,54 @@
 """What every step-wise private inference has in common: calibration, run, release, state."""
 
 import abc
+import functools
 import math
+import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dp.accounting.composition import epsilon
 from pyro_dp.accounting.events import SECURE, SEEDED, SubsampledGaussian
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.release_settings import ReleaseSettings
+from pyro_dp.mechanism.released_step import (
+    Callback,
+    ReleasedStep,
+    require_callbacks,
+    wants_to_stop,
+)
+from pyro_dp.mechanism.run_result import BY_CALLBACK, DONE, RunResult
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.interrupts import Interrupts
 from pyro_dp.utils.validation import LARGEST, require_count, same
+
+Step = TypeVar("Step", bound=Callable[..., float])
+_STOPPED = (
+    "A callback stopped {name} after {steps} of {planned} steps. If it did so by what was "
+    "released, the guarantee is that of all {planned} (epsilon = {epsilon:.4g}): that of the steps "
+    "that were taken is proven for a stop that was planned."
+)
+
+
+def whole_step(step: Step) -> Step:
+    """Of an inference: Ctrl-C leaves it undone, or done with all that follows from its release."""
+
+    @functools.wraps(step)
+    def whole(inference: "IterativeMechanism", *args: Any, **kwargs: Any) -> float:
+        with inference._interrupts.within():
+            return step(inference, *args, **kwargs)
+
+    return whole  # type: ignore[return-value]
 
 
 class IterativeMechanism(abc.ABC):
@@ -40,36 +71,126 @@ class IterativeMechanism(abc.ABC):
         if settings.secure:
             self.accountant.note(SECURE)
         self._steps = 0
-        self._lost = 0  # releases that the journal counts and a loaded state does not
+        self._lost = 0  # releases that the ledger counts, and of which nothing came
+        self._interrupts = Interrupts()
+        self._last_event: SubsampledGaussian | None = None
+        self._last_noise = 0.0  # in the first block
+        self._last_run: RunResult | None = None
+
+    _measure = "change"  # what a step returns
 
     @abc.abstractmethod
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One step, with one release, given the full data."""
 
-    def run(self, *args: Any, progress: bool = True, **kwargs: Any) -> list[float]:
+    def run(
+        self,
+        *args: Any,
+        progress: bool = True,
+        callbacks: Sequence[Callback] = (),
+        **kwargs: Any,
+    ) -> RunResult:
         """What is left of ``num_steps`` steps, with a progress bar.
 
-        :returns: what the steps returned, where that is a number.
-        :raises ConfigurationError: ``num_steps`` was not given, or all of them are done.
+        **Ctrl-C** waits for the end of a stage: of the preparation of the first step (which may
+        compile), of the sum over the records, of the step. Before the release it leaves the step
+        undone; after it all that follows from the release is done: ledger, parameters, optimizer
+        and history agree, and nothing is lost that was paid for. Call ``run`` again to go on with
+        the steps that are left; :attr:`last_run` has what the interrupted call returned so far. A
+        second Ctrl-C before the release does not wait, and may leave torch in a state in which this
+        process cannot go on: save ``state_dict()``, and load it in another one. Callbacks that
+        raise, and interrupts within them, find the step done.
+
+        **Stopping early.** What stops by releases alone is post-processing of the run as it was
+        planned: the guarantee is that of all ``num_steps`` steps, which a calibrated run has in its
+        budget. The ledger counts the steps that were taken, and that their smaller epsilon holds
+        for a stop by what was released, is not proven: it gets a note.
+
+        :param progress: show a progress bar.
+        :param callbacks: functions of a :class:`ReleasedStep`, called one after the other after
+            each step. They see what was released, and public numbers. Where one of them returns
+            True, the run stops after this step, as if it were the last; ``run`` goes on later.
+        :returns: a sequence of what the steps returned, where that is a number; with noise,
+            clipping, times, and why it stopped.
+        :raises ConfigurationError: ``num_steps`` was not given and is not chosen, or all of them
+            are done; a callback returns neither None nor a bool; a scheduler of :class:`DPSVI`
+            needs a metric, and there is no private loss.
         :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
         """
+        require_callbacks(callbacks)
+        num_steps = self._planned(args, kwargs)
+        name, hidden = type(self).__name__, not progress or self.accountant.silent
+        result = self._last_run = RunResult(name, self._measure, self._steps, num_steps)
+        bar = tqdm(total=num_steps, initial=self._steps, desc=name, disable=hidden)
+        with result.timed(), bar:
+            while self._steps < num_steps:
+                with self._interrupts.within():
+                    step = self._timed_step(result, args, kwargs)
+                if not math.isnan(step.value):
+                    bar.set_postfix_str(f"{step.value:.4g}", refresh=False)
+                bar.update()
+                stops = [wants_to_stop(callback, step) for callback in callbacks]
+                if any(stops) and self._steps < num_steps:
+                    with self._interrupts.within():
+                        self._interrupts.hold()
+                        self._stop_early(num_steps)
+                    result.read_clipped(step)
+                    result.stopped = BY_CALLBACK
+                    break
+            else:
+                result.stopped = DONE
+        for warning in self._warnings():
+            warnings.warn(warning, stacklevel=2)
+        return result
+
+    @property
+    def last_run(self) -> RunResult | None:
+        """What :meth:`run` returned, or would have, had nothing stopped it; None before the first.
+
+        A state does not hold it.
+        """
+        return self._last_run
+
+    def _timed_step(
+        self, result: RunResult, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ReleasedStep:
+        start = time.perf_counter()
+        value = self._step_of_run(args, kwargs)
+        step = ReleasedStep(
+            self._steps,
+            result.num_steps,
+            value,
+            self._next_bound(),
+            self.noise_multiplier,
+            self._last_noise,
+            self.accountant,
+            self._clipped_now,
+        )
+        result.add(step, time.perf_counter() - start)
+        return step
+
+    def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """``num_steps`` of a run that can begin, or go on."""
         if self.num_steps is None:
             raise ConfigurationError("run() needs num_steps: pass it, or call step() yourself.")
         self._refuse_steps_beyond_calibration()
         if self._steps >= self.num_steps:
             raise ConfigurationError(f"num_steps={self.num_steps} are done: start anew to go on.")
-        results = []
-        name, hidden = type(self).__name__, not progress or self.accountant.silent
-        with tqdm(total=self.num_steps, initial=self._steps, desc=name, disable=hidden) as bar:
-            while self._steps < self.num_steps:
-                result = self._step_of_run(args, kwargs)
-                if not math.isnan(result):
-                    results.append(result)
-                    bar.set_postfix_str(f"{result:.4g}", refresh=False)
-                bar.update()
-        for warning in self._warnings():
-            warnings.warn(warning, stacklevel=2)
-        return results
+        return self.num_steps
+
+    def _stop_early(self, num_steps: int) -> None:
+        """A callback has stopped the run, maybe for what was released.
+
+        :param num_steps: planned.
+        """
+        event, ours = self._last_event, self.accountant
+        assert event is not None  # of a step
+        if event.noise_multiplier > 0:
+            counts = Counter(dict(ours.ledger))
+            counts[event] += num_steps - self._steps
+            whole = epsilon(counts, ours.delta, ours.neighboring, ours.engine)
+            name, steps = type(self).__name__, self._steps
+            ours.note(_STOPPED.format(name=name, steps=steps, planned=num_steps, epsilon=whole))
 
     def __reduce__(self) -> NoReturn:
         name = type(self).__name__
@@ -111,9 +232,9 @@ class IterativeMechanism(abc.ABC):
                 self._noise_multiplier = self._calibrated(rate)
             except PrivacyBudgetExceeded as error:
                 text = (
-                    f" {self._lost} releases in the journal came after the state that was loaded: "
-                    "they are paid for, and their results are lost. The loaded result can be used "
-                    "as it is."
+                    f" {self._lost} releases in the journal came after the state that was loaded, "
+                    "or failed: they are paid for, and their results are lost. What there is can "
+                    "be used as it is."
                 )
                 raise PrivacyBudgetExceeded(f"{error}{text if self._lost else ''}") from None
         return self._noise_multiplier
@@ -132,6 +253,14 @@ class IterativeMechanism(abc.ABC):
 
     def _step_of_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         return self.step(*args, **kwargs)
+
+    def _next_bound(self) -> float:
+        """To which a record's part is clipped in the next step."""
+        return self._bound
+
+    def _clipped_now(self) -> ClippedFraction | None:
+        """Where it is known."""
+        return None
 
     def _warnings(self) -> list[Warning]:
         """What a user must know of a finished run, by what was released."""
@@ -183,6 +312,12 @@ class IterativeMechanism(abc.ABC):
             num_steps=self.num_steps - self._steps, sample_rate=rate, sampling=self.sampling
         )
 
+    def _lose_release(self) -> None:
+        """One was paid for, and failed: what is left of the budget is shared out anew."""
+        self._lost += 1
+        if self._calibrates:
+            self._noise_multiplier = None
+
     def _refuse_steps_beyond_calibration(self) -> None:
         if self._calibrates and self.num_steps is not None and self._steps >= self.num_steps:
             raise PrivacyBudgetExceeded(
@@ -192,6 +327,7 @@ class IterativeMechanism(abc.ABC):
 
     def _sample(self, sampler: RecordSampler, position: int) -> Tensor:
         """The records of this step: indices, ascending."""
+        self._interrupts.check()
         return sampler.draw(self._randomness.stream("sampling", position))
 
     def _release(self, clipped: ClippedSum, sampler: RecordSampler) -> list[Tensor]:
@@ -213,12 +349,20 @@ class IterativeMechanism(abc.ABC):
                 f"The noise would have a standard deviation beyond {LARGEST:g}: lower "
                 "noise_multiplier or the bound of a record, or raise sample_rate."
             )
+        event = SubsampledGaussian(noise_multiplier, rate, sampler.sampling)
+        self._last_event, self._last_noise = event, clipped.blocks[0].noise(noise_multiplier)
+        self._interrupts.hold()
         # Two threads with equal seeds must not find the same position, and draw the same noise.
         with self.accountant.next_position() as position:
-            released = release(
-                clipped,
-                accountant=self.accountant,
-                event=SubsampledGaussian(noise_multiplier, rate, sampler.sampling),
-                noise=self._randomness.stream("noise", position),
-            )
+            try:
+                released = release(
+                    clipped,
+                    accountant=self.accountant,
+                    event=event,
+                    noise=self._randomness.stream("noise", position),
+                )
+            except BaseException:
+                if self.accountant.position != position:
+                    self._lose_release()
+                raise
         return [block / rate for block in released]

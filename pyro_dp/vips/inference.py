@@ -24,7 +24,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
 from pyro_dp.infer.posterior.explained import Explained
-from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
@@ -145,6 +145,9 @@ class VIPS(IterativeMechanism, Explained):
         self._posterior: Any = None
         self._aware: SitePosterior | None = None  # of this posterior, once it was asked for
 
+    _measure = "change of the statistics"
+
+    @whole_step
     @torch.no_grad()
     def step(self, *data: Tensor) -> float:
         """One private update of the posterior, given the full data.

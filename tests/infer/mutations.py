@@ -732,4 +732,32 @@ MUTATIONS = [
         '{"noise_multiplier": 9.0} if epsilon is None',
         "test_forecast.py",
     ),
+    Mutation(
+        "a stopped run whose guide holds an iterate",
+        "DPSVI._stop_early",
+        "            self._conclude(self._prepared)\n",
+        "            pass\n",
+        "test_run.py",
+    ),
+    Mutation(
+        "a records' graph with the latents of its first draw",
+        "RecordsTracedStep._public_inputs",
+        "for particle in public",
+        "for particle in self._template",
+        "test_traced_step.py",
+    ),
+    Mutation(
+        "a records' graph for draws that it does not fit",
+        "RecordsTracedStep.add",
+        "if not self._fits(draws):",
+        "if False:",
+        "test_traced_step.py",
+    ),
+    Mutation(
+        "a support that moves, as a constant of a graph",
+        "RecordsTracedStep._first_draw",
+        "if not self._fits(self.eager.draw()):",
+        "if False:",
+        "test_traced_step.py",
+    ),
 ]

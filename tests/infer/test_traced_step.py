@@ -2,6 +2,8 @@
 
 import math
 import warnings
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyro
@@ -31,6 +33,8 @@ from torch import nn
 import pyro_dp.infer.padded_sum
 import pyro_dp.infer.svi.traced_step
 from pyro_dp import DPSVI, AdaptiveClip, ModelError, PrivacyAccountant
+from pyro_dp.infer.svi.eager_step import EagerStep
+from pyro_dp.infer.svi.records_traced_step import RecordsTracedStep
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.sampling import RecordSampler
@@ -86,9 +90,10 @@ def test_equals_pyro_code(name, privatize):
     """On the same draws, for every problem; with and without noise, bits and losses."""
     options = NOISELESS if (privatize == "latents") == (len(name) % 2 == 0) else NOISY
     if name == "constrained":
-        with pytest.warns(UserWarning, match="runs Pyro code: .*_standard_gamma") as caught:
+        with pytest.warns(UserWarning, match="Pyro code.*: .*_standard_gamma") as caught:
             svi = assert_same(PROBLEMS[name], privatize=privatize, **options)
-        assert len(caught) == 1 and svi._prepared.step is eager(svi)
+        kind = {"latents": RecordsTracedStep, "parameters": EagerStep}[privatize]
+        assert len(caught) == 1 and type(svi._prepared.step) is kind
         return
     svi = assert_same(PROBLEMS[name], privatize=privatize, **options)
     assert isinstance(svi._prepared.step, TracedStep)
@@ -419,26 +424,108 @@ def model_with_random_indices(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
 
+@pytest.mark.parametrize("particles", [1, 2])
 @pytest.mark.parametrize(
     ("model", "guide", "named"),
     [
         (logistic, guide_with_a_branch, r"\(test_traced_step.py:\d+, in guide_with_a_branch: "),
         (logistic, guide_with_an_item, r"\(test_traced_step.py:\d+, in guide_with_an_item: "),
-        (
-            model_with_a_branch,
-            handwritten_guide,
-            r"py:\d+, in model_with_a_branch: ",
-        ),
         (model_with_random_indices, handwritten_guide, "randperm"),
     ],
 )
-def test_falls_back(model, guide, named):
+def test_falls_back_for_one_part(model, guide, named, particles):
+    """With one warning that says which and where, and the right numbers; records have a graph."""
+
+    def make():
+        loss = Trace_ELBO(num_particles=particles)
+        return Problem(model, guide, regression_data(), loss, {})
+
+    words = f"not apply to the guide and to what lies outside the plate.*: .*{named}"
+    with pytest.warns(UserWarning, match=words) as caught:
+        svi = assert_same(make, **NOISELESS)
+    assert len(caught) == 1 and type(svi._prepared.step) is RecordsTracedStep
+
+
+def test_one_part_with_draws_and_parameters_of_records():
+    """A scale that model and records use, latents in the plate, and a Gamma in the guide."""
+
+    def model(x, y):
+        scale = pyro.param("noise", torch.tensor(1.0), constraint=dist.constraints.positive)
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        a = pyro.sample("a", dist.Gamma(2.0, torch.tensor(3.0)))
+        with pyro.plate("data", len(x)) as idx:
+            z = pyro.sample("z", dist.Normal(a, 1.0))
+            pyro.sample("y", dist.Normal(x[idx] @ w + z, scale), obs=y[idx])
+
+    def guide(x, y):
+        pyro.sample("w", dist.Normal(pyro.param("loc", torch.zeros(3)), 1.0).to_event(1))
+        shape = pyro.param("shape", torch.tensor(2.0), constraint=dist.constraints.positive)
+        pyro.sample("a", dist.Gamma(shape, 3.0))
+        with pyro.plate("data", len(x)) as idx:
+            slope = pyro.param("slope", torch.tensor(0.5))
+            pyro.sample("z", dist.Normal(slope * y[idx], 1.0))
+
+    with pytest.warns(UserWarning, match="The records have a graph"):
+        svi = assert_same(
+            lambda: Problem(model, guide, regression_data(), Trace_ELBO(), {}), **NOISELESS
+        )
+    assert type(svi._prepared.step) is RecordsTracedStep
+
+
+def test_a_draw_that_does_not_fit_the_graph():
+    """Its step is Pyro's: here a latent whose support moved, after the graph was made."""
+    with pytest.warns(UserWarning, match="The records have a graph"):
+        _, svi = prepared(
+            lambda: Problem(logistic, guide_with_a_branch, regression_data(), Trace_ELBO(), {})
+        )
+    step = svi._prepared.step
+    draws = step.draw()
+    assert type(step) is RecordsTracedStep and step._fits(draws)
+    (particle,) = draws
+    moved = {"w": torch.distributions.AffineTransform(0.0, torch.tensor(2.0))}
+    other = [replace(particle, transforms=moved)]
+    assert not step._fits(other)
+    assert not step._fits([replace(particle, latents={"w": torch.zeros(4)})])
+    found, expected = (ClippedSum(svi._blocks(3)) for _ in range(2))
+    indices, stream = torch.arange(9), partial(np.random.default_rng, 0)
+    step.add(found, other, indices, stream)
+    eager(svi).add(expected, other, indices, stream)
+    assert torch.equal(*(exact_sums(each)[0] for each in (found, expected)))
+    fitting = ClippedSum(svi._blocks(3))
+    step.add(fitting, draws, indices, stream)
+    assert not torch.allclose(exact_sums(found)[0], exact_sums(fitting)[0])
+
+
+def test_a_support_that_moves_has_no_graph():
+    """It would be that of the first draw."""
+
+    def model(x, y):
+        low = pyro.sample("low", dist.Normal(0.0, 1.0))
+        w = pyro.sample("w", dist.Uniform(low, low + 2.0))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=w * x[idx, 0]), obs=y[idx])
+
+    def guide(x, y):
+        low = pyro.sample("low", dist.Normal(pyro.param("loc", torch.tensor(0.0)), 1.0))
+        if low > 1e9:
+            low = 2 * low
+        pyro.sample("w", dist.Uniform(low, low + 2.0))
+
+    with pytest.warns(UserWarning, match="every step runs Pyro code") as caught:
+        svi = assert_same(
+            lambda: Problem(model, guide, regression_data(), Trace_ELBO(), {}), **NOISELESS
+        )
+    assert len(caught) == 1 and svi._prepared.step is eager(svi)
+
+
+def test_falls_back():
     """With one warning that says where, and the right numbers."""
 
     def make():
-        return Problem(model, guide, regression_data(), Trace_ELBO(), {})
+        return Problem(model_with_a_branch, handwritten_guide, regression_data(), Trace_ELBO(), {})
 
-    with pytest.warns(UserWarning, match=f"runs Pyro code: .*{named}") as caught:
+    where = r"runs Pyro code: .*py:\d+, in model_with_a_branch: "
+    with pytest.warns(UserWarning, match=where) as caught:
         svi = assert_same(make, **NOISY)
     assert len(caught) == 1 and svi._prepared.step is eager(svi)
 

@@ -17,4 +17,25 @@ MUTATIONS = [
         "matrix[rows, columns]",
         "test_gaussian.py test_site_factors.py test_dpsep.py",
     ),
+    Mutation(
+        "Ctrl-C at once, wherever it comes",
+        "Interrupts._handle",
+        "if again:",
+        "if True:",
+        "test_run.py",
+    ),
+    Mutation(
+        "Ctrl-C that is lost",
+        "Interrupts.within",
+        "if self._pending:",
+        "if False:",
+        "test_dpem.py test_run.py",
+    ),
+    Mutation(
+        "a second Ctrl-C that waits",
+        "Interrupts._handle",
+        "if again:",
+        "if False:",
+        "test_run.py",
+    ),
 ]

@@ -37,6 +37,7 @@ from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
@@ -259,7 +260,9 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
         self._loaded: dict[str, Any] | None = None  # until the first step
 
     _bound_name = "max_factor_norm"
+    _measure = "change of the factor"
 
+    @whole_step
     @torch.no_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One private update of the average factor, given the full data.
@@ -301,14 +304,15 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
         self._known = approximation
         return change
 
-    def run(self, *args: Any, progress: bool = True, **kwargs: Any) -> list[float]:
-        """What is left of ``num_steps`` steps, with a progress bar.
-
-        :returns: what the steps returned.
-        :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
-        """
+    def _planned(self, args: tuple, kwargs: dict) -> int:
         self._prepare(args, kwargs)  # which chooses num_steps
-        return super().run(*args, progress=progress, **kwargs)
+        return super()._planned(args, kwargs)
+
+    def _next_bound(self) -> float:
+        known = self._known
+        if isinstance(known, WhitenedApproximation):
+            return math.inf if known.frame is None else known.frame.bound
+        return super()._next_bound()
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.infer.ep.evidence import Evidence, Look, evidence, power
+from pyro_dp.infer.ep.norm_histograms import MeanHistogram, NormHistograms
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.release_plan import ReleasePlan
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
@@ -22,17 +23,13 @@ from pyro_dp.infer.posterior.explanation import NOISE, SAMPLING
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.mechanism.norm_histogram import SHARE, SIZE, Norms
+from pyro_dp.mechanism.norm_histogram import SHARE, SIZE
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import dense, inverse, restricted, unstacked
 
 _LONGEST_STEP = 1.0  # roots of nats per record
 _SHORTEST_STEP = 1e-12
 _TURNED = 0.3  # cosine, from which a step goes back on the one before: it was too long
-_NEAR = 0.1  # squared distance from which norms are of other records, so to speak
-_SPREAD = 2.0  # of the first guess of norms, in nats
-_SPREAD_LATER = 0.25
-_TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
 # Bias from which intervals do not hold: chosen on the same data as the plan. Weights that do not
 # depend on the outcome bias less.
 _BIASED = {False: 0.2, True: 1.0}
@@ -79,7 +76,7 @@ class WhitenedApproximation:
     :param aware: q with it; both have the same mean.
     :param prior: as a factor, refined at q.
     :param looks: all releases but the first, which is of norms alone.
-    :param counts: released histograms, and the standard deviation of their noise.
+    :param histograms: of norms, one for each look, if there is noise.
     :param known: evidence of the records, from the second release on.
     :param frame: of the next release; None: that will be of norms alone.
     """
@@ -91,7 +88,7 @@ class WhitenedApproximation:
     aware: Gaussian
     prior: Gaussian
     looks: tuple[Look, ...] = ()
-    counts: tuple[tuple[Tensor, float], ...] = ()
+    histograms: NormHistograms = NormHistograms()
     known: Evidence | None = None
     scale: float = 1.0
     radius: float = 1.0
@@ -159,8 +156,10 @@ class WhitenedApproximation:
         if self.frame is None:
             return 0.0, self._scaled(released[0], noises[0])
         look = self._look(released[0], at[0], noises[0], sample_rate)
-        counts = [*self.counts, *zip(released[1:], noises[1:], strict=True)]
-        return self._moved(look, tuple(counts))
+        histograms = self.histograms
+        for counts, sd in zip(released[1:], noises[1:], strict=True):
+            histograms = histograms.with_one(counts, sd)
+        return self._moved(look, histograms)
 
     def _scaled(self, counts: Tensor, sd: float) -> "WhitenedApproximation":
         """After the release of norms alone: the scale of what follows.
@@ -169,15 +168,13 @@ class WhitenedApproximation:
         :param sd: of its noise.
         """
         dim = len(self.problem.places)
-        norms = Norms.read(
-            counts.cpu().numpy(), sd, self.size, typical=math.sqrt(dim), spread=_SPREAD
-        )
+        norms = MeanHistogram(counts, sd, self.size).opening_norms(dim)
         frame = Frame.start(self.posterior.eta, dim, 2 * norms.median)
         frame = replace(frame, weight=self.plan.curvature_share / norms.median)
         return replace(self, scale=norms.median**2, frame=frame)
 
     def _moved(
-        self, look: Look, counts: tuple[tuple[Tensor, float], ...]
+        self, look: Look, histograms: NormHistograms
     ) -> tuple[float, "WhitenedApproximation"]:
         looks = (*self.looks, look)
         before = self.known.curvature if self.known else None
@@ -187,7 +184,7 @@ class WhitenedApproximation:
         moved = replace(
             self,
             looks=looks,
-            counts=counts,
+            histograms=histograms,
             known=known,
             radius=radius,
             scale=self._new_scale(known),
@@ -235,7 +232,7 @@ class WhitenedApproximation:
         known, frame = self.known, self.frame
         return {
             "looks": [vars(look) for look in self.looks],
-            "counts": list(self.counts),
+            "counts": self.histograms.state(),
             "known": vars(known) if known else None,
             "frame": vars(frame) if frame else None,
             "scale": self.scale,
@@ -258,7 +255,7 @@ class WhitenedApproximation:
             self,
             plan=ReleasePlan(**state["plan"]),
             looks=tuple(Look(**each) for each in state["looks"]),
-            counts=tuple((counts, sd) for counts, sd in state["counts"]),
+            histograms=NormHistograms.resumed(state["counts"]),
             known=Evidence(**known) if known else None,
             frame=Frame(**frame) if frame else None,
             scale=state["scale"],
@@ -338,9 +335,10 @@ class WhitenedApproximation:
         assert self.known is not None and self.frame is not None
         weight = self.plan.curvature_share / math.sqrt(self.scale)
         curvature, bound = self.known.curvature, self.frame.bound
-        if not self.counts:
+        histogram, free = self._histogram, self.problem.moments.label_free
+        if histogram is None:
             return Frame(power(_normed(curvature), -0.5), weight, bound)
-        norms, free = self._norms(), self.problem.moments.label_free
+        norms = histogram.norms(self.scale, tail=not free)
         share = self.plan.noise_share(norms, self.scale, bound)
         geometry = _normed(_raised(curvature, _NEGLIGIBLE / max(share, _LEAST_SHARE)))
         bound = self.plan.bound(norms, self.scale, bound, label_free=free)
@@ -348,50 +346,32 @@ class WhitenedApproximation:
 
     @property
     def clipped(self) -> ClippedFraction | None:
-        """How many records' norms are above the bound of the last release; None: not known yet.
-
-        By the sum of the noisy counts above it: its standard error is the noise's.
-        """
-        if self.frame is None or not self.counts:
+        """How many records' norms are above the bound of the last release; None: not known yet."""
+        histogram = self._histogram
+        if histogram is None or self.frame is None:
             return None
-        counts, sd = self._counts()
-        above = counts[Norms.places_above(self.frame.bound)]
-        fraction = above.sum().item() / self.size
-        error = sd * math.sqrt(len(above)) / self.size
-        return ClippedFraction(min(max(fraction, 0.0), 1.0), error)
+        return histogram.above(self.frame.bound)
 
     @property
     def is_biased(self) -> bool:
         """Whether what is cut off may move the posterior by more than its width, noise included."""
-        if not self.counts:
+        histogram, free = self._histogram, self.problem.moments.label_free
+        if histogram is None:
             return False
         assert self.frame is not None
-        most = _BIASED[self.problem.moments.label_free]
-        return self.plan.bias(self._norms(), self.scale, self.frame.bound) > most
+        norms = histogram.norms(self.scale, tail=not free)
+        return self.plan.bias(norms, self.scale, self.frame.bound) > _BIASED[free]
 
-    def _norms(self) -> Norms:
-        """Of the records near the posterior."""
-        counts, sd = self._counts()
-        return Norms.read(
-            counts.cpu().numpy(),
-            sd,
-            self.size,
-            typical=_TYPICAL * math.sqrt(self.scale),
-            spread=_SPREAD_LATER,
-            tail=not self.problem.moments.label_free,
-        )
-
-    def _counts(self) -> tuple[Tensor, float]:
-        """Mean of all histograms, above all of those near the posterior, and sd of its noise."""
+    @property
+    def _histogram(self) -> MeanHistogram | None:
+        """Of the records near the posterior; None: there is none yet."""
+        if not self.histograms.counts:
+            return None
         assert self.known is not None
-        places = self.problem.places
-        ways = torch.stack([look.mean for look in self.looks]) - self.posterior.mean[places]
+        ways = torch.stack([look.mean for look in self.looks])
+        ways = ways - self.posterior.mean[self.problem.places]
         distances = ((ways @ self.known.curvature) * ways).sum(dim=1) / self.size
-        sds = torch.tensor([sd for _, sd in self.counts]).to(distances).clamp(min=1e-6)
-        weights = 1 / ((1 + (distances / _NEAR) ** 2) * sds**2)
-        weights = weights / weights.sum()
-        counts = torch.tensordot(weights, torch.stack([each for each, _ in self.counts]), dims=1)
-        return counts, (weights * sds).norm().item()
+        return self.histograms.mean(distances, self.size)
 
 
 def _normed(curvature: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED
-from pyro_dp.infer.posterior.figure import MOST_ROWS, first_of, with_rows
 from pyro_dp.infer.posterior.table import MOST_LINES, aligned, listed, starred
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.utils.figure import MOST_ROWS, first_of, with_rows
 
 DATA, NOISE, SAMPLING, CLIPPING = "data", "privacy noise", "sampling", "clipping"
 STEPS = "steps"

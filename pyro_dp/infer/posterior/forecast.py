@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.posterior.figure import figure
 from pyro_dp.infer.posterior.intervals import Interval, element_names
 from pyro_dp.infer.posterior.table import MOST_LINES, aligned
+from pyro_dp.utils.figure import figure
 
 Intervals = Mapping[str, Interval]  # by site
 _MOST_CURVES = 10

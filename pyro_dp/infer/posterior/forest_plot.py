@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyro_dp.infer.posterior.figure import MOST_ROWS, first_of, with_rows
 from pyro_dp.infer.posterior.intervals import Line
 from pyro_dp.infer.posterior.table import by_reason, listed
+from pyro_dp.utils.figure import MOST_ROWS, first_of, with_rows
 
 
 def forest_plot(lines: Sequence[Line], level: float, reasons: Mapping[str, str]) -> Any:

@@ -25,15 +25,17 @@ from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep, PreparedGradien
 from pyro_dp.infer.svi.exact_numbers import exact_loss, exact_norms
 from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
+from pyro_dp.infer.svi.records_traced_step import step_from_graphs
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
 from pyro_dp.infer.svi.run_history import RunHistory
+from pyro_dp.infer.svi.saved_run import NAMES, SavedParameters, SavedRun
 from pyro_dp.infer.svi.step_plan import StepPlan, usual_rate, usual_steps
-from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism import norm_histogram
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFraction
 from pyro_dp.mechanism.contributions import with_bit
+from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.norm_histogram import SIZE, bins_alone, with_bins
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
@@ -54,17 +56,11 @@ from pyro_dp.utils.validation import (
     require_count,
     require_number,
     require_scale,
-    require_tensors,
     same,
 )
 
 _LOSSES = (Trace_ELBO, TraceMeanField_ELBO, TraceEnum_ELBO)
-_STATE = ("parameters", "optimizer", "bound")
-_NO_HISTORY = {"gradients": None, "averages": None}  # of a state of an older version
 _ROW_STEP = 0.1  # of rows of parameters per record, without an optim
-_OTHER_SHAPE = (
-    "Parameter {name!r} has another shape than when it was saved: the state is of another model."
-)
 _CLIPPED = (
     "About {fraction:.0%} of the records were clipped at {bound:g}, the bound that costs least at "
     "this budget: the posterior is drawn by the clipped ones. More records or a larger epsilon "
@@ -170,8 +166,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         at the plate's indices; "auto": what the model does is found on placeholders.
     :param jit: "trace": model and guide are traced once, and steps run no Pyro code; "compile": the
         same, as machine code (needs a C++ compiler); "none": Pyro code in every step. Graphs are
-        checked against the model in the first steps; a model that cannot be traced falls back to
-        "none" with a warning.
+        checked against the model in the first steps. What cannot be traced falls back to "none"
+        with a warning: the public part alone where the records can, else both.
     :param loss_clip: L > 0 releases the loss too: each record's is clipped to [-L, L] nats and
         joins the release as a further block.
     :param loss_share: part of the privacy cost (of sigma^-2) that the loss takes from the gradient,
@@ -277,11 +273,13 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         self._history = RunHistory(model, guide)
         self._concluded: str | None = None  # what the guide holds, if it is no posterior
         self._optimizer = PublicOptimizer(optim or pyro.optim.Adam({}))
-        self._loaded: dict[str, Tensor] = {}  # parameters that do not exist yet
+        self._loaded = SavedParameters()
         self._rows = RowOptimizer(partial(_row_adam, local_optim, optim))
 
     _bound_name = "max_grad_norm"
+    _measure = "private loss (nats)"
 
+    @whole_step
     @torch.enable_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One private gradient step, given the full data.
@@ -318,17 +316,10 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             self._rows.step(indices, own)
         self._read_report(others, blocks[-1], size, prepared)
         if self._automatic and self._steps == self.num_steps:
-            self._concluded = self._history.conclude(prepared.parameters, self._bias)
+            self._conclude(prepared)
         return math.nan if self.loss_clip is None else others[0].item() + gradients.outside.item()
 
-    def run(self, *args: Any, progress: bool = True, **kwargs: Any) -> list[float]:
-        """What is left of ``num_steps`` steps, with a progress bar.
-
-        :returns: what the steps returned, where that is a number.
-        :raises ConfigurationError: ``num_steps`` was not given with an ``optim``, or all of them
-            are done; a scheduler needs a metric, and there is no private loss.
-        :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
-        """
+    def _planned(self, args: tuple, kwargs: dict) -> int:
         if self._optimizer.needs_metric and self.loss_clip is None:
             raise ConfigurationError(
                 "optim: ReduceLROnPlateau goes by a loss, and that of the data is private. Set "
@@ -336,7 +327,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             )
         if self._automatic and self.num_steps is None:
             self._prepare(args, kwargs)  # which chooses it
-        return super().run(*args, progress=progress, **kwargs)
+        return super()._planned(args, kwargs)
 
     def _step_of_run(self, args: tuple, kwargs: dict) -> float:
         moves = not self._measures or self._histogram is not None
@@ -344,6 +335,15 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         if moves:
             self._optimizer.step_scheduler(loss)
         return loss
+
+    def _stop_early(self, num_steps: int) -> None:
+        super()._stop_early(num_steps)
+        if self._automatic and self._prepared is not None:
+            self._conclude(self._prepared)
+
+    def _conclude(self, prepared: PreparedGradient) -> None:
+        """Let the guide hold what the run has found."""
+        self._concluded = self._history.conclude(prepared.parameters, self._bias)
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The posterior of the guide's unconstrained latents, from all releases so far.
@@ -396,7 +396,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             is for the curator only. Without them, a resumed run starts these parameters afresh.
         """
         known = self._prepared
-        parameters = (known.parameters if known else {}) | self._loaded
+        parameters = (known.parameters if known else {}) | self._loaded.waiting
         local = known.term.local.leaves if known else {}
         state = self._state() | {
             "parameters": {name: leaf.detach().clone() for name, leaf in parameters.items()},
@@ -427,44 +427,22 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             journal; nothing was changed.
         """
         own = ("history", "num_steps") * self._automatic + ("histogram",) * self._measures
-        self._require_state(state, (*_STATE, *own))
-        require_scale("bound", state["bound"], infinite=True)
-        if self._automatic and not same(self.num_steps, state["num_steps"]):
-            if self.num_steps is not None:
-                raise ConfigurationError("num_steps differs from that of the saved run.")
-            require_count("num_steps", state["num_steps"])
-        histogram = state.get("histogram")
-        histogram = None if histogram is None else HistogramBound.resumed(histogram)
-        history = state.get("history", _NO_HISTORY)
-        RunHistory.read(history)
-        store = pyro.get_param_store()
-        for name, value in require_tensors("parameters", state["parameters"]).items():
-            if name in store and store[name].unconstrained().shape != value.shape:
-                raise ConfigurationError(_OTHER_SHAPE.format(name=name))
-        if not isinstance(state["optimizer"], dict):
-            raise ConfigurationError("load_state_dict: optimizer must be a dictionary.")
-        local = state.get("private_local_state", {})
-        RowOptimizer.check(local)
+        self._require_state(state, (*NAMES, *own))
+        saved = SavedRun.read(state)
+        known = self._automatic and self.num_steps is not None
+        if known and not same(self.num_steps, saved.num_steps):
+            raise ConfigurationError("num_steps differs from that of the saved run.")
         self._load_state(state)
-        self._rows.load_state_dict(local)
-        self._loaded = dict(state["parameters"])
-        self._set_loaded()
-        self._optimizer.load(state["optimizer"])
-        self._bound = state["bound"]
-        self._history.load(history)
+        self._rows.load_state_dict(saved.local)
+        self._loaded = saved.parameters
+        self._loaded.take_up()
+        self._optimizer.load(saved.optimizer)
+        self._bound = saved.bound
+        self._history.load(saved.history)
         if self._automatic:
-            self.num_steps = state["num_steps"]
+            self.num_steps = saved.num_steps
         if self._measures:
-            self._histogram = histogram
-
-    def _set_loaded(self) -> None:
-        store = pyro.get_param_store()
-        with torch.no_grad():
-            for name in [name for name in self._loaded if name in store]:
-                leaf = store[name].unconstrained()
-                if leaf.shape != self._loaded[name].shape:
-                    raise ConfigurationError(_OTHER_SHAPE.format(name=name))
-                leaf.copy_(self._loaded.pop(name))
+            self._histogram = saved.histogram
 
     @property
     def optim(self) -> PyroOptim:
@@ -484,7 +462,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedGradient:
         store = pyro.get_param_store()
-        before = set(store.keys()) | self._loaded.keys()
+        before = set(store.keys()) | self._loaded.waiting.keys()
         started = initialised(self.guide)
         if self.loss is None:
             self.loss = TraceEnum_ELBO() if records.plate.enumerates else Trace_ELBO()
@@ -504,13 +482,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             self.accountant.note(NOTE.format(names=term.local.listed))
         if started or self.optim.optim_objs or before & (parameters | term.local.leaves).keys():
             self._note_earlier_values()
-        self._set_loaded()
-        if self._loaded:
-            names = ", ".join(map(repr, self._loaded))
-            raise ConfigurationError(
-                f"load_state_dict: the state has parameters {names}, which model and guide have "
-                "not: it is of another model."
-            )
+        self._loaded.take_up()
+        self._loaded.require_none()
         require_finite(parameters, STARTED)
         self._optimizer.require(parameters)
         eager = EagerStep(
@@ -522,7 +495,9 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             releases_loss=self.loss_clip is not None,
             report=self._report,
         )
-        step = self._traced(partial(TracedStep, eager, self._sum_type, sampler.usual_size), term)
+        step = self._traced(
+            partial(step_from_graphs, eager, self._sum_type, sampler.usual_size), term
+        )
         if self._automatic and self.num_steps is None:
             self.num_steps = usual_steps()
         self._history.start(

@@ -7,7 +7,6 @@ are inputs.
 """
 
 import math
-from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -56,15 +55,18 @@ class TracedStep:
         self._exact = all(leaf.dtype == torch.float64 for leaf in self._leaves)
         self._unchecked = CHECKED_STEPS
         with forked_rng():
-            given = [RecordMode(PublicDraws()) for _ in range(eager.loss.num_particles)]
-            eager.draw(given)
-            self._draws = [mode.draws.requested for mode in given]
-            coordinates = eager.coordinates(eager.draw(), eager.parameters)
-            self._size, self._num_points = coordinates.size, len(coordinates.points)
+            self._size = eager.size(self._first_draw())
             limit = sum_type.most_records(self._size, eager.microbatch_size)
             size = pass_size(usual_size, limit)
             self._passes = self._trace_records(size, sum_type, compiler)
-            self._pull_back, self._with_gradient = self._trace_public(compiler)
+            self._trace_public(compiler)
+
+    def _first_draw(self) -> list[Particle]:
+        """To learn what steps draw."""
+        given = [RecordMode(PublicDraws()) for _ in range(self.eager.loss.num_particles)]
+        particles = self.eager.draw(given)
+        self._draws = [mode.draws.requested for mode in given]
+        return particles
 
     def draw(self) -> PublicTables:
         """Public draws, from torch's global generator, in the guide's order of use."""
@@ -169,9 +171,7 @@ class TracedStep:
             compiler=compiler,
         )
 
-    def _trace_public(
-        self, compiler: Compiler
-    ) -> tuple[Callable[..., Sequence[Tensor]], Sequence[str]]:
+    def _trace_public(self, compiler: Compiler) -> None:
         """The pull-back, and the parameters whose gradients it gives, in their order."""
         public = self._public_inputs(self.draw())
         with_gradient: list[str] = []
@@ -182,13 +182,15 @@ class TracedStep:
             coordinates = self.eager.coordinates(particles, parameters)
             gradients, points = coordinates.gradients(released), coordinates.points
             found = {name: g.detach() for name, g in gradients.items() if g is not None}
+            self._num_points = len(points)
             with_gradient[:] = found
             outside = [mean_loss(particles).detach()] if self.eager.releases_loss else []
             return [*found.values(), *outside, *points]
 
         device = self.eager.term.records.device
         inputs = [*public, torch.ones(self._size, dtype=torch.float64, device=device)]
-        return compiler(trace(pull_back, inputs), inputs), with_gradient
+        self._pull_back = compiler(trace(pull_back, inputs), inputs)
+        self._with_gradient = with_gradient
 
     def _particles(self, public: PublicTables) -> list[Particle]:
         """The eager step's, of the same draws."""

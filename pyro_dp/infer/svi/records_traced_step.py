@@ -1,0 +1,171 @@
+"""A step of DPSVI with a graph for the records alone, where the public part has none.
+
+The public part is the guide, and what lies outside the plate: a guide may draw from a distribution
+that no graph knows, or branch on a value. It runs Pyro code in every step. To the records' graph
+its latents are inputs.
+"""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Transform
+
+from pyro_dp.graphs.tracing import Compiler, NotTraceable
+from pyro_dp.infer.padded_sum import parted
+from pyro_dp.infer.svi.eager_step import EagerStep, Gradients, LocalGradients, NewStream
+from pyro_dp.infer.svi.traced_step import TracedStep
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.records.global_draw import Particle
+
+_PARTLY = (
+    "jit={jit!r} does not apply to the guide and to what lies outside the plate, which run Pyro "
+    "code in every step: {reason}. The records have a graph."
+)
+
+
+def step_from_graphs(
+    eager: EagerStep, sum_type: type[ClippedSum], usual_size: int, compiler: Compiler
+) -> TracedStep:
+    """With a graph for each part, or for the records alone, and then with a warning.
+
+    The arguments, and what raises, are those of :class:`TracedStep`.
+    """
+    own = (eager, sum_type, usual_size, compiler)
+    try:
+        return TracedStep(*own)
+    except NotTraceable as whole:
+        try:
+            step = RecordsTracedStep(*own)
+        except NotTraceable:
+            raise whole from None
+        jit = "compile" if compiler.enabled else "trace"
+        warnings.warn(_PARTLY.format(jit=jit, reason=whole), stacklevel=2)
+        return step
+
+
+class RecordsTracedStep(TracedStep):
+    """As :class:`TracedStep`, with public draws that are particles, as those of the eager step.
+
+    A draw whose latents have other names, shapes or supports than the first one's does not fit the
+    graph: then the step is the eager one's.
+
+    :raises NotTraceable: the records' terms are more than a fixed sequence of tensor operations,
+        the release is of parameters, or the latents' supports change from draw to draw.
+    """
+
+    def _first_draw(self) -> list[Particle]:
+        if self.eager.privatize != "latents":
+            raise NotTraceable("each record is pulled back through the guide")
+        self._inside = list(self.eager.term.parameters)
+        self._template = self.eager.draw()
+        self._draws = [[] for _ in self._template]  # which would be inputs; latents are
+        if not self._fits(self.eager.draw()):
+            raise NotTraceable("the latents' names, shapes or supports change")
+        return self._template
+
+    def draw(self) -> Any:
+        """Particles."""
+        return self.eager.draw()
+
+    def size(self, draws: Any) -> int:
+        """Number of coordinates of the gradient's block."""
+        return self.eager.size(draws)
+
+    def add(
+        self, clipped: ClippedSum, draws: Any, indices: Tensor, new_stream: NewStream
+    ) -> list[LocalGradients]:
+        """As :meth:`EagerStep.add`."""
+        if not self._fits(draws):
+            return self.eager.add(clipped, draws, indices, new_stream)
+        return super().add(clipped, draws, indices, new_stream)
+
+    def gradients(self, draws: Any, released: Tensor) -> Gradients:
+        """As :meth:`EagerStep.gradients`."""
+        return self.eager.gradients(draws, released)
+
+    def _fits(self, draws: list[Particle]) -> bool:
+        """Whether these particles are the template with other numbers in its tensors."""
+        return len(draws) == len(self._template) and all(
+            map(_alike, map(_shape, draws), map(_shape, self._template))
+        )
+
+    def _public_inputs(self, public: Any) -> list[Tensor]:
+        values = [self.eager.parameters[name].detach() for name in self._inside]
+        return values + [x.detach() for particle in public for x in _tensors(particle).values()]
+
+    def _at(self, inputs: list[Tensor]) -> tuple[dict[str, Tensor], list[Particle]]:
+        counts = [len(self._inside), *(len(_tensors(each)) for each in self._template)]
+        values, *tables, _ = parted(inputs, counts)
+        parameters = self.eager.parameters | dict(zip(self._inside, values, strict=True))
+        particles = []
+        for particle, table in zip(self._template, tables, strict=True):
+            latents, fixed, indices, _ = parted(
+                table, [len(particle.latents), len(particle.fixed), len(particle.indices)]
+            )
+            particles.append(
+                replace(
+                    particle,
+                    latents=dict(zip(particle.latents, latents, strict=True)),
+                    fixed=dict(zip(particle.fixed, fixed, strict=True)),
+                    indices=dict(zip(particle.indices, indices, strict=True)),
+                    parameters=particle.parameters | dict(zip(self._inside, values, strict=True)),
+                )
+            )
+        return parameters, particles
+
+    def _trace_public(self, compiler: Compiler) -> None:
+        """There is no such graph."""
+
+    def _particles(self, public: Any) -> list[Particle]:
+        return public
+
+    def _check_gradients(self, public: Any) -> None:
+        """They are those of the eager step."""
+
+
+def _tensors(particle: Particle) -> dict[tuple[str, str], Tensor]:
+    """What of a draw the records' terms are a function of."""
+    kinds = ("latents", "fixed", "indices")
+    return {(kind, name): x for kind in kinds for name, x in getattr(particle, kind).items()}
+
+
+def _shape(particle: Particle) -> list[Any]:
+    """What is a constant in a graph."""
+    tensors = {name: (x.shape, x.dtype) for name, x in _tensors(particle).items()}
+    return [
+        tensors,
+        *(each for name in particle.latents for each in _constants(particle.transforms[name])),
+    ]
+
+
+def _constants(transform: Transform, known: frozenset[int] = frozenset()) -> Iterator[Any]:
+    """Of a transform, and of those that it is made of.
+
+    :param known: some know their inverse, which knows them.
+    """
+    yield type(transform)
+    known = known | {id(transform)}
+    for name, value in vars(transform).items():
+        if name == "_cached_x_y":
+            continue
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(each, Transform) and id(each) not in known:
+                yield from _constants(each, known)
+            elif isinstance(each, Tensor | int | float | str):
+                yield name, each
+
+
+def _alike(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(map(_equal, one, other))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other

@@ -1,0 +1,159 @@
+"""What a run of steps tells of itself."""
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.mechanism.released_step import ReleasedStep
+from pyro_dp.utils.figure import figure
+
+DONE = "all steps are done"
+BY_CALLBACK = "a callback stopped it"
+_RUNNING = "it is not finished"
+_READINGS = 30  # of the clipped fraction, which takes longer than a bound
+
+
+@dataclass(eq=False, repr=False)
+class RunResult(Sequence[float]):
+    """The steps of one call of ``run``, as far as it came.
+
+    It is a sequence of what the steps returned, where that is a number: of :class:`DPSVI` the
+    private losses, and empty without ``loss_clip``. It prints as a few lines, and :meth:`plot`
+    draws what there is. All but the times was released or is public. **Times are not private**:
+    they may depend on the data, and are for the curator.
+
+    :ivar inference: name of its class.
+    :ivar measure: what the steps return.
+    :ivar earlier: number of steps before this call.
+    :ivar num_steps: number of steps that are planned, earlier ones included.
+    :ivar returned: by each step, NaN where there is no such number.
+    :ivar bounds: C after each step, as :attr:`ReleasedStep.bound`.
+    :ivar noise_multiplier: sigma, of the last step; NaN before the first, as is
+    :ivar noise: of the last step, as :attr:`ReleasedStep.noise`.
+    :ivar clipped: clipped fractions by the number of the step after which they were read: about 30
+        of them, and the last; empty where none is known.
+    :ivar seconds: of the whole call, callbacks included.
+    :ivar step_seconds: of each step.
+    :ivar stopped: why there were no more steps.
+    """
+
+    inference: str
+    measure: str
+    earlier: int
+    num_steps: int
+    returned: list[float] = field(default_factory=list, init=False)
+    bounds: list[float] = field(default_factory=list, init=False)
+    noise_multiplier: float = field(default=math.nan, init=False)
+    noise: float = field(default=math.nan, init=False)
+    clipped: dict[int, ClippedFraction] = field(default_factory=dict, init=False)
+    seconds: float = field(default=0.0, init=False)
+    step_seconds: list[float] = field(default_factory=list, init=False)
+    stopped: str = field(default=_RUNNING, init=False)
+
+    @property
+    def values(self) -> list[float]:
+        """What the steps returned, where that is a number."""
+        return [each for each in self.returned if not math.isnan(each)]
+
+    @property
+    def steps(self) -> int:
+        """How many were taken in this call."""
+        return len(self.returned)
+
+    @property
+    def clipped_fraction(self) -> ClippedFraction | None:
+        """The last that was read; None where none is known."""
+        return list(self.clipped.values())[-1] if self.clipped else None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @overload
+    def __getitem__(self, place: int) -> float: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[float]: ...
+
+    def __getitem__(self, place: int | slice) -> float | list[float]:
+        return self.values[place]
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self.values)
+
+    def plot(self) -> Any:
+        """Panels: what the steps returned, the bound, the clipped fraction; those that there are.
+
+        :returns: a ``matplotlib.figure.Figure``; ``figure.savefig("run.png")`` keeps it.
+        :raises ConfigurationError: matplotlib is not installed.
+        """
+        numbers = [self.earlier + place for place in range(1, self.steps + 1)]
+        panels = {}
+        if self.values:
+            panels[self.measure] = numbers, self.returned
+        if any(map(math.isfinite, self.bounds)):
+            panels["bound C"] = numbers, self.bounds
+        if self.clipped:
+            fractions = [each.fraction for each in self.clipped.values()]
+            panels["clipped fraction"] = list(self.clipped), fractions
+        count = max(len(panels), 1)
+        found = figure("result.plot()", height=1.2 + 2.0 * count)
+        rows = found.subplots(count, sharex=True, squeeze=False)[:, 0]
+        for axes, (label, places) in zip(rows, panels.items(), strict=False):
+            axes.plot(*places, marker=".", linestyle="none" if label == self.measure else "-")
+            axes.set_ylabel(label)
+        rows[0].set_title(self._headline())
+        rows[-1].set_xlabel("step")
+        rows[-1].xaxis.get_major_locator().set_params(integer=True)
+        return found
+
+    def __repr__(self) -> str:
+        lines = [f"{self.inference}: {self._headline()}"]
+        if self.steps:
+            lines.append(
+                f"noise multiplier {self.noise_multiplier:.4g}, bound {self.bounds[-1]:.4g}, noise "
+                f"{self.noise:.4g} in a coordinate of the sum"
+            )
+        if self.clipped_fraction is not None:
+            lines.append(f"clipped: {self.clipped_fraction}")
+        if self.values:
+            lines.append(f"{self.measure}: {self.values[0]:.4g} first, {self.values[-1]:.4g} last")
+        if self.step_seconds:
+            typical = 1000 * statistics.median(self.step_seconds)
+            lines.append(f"{self.seconds:.3g} s, {typical:.3g} ms a step")
+        return "\n".join(lines)
+
+    def _headline(self) -> str:
+        return f"{self.earlier + self.steps} of {self.num_steps} steps, {self.stopped}"
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """The whole run. An exception that ends it is why it stopped."""
+        start = time.perf_counter()
+        try:
+            yield
+        except BaseException as error:
+            self.stopped = f"{type(error).__name__} stopped it"
+            raise
+        finally:
+            self.seconds = time.perf_counter() - start
+
+    def add(self, step: ReleasedStep, seconds: float) -> None:
+        """One more. What it says is kept, and not itself, which has the inference behind it."""
+        self.returned.append(step.value)
+        self.bounds.append(step.bound)
+        self.noise_multiplier, self.noise = step.noise_multiplier, step.noise
+        self.step_seconds.append(seconds)
+        every = max(1, (self.num_steps - self.earlier) // _READINGS)
+        if self.steps % every == 0 or step.step == self.num_steps:
+            self.read_clipped(step)
+
+    def read_clipped(self, step: ReleasedStep) -> None:
+        """As it is after this step, the last."""
+        clipped = step.clipped_fraction
+        if clipped is not None:
+            self.clipped[step.step] = clipped

@@ -1,0 +1,65 @@
+"""Ctrl-C between the stages of work, which is left undone or finished."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_Handler = Callable[[int, Any], Any]
+
+
+class Interrupts:
+    """Of work that has stages, and a point of no return.
+
+    Within :meth:`within` a Ctrl-C waits for the next :meth:`check`, as what torch keeps of the
+    process (modes, levels of vmap) may be left behind where an exception comes from anywhere. A
+    second one does not wait. From :meth:`hold` on all wait until the work is done. Only the main
+    thread gets any; elsewhere nothing happens here.
+    """
+
+    def __init__(self) -> None:
+        self._before: _Handler | None = None  # whose turn it is; None: not within
+        self._held = self._pending = False
+
+    @contextlib.contextmanager
+    def within(self) -> Iterator[None]:
+        """Work, which may have parts that are such work, too: then it is all of it."""
+        before = _handler()
+        if before is None or self._before is not None:
+            yield
+            return
+        self._before, self._held, self._pending = before, False, False
+        try:
+            signal.signal(signal.SIGINT, self._handle)
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+            self._before = None
+            if self._pending:
+                self._pending = False
+                before(signal.SIGINT, None)
+
+    def check(self) -> None:
+        """A point at which a Ctrl-C leaves the work undone."""
+        if self._pending and not self._held and self._before is not None:
+            self._pending = False
+            self._before(signal.SIGINT, None)
+
+    def hold(self) -> None:
+        """The last such point: what is begun here must be finished."""
+        self.check()
+        self._held = True
+
+    def _handle(self, number: int, frame: Any) -> None:
+        again, self._pending = self._pending, True
+        if again:
+            self.check()
+
+
+def _handler() -> _Handler | None:
+    """Python's, of Ctrl-C, where it would be called here."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    handler = signal.getsignal(signal.SIGINT)
+    return handler if callable(handler) else None

@@ -1,0 +1,272 @@
+"""Runs of inferences for Pyro models: what the contract does not know of them.
+
+What all runs promise is in run_contract.py.
+"""
+
+import math
+import sys
+
+import pyro
+import pytest
+import torch
+from problems import handwritten_guide, logistic, new_dpsvi, regression_data, values
+from pyro.infer.autoguide import AutoMultivariateNormal
+from run_contract import ctrl_c, same
+
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    ConfigurationError,
+    ConvergenceWarning,
+    PrivacyAccountant,
+    RunResult,
+    SubsampledGaussian,
+    private_selection,
+)
+from pyro_dp.infer.svi.public_optimizer import PublicOptimizer
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.mechanism.released_step import ReleasedStep
+from pyro_dp.utils.interrupts import Interrupts
+
+
+def scheduled(num_steps=6, **options):
+    optim = pyro.optim.ExponentialLR(
+        {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.1}, "gamma": 0.5}
+    )
+    return new_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=num_steps, **options)
+
+
+def rates(svi):
+    (rate,) = {each.optimizer.param_groups[0]["lr"] for each in svi.optim.optim_objs.values()}
+    return rate
+
+
+def test_a_scheduler_has_stepped_when_callbacks_are_called():
+    svi, found = scheduled(), []
+    svi.run(*regression_data(), progress=False, callbacks=[lambda step: found.append(rates(svi))])
+    assert found == pytest.approx([0.1 * 0.5**n for n in range(1, 7)])
+
+
+@pytest.mark.parametrize("stage", ["step", "step_scheduler"])
+def test_ctrl_c_waits_for_optimizer_and_scheduler(stage, monkeypatch):
+    """Then parameters, history and step size are those of a run that nobody has interrupted."""
+    data, original = regression_data(), getattr(PublicOptimizer, stage)
+
+    def interrupted(*args, **kwargs):
+        ctrl_c()
+        return original(*args, **kwargs)
+
+    states = []
+    for interrupts in (False, True):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        svi = scheduled(generator=0)
+        svi.step(*data)
+        with monkeypatch.context() as patch:
+            if interrupts:
+                patch.setattr(PublicOptimizer, stage, interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    svi.run(*data, progress=False)
+            else:
+                svi.run(*data, progress=False, callbacks=[lambda step: True])
+        state = svi.state_dict()
+        state["accountant"]["notes"] = []
+        states.append((state, values(), rates(svi)))
+    assert same(*states)
+
+
+def test_an_exception_in_the_optimizer_finds_its_release_kept(monkeypatch):
+    """The step is counted, the regression has its gradient, and the run goes on."""
+
+    def fails(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    svi, data = (
+        scheduled(100, noise_multiplier=None, accountant=PrivacyAccountant(1.0)),
+        regression_data(),
+    )
+    svi.step(*data)
+    with monkeypatch.context() as patch:
+        patch.setattr(PublicOptimizer, "step", fails)
+        with pytest.raises(KeyboardInterrupt):
+            svi.run(*data, progress=False)
+    assert svi._steps == svi.accountant.num_releases == 2
+    assert len(svi.state_dict()["history"]["gradients"]["draws"]) == 2
+    assert svi.run(*data, progress=False).steps == 98
+    assert 0.995 < svi.accountant.get_epsilon() <= 1.0
+
+
+def test_a_run_that_is_stopped_leaves_the_posterior_in_the_guide():
+    """As one that has ended; and goes on from there."""
+    data, guide = regression_data(), AutoMultivariateNormal(logistic)
+    svi = DPSVI(
+        logistic,
+        guide,
+        accountant=PrivacyAccountant(),
+        noise_multiplier=1.0,
+        num_steps=60,
+        generator=0,
+    )
+    svi.run(*data, progress=False, callbacks=[lambda step: step.step == 40])
+    found = svi.posterior()
+    torch.testing.assert_close(guide.median()["w"], found.mean)
+    svi.run(*data, progress=False)
+    assert not torch.equal(svi.posterior().mean, found.mean)
+    torch.testing.assert_close(guide.median()["w"], svi.posterior().mean)
+
+
+def test_a_run_that_is_stopped_too_early_warns():
+    svi = DPSVI(
+        logistic,
+        AutoMultivariateNormal(logistic),
+        accountant=PrivacyAccountant(),
+        noise_multiplier=1.0,
+        generator=0,
+    )
+    with pytest.warns(ConvergenceWarning, match="No posterior could be regressed"):
+        svi.run(*regression_data(), progress=False, callbacks=[lambda step: True])
+
+
+def test_states_may_be_saved_on_the_way():
+    svi, data, states = scheduled(generator=0), regression_data(), []
+    svi.run(*data, progress=False, callbacks=[lambda step: states.append(svi.state_dict())])
+    assert [state["steps"] for state in states] == [1, 2, 3, 4, 5, 6]
+    pyro.clear_param_store()
+    resumed = scheduled(generator=0)
+    resumed.load_state_dict(states[3])
+    assert resumed.run(*data, progress=False).steps == 2
+
+
+def test_a_stop_without_noise_needs_no_note():
+    svi = scheduled(noise_multiplier=0)
+    svi.run(*regression_data(), progress=False, callbacks=[lambda step: True])
+    assert svi.accountant.notes == ()
+
+
+def test_the_bound_follows_the_histogram():
+    """Of both inferences that choose it."""
+    for kind in (DPSVI, DPSEP):
+        pyro.clear_param_store()
+        options = dict(accountant=PrivacyAccountant(8.0), generator=0)
+        inference, seen = kind(logistic, AutoMultivariateNormal(logistic), **options), []
+        inference.run(
+            *regression_data(1000),
+            progress=False,
+            callbacks=[lambda step, seen=seen: seen.append(step.bound) or step.step == 4],
+        )
+        assert all(map(math.isfinite, seen)) and len(set(seen)) > 1
+
+
+def test_a_selection_may_return_a_run():
+    """It does not hold the data."""
+    data = regression_data()
+
+    def run(rate, accountant):
+        svi = DPSVI(
+            logistic,
+            handwritten_guide,
+            pyro.optim.Adam({"lr": rate}),
+            accountant=accountant,
+            num_steps=3,
+            noise_multiplier=2.0,
+            sample_rate=0.5,
+            loss_clip=1.0,
+        )
+        result = svi.run(*data, callbacks=[lambda step: step.step == 2])
+        return result, -sum(result)
+
+    releases = {SubsampledGaussian(2.0, 0.5): 3}
+    options = dict(accountant=PrivacyAccountant(), releases=releases)
+    best = private_selection(run, [0.1, 0.2], **options)
+    assert isinstance(best.result, RunResult) and best.result.steps == 2
+
+
+# The result by itself.
+
+
+def result(values=(3.0, 2.0, 1.0), bound=1.5, clipped=True):
+    made = RunResult("DPSVI", "private loss (nats)", 2, 9)
+    for place, value in enumerate(values):
+        fraction = ClippedFraction(0.1 * place, 0.01) if clipped else None
+        step = ReleasedStep(
+            3 + place, 9, value, bound, 2.0, 3.0, PrivacyAccountant(), lambda f=fraction: f
+        )
+        made.add(step, 0.5)
+    return made
+
+
+def test_a_result_is_a_sequence_of_what_is_a_number():
+    made = result((3.0, math.nan, 1.0))
+    assert list(made) == [3.0, 1.0] and made[-1] == 1.0 and made[:1] == [3.0] and sum(made) == 4.0
+    assert (made.steps, len(made)) == (3, 2) and not result((math.nan,))
+    assert list(made.clipped) == [3, 4, 5]
+
+
+def test_a_result_prints_as_a_few_lines():
+    made = result()
+    made.seconds, made.stopped = 1.6, "a callback stopped it"
+    assert repr(made).splitlines() == [
+        "DPSVI: 5 of 9 steps, a callback stopped it",
+        "noise multiplier 2, bound 1.5, noise 3 in a coordinate of the sum",
+        "clipped: 20% +- 1.0%",
+        "private loss (nats): 3 first, 1 last",
+        "1.6 s, 500 ms a step",
+    ]
+    assert repr(RunResult("DPSVI", "loss", 0, 9)) == "DPSVI: 0 of 9 steps, it is not finished"
+
+
+def test_a_result_draws_what_there_is():
+    pytest.importorskip("matplotlib")
+    loss, bound, clipped = result().plot().axes
+    assert [axes.get_ylabel() for axes in (loss, bound, clipped)] == [
+        "private loss (nats)",
+        "bound C",
+        "clipped fraction",
+    ]
+    (line,) = loss.lines
+    assert list(line.get_xdata()) == [3, 4, 5] and list(line.get_ydata()) == [3.0, 2.0, 1.0]
+    (axes,) = result((math.nan,), clipped=False).plot().axes
+    assert axes.get_ylabel() == "bound C"
+    (axes,) = RunResult("DPSVI", "loss", 0, 9).plot().axes
+    assert not axes.lines
+
+
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigurationError, match=r"result\.plot\(\) needs matplotlib"):
+        result().plot()
+
+
+# Ctrl-C by itself.
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    """Unless the work must be finished."""
+    interrupts, reached = Interrupts(), []
+    with pytest.raises(KeyboardInterrupt), interrupts.within():
+        ctrl_c()
+        reached.append(1)
+        ctrl_c()
+        reached.append(2)
+    with pytest.raises(KeyboardInterrupt), interrupts.within():
+        interrupts.hold()
+        ctrl_c()
+        ctrl_c()
+        interrupts.check()
+        reached.append(3)
+    assert reached == [1, 3]
+    with pytest.raises(KeyboardInterrupt):
+        ctrl_c()  # as before
+
+
+def test_ctrl_c_comes_at_a_check():
+    interrupts, reached = Interrupts(), []
+    with pytest.raises(KeyboardInterrupt), interrupts.within():
+        with interrupts.within():  # a part of the work
+            ctrl_c()
+        reached.append(1)
+        interrupts.check()
+        reached.append(2)
+    with interrupts.within():
+        interrupts.check()
+    assert reached == [1]
