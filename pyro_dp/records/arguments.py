@@ -117,7 +117,7 @@ def _is_untyped_data(value: Any, size: int) -> bool:
         nested = any(_is_untyped_data(each, size) for each in value.values())
         return nested or (rows and len(value) == size)
     if isinstance(value, (list, tuple)):
-        rows = len(value) and isinstance(value[0], (numbers.Number, list, tuple, Tensor, str))
+        rows = len(value) > 0 and isinstance(value[0], (numbers.Number, list, tuple, Tensor, str))
         if rows and len(value) == size:
             return True
         return any(_is_untyped_data(each, size) for each in value)

@@ -102,7 +102,7 @@ class DataNumbers:
             if _holds_all(value.flatten().double(), numbers.flatten().cpu(), rounding):
                 raise ModelError(_NUMBERS.format(label=sentence(label), what=what))
         for table in self._tables:
-            if _holds_rows(value, table):
+            if holds_rows(value, table):
                 raise ModelError(_NUMBERS.format(label=sentence(label), what="rows"))
 
 
@@ -127,7 +127,7 @@ def _holds_all(values: Tensor, wanted: Tensor, rounding: float) -> bool:
     return bool(((nearest - wanted).abs().amin(0) <= rounding * wanted.abs()).all())
 
 
-def _holds_rows(value: Tensor, table: Tensor) -> bool:
+def holds_rows(value: Tensor, table: Tensor) -> bool:
     """Whether rows of the table stand in the value, and not by chance."""
     width = table[0].numel()
     if table.dim() > 2 or (table.dim() == 2 and value.shape[-1:] != (width,)):

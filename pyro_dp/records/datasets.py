@@ -16,9 +16,9 @@ _ITERABLE = (
     "list({name})))."
 )
 _STACK = (
-    "The items of argument {name!r} (a {kind}) cannot be read and stacked. All must be of one shape: "
-    "numbers, arrays or tensors, or tuples or dictionaries of such (for images a transform such as "
-    "ToTensor()). list({name}) shows the error, if it is the dataset's own."
+    "The items of argument {name!r} (a {kind}) cannot be stacked: all must have one shape, "
+    "as numbers, arrays or tensors, or as tuples or dictionaries of such (images by a transform "
+    "such as ToTensor()). list({name}) shows the error, if it is the dataset's own."
 )
 
 

@@ -82,6 +82,12 @@ class Records:
         return [self._leaves[i] for i in self._data]
 
     @property
+    def places(self) -> Arguments:
+        """The arguments with, in place of each leaf, whether it is data."""
+        leaves = [i in self._data for i in range(len(self._leaves))]
+        return pytree.tree_unflatten(leaves, self._spec)
+
+    @property
     def constants(self) -> list[tuple[str, Any]]:
         """(label, argument), of the arguments that are no data."""
         return [
