@@ -18,7 +18,7 @@ Arguments = tuple[tuple, dict]
 
 _UNTYPED = (
     "Argument {name!r} has one element per record, and is a {kind}, of which no record can be "
-    "read: pass a tensor, an array or a list of numbers, as in torch.tensor(list({name}))."
+    "read: pass a tensor, an array or a list of numbers, as in torch.tensor(list({elements}))."
 )
 
 
@@ -73,7 +73,9 @@ def refuse_untyped(name: str, value: Any, size: int) -> None:
     :raises ModelError: an argument has one element per record, and is no tensor.
     """
     if _is_untyped_data(value, size):
-        raise ModelError(_UNTYPED.format(name=name, kind=type(value).__name__))
+        elements = f"{name}.values()" if isinstance(value, dict) else name
+        kind = type(value).__name__
+        raise ModelError(_UNTYPED.format(name=name, kind=kind, elements=elements))
 
 
 def named_arguments(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:

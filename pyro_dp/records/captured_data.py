@@ -46,6 +46,9 @@ def refuse_captured_data(references: References, records: Records) -> None:
     """:raises ModelError: something that model or guide refer to holds data; names it."""
     data = [table.detach() for table in records.tables]
     memory = {address(table) for table in data}
+    given = [x for x in records.given if _rows(x) == records.plate.size]
+    memory |= {address(x) for x in given if isinstance(x, Tensor)}
+    memory |= {_base(x) for x in given if isinstance(x, np.ndarray)}
     for label, tensor in references.tensors:
         if tensor.numel() and address(tensor) in memory:
             raise ModelError(_SAME_MEMORY.format(label=sentence(label)))

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from pyro_dp.records.sandbox import guarded
@@ -45,26 +44,26 @@ def with_columns(args: tuple, kwargs: dict, names: Sequence[str]) -> tuple[tuple
         if not isinstance(arg, Dataset) or isinstance(arg, TensorDataset):
             found += opened((arg,))
             continue
-        columns = _stacked(name, arg)
-        if isinstance(columns, dict):
-            kwargs = kwargs | columns
-        else:
-            found += columns if isinstance(columns, (list, tuple)) else [columns]
+        columns, named = _columns(name, arg)
+        found += columns
+        kwargs = kwargs | named
     return tuple(found), kwargs
 
 
-def _stacked(name: str, dataset: Any) -> Any:
+def _columns(name: str, dataset: Any) -> tuple[list, dict]:
+    """Arguments by position and by name."""
+    kind = type(dataset).__name__
     readable = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if isinstance(dataset, IterableDataset) or not readable:
-        raise ModelError(_ITERABLE.format(name=name, kind=type(dataset).__name__))
+        raise ModelError(_ITERABLE.format(name=name, kind=kind))
     try:
         # Its transforms may draw: that must not move the public generators.
         with forked_rng(), guarded("Reading the dataset"):
-            return default_collate([_shared(dataset[i]) for i in range(len(dataset))])
+            items = [dataset[i] for i in range(len(dataset))]
+            stacked = default_collate(items)
+            several = isinstance(items[0], (list, tuple))
     except ModelError:
-        raise ModelError(_STACK.format(name=name, kind=type(dataset).__name__)) from None
-
-
-def _shared(item: Any) -> Any:
-    """Without a graph, as a tensor that a network made has one."""
-    return item.detach() if isinstance(item, Tensor) else item
+        raise ModelError(_STACK.format(name=name, kind=kind)) from None
+    if isinstance(stacked, dict):
+        return [], stacked
+    return (list(stacked) if several else [stacked]), {}

@@ -82,6 +82,11 @@ class Records:
         return [self._leaves[i] for i in self._data]
 
     @property
+    def given(self) -> list[Any]:
+        """The arguments as the user gave them, leaf by leaf: of those that were converted, too."""
+        return self._given
+
+    @property
     def places(self) -> Arguments:
         """The arguments with, in place of each leaf, whether it is data."""
         leaves = [i in self._data for i in range(len(self._leaves))]
