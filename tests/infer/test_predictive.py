@@ -435,9 +435,9 @@ def test_to_arviz():
     assert found.groups() == ["posterior", "posterior_predictive", "constant_data"]
     assert set(found.posterior) == {"w"} and set(found.posterior_predictive) == {"y"}
     drawn = found.posterior_predictive["y"]
-    assert drawn.dims[:3] == ("chain", "draw", "record") and drawn.shape == (1, 6, 4)
+    assert drawn.dims[:3] == ("chain", "draw", "records") and drawn.shape == (1, 6, 4)
     assert (drawn.values == LABELS.numpy()).all()
-    assert found.constant_data["x"].dims[0] == "record"
+    assert found.constant_data["x"].dims[0] == "records"
     assert (found.constant_data["x"].values == NEW.numpy()).all()
     assert (found.constant_data["y"].values == LABELS.numpy()).all()
 

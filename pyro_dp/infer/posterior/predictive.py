@@ -96,7 +96,7 @@ class PosteriorPredictive(Predictive):
             names |= constants.keys()
             groups["posterior_predictive"] = _chain(predicted)
             groups["constant_data"] = {n: x.numpy(force=True) for n, x in constants.items()}
-        return arviz.from_dict(**groups, dims={name: ["record"] for name in names})
+        return arviz.from_dict(**groups, dims={name: ["records"] for name in names})
 
     def get_vectorized_trace(self, *args: Any, **kwargs: Any) -> Any:
         """:raises ConfigurationError: always: draws are made one after the other."""
