@@ -4,7 +4,8 @@ Integer labels meet a Bernoulli's float logits, integer features a float weight:
 torch by themselves, promote, is done here for the functions that do not.
 """
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 # Their tensors are numbers, never indices.
-_OF_NUMBERS = frozenset(
+OF_NUMBERS = frozenset(
     [
         *(getattr(torch, name) for name in ("addmm", "addmv", "baddbmm", "einsum", "tensordot")),
         *(
@@ -33,14 +34,19 @@ _OF_NUMBERS = frozenset(
 )
 
 
-def promoted(func: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The arguments of a torch function, all tensors of the dtype that a sum of them would have."""
-    if func not in _OF_NUMBERS:
-        return args, kwargs
-    dtypes = {x.dtype for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+def promoted(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments of such a function, all tensors of the dtype that a sum of them would have."""
+    dtypes = {x.dtype for x in _tensors((*args, *kwargs.values()))}
     if len(dtypes) < 2 or not any(dtype.is_floating_point for dtype in dtypes):
         return args, kwargs
-    first, *others = dtypes
-    for other in others:
-        first = torch.promote_types(first, other)
-    return pytree.tree_map_only(Tensor, lambda x: x.to(first), (args, kwargs))
+    common = reduce(torch.promote_types, dtypes)
+    return pytree.tree_map_only(Tensor, lambda x: x.to(common), (args, kwargs))
+
+
+def _tensors(values: Sequence) -> Iterator[Tensor]:
+    """Also those of lists, as einsum may have one. This is asked in every product of every step."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)

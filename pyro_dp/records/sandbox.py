@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from pyro_dp.graphs.libraries import is_library
-from pyro_dp.records.mixed_dtypes import promoted
+from pyro_dp.records.mixed_dtypes import OF_NUMBERS, promoted
 from pyro_dp.utils.errors import ModelError, PrivacyError
 
 PLACEHOLDERS = (
@@ -123,7 +123,9 @@ class _RecordByRecord(TorchFunctionMode):
     """Without statistics of a batch; numbers of different dtypes may meet."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        args, kwargs = promoted(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        if func in OF_NUMBERS:
+            args, kwargs = promoted(args, kwargs)
         if func is functional.batch_norm and (
             kwargs.get("training") or (len(args) > 5 and args[5])
         ):
