@@ -17,10 +17,11 @@ import numpy as np
 import pandas as pd
 import pyro
 import pyro.distributions as dist
+import scipy.sparse
 import torch
 from pyro.infer import RenyiELBO, Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoNormal
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant
 from pyro_dp.vips import LogisticRegression
@@ -442,36 +443,106 @@ def frame_with_text():
     dpsvi(logistic).step(frame, y)
 
 
-@attempt("The data", "'y'", says="tensor")
+@attempt("The data", "'y'", says="tensor", works=True)
 def list_of_labels():
     """A list with one label per person."""
     x, y = data()
     dpsvi(logistic).step(x, y.tolist())
 
 
-@attempt("The data", "'x'", says="tensor")
+@attempt("The data", "'x'", says="tensor", works=True)
 def list_of_rows():
     """A list with one list of features per person."""
     x, y = data()
     dpsvi(logistic).step(x.tolist(), y)
 
 
-@attempt("The data", "'x'", says="tensor")
+@attempt("The data", "'x'", says="pad_sequence")
+def ragged_rows():
+    """A list of rows of different lengths."""
+    x, y = data()
+    rows = x.tolist()
+    dpsvi(logistic).step([rows[0][:2], *rows[1:]], y)
+
+
+@attempt("The data", "'y'", says=r"list\(y\)|tensor")
+def dictionary_of_labels():
+    """Labels by the number of the person."""
+    x, y = data()
+    dpsvi(logistic).step(x, dict(enumerate(y.tolist())))
+
+
+@attempt("The data", "'x'", "'y'", says=r"y\.loc\[x\.index\]")
+def frames_in_another_order():
+    """Frames whose rows are in different orders."""
+    x, y = data()
+    labels = pd.Series(y.numpy()).sample(frac=1.0, random_state=0)
+    dpsvi(logistic).step(pd.DataFrame(x.numpy()), labels)
+
+
+@attempt("The data", "'y'", says=r"y\.map\(")
+def text_labels():
+    """Labels as text."""
+    x, y = data()
+    dpsvi(logistic).step(x, pd.Series(np.where(y > 0, "yes", "no")).astype("category"))
+
+
+@attempt("The data", "'x'", says=r"svi\.run\(x\.dataset\)")
 def data_loader():
     """A DataLoader."""
     x, y = data()
     dpsvi(logistic).step(DataLoader(TensorDataset(x, y), batch_size=10))
 
 
-@attempt("The data", "'dataset'", says="tensor")
+@attempt("The data", "'x'", says=r"svi\.run\(list\(x\)\)")
+def generator():
+    """A generator of records."""
+    x, y = data()
+    dpsvi(logistic).step((row for row in x), y)
+
+
+@attempt("The data", "'x'", says=r"x\.toarray\(\)")
+def sparse_features():
+    """A sparse matrix of SciPy."""
+    x, y = data()
+    dpsvi(logistic).step(scipy.sparse.csr_array(x.numpy()), y)
+
+
+@attempt("The data", "'x'", says=r"x\.filled\(0\)")
+def masked_array():
+    """A masked array of NumPy."""
+    x, y = data()
+    dpsvi(logistic).step(np.ma.masked_greater(x.numpy(), 3.0), y)
+
+
+@attempt("The data", "'dataset'", says="tensor", works=True)
 def dataset():
-    """A Dataset."""
+    """A Dataset: its items are the model's arguments."""
+    x, y = data()
+    dpsvi(logistic).step(TensorDataset(x, y))
+
+
+@attempt("The data", "'dataset'", says="what model and guide take")
+def dataset_in_the_model():
+    """A model that takes the Dataset itself."""
     x, y = data()
 
     def model(dataset):
         logistic(*dataset.tensors)
 
     dpsvi(model).step(TensorDataset(x, y))
+
+
+@attempt("The data", "'x'", says="default_collate")
+def iterable_dataset():
+    """An IterableDataset."""
+    x, y = data()
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from zip(x, y, strict=True)
+
+    dpsvi(logistic).step(Stream())
 
 
 @attempt("The data", "'x'", says="tensor")
@@ -855,3 +926,40 @@ def signs_as_labels_in_vips():
     """VIPS with labels of -1 and 1."""
     x, y = data()
     vips(LogisticRegression(dim=3)).step(x, 2 * y - 1)
+
+
+@attempt("Prediction", "first step", says=r"pyro\.infer\.Predictive\(model, guide=guide")
+def predicting_before_the_fit():
+    """A prediction before the first step."""
+    dpsvi(logistic).predictive()
+
+
+@attempt("Prediction", "'features'", says="pass it", spends=1)
+def predicting_without_features():
+    """A prediction without features that it depends on."""
+    x, y = data()
+
+    def model(features, y):
+        logistic(features, y)
+
+    svi = dpsvi(model, num_steps=1)
+    svi.step(x, y)
+    svi.predictive(10)(y=y[:5])
+
+
+@attempt("Prediction", "'x'", says=r"x\[None\]", spends=1)
+def predicting_one_record():
+    """A prediction for a record without its dimension."""
+    x, y = data()
+    svi = dpsvi(logistic, num_steps=1)
+    svi.step(x, y)
+    svi.predictive(10)(torch.ones(3))
+
+
+@attempt("Prediction", "'x'", "'y'", says="a row for each new record", spends=1)
+def predicting_with_other_lengths():
+    """A prediction with one label too few."""
+    x, y = data()
+    svi = dpsvi(logistic, num_steps=1)
+    svi.step(x, y)
+    svi.predictive(10)(torch.ones(5, 3), torch.ones(4))

@@ -285,6 +285,10 @@ def explained(inference: Any) -> Iterator[tuple[str, Any]]:
     yield "half the width", torch.tensor(found.records_for_half_width)
 
 
+def predicted(inference: Any) -> Iterator[tuple[str, Any]]:
+    yield from inference.predictive(2).posterior_samples.items()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Svi(OnModel):
     optim: str = "Adam"
@@ -299,6 +303,7 @@ class Svi(OnModel):
 
     def results(self, inference: DPSVI) -> Any:
         yield from parameters()
+        yield from predicted(inference)
         with contextlib.suppress(ConfigurationError):  # of a guide that is no Gaussian
             posterior = inference.posterior()
             yield "mean", posterior.mean
@@ -316,6 +321,7 @@ class Sep(OnModel):
         posterior = inference.posterior()
         yield "mean", posterior.mean
         yield "covariance", posterior.covariance_matrix
+        yield from predicted(inference)
         yield "noise share", posterior.noise_share
         yield from explained(inference)
         yield from parameters()

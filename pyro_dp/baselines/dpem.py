@@ -16,8 +16,10 @@ from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.records.arguments import as_tensors
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.linalg import clipped_rows, noise_radius, stacked, unstacked
+from pyro_dp.utils.memory import version
 from pyro_dp.utils.validation import require_count, require_number, require_scale, require_tensors
 
 _SHARES = (0.2, 0.3, 0.5)  # of sigma^-2: counts, sums, second moments
@@ -105,7 +107,7 @@ class DPEM(IterativeMechanism):
         self.locs = start.detach().to(torch.float64, copy=True)
         identity = torch.eye(dim, dtype=torch.float64, device=start.device)
         self.covariances = start_variance * identity.repeat(components, 1, 1)
-        self._checked: tuple[Tensor, int, RecordSampler] | None = None  # the last data
+        self._checked: tuple[Any, int, Tensor, RecordSampler] | None = None  # the last data
 
     _measure = "change of the locations"
 
@@ -114,13 +116,13 @@ class DPEM(IterativeMechanism):
     def step(self, x: Tensor) -> float:
         """One private EM step, given all rows.
 
-        :param x: (N, d).
+        :param x: (N, d), as a tensor or in any form that :class:`DPSVI` takes.
         :returns: root mean square of the locations' change.
         :raises ModelError: the data do not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         """
         self._refuse_steps_beyond_calibration()
-        sampler = self._sampler_of(x)
+        x, sampler = self._checked_rows(x)
         position = self.accountant.position
         clipped = self._sum_type(self._blocks(), x.device)
         indices = self._sample(sampler, position).to(x.device)
@@ -156,12 +158,16 @@ class DPEM(IterativeMechanism):
         for name, value in estimate.items():
             setattr(self, name, value.clone())
 
-    def _sampler_of(self, x: Tensor) -> RecordSampler:
-        """Of the rows, which are checked if they are new."""
-        if self._checked is not None and self._checked[0] is x and self._checked[1] == x._version:
-            return self._checked[2]
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise ModelError("The data must be a tensor of floating-point numbers.")
+    def _checked_rows(self, given: Any) -> tuple[Tensor, RecordSampler]:
+        """The rows, as a tensor, and their sampler: checked if they are new."""
+        if self._checked is not None:
+            known, changes, x, sampler = self._checked
+            if known is given and changes == version(given):
+                return x, sampler
+        rows, others = as_tensors(self.step, (given,), {})
+        if others or len(rows) != 1 or not isinstance(rows[0], Tensor) or rows[0].is_complex():
+            raise ModelError("The data must be one tensor of real numbers.")
+        x = rows[0]
         dim = self.locs.shape[1]
         if x.dim() != 2 or x.shape[1] != dim or len(x) == 0:
             raise ModelError(f"The data must have rows of {dim} numbers, as start has.")
@@ -173,8 +179,8 @@ class DPEM(IterativeMechanism):
         for name in _ESTIMATE:
             setattr(self, name, getattr(self, name).to(x.device))
         sampler = RecordSampler(self.sampling, len(x), self.sample_rate)
-        self._checked = x, x._version, sampler
-        return sampler
+        self._checked = given, version(given), x, sampler
+        return x, sampler
 
     def _blocks(self) -> list[Block]:
         components, dim = self.locs.shape

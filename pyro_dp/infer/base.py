@@ -24,6 +24,7 @@ from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.arguments import described
 from pyro_dp.records.first_look import first_look
+from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.reading import require_slice_data
 from pyro_dp.records.record_term import RecordTerm
@@ -175,6 +176,11 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         if not self._steps or self._first is None:
             self._first = records
         return prepared
+
+    def _new_records(self) -> NewRecords | None:
+        if not self._steps or self._first is None:
+            return None
+        return NewRecords(self.model, self.guide, self._first)
 
     def _rate(self, plate: PrivatePlate) -> float:
         """The sample rate, which may be that of the plate."""

@@ -3,58 +3,79 @@
 import inspect
 import numbers
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset
 
+from pyro_dp.records.datasets import opened, with_columns
+from pyro_dp.records.tables import as_tensor, is_rows, lengths, require_same_rows
 from pyro_dp.utils.errors import ModelError
 
 Arguments = tuple[tuple, dict]
 
-_LOADER = (
-    "Argument {name!r} is a {kind}: pass the tensors themselves, all records at once, as in "
-    "svi.run(*dataset.tensors). Which records take part in a step is drawn privately."
-)
-_KIND = (
-    "Argument {name!r} holds {kind}: encode them as numbers first (a category as integers 0, 1, "
-    "...), by a rule that was fixed before the data."
-)
 _UNTYPED = (
-    "Argument {name!r} has one element per record, but is no tensor: use one, as "
-    "torch.tensor({name})."
+    "Argument {name!r} has one element per record, and is a {kind}, of which no record can be "
+    "read: pass a tensor, an array or a list of numbers, as in torch.tensor(list({elements}))."
 )
 
 
 def as_tensors(model: Callable, args: tuple, kwargs: dict) -> Arguments:
-    """NumPy arrays and pandas frames become tensors: floats of torch's default dtype, integers
-    of int64, booleans as they are. Everything else stays what it is.
+    """What has rows becomes tensors, by one rule for all.
 
-    :raises ModelError: an argument is no such thing, and none that a model could read record by
-        record; names it.
+    Floats get torch's default dtype, also those of tensors; integers int64; booleans stay. Arrays
+    and frames are tables. Lists, tuples and ranges are, if they have as many elements as the
+    longest argument has rows. Datasets stand for the arguments that their items have
+    (:func:`~pyro_dp.records.datasets.with_columns`). Everything else stays what it is.
+
+    :raises ModelError: an argument cannot be read record by record; names it.
     """
-    names = argument_names(model, args, kwargs)
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    converted = [_as_tensor(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
-    longest = max((len(x) for x in converted if isinstance(x, Tensor) and x.dim()), default=None)
-    tensors = pytree.tree_unflatten(converted, spec)
-    if longest is None or longest > 1:
-        # Such a list would be shown as a public constant while the plate is looked for.
+    names = [name for name, _ in named_arguments(model, args, {})]
+    args, kwargs = with_columns(args, kwargs, names)
+    longest = _longest(args, kwargs)
+    named, rows = named_arguments(model, args, kwargs), partial(is_rows, size=longest)
+    require_same_rows([(n, leaf) for n, x in named for leaf in pytree.tree_leaves(x, is_leaf=rows)])
+    found = [
+        pytree.tree_map(partial(as_tensor, name, size=longest), value, is_leaf=rows)
+        for name, value in named
+    ]
+    tensors = tuple(found[: len(args)]), dict(zip(kwargs, found[len(args) :], strict=True))
+    if longest > 1:
+        # It would be shown as a public constant while the plate is looked for.
         for name, value in named_arguments(model, *tensors):
             refuse_untyped(name, value, longest)
     return tensors
 
 
-def refuse_untyped(name: str, value: Any, size: int | None) -> None:
+def flattened(args: tuple, kwargs: dict) -> tuple[list, Any]:
+    """The arguments as they were given: leaves, among them lists of rows, and their places."""
+    given, longest = opened(args), _longest(args, kwargs)
+    leaves, places = [], []
+    for value in (*given, *kwargs.values()):
+        found, spec = pytree.tree_flatten(value, is_leaf=partial(is_rows, size=longest))
+        leaves += found
+        places.append(spec)
+    return leaves, (tuple(kwargs), places)
+
+
+def _longest(args: tuple, kwargs: dict) -> int:
+    """Most rows of an argument: of none, 0. A list of one element is no data."""
+    found = (n for value in (*opened(args), *kwargs.values()) for n in lengths(value))
+    longest = max(found, default=0)
+    return longest if longest > 1 else 0
+
+
+def refuse_untyped(name: str, value: Any, size: int) -> None:
     """
-    :param size: number of records, if it is known.
+    :param size: number of records.
     :raises ModelError: an argument has one element per record, and is no tensor.
     """
     if _is_untyped_data(value, size):
-        raise ModelError(_UNTYPED.format(name=name))
+        elements = f"{name}.values()" if isinstance(value, dict) else name
+        kind = type(value).__name__
+        raise ModelError(_UNTYPED.format(name=name, kind=kind, elements=elements))
 
 
 def named_arguments(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
@@ -89,35 +110,17 @@ def argument_names(model: Callable, args: tuple, kwargs: dict) -> list[str]:
     ]
 
 
-def _as_tensor(name: str, leaf: Any) -> Any:
-    if isinstance(leaf, (DataLoader, Dataset)):
-        raise ModelError(_LOADER.format(name=name, kind=type(leaf).__name__))
-    if hasattr(leaf, "to_numpy") and not isinstance(leaf, np.ndarray):  # of pandas
-        leaf = leaf.to_numpy()
-    if not isinstance(leaf, np.ndarray):
-        return leaf
-    kind = leaf.dtype.kind
-    if kind == "O":
-        try:
-            leaf, kind = leaf.astype(float), "f"
-        except (TypeError, ValueError):  # whose text would show a value
-            raise ModelError(_KIND.format(name=name, kind="text or other objects")) from None
-    if kind not in "fiub":
-        kinds = {"U": "text", "S": "text", "M": "dates", "m": "time spans", "c": "complex numbers"}
-        raise ModelError(_KIND.format(name=name, kind=kinds.get(kind, str(leaf.dtype))))
-    dtype = {"f": torch.get_default_dtype(), "b": torch.bool}.get(kind, torch.int64)
-    return torch.from_numpy(np.array(leaf)).to(dtype)
-
-
-def _is_untyped_data(value: Any, size: int | None) -> bool:
-    """Whether there is a sequence of numbers, or of sequences, with one element per record."""
+def _is_untyped_data(value: Any, size: int) -> bool:
+    """Whether there is a collection of numbers, or of sequences, with one element per record."""
     if isinstance(value, (Tensor, str)):
         return False
     if isinstance(value, dict):
-        return any(_is_untyped_data(each, size) for each in value.values())
+        rows = all(isinstance(each, numbers.Number) for each in value.values())
+        nested = any(_is_untyped_data(each, size) for each in value.values())
+        return nested or (rows and len(value) == size)
     if isinstance(value, (list, tuple)):
-        rows = len(value) and isinstance(value[0], (numbers.Number, list, tuple, Tensor, str))
-        if rows and (len(value) == size or size is None):
+        rows = len(value) > 0 and isinstance(value[0], (numbers.Number, list, tuple, Tensor, str))
+        if rows and len(value) == size:
             return True
         return any(_is_untyped_data(each, size) for each in value)
     return hasattr(value, "__len__") and len(value) == size

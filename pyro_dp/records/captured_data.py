@@ -46,6 +46,9 @@ def refuse_captured_data(references: References, records: Records) -> None:
     """:raises ModelError: something that model or guide refer to holds data; names it."""
     data = [table.detach() for table in records.tables]
     memory = {address(table) for table in data}
+    given = [x for x in records.given if _rows(x) == records.plate.size]
+    memory |= {address(x) for x in given if isinstance(x, Tensor)}
+    memory |= {_base(x) for x in given if isinstance(x, np.ndarray)}
     for label, tensor in references.tensors:
         if tensor.numel() and address(tensor) in memory:
             raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
@@ -102,7 +105,7 @@ class DataNumbers:
             if _holds_all(value.flatten().double(), numbers.flatten().cpu(), rounding):
                 raise ModelError(_NUMBERS.format(label=sentence(label), what=what))
         for table in self._tables:
-            if _holds_rows(value, table):
+            if holds_rows(value, table):
                 raise ModelError(_NUMBERS.format(label=sentence(label), what="rows"))
 
 
@@ -127,7 +130,7 @@ def _holds_all(values: Tensor, wanted: Tensor, rounding: float) -> bool:
     return bool(((nearest - wanted).abs().amin(0) <= rounding * wanted.abs()).all())
 
 
-def _holds_rows(value: Tensor, table: Tensor) -> bool:
+def holds_rows(value: Tensor, table: Tensor) -> bool:
     """Whether rows of the table stand in the value, and not by chance."""
     width = table[0].numel()
     if table.dim() > 2 or (table.dim() == 2 and value.shape[-1:] != (width,)):

@@ -11,7 +11,13 @@ from torch._C._functorch import is_batchedtensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.records.arguments import Arguments, argument_names, named_arguments, refuse_untyped
+from pyro_dp.records.arguments import (
+    Arguments,
+    argument_names,
+    flattened,
+    named_arguments,
+    refuse_untyped,
+)
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.stand_ins import is_table, placeholder_row, spacing, varied
 from pyro_dp.utils.errors import ModelError
@@ -67,8 +73,9 @@ class Records:
         self.plate = plate
         self.reading = reading
         self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
-        self._given, self._given_spec = pytree.tree_flatten(given or (args, kwargs))
-        self._versions = [version(x) for x in self._given]
+        self._given, self._given_spec = flattened(*(given or (args, kwargs)))
+        self._given_versions = [version(x) for x in self._given]
+        self._versions = [version(x) for x in self._leaves]
         self._data = [
             i for i, leaf in enumerate(self._leaves) if is_table(leaf) and len(leaf) == plate.size
         ]
@@ -87,6 +94,17 @@ class Records:
     def tables(self) -> list[Tensor]:
         """The data tensors, (N, ...) each: for the curator's checks, and no user code."""
         return [self._leaves[i] for i in self._data]
+
+    @property
+    def given(self) -> list[Any]:
+        """The arguments as the user gave them, leaf by leaf: of those that were converted, too."""
+        return self._given
+
+    @property
+    def places(self) -> Arguments:
+        """The arguments with, in place of each leaf, whether it is data."""
+        leaves = [i in self._data for i in range(len(self._leaves))]
+        return pytree.tree_unflatten(leaves, self._spec)
 
     @property
     def constants(self) -> list[tuple[str, Any]]:
@@ -169,8 +187,9 @@ class Records:
 
     def same_as(self, args: tuple, kwargs: dict) -> bool:
         """Whether these are the very arguments, unchanged."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        return spec == self._given_spec and all(map(_same, leaves, self._given, self._versions))
+        leaves, spec = flattened(args, kwargs)
+        known = self._given, self._given_versions
+        return spec == self._given_spec and all(map(_same, leaves, *known))
 
     def require_same_data(self, later: "Records") -> None:
         """:raises ModelError: records that a later step was given are not these."""
@@ -181,11 +200,11 @@ class Records:
             )
         for i, j in zip(self._data, later._data, strict=False):
             name = later._names[j]
-            if _same(later._given[j], self._given[i], self._versions[i]):
-                continue
-            if version(self._given[i]) != self._versions[i]:
-                raise ModelError(_OTHER_DATA.format(what=f"{name!r} was changed in place"))
             one, other = self._leaves[i], later._leaves[j]
+            if _same(other, one, self._versions[i]):
+                continue
+            if version(one) != self._versions[i]:
+                raise ModelError(_OTHER_DATA.format(what=f"{name!r} was changed in place"))
             alike = one.shape == other.shape and one.dtype == other.dtype
             if not (alike and torch.equal(one, other.to(one.device))):
                 raise ModelError(_OTHER_DATA.format(what=f"{name!r} has other values"))

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from pyro_dp.graphs.libraries import is_library
+from pyro_dp.records.mixed_dtypes import OF_NUMBERS, promoted
 from pyro_dp.utils.errors import ModelError, PrivacyError
 
 PLACEHOLDERS = (
@@ -77,6 +78,8 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
       torch's messages quote values. The text is removed from the original as well, which stays the
       new one's ``__context__``.
     * Warnings are withheld where exceptions are.
+    * Integers and floats may meet in products and likelihoods
+      (:mod:`pyro_dp.records.mixed_dtypes`).
     * Batch statistics are refused: they mix records, and running averages would keep them.
     * Validation is off, also of distributions that were made with it: it reads values, which can
       be neither vectorised over records nor traced.
@@ -91,7 +94,7 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
             quiet,
             pyro.validation_enabled(False),
             mock.patch.object(Distribution, "_validate_sample", lambda self, value: None),
-            _NoBatchStatistics(),
+            _RecordByRecord(),
         ):
             yield
     except PrivacyError as error:
@@ -120,9 +123,13 @@ def _no_warnings() -> Iterator[None]:
         yield
 
 
-class _NoBatchStatistics(TorchFunctionMode):
+class _RecordByRecord(TorchFunctionMode):
+    """Without statistics of a batch; numbers of different dtypes may meet."""
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func in OF_NUMBERS:
+            args, kwargs = promoted(args, kwargs)
         if func is functional.batch_norm and (
             kwargs.get("training") or (len(args) > 5 and args[5])
         ):

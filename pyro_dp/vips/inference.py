@@ -24,6 +24,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
 from pyro_dp.infer.posterior.explained import Explained
+from pyro_dp.infer.posterior.predicted import Predicted
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.release_settings import ReleaseSettings
@@ -31,6 +32,7 @@ from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.arguments import as_tensors
 from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
+from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.records import Prepared, Reading, Records
 from pyro_dp.records.sandbox import guarded
@@ -48,7 +50,7 @@ from pyro_dp.vips.statistics_sum import StatisticsSum
 _STATE = ("size", "statistics", "static")
 
 
-class VIPS(IterativeMechanism, Explained):
+class VIPS(IterativeMechanism, Explained, Predicted):
     """Differentially private variational Bayes for a conjugate-exponential model.
 
     Each step samples records and takes from each its expected sufficient statistics under the
@@ -220,6 +222,11 @@ class VIPS(IterativeMechanism, Explained):
         else:
             with _finite():
                 self.model.guide(self._current())
+
+    def _new_records(self) -> NewRecords | None:
+        if not self._steps or self._first is None:
+            return None
+        return NewRecords(self.model.model, self.guide, self._first)
 
     def _noise_aware(self, current: Any) -> SitePosterior:
         mixed, size, model = self._mixed, self._size, self.model

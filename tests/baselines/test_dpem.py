@@ -232,7 +232,7 @@ def test_single_precision():
     ("x", "words"),
     [
         ([[0.0, 0.0]], "tensor"),
-        (torch.zeros(5, 2, dtype=torch.long), "floating"),
+        (torch.zeros(5, 2, dtype=torch.cfloat), "real numbers"),
         (torch.zeros(5, 3), "rows of 2"),
         (torch.zeros(2), "rows of 2"),
         (torch.zeros(0, 2), "rows of 2"),

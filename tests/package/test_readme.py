@@ -16,6 +16,7 @@ PAGES = (
     "docs/explain.md",
     "docs/vips.md",
     "docs/trust.md",
+    "docs/data.md",
 )
 TEXTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 

@@ -420,15 +420,6 @@ def test_numpy_arguments_of_objects():
     x, y = regression_data()
     with pytest.raises(ModelError, match="'y' holds text"):
         attempt(data=(x, y.numpy().astype(str)), guide=handwritten_guide)
-    with pytest.raises(ModelError, match="'x' is a TensorDataset"):
-        attempt(data=(torch.utils.data.TensorDataset(x, y), y), guide=handwritten_guide)
-
-
-@pytest.mark.parametrize("make", [list, lambda y: [[each] for each in y]])
-def test_lists_with_a_row_per_record(make):
-    x, y = regression_data()
-    with pytest.raises(ModelError, match="'y' has one element per record"):
-        attempt(data=(x, make(y.tolist())), guide=handwritten_guide)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -976,7 +967,7 @@ def test_records_that_touch_nothing():
         attempt(model, data=(torch.randn(10),))
 
 
-def test_a_list_of_numbers_is_no_tensor():
+def test_numbers_by_key_are_no_tensor():
     def model(x, y, ages):
         logistic(x, y)
 
@@ -984,7 +975,7 @@ def test_a_list_of_numbers_is_no_tensor():
         handwritten_guide(x, y)
 
     with pytest.raises(ModelError, match="'ages'.*tensor"):
-        attempt(model, guide, data=(*regression_data(), [0.0] * 30))
+        attempt(model, guide, data=(*regression_data(), dict.fromkeys(range(30), 0.0)))
 
 
 def test_autoguide_that_was_run_before_is_noted():

@@ -356,7 +356,7 @@ BAD_DATA = [
     ("logistic", (changed(X, math.inf), Y)),
     ("logistic", (X.to(torch.complex128), Y)),
     ("logistic", (X.numpy().astype(str), Y.numpy())),
-    ("logistic", (X.tolist(), Y)),
+    ("logistic", (iter(X.tolist()), Y)),
     ("logistic", (X[:0], Y[:0])),
     ("logistic", ()),
     ("linear", (X,)),

@@ -15,7 +15,7 @@ from sklearn.decomposition import LatentDirichletAllocation as Reference
 from vips_problems import Fixture, fitted, scaled_distance
 
 import pyro_dp.mechanism.sampling
-from pyro_dp import VIPS, ConfigurationError, ModelError, PrivacyAccountant
+from pyro_dp import VIPS, ConfigurationError, ModelError, NotPrivateWarning, PrivacyAccountant
 from pyro_dp.vips import LatentDirichletAllocation
 from pyro_dp.vips.models.documents import Documents, WordCounts, halves, local_posterior
 from pyro_dp.vips.models.noisy_counts import expected_counts
@@ -449,6 +449,9 @@ def test_predictive(dtype):
     model = model_of()
     vips = fitted(model, (counts,), 3)
     samples = Predictive(poutine.uncondition(model.model), guide=vips.guide, num_samples=5)(counts)
+    with pytest.warns(NotPrivateWarning, match="records of the fit"):
+        mine = vips.predictive(5)(counts)
+    assert mine["words"].shape == (5, 20, WORDS) and (mine["words"].sum(-1) == 20).all()
     assert samples["words"].shape == (5, 20, WORDS)
     assert (samples["words"].sum(-1) == 20).all()
     topics = Predictive(vips.guide, num_samples=3000)(counts)["topics"]

@@ -313,6 +313,8 @@ def test_predictive(name, dtype):
     samples = Predictive(model.model, guide=vips.guide, num_samples=20)(new)
     site = "assignment" if name == "mixture" else "y"
     assert samples[site].shape == (20, 7)
+    mine = vips.predictive(20)(0.9 * new)
+    assert mine[site].shape == (20, 7) and set(vips.posterior()) <= mine.keys()
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

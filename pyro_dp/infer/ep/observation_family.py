@@ -87,6 +87,8 @@ class Family:
             inside = (value >= 0) & (value < base.logits.shape[-1])
             value = value.clamp(0, base.logits.shape[-1] - 1)
             weight = torch.where(inside | (weight == 0), weight, torch.nan)
+        elif not value.is_floating_point():  # a Bernoulli of torch asks for labels like its logits
+            value = value.to(numbers)
         rest = [*(x.expand(shape) for x in constant), value, weight]
         return numbers.reshape(-1, numbers.shape[-1]), [x.reshape(-1) for x in rest]
 

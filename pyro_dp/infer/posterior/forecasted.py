@@ -13,6 +13,7 @@ from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.infer.posterior.explained import Explained
 from pyro_dp.infer.posterior.forecast import Forecast, Intervals
 from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.posterior.predicted import Predicted
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.prior_predictive import PriorPredictive
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ConvergenceWarning
@@ -26,7 +27,7 @@ _NOT_YOURS = (
 )
 
 
-class Forecasted(Explained):
+class Forecasted(Explained, Predicted):
     """An inference from a Pyro model whose posterior can be forecast. It stands last."""
 
     @classmethod

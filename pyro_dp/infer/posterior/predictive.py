@@ -1,0 +1,125 @@
+"""What a posterior says of records that were not there: draws, and a form for ArviZ."""
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NoReturn
+
+from pyro.infer import Predictive
+from torch import Tensor
+
+from pyro_dp.records.new_records import NewRecords
+from pyro_dp.utils.errors import ConfigurationError, NotPrivateWarning, PrivacyError
+
+_OF_THE_FIT = (
+    "Argument {name!r} holds records of the fit: what is predicted with it is as private as they "
+    "are, and the ledger does not cover it. Their own latents are not among it: they are drawn as "
+    "of new records."
+)
+_REFUSED = (
+    "to_arviz: argument {name!r} holds records of the fit, which would be published with the "
+    "posterior. Pass new or public records, or none for the posterior alone."
+)
+
+
+class PosteriorPredictive(Predictive):
+    """Draws of everything that the model samples, for new records of any number.
+
+    A ``pyro.infer.Predictive``: ``predictive(x_new)`` returns draws by site, (num_samples, *site
+    shape): the global latents, which were drawn from the guide when this was made and are the same
+    in all calls, latents and outcomes of the new records, and what is deterministic.
+
+    * The model gets all new records at once, whatever its plate's size, batches and ``slice_data``
+      were. Arguments may come in all forms that :meth:`DPSVI.step` takes.
+    * Outcomes are drawn, also where an argument gives them: ``predictive(x_new, y_new)`` is for
+      comparison. They may be left out, also where the signature has no default. Constants are those
+      of the fit, an integer that was N is the new number.
+    * Latents of a new record come from the guide, where it computes them from the record's own
+      arguments and all of these are given, and else from the model: nobody has seen the record.
+      Rows of parameters for the records of the fit are not used.
+
+    **Guarantee.** The global draws, and what is made of them and of records that are new or public,
+    are post-processing of what was released. Records of the fit are not protected by it: where they
+    are recognised there is a :class:`NotPrivateWarning`.
+
+    :param new: model, guide, and what is known of the arguments.
+    :param posterior_samples: of the guide's global sites, (num_samples, ...).
+    :param return_sites: of what is drawn; by default all.
+    """
+
+    def __init__(
+        self,
+        new: NewRecords,
+        posterior_samples: Mapping[str, Tensor],
+        num_samples: int,
+        return_sites: Sequence[str] = (),
+    ):
+        if isinstance(return_sites, str):
+            raise ConfigurationError(f"return_sites must be a list, such as [{return_sites!r}].")
+        super().__init__(new.model, num_samples=num_samples, return_sites=tuple(return_sites))
+        self.posterior_samples = dict(posterior_samples)
+        self._new = new
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """
+        :param args: new records, as of the model; so are kwargs.
+        :returns: draws by site, (num_samples, *site shape).
+        :raises ModelError: they do not fit those of the fit, the model fails on them, or has not
+            all of ``return_sites``.
+        """
+        given = self._new.given(args, kwargs)
+        if name := given.recognised:
+            warnings.warn(NotPrivateWarning(_OF_THE_FIT.format(name=name)), stacklevel=4)
+        return given.draws(self.posterior_samples, self.num_samples, self.return_sites)
+
+    def to_arviz(self, *args: Any, **kwargs: Any) -> Any:
+        """The draws as an ``arviz.InferenceData``, with one chain.
+
+        Group ``posterior`` has the global latents; with arguments there are also
+        ``posterior_predictive``, of the records' latents and outcomes, and ``constant_data``, the
+        arguments themselves: that is why these must be new or public.
+
+        :param args: new records, as of the model, or none; so are kwargs.
+        :raises PrivacyError: an argument holds records of the fit, as far as that can be seen.
+        :raises ConfigurationError: ArviZ is not installed: ``pip install pyro-dp[arviz]``.
+        """
+        arviz = _arviz()
+        groups: dict[str, Any] = {"posterior": _chain(self.posterior_samples)}
+        names: Collection[str] = ()
+        if args or kwargs:
+            given = self._new.given(args, kwargs)
+            if name := given.recognised:
+                raise PrivacyError(_REFUSED.format(name=name))
+            drawn = self(*args, **kwargs)
+            predicted = {n: x for n, x in drawn.items() if n not in self.posterior_samples}
+            constants = given.columns
+            names = {n for n, x in predicted.items() if x.shape[1:2] == (given.size,)}
+            names |= constants.keys()
+            groups["posterior_predictive"] = _chain(predicted)
+            groups["constant_data"] = {n: x.numpy(force=True) for n, x in constants.items()}
+        return arviz.from_dict(**groups, dims={name: ["records"] for name in names})
+
+    def get_vectorized_trace(self, *args: Any, **kwargs: Any) -> Any:
+        """:raises ConfigurationError: always: draws are made one after the other."""
+        raise ConfigurationError(
+            "get_vectorized_trace: the draws of new records have no one trace."
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivacyError("A PosteriorPredictive holds the data: save its posterior_samples.")
+
+
+def _arviz() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # its news of itself, once a day
+        try:
+            import arviz
+        except ImportError:
+            raise ConfigurationError(
+                "to_arviz needs ArviZ, which is not installed: pip install pyro-dp[arviz]."
+            ) from None
+    return arviz
+
+
+def _chain(draws: Mapping[str, Tensor]) -> dict[str, Any]:
+    """As of one chain, (1, num_samples, ...)."""
+    return {name: value.unsqueeze(0).numpy(force=True) for name, value in draws.items()}

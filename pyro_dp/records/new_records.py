@@ -1,0 +1,337 @@
+"""New records, of any number, in the place of those that a model was fitted to.
+
+The model is run on all of them at once, whatever its plate's size and batches were in the fit: then
+it does not matter whether it indexes its arguments or takes them whole.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.distributions import Unit
+from pyro.infer.autoguide import AutoGuide
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_dp.records.arguments import as_tensors, named_arguments
+from pyro_dp.records.captured_data import holds_rows
+from pyro_dp.records.local_parameters import LocalParameters, marked_parameters
+from pyro_dp.records.messengers import OneRecord, no_sites
+from pyro_dp.records.records import Records
+from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.stand_ins import is_table, varied
+from pyro_dp.records.tables import as_tensor
+from pyro_dp.utils.agreement import agree
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.rng import forked_rng
+
+_NONE = (
+    "There are no records to predict for: pass at least one argument with a row for each of them, "
+    "such as {name!r}."
+)
+_LENGTHS = "All arguments must have a row for each new record, but {listed}."
+_MISSING = (
+    "Argument {name!r} is missing, and what is predicted depends on it: pass it, with a row for "
+    "each new record. What is only observed may be left out."
+)
+_NO_ROWS = (
+    "Argument {name!r} must have a row for each new record, in {dims} dimensions as in the fit: a "
+    "single record is {name}[None]."
+)
+_NO_PARAMETERS = (
+    "Parameter {name!r} has a row for each record of the fit, and none for new ones: make it a "
+    "latent of the record (pyro.sample within the plate)."
+)
+_NO_SITES = "return_sites: the model has no site {names}; it has {known}."
+_SUBSAMPLED = (
+    "Plate {name!r} takes a part of its elements (subsample_size), and a prediction would know the "
+    "latents of some of them only: leave subsample_size out."
+)
+_FACTOR = (
+    "pyro.factor {name!r} has no outcomes that could be drawn: write it as a pyro.sample statement "
+    "with obs=, to predict."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class NewRecords:
+    """
+    :param guide: of the latents.
+    :param fitted: the records of the fit. Of their data nothing is used but the shapes of rows,
+        and, for a warning only, whether new ones are among them.
+    """
+
+    model: Callable
+    guide: Callable
+    fitted: Records
+
+    def global_draws(self, count: int) -> dict[str, Tensor]:
+        """Of the guide's sites outside the plate, (count, ...), by torch's global generator."""
+        args, kwargs = self.fitted.arguments(self.fitted.placeholder())
+        plate, local = self.fitted.plate, self.parameters
+        draws: dict[str, list[Tensor]] = {}
+        with (
+            torch.no_grad(),
+            guarded("Running the guide on placeholder data", public=True),
+            OneRecord(plate, torch.zeros(1, dtype=torch.long, device=self.fitted.device)),
+            local.shown(local.constants()),
+        ):
+            for _ in range(count):
+                trace = poutine.trace(self.guide).get_trace(*args, **kwargs)
+                _require_whole_plates(trace, plate.name)
+                for name, site in trace.iter_stochastic_nodes():
+                    if not (plate.holds(site) or site["infer"].get("is_auxiliary")):
+                        draws.setdefault(name, []).append(site["value"])
+        return {name: torch.stack(values) for name, values in draws.items()}
+
+    @property
+    def parameters(self) -> LocalParameters:
+        """With a row for each record of the fit."""
+        return marked_parameters(self.fitted.plate.size)
+
+    def given(self, args: tuple, kwargs: dict) -> "Given":
+        """The arguments of a call, what is missing filled in.
+
+        Constants are those of the fit, where an integer that was N is the number of new records.
+        An outcome may be missing: then it is the default of the model's signature, or else rows
+        that only a site that is observed may read.
+
+        :raises ModelError: they do not fit those of the fit, or one is missing that is no outcome.
+        """
+        known = dict(self._named(*self.fitted.arguments(self.fitted.placeholder(), length=1)))
+        tables = {name: x for name, x in self._named(*self.fitted.places) if _any(x)}
+        found = self._converted(args, kwargs, tables)
+        rows = {
+            name: list(_rows(name, found[name], known[name], tables[name]))
+            for name in tables
+            if found.get(name) is not None
+        }
+        lengths = {name: len(leaf) for name, leaves in rows.items() for leaf in leaves}
+        if not lengths:
+            raise ModelError(_NONE.format(name=next(iter(tables))))
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
+            raise ModelError(_LENGTHS.format(listed=listed))
+        size, defaults = next(iter(lengths.values())), _defaults(self.model)
+        missing = [name for name in tables if name not in rows]
+        found |= {name: defaults[name] for name in missing if name in defaults}
+        filled = {n: (known[n], tables[n]) for n in missing if n not in defaults}
+        constants = {name: x for name, x in known.items() if name not in tables}
+        found = pytree.tree_map(partial(self._resized, size=size), constants) | found
+        order = list(known)[: len(self.fitted.places[0])]
+        return Given(self, order, found, filled, rows, size, complete=not missing)
+
+    def _named(self, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
+        return named_arguments(self.model, args, kwargs)
+
+    def _resized(self, constant: Any, size: int) -> Any:
+        return size if type(constant) is int and constant == self.fitted.plate.size else constant
+
+    def _converted(self, args: tuple, kwargs: dict, tables: Mapping) -> dict[str, Any]:
+        """The arguments by name, as tensors; also a list of a single record."""
+
+        def rows(name: str, value: Any) -> Any:
+            listed = isinstance(value, (list, tuple, range)) and tables.get(name) is True
+            return as_tensor(name, value, size=len(value)) if listed else value
+
+        args = tuple(rows(name, value) for name, value in self._named(args, {}))
+        kwargs = {name: rows(name, value) for name, value in kwargs.items()}
+        return dict(self._named(*as_tensors(self.model, args, kwargs)))
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a model is called with, and what it draws then.
+
+    :param order: names of the arguments that are passed by position.
+    :param found: arguments by name.
+    :param filled: outcomes that are missing: a placeholder row of each, and which leaves are data.
+    :param rows: tensors with a row per record that were given, by argument.
+    :param size: number of new records.
+    :param complete: whether no argument with rows is missing.
+    """
+
+    new: NewRecords
+    order: list[str]
+    found: dict[str, Any]
+    filled: dict[str, tuple[Any, Any]]
+    rows: dict[str, list[Tensor]]
+    size: int
+    complete: bool
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """What has a row per record, by name: of an argument that holds several, numbered."""
+        return {
+            name if len(leaves) == 1 else f"{name}_{i}": leaf
+            for name, leaves in self.rows.items()
+            for i, leaf in enumerate(leaves)
+        }
+
+    @property
+    def recognised(self) -> str | None:
+        """The name of an argument that holds records of the fit, as far as that can be seen."""
+        tables = self.new.fitted.tables
+        for name, leaves in self.rows.items():
+            if any(_is_of_the_fit(leaf, table) for leaf in leaves for table in tables):
+                return name
+        return None
+
+    def draws(
+        self, latents: Mapping[str, Tensor], count: int, sites: Collection[str] = ()
+    ) -> dict[str, Tensor]:
+        """What the model samples, (count, ...) by site, for draws of the global latents.
+
+        Latents of the records come from the guide, where it computes them from arguments that are
+        all there, and else from the model.
+
+        :param latents: (count, ...) each.
+        :param sites: what is asked for; of nothing, all.
+        :raises ModelError: the model fails; it has no such site.
+        """
+        amortised = self.complete and not isinstance(self.new.guide, AutoGuide)
+        amortised = amortised and not self.new.parameters
+        guide = self.new.guide if amortised else no_sites
+        plate, drawn = self.new.fitted.plate, list[dict[str, Tensor]]()
+        with self._running():
+            self._require_outcomes()
+            for i in range(count):
+                values = {name: each[i] for name, each in latents.items()}
+                trace = self._traced(poutine.condition(guide, values))
+                own = {n: s["value"] for n, s in trace.iter_stochastic_nodes() if plate.holds(s)}
+                guide = guide if own else no_sites
+                trace = self._traced(poutine.condition(self._unconditioned, values | own))
+                drawn.append(_values(trace, sites))
+        return {name: torch.stack([each[name] for each in drawn]) for name in drawn[0]}
+
+    @property
+    def _unconditioned(self) -> Callable:
+        return poutine.uncondition(self.new.model)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        fitted = self.new.fitted
+        with (
+            torch.no_grad(),
+            guarded("Predicting", public=self.recognised is None),
+            OneRecord(fitted.plate, torch.arange(self.size, device=fitted.device)),
+            _NoRows(self.new.parameters.leaves),
+        ):
+            yield
+
+    def _traced(self, function: Callable, varies: str | None = None) -> poutine.Trace:
+        """
+        :param varies: of what is missing, what has rows that differ, and no placeholders.
+        """
+        values = dict(self.found)
+        for name, (row, places) in self.filled.items():
+            make = partial(_repeated, size=self.size, varies=name == varies)
+            values[name] = pytree.tree_map(make, row, places)
+        args = [values.pop(name) for name in self.order]
+        trace = poutine.trace(function).get_trace(*args, **values)
+        _require_whole_plates(trace, self.new.fitted.plate.name)
+        for name, site in trace.nodes.items():
+            if site["type"] == "sample" and isinstance(site["fn"], Unit):
+                raise ModelError(_FACTOR.format(name=name))
+        return trace
+
+    def _require_outcomes(self) -> None:
+        """:raises ModelError: something that is missing decides what is predicted."""
+        for missing in self.filled:
+            traces = []
+            for varies in (None, missing):
+                with forked_rng():
+                    pyro.set_rng_seed(0)
+                    traces.append(self._traced(self._unconditioned, varies))
+                traces[-1].compute_log_prob()
+            one, other = (dict(trace.iter_stochastic_nodes()) for trace in traces)
+            alike = one.keys() == other.keys() and all(
+                agree(site[part], other[name][part])
+                for name, site in one.items()
+                for part in ("value", "log_prob")
+            )
+            if not alike:
+                raise ModelError(_MISSING.format(name=missing))
+
+
+@dataclass(eq=False, repr=False)
+class _NoRows(Messenger):
+    """Refuses parameters that new records have no rows of."""
+
+    names: Collection[str]
+
+    def _pyro_param(self, msg: dict) -> None:
+        if msg["name"] in self.names:
+            raise ModelError(_NO_PARAMETERS.format(name=msg["name"]))
+
+
+def _require_whole_plates(trace: poutine.Trace, private: str) -> None:
+    """Of other plates than the private one; whose indices are no sites of interest."""
+    for name, site in list(trace.nodes.items()):
+        if site["type"] != "sample" or not isinstance(site["fn"], _Subsample):
+            continue
+        if name != private and site["fn"].subsample_size not in (None, site["fn"].size):
+            raise ModelError(_SUBSAMPLED.format(name=name))
+        trace.remove_node(name)
+
+
+def _values(trace: poutine.Trace, names: Collection[str]) -> dict[str, Tensor]:
+    """Of these sites, or of all."""
+    found = {n: site["value"] for n, site in trace.nodes.items() if site["type"] == "sample"}
+    if absent := set(names) - found.keys():
+        listed, known = (", ".join(map(repr, each)) for each in (sorted(absent), found))
+        raise ModelError(_NO_SITES.format(names=listed, known=known))
+    return {name: value for name, value in found.items() if name in (names or found)}
+
+
+def _any(places: Any) -> bool:
+    return any(pytree.tree_leaves(places))
+
+
+def _rows(name: str, value: Any, known: Any, places: Any) -> Iterator[Tensor]:
+    """The tensors of an argument that have a row per record.
+
+    :param known: a row of each, as of the fit.
+    """
+    leaves, likes = pytree.tree_leaves(value), pytree.tree_leaves(known)
+    if len(leaves) != len(likes):
+        raise ModelError(_NO_ROWS.format(name=name, dims=likes[0].dim()))
+    for leaf, like, has_rows in zip(leaves, likes, pytree.tree_leaves(places), strict=True):
+        if has_rows:
+            if not is_table(leaf) or leaf.dim() != like.dim():
+                raise ModelError(_NO_ROWS.format(name=name, dims=like.dim()))
+            yield leaf
+
+
+def _repeated(row: Any, is_data: bool, size: int, varies: bool) -> Any:
+    if not is_data:
+        return row
+    return varied(row, size, seed=1) if varies else row.expand(size, *row.shape[1:])
+
+
+def _defaults(model: Callable) -> dict[str, Any]:
+    """Of the arguments of its signature that have one."""
+    function = model.forward if isinstance(model, torch.nn.Module) else model
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
+
+
+def _is_of_the_fit(leaf: Tensor, table: Tensor) -> bool:
+    """Whether rows of the table stand in a tensor, and not by chance."""
+    if not leaf.numel() or leaf.is_floating_point() != table.is_floating_point():
+        return False
+    if leaf.data_ptr() == table.data_ptr() or holds_rows(leaf, table):
+        return True
+    whole = leaf.shape == table.shape and bool((leaf != leaf[:1]).any())
+    return whole and torch.equal(leaf.to(table), table)

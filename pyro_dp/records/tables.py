@@ -1,0 +1,213 @@
+"""What has a row per record, in the forms in which people have it, as one tensor.
+
+Floats get torch's default dtype, integers int64, booleans stay; rows keep their order.
+"""
+
+import math
+import numbers
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from pyro_dp.utils.errors import ModelError
+
+_LOADER = (
+    "Argument {name!r} is a {kind}, which hands out batches: pass the dataset behind it, all "
+    "records at once, as in svi.run({name}.dataset). Which records take part in a step is drawn "
+    "privately."
+)
+_DATASET = (
+    "Argument {name!r} is a {kind}: a dataset stands for the arguments that its items have, and is "
+    "passed by position, as in svi.run(dataset)."
+)
+_ONCE = (
+    "Argument {name!r} is a {kind}, which can be read once, and only from its beginning: pass all "
+    "records, as a tensor or a list, as in svi.run(list({name}))."
+)
+_SPARSE = (
+    "Argument {name!r} is a sparse {kind}: pass it dense, as in svi.run({name}.toarray()), or the "
+    "places and values of what is not zero, as arrays with a row per record."
+)
+_KIND = (
+    "Argument {name!r} holds {kind}{where}: encode them as numbers first (a category as integers "
+    "0, 1, ..., by a rule that was fixed before the data, as in {column}.map({{'no': 0, 'yes': "
+    "1}}))."
+)
+_RAGGED = (
+    "Argument {name!r} has rows of different lengths: pad them to one, and pass their lengths as "
+    "another argument, as in torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)."
+)
+_MASKED = (
+    "Argument {name!r} is a masked array, whose mask a tensor has not: pass {name}.filled(0) and "
+    "~{name}.mask, as two arguments."
+)
+_KINDS = {"U": "text", "S": "text", "T": "text", "M": "dates", "m": "time spans", "c": "complex"}
+_OTHERS = "text or other objects"
+
+
+def is_rows(value: Any, size: int) -> bool:
+    """Whether this is a list, tuple or range with so many numbers, lists, arrays or tensors."""
+    if _is_listed(value):
+        return len(value) == size
+    if not isinstance(value, (list, tuple)) or not len(value) == size > 0:
+        return False
+    first = value[0]
+    # Tensors that are as long hold the records themselves, and the list the tensors.
+    return isinstance(first, (Tensor, np.ndarray)) and first.shape[:1] != (size,)
+
+
+def lengths(value: Any) -> Iterator[int]:
+    """Of what may have a row per record, in an argument or within its containers."""
+    if _is_listed(value):
+        yield len(value)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from lengths(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from lengths(each)
+    elif _is_array(value) and value.shape:
+        yield int(value.shape[0])
+
+
+def as_tensor(name: str, value: Any, *, size: int = 0) -> Any:
+    """A tensor, if the value has rows; else what it is.
+
+    A NumPy array that is mapped from a file, cannot be written to and has the right dtype, is used
+    where it lies. Everything else is copied: what is done to it later has no effect.
+
+    :param name: of the argument.
+    :param size: how many elements a list has that is rows.
+    :raises ModelError: it has rows, and cannot be read as numbers; names the argument.
+    """
+    if isinstance(value, Tensor):
+        return value.to(torch.get_default_dtype()) if value.is_floating_point() else value
+    if is_rows(value, size):
+        return _listed(name, value)
+    _refuse_others(name, value)
+    if hasattr(value, "iloc"):  # of pandas
+        return _tensor(name, _frame(name, value) if value.ndim == 2 else _column(name, value))
+    if hasattr(value, "to_numpy"):
+        value = value.to_numpy()
+    if not _is_array(value):
+        return value
+    if isinstance(value, np.ma.MaskedArray):
+        raise ModelError(_MASKED.format(name=name))
+    return _tensor(name, _numbers(name, np.asanyarray(value)))
+
+
+def require_same_rows(named: list[tuple[str, Any]]) -> None:
+    """:raises ModelError: frames or series of equal length call their rows by other names."""
+    frames = [(name, value) for name, value in named if hasattr(value, "iloc")]
+    for name, value in frames[1:]:
+        first, reference = frames[0]
+        if len(value) == len(reference) and not value.index.equals(reference.index):
+            raise ModelError(
+                f"Arguments {first!r} and {name!r} have different indices, and rows are matched by "
+                f"position: pass {name}.loc[{first}.index], or, if their order is the same, "
+                f"{name}.to_numpy()."
+            )
+
+
+def _is_listed(value: Any) -> bool:
+    """A sequence of numbers or text, or of such sequences, as nested lists are."""
+    if isinstance(value, range):
+        return True
+    if not isinstance(value, (list, tuple)) or not value:
+        return False
+    return isinstance(value[0], (numbers.Number, np.bool_, str)) or _is_listed(value[0])
+
+
+def _is_array(value: Any) -> bool:
+    """Of NumPy, pandas, or a file format that can be read as an array."""
+    return isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "__array__")
+
+
+def _refuse_others(name: str, value: Any) -> None:
+    kind = type(value).__name__
+    if isinstance(value, DataLoader):
+        raise ModelError(_LOADER.format(name=name, kind=kind))
+    if isinstance(value, Dataset):
+        raise ModelError(_DATASET.format(name=name, kind=kind))
+    if isinstance(value, Iterator):
+        raise ModelError(_ONCE.format(name=name, kind=kind))
+    if scipy.sparse.issparse(value):
+        raise ModelError(_SPARSE.format(name=name, kind="array"))
+
+
+def _listed(name: str, value: Any) -> Tensor:
+    try:
+        if isinstance(value[0], Tensor):
+            return as_tensor(name, torch.stack(list(value)))
+        array = np.array(value)
+    except (RuntimeError, TypeError, ValueError):  # whose text may show a value
+        raise ModelError(_RAGGED.format(name=name)) from None
+    return _tensor(name, _numbers(name, array))
+
+
+def _frame(name: str, frame: Any) -> np.ndarray:
+    """The columns of a frame, as one array: booleans or integers only where all of them are."""
+    columns = [
+        _column(name, frame.iloc[:, j], f"{name}[{name}.columns[{j}]]")
+        for j in range(frame.shape[1])
+    ]
+    if not columns:
+        return np.empty(frame.shape)
+    return np.stack(columns, axis=1)
+
+
+def _column(name: str, column: Any, label: str | None = None) -> np.ndarray:
+    """Of pandas, also of a dtype of its own; what is missing becomes NaN."""
+    label, kind = label or name, column.dtype.kind
+    if kind in "fiub" and not isinstance(column.dtype, np.dtype):
+        missing = kind == "f" or column.isna().any()
+        dtype = float if missing else {"b": bool}.get(kind, np.int64)
+        # A nullable column has its own way to say that a number is missing.
+        return column.to_numpy(dtype=dtype, na_value=math.nan if missing else None)
+    return _numbers(name, column.to_numpy(), label)
+
+
+def _numbers(name: str, array: np.ndarray, label: str | None = None) -> np.ndarray:
+    """
+    :param label: how to write the column of a frame that this is.
+    """
+    where = f" in {label}" if label not in (None, name) else ""
+    kind = array.dtype.kind
+    if kind == "O":
+        array = _of_objects(array)
+        kind = array.dtype.kind
+    if kind not in "fiub":
+        found = _KINDS.get(kind, _OTHERS)
+        raise ModelError(_KIND.format(name=name, kind=found, where=where, column=label or name))
+    return array
+
+
+def _of_objects(array: np.ndarray) -> np.ndarray:
+    """Python numbers, with None where one is missing, as an array of numbers, if they are such."""
+    elements = array.ravel().tolist()
+    if not all(isinstance(each, (numbers.Number, np.bool_, type(None))) for each in elements):
+        return array
+    try:
+        found = np.array(elements).reshape(array.shape)
+        return array.astype(float) if found.dtype.kind == "O" else found
+    except (TypeError, ValueError, OverflowError):  # whose text would show a value
+        return array
+
+
+def _tensor(name: str, array: np.ndarray) -> Tensor:
+    default = torch.get_default_dtype()
+    floats = np.dtype(np.float64 if default == torch.float64 else np.float32)
+    dtype = {"f": floats, "b": np.dtype(bool)}.get(array.dtype.kind, np.dtype(np.int64))
+    mapped = isinstance(array, np.memmap) and not array.flags.writeable
+    if not (mapped and array.dtype == dtype and array.flags.c_contiguous):
+        array = np.array(array, dtype=dtype, order="C", subok=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it cannot be written to, which nobody does
+        tensor = torch.from_numpy(array)
+    return tensor.to(default) if tensor.is_floating_point() else tensor
