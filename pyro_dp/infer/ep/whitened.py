@@ -29,6 +29,7 @@ from pyro_dp.utils.linalg import dense, inverse, restricted, unstacked
 
 _LONGEST_STEP = 1.0  # roots of nats per record
 _SHORTEST_STEP = 1e-12
+_FARTHEST = 3.0  # of a step in a coordinate, in standard deviations of the prior at the first q
 _TURNED = 0.3  # cosine, from which a step goes back on the one before: it was too long
 # Bias from which intervals do not hold: chosen on the same data as the plan. Weights that do not
 # depend on the outcome bias less.
@@ -43,7 +44,7 @@ _TOO_MANY = (
 )
 _ON_THE_WAY = "the last step was longer than the intervals are wide: take more steps"
 _NORMS_ALONE = "norms of the records' parts are all that was released so far"
-_GAUSSIANS = ("posterior", "aware", "prior")
+_GAUSSIANS = ("posterior", "aware", "prior", "first_prior")
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +76,7 @@ class WhitenedApproximation:
     :param posterior: q without the noise's uncertainty, on all latents.
     :param aware: q with it; both have the same mean.
     :param prior: as a factor, refined at q.
+    :param first_prior: the same at the first q.
     :param looks: all releases but the first, which is of norms alone.
     :param histograms: of norms, one for each look, if there is noise.
     :param known: evidence of the records, from the second release on.
@@ -87,6 +89,7 @@ class WhitenedApproximation:
     posterior: Gaussian
     aware: Gaussian
     prior: Gaussian
+    first_prior: Gaussian
     looks: tuple[Look, ...] = ()
     histograms: NormHistograms = NormHistograms()
     known: Evidence | None = None
@@ -108,7 +111,9 @@ class WhitenedApproximation:
         prior = problem.prior.factor(mean, posterior.covariance)
         # Without noise there is nothing to trade a bound against.
         frame = Frame.start(posterior.eta, dim, math.inf) if plan.multiplier == 0 else None
-        return WhitenedApproximation(problem, size, plan, posterior, posterior, prior, frame=frame)
+        return WhitenedApproximation(
+            problem, size, plan, posterior, posterior, prior, prior, frame=frame
+        )
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -299,11 +304,23 @@ class WhitenedApproximation:
             product = (seen @ known.curvature @ last).item() / self.size
             back = product < -_TURNED * max(before * length, _SHORTEST_STEP**2)
             radius = before / 2 if back else min(2 * radius, _LONGEST_STEP)
-        return length, radius, start + way * min(1.0, radius / max(length, _SHORTEST_STEP))
+        share = min(
+            1.0, radius / max(length, _SHORTEST_STEP), _FARTHEST / max(self._reach(way), 1.0)
+        )
+        return length, radius, start + way * share
 
     def _length(self, way: Tensor, known: Evidence) -> float:
         """In roots of nats per record."""
         return math.sqrt(max((way @ known.curvature @ way).item() / self.size, 0.0))
+
+    def _reach(self, way: Tensor) -> float:
+        """How far a step goes at most, in the scale that the prior has at the first q.
+
+        Where the records say nothing a step is that of the prior, and in the tails of one that is
+        not Gaussian, such as of a scale, its curvature says nothing, either.
+        """
+        precision = dense(self.first_prior.precision).diagonal()
+        return (way.square() * precision.clamp(min=0.0)).max().sqrt().item()
 
     def _factor(self, known: Evidence, precision: Tensor) -> Gaussian:
         """The records' evidence with this precision, on all latents."""

@@ -28,7 +28,7 @@ class PosteriorPredictive(Predictive):
     shape): the global latents, which were drawn from the guide when this was made and are the same
     in all calls, latents and outcomes of the new records, and what is deterministic.
 
-    * The model gets all new records at once, whatever its plate's size, batches and ``slice_data``
+    * The model gets all new records at once, whatever its plate's size and batches
       were. Arguments may come in all forms that :meth:`DPSVI.step` takes.
     * Outcomes are drawn, also where an argument gives them: ``predictive(x_new, y_new)`` is for
       comparison. They may be left out, also where the signature has no default. Constants are those
