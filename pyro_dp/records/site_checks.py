@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.infer import ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
+from pyro.infer import ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_parameters import LocalParameters
+from pyro_dp.records.losses import enumerates
 from pyro_dp.records.messengers import OneRecord, Outside
 from pyro_dp.records.plate import PrivatePlate, Traces, random_sites, traced
 from pyro_dp.records.records import Arguments, Records
@@ -146,7 +147,7 @@ def check_latents(loss: ELBO, outside: Runs, particle: Particle, privatize: str)
 
 def _is_enumerated(loss: ELBO, site: dict) -> bool:
     return (
-        isinstance(loss, TraceEnum_ELBO)
+        enumerates(loss)
         and bool(site["infer"].get("enumerate"))
         and getattr(site["fn"], "has_enumerate_support", False)
     )

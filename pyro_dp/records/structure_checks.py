@@ -136,6 +136,9 @@ def check_support(term: RecordTerm, particle: Particle, size: int) -> None:
     """
     records = term.records
     indices = torch.arange(records.plate.size, device=records.device)
+    draws = LocalDraws(stream=_stream(), index=indices[0])
+    term.observations(particle, particle.detached(), indices[0], records.placeholder(), draws)
+    term = replace(term, draws=tuple(draws.requested))  # nothing is enumerated here
     if not term.vectorizes:  # one at a time is slow: a part of them
         indices, size = indices[records.examples(100)], 1
     for chosen in indices.split(size):

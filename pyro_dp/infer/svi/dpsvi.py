@@ -13,7 +13,7 @@ from typing import Any
 
 import pyro
 import torch
-from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.optim import PyroOptim
 from torch import Tensor
 
@@ -39,6 +39,7 @@ from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.local_parameters import FIXED, NOTE
+from pyro_dp.records.losses import Loss, as_elbo
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
@@ -58,7 +59,6 @@ from pyro_dp.utils.validation import (
     same,
 )
 
-_LOSSES = (Trace_ELBO, TraceMeanField_ELBO, TraceEnum_ELBO)
 _STATE = ("parameters", "optimizer", "bound")
 _NO_HISTORY = {"gradients": None, "averages": None}  # of a state of an older version
 _ROW_STEP = 0.1  # of rows of parameters per record, without an optim
@@ -202,7 +202,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         model: Callable,
         guide: Callable,
         optim: PyroOptim | None = None,
-        loss: ELBO | None = None,
+        loss: Loss | None = None,
         *,
         accountant: PrivacyAccountant,
         num_steps: int | None = None,
@@ -226,7 +226,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             raise ConfigurationError(
                 "optim must be a pyro.optim optimizer, for example pyro.optim.Adam({'lr': 0.01})."
             )
-        _require_loss(loss)
+        if loss is not None:
+            as_elbo(loss)
         require_choice("privatize", privatize, tuple(COORDINATES))
         self._automatic = optim is None
         if isinstance(max_grad_norm, ByOptim):
@@ -488,7 +489,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         started = initialised(self.guide)
         if self.loss is None:
             self.loss = TraceEnum_ELBO() if records.plate.enumerates else Trace_ELBO()
-        users = (self.loss, self.model, self.guide)
+        users = (as_elbo(self.loss), self.model, self.guide)
         term, parameters = build_record_term(
             *users, records, privatize=self.privatize, microbatch_size=self.microbatch_size
         )
@@ -527,7 +528,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             self.num_steps = usual_steps()
         self._history.start(
             term,
-            particles=self.loss.num_particles,
+            particles=eager.loss.num_particles,
             num_steps=self.num_steps,
             rate=sampler.sample_rate,
             concludes=self._automatic,
@@ -641,18 +642,6 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _exact(self) -> dict[str, Callable]:
         return {"loss": exact_loss, "gradient_norms": exact_norms}
-
-
-def _require_loss(loss: Any) -> None:
-    """:raises ConfigurationError: it is none of those that are known."""
-    if loss is None:
-        return
-    if type(loss) not in _LOSSES:
-        names, given = ", ".join(kind.__name__ for kind in _LOSSES), type(loss).__name__
-        if isinstance(loss, type):
-            given = f"the class itself: write {loss.__name__}()"
-        raise ConfigurationError(f"loss must be one of {names}, not {given}.")
-    require_count("loss.num_particles", loss.num_particles)
 
 
 def _row_adam(given: RowAdam | None, optim: PyroOptim | None, name: str) -> RowAdam:
