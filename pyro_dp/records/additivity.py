@@ -30,9 +30,10 @@ _NO_SUM = (
     "the sites (write that as pyro.factor inside the plate, divided by the plate's size)."
 )
 _RUNS = (
-    "loss: it runs the guide {runs} times. Run it once, for one draw of the latents: of several "
-    "draws no sum over records can be told. (TraceEnum_ELBO without max_plate_nesting runs it once "
-    "more: write TraceEnum_ELBO(max_plate_nesting=...), and enumerate in parallel.)"
+    "loss: it runs the guide {runs} times. Run it once, for one draw of the latents; several draws "
+    "are taken of a subclass of ELBO, by its num_particles. (TraceEnum_ELBO without "
+    "max_plate_nesting runs it once more: write TraceEnum_ELBO(max_plate_nesting=...), and "
+    "enumerate in parallel.)"
 )
 _NO_NUMBER = "loss: it must return one number, as a tensor."
 _Hide = Callable[[PrivatePlate], Messenger]

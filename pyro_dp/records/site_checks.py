@@ -22,6 +22,10 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 
 _COMPARED = ("value", "log_prob")
+_MASKED = (
+    " (Where there is an obs_mask, Pyro drops infer: write config_enumerate(model) instead. A "
+    "guide has the site under poutine.mask(mask=~obs_mask).)"
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -166,9 +170,10 @@ def check_inside(loss: ELBO, inside: Runs) -> None:
             )
     for name, site in in_model.items():
         if not site["is_observed"] and name not in in_guide and not _is_enumerated(loss, site):
+            hint = _MASKED if name.endswith("_unobserved") else ""
             raise ModelError(
                 f"Latent site {name!r} of the model is not in the guide: add it there, or sum it "
-                "out with TraceEnum_ELBO and infer={'enumerate': 'parallel'}."
+                f"out with TraceEnum_ELBO and infer={{'enumerate': 'parallel'}}.{hint}"
             )
 
 

@@ -136,8 +136,17 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         ``loss_clip``); who loops over :meth:`step` calls it, as with Pyro's ``SVI``. States include
         the scheduler's.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, one or several
-        particles. ``None``: the third where the model marks latents to be enumerated, else the
-        first.
+        particles, also with ``Jit``, which is not used: ``jit`` is. ``None``: the third where the
+        model marks latents to be enumerated, else the first. ``TraceGraph_ELBO`` is taken as
+        ``Trace_ELBO``, whose gradient has the same mean: draws without a reparameterisation
+        (global ones need ``privatize="parameters"``) enter by their score, weighted with all of a
+        record's term, without baselines and without a search for what depends on what. Or a loss
+        of your own, as for Pyro's ``SVI``: a function ``loss(model, guide, *args, **kwargs)``, or a
+        subclass of ``ELBO`` with ``differentiable_loss``. It is run on what lies outside the plate,
+        and on each record alone, so it must be a sum over sites: that the loss of two records is
+        that of both and of the outside is checked on made-up rows, before anything is spent. Its
+        attributes may change between steps (annealing). There is no :meth:`posterior` regressed
+        from its gradients, for the prior in it is not known.
     :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
         after the other.
     :param num_steps: number of steps of :meth:`run`; with ``noise_multiplier=None`` also the most
