@@ -28,11 +28,13 @@ class OneRecord(Messenger):
     :param index: tensor of shape (1,); of the checks, (k,).
     :param parameters: the names that there may be, if they are known: one that only some records
         use would tell by its existence.
+    :param indexes: whether what is observed whole is read at the index.
     """
 
     plate: PrivatePlate
     index: Tensor
     parameters: Collection[str] | None = None
+    indexes: bool = True
 
     def __enter__(self):
         original, private = SubsampleMessenger._subsample, self.plate.name
@@ -65,7 +67,7 @@ class OneRecord(Messenger):
             msg["done"] = True
         elif frame := self.plate.frame(msg):
             msg["scale"] = msg["scale"] * frame.size / frame.full_size
-            if msg["is_observed"] and frame.dim is not None:
+            if self.indexes and msg["is_observed"] and frame.dim is not None:
                 msg["value"] = self._at_index(msg["value"], msg["fn"], frame)
 
     def _at_index(self, value: Any, fn: Any, frame: CondIndepStackFrame) -> Any:
