@@ -262,13 +262,13 @@ def nothing_observed():
 
 @attempt("The model", "'y'", says="all of them whole")
 def partly_whole():
-    """A model that reads its features at the plate's indices, and its outcomes whole."""
+    """A model that reads its features whole, and its outcomes at the plate's indices."""
     x, y = data()
 
     def model(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
         with pyro.plate("people", len(x)) as idx:
-            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y)
+            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y[idx])
 
     dpsvi(model).step(x, y)
 
@@ -373,6 +373,20 @@ def data_by_global():
         logistic(X, y)
 
     dpsvi(model).step(Y)
+
+
+@attempt("The data", "'y'", says=r"def conditioned\(x, y\)")
+def data_by_condition():
+    """Outcomes that a handler holds."""
+    x, y = data()
+
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("people", len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=x @ w))
+
+    conditioned = pyro.condition(model, data={"y": y})
+    dpsvi(conditioned).step(x)
 
 
 @attempt("The data", "rgument", says="pass the data as arguments|pass")
@@ -751,6 +765,73 @@ def reduce_on_plateau():
 def another_loss():
     """A loss that is no sum over records."""
     dpsvi(logistic, loss=RenyiELBO())
+
+
+@attempt("Losses", "loss", "'people'", says="sum over sites")
+def mean_loss():
+    """A loss of one's own that is a mean over the records."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("people", len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+    def loss(model, guide, x, y):
+        return Trace_ELBO().differentiable_loss(model, guide, x, y) / len(x)
+
+    dpsvi(model, loss=loss).step(x, y)
+
+
+@attempt("Losses", "loss", "'people'", says=r"pyro\.factor inside the plate")
+def penalised_loss():
+    """A loss of one's own with a penalty on a parameter."""
+    x, y = data()
+
+    def loss(model, guide, x, y):
+        penalty = pyro.param("AutoNormal.locs.w").square().sum()
+        return Trace_ELBO().differentiable_loss(model, guide, x, y) + penalty
+
+    dpsvi(logistic, loss=loss).step(x, y)
+
+
+@attempt("Losses", "loss", "4 times", says="one draw")
+def several_draws():
+    """A loss of one's own that takes several draws."""
+    x, y = data()
+
+    def loss(model, guide, x, y):
+        return Trace_ELBO(num_particles=4).differentiable_loss(model, guide, x, y)
+
+    dpsvi(logistic, loss=loss).step(x, y)
+
+
+@attempt("Losses", "loss", "Private", says="differentiable_loss")
+def gradients_only():
+    """A subclass of ELBO that takes its gradient itself."""
+
+    class Private(Trace_ELBO):
+        def loss_and_grads(self, model, guide, *args, **kwargs):
+            loss = self.differentiable_loss(model, guide, *args, **kwargs)
+            torch.nn.utils.clip_grad_norm_(pyro.get_param_store().values(), 1.0)
+            return loss.item()
+
+    dpsvi(logistic, loss=Private())
+
+
+@attempt("Losses", "'y_unobserved'", says=r"config_enumerate\(model\)")
+def enumerated_with_a_mask():
+    """Missing outcomes that are to be summed out."""
+    x, y = data()
+
+    def model(x, y, seen):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("people", len(x)):
+            outcome = dist.Bernoulli(logits=x @ w)
+            pyro.sample("y", outcome, obs=y, obs_mask=seen, infer={"enumerate": "parallel"})
+
+    guide = AutoNormal(pyro.poutine.block(model, expose=["w"]))
+    dpsvi(model, guide, loss=TraceEnum_ELBO(max_plate_nesting=1)).step(x, y, x[:, 0] < 1)
 
 
 @attempt("Losses", "loss", says=r"Trace_ELBO\(\)")

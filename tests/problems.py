@@ -320,7 +320,7 @@ def new_dpsvi(model: Callable, guide: Callable, **options) -> DPSVI:
     """With an accountant of its own, and settings that are beside the point."""
     settings = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0} | options
     optim = settings.pop("optim", None) or pyro.optim.Adam({})
-    return DPSVI(model, guide, optim, Trace_ELBO(), **settings)
+    return DPSVI(model, guide, optim, settings.pop("loss", Trace_ELBO()), **settings)
 
 
 def in_turns(*lists: Iterable) -> list:

@@ -24,6 +24,7 @@ from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.arguments import described
 from pyro_dp.records.first_look import first_look
+from pyro_dp.records.losses import user_code
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.reading import require_slice_data
@@ -208,7 +209,8 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         """
         if not (self._traces_left and term.vectorizes):
             return None
-        self._watched = CapturedState(self.model, self.guide, *term.records.constants)
+        users = (self.model, self.guide, *user_code(term.loss))
+        self._watched = CapturedState(*users, *term.records.constants)
         self._traces_left -= 1
         try:
             if not self._traces_left:

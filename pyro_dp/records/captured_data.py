@@ -4,6 +4,7 @@ What is an argument of ``step()`` is shown record by record. What a function cap
 would reach the release unclipped, and every parameter that starts at it is public.
 """
 
+import re
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,18 @@ _ROWS = (
     "Pass it as an argument of step(), and read it from there. (A public constant that has this "
     "length by chance: keep it as c[None], and read c[0].)"
 )
+_CONDITIONED = (
+    "pyro.condition holds {site}, which has {size} rows, as many as there are records: what is "
+    "captured cannot be protected. Condition within a function that takes it as an argument, "
+    "def conditioned(x, y): return pyro.condition(model, data={{{site}: y}})(x), give it to the "
+    "inference and to an autoguide in place of the model, and y to step()."
+)
 _NUMBERS = (
     "{label} has numbers of the data ({what}), which would be public: use constants that were "
     "known before the data, or release them with DPStandardScaler. (This message depends on the "
     "data: it is for the curator only.)"
 )
+_OF_CONDITION = r"element ('.+') of attribute 'data' of ConditionMessenger"
 _CHANCE = 1e-4  # with which an innocent number may look like one of the data's
 
 
@@ -39,6 +47,8 @@ def refuse_rows(references: References, size: int) -> None:
     """
     for label, thing in references.held:
         if size > 1 and _rows(thing) == size:
+            if found := re.match(_OF_CONDITION, label):
+                raise ModelError(_CONDITIONED.format(site=found.group(1), size=size))
             raise ModelError(_ROWS.format(label=sentence(label), size=size))
 
 

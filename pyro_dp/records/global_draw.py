@@ -16,6 +16,7 @@ from torch.distributions import Transform, biject_to
 from torch.distributions.constraints import Constraint
 
 from pyro_dp.records.local_parameters import LocalParameters, leaves_of
+from pyro_dp.records.losses import single_particle
 from pyro_dp.records.messengers import OneRecord, Outside
 from pyro_dp.records.plate import PrivatePlate, is_random
 from pyro_dp.records.record_elbo import record_loss
@@ -81,15 +82,6 @@ class Particle:
         return {name for name, g in zip(leaves, gradients, strict=True) if g is not None}
 
 
-def single_particle(loss: ELBO, max_plate_nesting: float | None = None) -> ELBO:
-    """The user's loss for one particle; several are handled one by one."""
-    loss = copy.copy(loss)
-    if max_plate_nesting is not None:
-        loss.max_plate_nesting = max_plate_nesting
-    loss.num_particles, loss.vectorize_particles = 1, False
-    return loss
-
-
 def draw_particle(
     loss: ELBO,
     model: Callable,
@@ -110,8 +102,7 @@ def draw_particle(
     """
     local = local or LocalParameters()
     plate = records.plate
-    # Outside the plate nothing is enumerated: there the two losses agree, but TraceEnum_ELBO
-    # refuses a constant ELBO.
+    # Outside the plate nothing is enumerated: there the two losses agree, and one is simpler.
     elbo = Trace_ELBO() if isinstance(loss, TraceEnum_ELBO) else single_particle(loss)
     guide_sites, model_sites = _Sites(plate), _Sites(plate)
     args, kwargs = records.arguments(records.placeholder())
@@ -124,11 +115,7 @@ def draw_particle(
         given or contextlib.nullcontext(),
     ):
         shown = Outside(plate)(model_sites(model)), Outside(plate)(guide_sites(guide))
-        if not substitutes:
-            outside = elbo.differentiable_loss(*shown, *args, **kwargs)
-        else:
-            surrogate, value = record_loss(elbo, *shown, args, kwargs)
-            outside = value.detach() + (surrogate - surrogate.detach())
+        outside = record_loss(elbo, *shown, args, kwargs)
     learnt = {
         name: substitutes.get(id(leaf), leaf)
         for name, leaf in leaves_of(parameters.trace).items()
@@ -136,7 +123,7 @@ def draw_particle(
     }
     names = frozenset(parameters.trace.nodes)
     indices = model_sites.indices | guide_sites.indices
-    particle = Particle(torch.as_tensor(outside), {}, {}, {}, indices, None, learnt, names)
+    particle = Particle(outside, {}, {}, {}, indices, None, learnt, names)
     for name, site in guide_sites.found.items():
         # A latent's own space is that of its prior; auxiliary sites have only the guide's.
         transform = _to_support(model_sites.found.get(name, site)["fn"].support)

@@ -6,6 +6,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from pyro.poutine.indep_messenger import CondIndepStackFrame
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import SubsampleMessenger, _Subsample
 from torch import Tensor
@@ -27,11 +28,13 @@ class OneRecord(Messenger):
     :param index: tensor of shape (1,); of the checks, (k,).
     :param parameters: the names that there may be, if they are known: one that only some records
         use would tell by its existence.
+    :param indexes: whether what is observed whole is read at the index.
     """
 
     plate: PrivatePlate
     index: Tensor
     parameters: Collection[str] | None = None
+    indexes: bool = True
 
     def __enter__(self):
         original, private = SubsampleMessenger._subsample, self.plate.name
@@ -64,6 +67,19 @@ class OneRecord(Messenger):
             msg["done"] = True
         elif frame := self.plate.frame(msg):
             msg["scale"] = msg["scale"] * frame.size / frame.full_size
+            if self.indexes and msg["is_observed"] and frame.dim is not None:
+                msg["value"] = self._at_index(msg["value"], msg["fn"], frame)
+
+    def _at_index(self, value: Any, fn: Any, frame: CondIndepStackFrame) -> Any:
+        """What is observed whole (by ``pyro.condition``, say) where all else is read at the index:
+        the index's rows of it. Whoever shows all N records to Pyro need not write it.
+        """
+        batch, dim = getattr(fn, "batch_shape", ()), frame.dim - getattr(fn, "event_dim", 0)
+        is_whole = isinstance(value, Tensor) and value.dim() >= -dim
+        is_whole = is_whole and value.shape[dim] == frame.full_size != frame.size
+        if is_whole and (len(batch) < -frame.dim or batch[frame.dim] in (1, frame.size)):
+            return value.index_select(dim, self.index)
+        return value
 
 
 @dataclass(eq=False, repr=False)

@@ -34,7 +34,8 @@ def find_reading(
 ) -> Reading:
     """The first of the ways allowed in which the model has one term for a record.
 
-    Where there is none, the first, of which later checks say what does not fit.
+    Where there is none, the first, which serves a model that observes whole what it else reads by
+    index; of others, later checks say what does not fit.
 
     :param arguments: of the model, tensors.
     :param slice_data: False: by index; True: whole; "auto": either.
@@ -82,7 +83,7 @@ def _run(model: Callable, records: Records, count: int) -> poutine.Trace:
         forked_rng(),
         store.scope(store.get_state()),
         torch.no_grad(),
-        OneRecord(records.plate, indices),
+        OneRecord(records.plate, indices, indexes=False),
         guarded("Running the model on one record", public=True),
     ):
         trace = poutine.trace(model).get_trace(*args, **kwargs)

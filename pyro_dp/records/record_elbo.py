@@ -1,119 +1,116 @@
 """One record's term of the negative ELBO, in plain tensor operations that ``torch.func`` can
 transform.
 
-Pyro's own losses read numbers out of tensors and cannot be vectorised over records. These are the
-same estimators for the sites inside the private plate of one record; what they do not cover raises
-:class:`NotVectorizable`.
+Pyro's own losses are run, but for the few lines of theirs that read numbers out of tensors: these
+can neither be vectorised over records nor traced.
 """
 
-from collections.abc import Callable
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import torch
-from pyro.distributions.util import is_identically_zero, scale_and_mask
-from pyro.infer import ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
-from pyro.infer.enum import get_importance_trace
+from pyro.infer import ELBO, TraceEnum_ELBO, trace_elbo, trace_mean_field_elbo
 from pyro.infer.traceenum_elbo import _compute_model_factors
+from pyro.infer.util import Dice
 from pyro.ops import packed
 from pyro.ops.contract import contract_tensor_tree
-from pyro.ops.einsum import torch_log
+from pyro.ops.einsum import contract, torch_log
 from pyro.ops.rings import LogRing
 from pyro.poutine import Trace
-from pyro.poutine.enum_messenger import EnumMessenger
 from torch import Tensor
-from torch.distributions import kl_divergence
 
 from pyro_dp.utils.errors import PrivacyError
+
+_Packed = Any  # a tensor that knows its dimensions by name
+_Costs = dict[frozenset, list[_Packed]]  # by the plates in which they stand
 
 
 class NotVectorizable(PrivacyError):
     """The record's term needs the one-record loop."""
 
 
-def record_loss(
-    loss: ELBO, model: Callable, guide: Callable, args: tuple, kwargs: dict
-) -> tuple[Tensor, Tensor]:
-    """The differentiable surrogate and the value of the negative ELBO, as scalars.
+def record_loss(loss: ELBO, model: Callable, guide: Callable, args: tuple, kwargs: dict) -> Tensor:
+    """The negative ELBO: a scalar, whose derivative is that of the loss's surrogate.
 
     :param model: shows its sites inside the plate only; the same for the guide.
     """
-    enumerates = isinstance(loss, TraceEnum_ELBO)
-    if enumerates:
-        guide = EnumMessenger(first_available_dim=-1 - loss.max_plate_nesting)(guide)
-        model = EnumMessenger()(model)
-    model_trace, guide_trace = get_importance_trace(
-        "flat", loss.max_plate_nesting, model, guide, args, kwargs
-    )
-    if enumerates:
-        value = -_enumerated_elbo(model_trace, guide_trace)
-        return value, value
-    if isinstance(loss, TraceMeanField_ELBO):
-        value = -_mean_field_elbo(model_trace, guide_trace)
-        return value, value
-    value = surrogate = -_log_prob(model_trace)
-    for site in _samples(guide_trace):
-        log_prob, score, entropy = site["score_parts"]
-        value = value + site["log_prob_sum"]
-        if not is_identically_zero(entropy):
-            surrogate = surrogate + entropy.sum()
-    # Latents without a reparameterisation: the score, weighted with all of the record's term.
-    for site in _samples(guide_trace):
-        score = site["score_parts"].score_function
-        if not is_identically_zero(score):
-            surrogate = surrogate + value.detach() * score.sum()
-    return surrogate, value
+    with _no_numbers_read():
+        return torch.as_tensor(loss.differentiable_loss(model, guide, *args, **kwargs))
 
 
-def _samples(trace: Trace) -> list[dict]:
-    return [site for site in trace.nodes.values() if site["type"] == "sample"]
+@contextlib.contextmanager
+def _no_numbers_read() -> Iterator[None]:
+    """Within, Pyro's losses keep to tensor operations, in whatever loss they are used."""
+    with contextlib.ExitStack() as stack:
+        for module in (trace_elbo, trace_mean_field_elbo):
+            stack.enter_context(mock.patch.object(module, "torch_item", _detached))
+            stack.enter_context(mock.patch.object(module, "warn_if_nan", lambda *_: None))
+        stack.enter_context(
+            mock.patch.object(TraceEnum_ELBO, "differentiable_loss", _enumerated_loss)
+        )
+        # torch.func cannot see through Pyro's safe_log.
+        stack.enter_context(mock.patch.object(torch_log, "safe_log", _SafeLog.apply))
+        yield
 
 
-def _log_prob(trace: Trace) -> Tensor:
-    return sum((site["log_prob_sum"] for site in _samples(trace)), torch.tensor(0.0))
+def _detached(x: Tensor | float) -> Tensor | float:
+    return x.detach() if isinstance(x, Tensor) else x
 
 
-def _mean_field_elbo(model_trace: Trace, guide_trace: Trace) -> Tensor:
-    """With analytic KL divergences where torch has them, as ``TraceMeanField_ELBO``."""
-    elbo = _log_prob(model_trace)
-    for site in _samples(guide_trace):
-        prior = model_trace.nodes.get(site["name"])
-        try:
-            divergence = kl_divergence(site["fn"], prior["fn"])
-        except (NotImplementedError, TypeError):
-            elbo = elbo - site["score_parts"].entropy_term.sum()
-        else:
-            divergence = scale_and_mask(divergence, site["scale"], site["mask"])
-            elbo = elbo - prior["log_prob_sum"] - divergence.sum()
-    return elbo
+def _enumerated_loss(
+    loss: TraceEnum_ELBO, model: Callable, guide: Callable, *args, **kwargs
+) -> Tensor:
+    """What ``TraceEnum_ELBO`` computes: the model's enumerated latents are summed out within the
+    logarithm, those of the guide outside of it, with their probabilities.
+    """
+    traces = loss._get_traces(model, guide, args, kwargs)
+    return -sum(_enumerated_elbo(*each) for each in traces) / loss.num_particles
 
 
 def _enumerated_elbo(model_trace: Trace, guide_trace: Trace) -> Tensor:
-    """With the model's enumerated latents summed out, as ``TraceEnum_ELBO``."""
-    for site in _samples(guide_trace):
-        if site["infer"].get("enumerate") or not is_identically_zero(
-            site["score_parts"].score_function
-        ):
-            raise NotVectorizable(
-                f"site {site['name']!r} of the guide is enumerated or not reparameterised"
-            )
-    guide_trace.pack_tensors()
-    model_trace.pack_tensors(guide_trace.plate_to_symbol)
-    costs, log_factors, _, sum_dims, scale = _compute_model_factors(model_trace, guide_trace)
-    terms = [term for group in costs.values() for term in group]
+    costs, log_factors, ordering, sum_dims, scale = _compute_model_factors(model_trace, guide_trace)
     if log_factors:
         sizes: dict[str, int] = {}
         for factor in (f for group in log_factors.values() for f in group):
             sizes.update(zip(factor._pyro_dims, factor.shape, strict=True))
-        # torch.func cannot see through Pyro's safe_log.
-        with mock.patch.object(torch_log, "safe_log", _SafeLog.apply):
-            log_factors = contract_tensor_tree(
-                log_factors, sum_dims, ring=LogRing(dim_to_size=sizes)
-            )
-        terms += [
-            packed.scale_and_mask(t, scale=scale) for group in log_factors.values() for t in group
-        ]
-    elbo = sum((term.sum() for term in terms), torch.tensor(0.0))
-    return elbo - sum(site["log_prob_sum"] for site in _samples(guide_trace))
+        log_factors = contract_tensor_tree(log_factors, sum_dims, ring=LogRing(dim_to_size=sizes))
+    for plates, group in log_factors.items():
+        costs.setdefault(plates, []).extend(packed.scale_and_mask(t, scale=scale) for t in group)
+    for name, site in guide_trace.nodes.items():
+        if site["type"] == "sample":
+            cost = packed.neg(site["packed"]["log_prob"])
+            costs.setdefault(ordering[name], []).append(cost)
+    return _expectation(costs, Dice(guide_trace, ordering))
+
+
+def _expectation(costs: _Costs, dice: Dice) -> Tensor:
+    """Expected costs under the guide: exact where it enumerates, and where it draws with the
+    derivative of the score function. Pyro's own skips what has probability 0 by its number.
+    """
+    total = torch.tensor(0.0)
+    for plates, group in costs.items():
+        factors = dice._get_log_factors(plates)
+        scale = math.exp(sum(f for f in factors if not isinstance(f, Tensor)))
+        weights = [packed.exp(f) for f in factors if isinstance(f, Tensor)]
+        for cost in group:
+            total = total + scale * _weighted(cost, weights)
+    return total
+
+
+def _weighted(cost: _Packed, weights: list[_Packed]) -> Tensor:
+    if not weights:
+        return cost.sum()
+    known = {d for w in weights for d in w._pyro_dims}
+    dims = "".join(d for d in cost._pyro_dims if d in known)
+    weight = contract(
+        ",".join(w._pyro_dims for w in weights) + "->" + dims, *weights, backend="torch"
+    )
+    weight._pyro_dims = dims
+    cost, weight = packed.broadcast_all(cost, weight)
+    return (weight * torch.where(weight > 0, cost, 0.0)).sum()
 
 
 class _SafeLog(torch.autograd.Function):

@@ -188,7 +188,8 @@ class RecordTerm:
             substitutes = {id(leaf): parameters[name] for name, leaf in leaves.items()}
             own = (index, row, LocalDraws(table), substitutes, local)
             with self.shown(particle, latents, *own) as shown:
-                return record_loss(self.loss, *shown)
+                loss = record_loss(self.loss, *shown)
+            return loss, loss.detach()
 
         gradient = torch.vmap(
             torch.func.grad(term, argnums=(0, 1, 2), has_aux=True),

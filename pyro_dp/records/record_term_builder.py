@@ -12,10 +12,12 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState
+from pyro_dp.records.additivity import check_additive
 from pyro_dp.records.coupling import check_coupling
-from pyro_dp.records.global_draw import Particle, draw_particle, single_particle
+from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.initial_values import initialise
 from pyro_dp.records.local_parameters import find_local_parameters, marked_parameters
+from pyro_dp.records.losses import single_particle, user_code
 from pyro_dp.records.messengers import Inside, Outside, no_sites
 from pyro_dp.records.plate import random_sites
 from pyro_dp.records.record_term import RecordTerm
@@ -53,7 +55,8 @@ def build_record_term(
         with marked.shown(marked.constants()):
             initialise(model, guide, records)
         local = find_local_parameters(model, guide, records, marked)
-        state = CapturedState(model, guide, *records.constants)  # with what the first run made
+        # With what the first run made.
+        state = CapturedState(model, guide, *user_code(loss), *records.constants)
         outside = Runs(model, guide, records, Outside, local, state)
         check_outside(outside)
         particle = draw_particle(loss, model, guide, records, local=local)
@@ -62,6 +65,8 @@ def build_record_term(
         inside = replace(outside, view=lambda plate: Inside(plate, values))
         check_inside(loss, inside)
         check_coupling(inside)
+        if user_code(loss):
+            check_additive(loss, inside, particle)
         term = _loop_over_all(loss, model, guide, particle, outside, inside)
         check_isolation(term, particle)
         term = on_fastest_path(term, particle)
@@ -84,7 +89,7 @@ def _loop_over_all(
         model,
         guide if in_guide else no_sites,
         records,
-        CapturedState(model, *([guide] if in_guide else []), *records.constants),
+        CapturedState(model, *([guide] if in_guide else []), *user_code(loss), *records.constants),
         inside.local,
         latents=drawn if in_guide else drawn.intersection(outside.public["model"].nodes),
         parameters={n: leaf for n, leaf in particle.parameters.items() if n in reached},

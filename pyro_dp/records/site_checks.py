@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from pyro.infer import ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
+from pyro.infer import ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_parameters import LocalParameters
+from pyro_dp.records.losses import enumerates
 from pyro_dp.records.messengers import OneRecord, Outside, Redrawn
 from pyro_dp.records.plate import PrivatePlate, Traces, random_sites, traced
 from pyro_dp.records.records import Arguments, Records
@@ -21,6 +22,10 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 
 _COMPARED = ("value", "log_prob")
+_MASKED = (
+    " (Where there is an obs_mask, Pyro drops infer: write config_enumerate(model) instead. A "
+    "guide has the site under poutine.mask(mask=~obs_mask).)"
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -155,7 +160,7 @@ def check_latents(loss: ELBO, outside: Runs, particle: Particle, privatize: str)
 
 def _is_enumerated(loss: ELBO, site: dict) -> bool:
     return (
-        isinstance(loss, TraceEnum_ELBO)
+        enumerates(loss)
         and bool(site["infer"].get("enumerate"))
         and getattr(site["fn"], "has_enumerate_support", False)
     )
@@ -174,9 +179,10 @@ def check_inside(loss: ELBO, inside: Runs) -> None:
             )
     for name, site in in_model.items():
         if not site["is_observed"] and name not in in_guide and not _is_enumerated(loss, site):
+            hint = _MASKED if name.endswith("_unobserved") else ""
             raise ModelError(
                 f"Latent site {name!r} of the model is not in the guide: add it there, or sum it "
-                "out with TraceEnum_ELBO and infer={'enumerate': 'parallel'}."
+                f"out with TraceEnum_ELBO and infer={{'enumerate': 'parallel'}}.{hint}"
             )
 
 

@@ -115,7 +115,7 @@ def _why_not_vectorized(term: RecordTerm, particle: Particle, batch: Batch) -> s
 
 
 def _same_gradients(one: RecordGradients, other: RecordGradients) -> bool:
-    """Equal up to rounding, relative to the largest gradient of all."""
+    """Equal up to rounding, relative to the largest gradient of all, or both 0 up to rounding."""
     pairs = [
         (getattr(one, part), getattr(other, part)) for part in ("latents", "parameters", "local")
     ]
@@ -128,6 +128,8 @@ def _same_gradients(one: RecordGradients, other: RecordGradients) -> bool:
         return True
     ours, theirs = (torch.cat(column) for column in zip(*flat, strict=True))
     exact = all(x.dtype == torch.float64 for x in (*one.latents.values(), *one.parameters.values()))
+    if max(ours.abs().max(), theirs.abs().max()) < (1e-14 if exact else 1e-6):
+        return True
     return agree(ours, theirs, tolerance=1e-8 if exact else 1e-4)
 
 
@@ -140,6 +142,9 @@ def check_support(term: RecordTerm, particle: Particle, size: int) -> None:
     if trusted is None:
         return
     indices = torch.arange(records.plate.size, device=records.device)
+    draws = LocalDraws(stream=_stream(), index=indices[0])
+    term.observations(particle, particle.detached(), indices[0], records.placeholder(), draws)
+    term = replace(term, draws=tuple(draws.requested))  # nothing is enumerated here
     if not term.vectorizes:  # one at a time is slow: a part of them
         indices, size = indices[records.examples(100)], 1
     for chosen in indices.split(size):

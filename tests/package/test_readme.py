@@ -26,11 +26,11 @@ def examples(path):
 
 
 def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
-    """DPSVI four times, DPSEP and what it explains, VIPS, a journal."""
+    """DPSVI four times (latents per record, a loss of one's own), DPSEP, VIPS, a journal."""
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
     codes = [code for page in PAGES for code in examples(ROOT / page)]
-    assert len(codes) == 9
+    assert len(codes) == 10
     assert len(examples(ROOT / "README.md")) == 1
     for code in codes[:2]:
         assert len([line for line in code.splitlines() if line]) <= 20

@@ -9,7 +9,8 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 
 from pyro_dp.records import initial_values
-from pyro_dp.records.global_draw import draw_particle, single_particle
+from pyro_dp.records.global_draw import draw_particle
+from pyro_dp.records.losses import single_particle
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Reading, Records
 

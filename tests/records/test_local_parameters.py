@@ -595,7 +595,7 @@ def test_particles_are_averaged(monkeypatch):
 
 
 def test_rows_of_discrete_latents(monkeypatch):
-    """Probabilities per record, enumerated in the guide: one record at a time."""
+    """Probabilities per record, enumerated in the guide."""
 
     def model(x):
         means = pyro.sample("means", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
@@ -615,9 +615,8 @@ def test_rows_of_discrete_latents(monkeypatch):
     fixture = new(
         monkeypatch, guide, model, loss=loss, sampling="full", local_optim=RowAdam(lr=0.5)
     )
-    with pytest.warns(UserWarning, match="one record at a time"):
-        for _ in range(10):
-            fixture.svi.step(x)
+    for _ in range(10):
+        fixture.svi.step(x)
     assert torch.equal(pyro.param("probs").argmax(-1), (x > 0).long())
 
 

@@ -70,8 +70,15 @@ def partly(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y)
 
 
+def features_whole(x, y):
+    w = weights(x)
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y[idx])
+
+
 FOUND = [
     (logistic, (), Reading.BY_INDEX),
+    (partly, (), Reading.BY_INDEX),
     (subsampled, (), Reading.BY_INDEX),
     (taken_by_pyro, (), Reading.BY_INDEX),
     (sequential, (), Reading.BY_INDEX),
@@ -111,10 +118,10 @@ def fitted(kind, model, data, **settings):
     return inference.posterior(noise_aware=False).mean
 
 
-@pytest.mark.parametrize("model", [logistic_whole, with_size, expanded])
+@pytest.mark.parametrize("model", [logistic_whole, with_size, expanded, partly])
 def test_equal_numbers(model):
     """As by index, for both inferences."""
-    data, more = regression_data(), () if model is logistic_whole else (SIZE,)
+    data, more = regression_data(), () if model in (logistic_whole, partly) else (SIZE,)
     for kind, settings in (
         (DPSVI, {"num_steps": 60, "sample_rate": 0.5}),
         (DPSEP, {"num_steps": 15}),
@@ -125,7 +132,7 @@ def test_equal_numbers(model):
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize(("model", "more"), [(divided, (SIZE,)), (partly, ())])
+@pytest.mark.parametrize(("model", "more"), [(divided, (SIZE,)), (features_whole, ())])
 def test_where_neither_fits(model, more):
     """A number of records that means more than a length is not shown as another one."""
     pyro.clear_param_store()

@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from problems import PROBLEMS, Problem, eager, fit_dpsvi, fit_svi, new_dpsvi
-from pyro.infer import Trace_ELBO, TraceEnum_ELBO
+from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_dp import DPSVI, PrivacyAccountant
@@ -196,34 +196,6 @@ def test_falls_back_to_the_loop(model):
     with pytest.warns(UserWarning, match="one record at a time") as caught:
         ours = fit_dpsvi(make, steps=3)
     assert len(caught) == 1
-    for name, value in fit_svi(make, steps=3).items():
-        torch.testing.assert_close(ours[name], value)
-
-
-def _mixture_guide(x):
-    """Enumerated in the guide, with probabilities that depend on the record."""
-    weight = pyro.param("weight", torch.zeros(2, 3))
-    with pyro.plate("data", len(x)) as idx:
-        pyro.sample("z", dist.Categorical(logits=x[idx] @ weight), infer={"enumerate": "parallel"})
-
-
-def _fixed_mixture(x):
-    locs = pyro.param("locs", torch.tensor([[-2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]))
-    with pyro.plate("data", len(x)) as idx:
-        z = pyro.sample("z", dist.Categorical(torch.ones(3)))
-        pyro.sample("x", dist.Normal(locs[z], 0.5).to_event(1), obs=x[idx])
-
-
-def test_enumeration_in_the_guide():
-    """Falls back to the loop, and is Pyro's."""
-
-    def make():
-        data = (torch.randn(8, 2),)
-        loss = TraceEnum_ELBO(max_plate_nesting=1)
-        return Problem(_fixed_mixture, _mixture_guide, data, loss, {})
-
-    with pytest.warns(UserWarning, match="'z' of the guide is enumerated"):
-        ours = fit_dpsvi(make, steps=3)
     for name, value in fit_svi(make, steps=3).items():
         torch.testing.assert_close(ours[name], value)
 

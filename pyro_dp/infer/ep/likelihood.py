@@ -29,8 +29,7 @@ class Likelihood:
     def log_prob(self, z: Tensor, index: Tensor, row: list[Tensor]) -> Tensor:
         """Scalar; enumerated latents of the record are summed out."""
         with self.term.shown(self.particle, unflat(z, self.particle.latents), index, row) as shown:
-            _, loss = record_loss(self.term.loss, *shown)
-        return -loss
+            return -record_loss(self.term.loss, *shown)
 
     def observations(self, z: Tensor, index: Tensor, row: list[Tensor]) -> list[dict]:
         """Observed sites of one record."""

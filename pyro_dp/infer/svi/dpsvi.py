@@ -13,7 +13,7 @@ from typing import Any
 
 import pyro
 import torch
-from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.optim import PyroOptim
 from torch import Tensor
 
@@ -41,6 +41,7 @@ from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.local_parameters import FIXED, NOTE
+from pyro_dp.records.losses import Loss, as_elbo
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
@@ -53,13 +54,11 @@ from pyro_dp.utils.errors import (
 )
 from pyro_dp.utils.validation import (
     require_choice,
-    require_count,
     require_number,
     require_scale,
     same,
 )
 
-_LOSSES = (Trace_ELBO, TraceMeanField_ELBO, TraceEnum_ELBO)
 _ROW_STEP = 0.1  # of rows of parameters per record, without an optim
 _CLIPPED = (
     "About {fraction:.0%} of the records were clipped at {bound:g}, the bound that costs least at "
@@ -132,8 +131,17 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         ``loss_clip``); who loops over :meth:`step` calls it, as with Pyro's ``SVI``. States include
         the scheduler's.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, one or several
-        particles. ``None``: the third where the model marks latents to be enumerated, else the
-        first.
+        particles, also with ``Jit``, which is not used: ``jit`` is. ``None``: the third where the
+        model marks latents to be enumerated, else the first. ``TraceGraph_ELBO`` is taken as
+        ``Trace_ELBO``, whose gradient has the same mean: draws without a reparameterisation
+        (global ones need ``privatize="parameters"``) enter by their score, weighted with all of a
+        record's term, without baselines and without a search for what depends on what. Or a loss
+        of your own, as for Pyro's ``SVI``: a function ``loss(model, guide, *args, **kwargs)``, or a
+        subclass of ``ELBO`` with ``differentiable_loss``. It is run on what lies outside the plate,
+        and on each record alone, so it must be a sum over sites: that the loss of two records is
+        that of both and of the outside is checked on made-up rows, before anything is spent. Its
+        attributes may change between steps (annealing). There is no :meth:`posterior` regressed
+        from its gradients, for the prior in it is not known.
     :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
         after the other.
     :param num_steps: number of steps of :meth:`run`; with ``noise_multiplier=None`` also the most
@@ -198,7 +206,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         model: Callable,
         guide: Callable,
         optim: PyroOptim | None = None,
-        loss: ELBO | None = None,
+        loss: Loss | None = None,
         *,
         accountant: PrivacyAccountant,
         num_steps: int | None = None,
@@ -222,7 +230,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             raise ConfigurationError(
                 "optim must be a pyro.optim optimizer, for example pyro.optim.Adam({'lr': 0.01})."
             )
-        _require_loss(loss)
+        if loss is not None:
+            as_elbo(loss)
         require_choice("privatize", privatize, tuple(COORDINATES))
         self._automatic = optim is None
         if isinstance(max_grad_norm, ByOptim):
@@ -466,7 +475,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         started = initialised(self.guide)
         if self.loss is None:
             self.loss = TraceEnum_ELBO() if records.plate.enumerates else Trace_ELBO()
-        users = (self.loss, self.model, self.guide)
+        users = (as_elbo(self.loss), self.model, self.guide)
         term, parameters = build_record_term(
             *users, records, privatize=self.privatize, microbatch_size=self.microbatch_size
         )
@@ -502,7 +511,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             self.num_steps = usual_steps()
         self._history.start(
             term,
-            particles=self.loss.num_particles,
+            particles=eager.loss.num_particles,
             num_steps=self.num_steps,
             rate=sampler.sample_rate,
             concludes=self._automatic,
@@ -617,18 +626,6 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _exact(self) -> dict[str, Callable]:
         return {"loss": exact_loss, "gradient_norms": exact_norms}
-
-
-def _require_loss(loss: Any) -> None:
-    """:raises ConfigurationError: it is none of those that are known."""
-    if loss is None:
-        return
-    if type(loss) not in _LOSSES:
-        names, given = ", ".join(kind.__name__ for kind in _LOSSES), type(loss).__name__
-        if isinstance(loss, type):
-            given = f"the class itself: write {loss.__name__}()"
-        raise ConfigurationError(f"loss must be one of {names}, not {given}.")
-    require_count("loss.num_particles", loss.num_particles)
 
 
 def _row_adam(given: RowAdam | None, optim: PyroOptim | None, name: str) -> RowAdam:

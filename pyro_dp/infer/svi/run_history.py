@@ -16,12 +16,14 @@ from pyro_dp.infer.svi.iterate_averages import IterateAverages
 from pyro_dp.infer.svi.regression_problem import NotRegressed, RegressionProblem, gaussian_guide
 from pyro_dp.infer.svi.released_gradients import ReleasedGradients
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.records.losses import user_code
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning
 
 _LONGEST = 2000  # steps that are allowed for where their number is not known
 _OF_PARAMETERS = "what was released are not gradients of latents alone"
 _RANDOM = "the records' terms are random"
+_OWN_LOSS = "the loss is your own, of which no prior is known"
 _MANY = "{count} latents take more than {steps} steps"
 _NONE_YET = "there are none yet"
 _NOISE_LEFT_OUT = "the privacy noise is not in its width"
@@ -222,6 +224,8 @@ class RunHistory:
             self._why = _OF_PARAMETERS
         elif self._term.draws:
             self._why = _RANDOM
+        elif user_code(self._term.loss):
+            self._why = _OWN_LOSS
         elif FEWEST * count >= (self._num_steps or _LONGEST):
             self._why = _MANY.format(count=count, steps=FEWEST * count)
         else:

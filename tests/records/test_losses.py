@@ -1,0 +1,381 @@
+"""Losses that users write themselves, and those of Pyro that are taken as others."""
+
+import functools
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import (
+    PROBLEMS,
+    VAE,
+    Problem,
+    eager,
+    fit_dpsvi,
+    fit_svi,
+    handwritten_guide,
+    linear,
+    logistic,
+    logistic_whole,
+    mixture,
+    new_dpsvi,
+    points,
+    regression_data,
+)
+from pyro import poutine
+from pyro.infer import (
+    ELBO,
+    JitTrace_ELBO,
+    JitTraceEnum_ELBO,
+    JitTraceGraph_ELBO,
+    JitTraceMeanField_ELBO,
+    RenyiELBO,
+    ReweightedWakeSleep,
+    Trace_ELBO,
+    TraceEnum_ELBO,
+    TraceGraph_ELBO,
+    TraceMeanField_ELBO,
+)
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+
+from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp.records.losses import as_elbo
+from pyro_dp.records.record_term import Batch
+from pyro_dp.utils.errors import ConfigurationError, ModelError
+
+
+def simple_elbo(model, guide, *args, **kwargs):
+    """Of Pyro's tutorial "Customizing SVI objectives"."""
+    guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+    replayed = poutine.replay(model, trace=guide_trace)
+    model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
+    return -1 * (model_trace.log_prob_sum() - guide_trace.log_prob_sum())
+
+
+def annealed(model, guide, *args, beta=0.3, **kwargs):
+    """The same, with the latents' terms scaled."""
+    guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+    replayed = poutine.replay(model, trace=guide_trace)
+    model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
+    elbo = 0.0
+    for trace, sign in ((model_trace, 1.0), (guide_trace, -1.0)):
+        trace.compute_log_prob()
+        for site in trace.nodes.values():
+            if site["type"] == "sample":
+                factor = 1.0 if site["is_observed"] else beta
+                elbo = elbo + sign * factor * site["log_prob_sum"]
+    return -elbo
+
+
+def scaled(model, guide, *args, **kwargs):
+    """Made of one of Pyro's own."""
+    return 0.5 * Trace_ELBO().differentiable_loss(model, guide, *args, **kwargs)
+
+
+class Half(Trace_ELBO):
+    """A subclass that changes the outcome."""
+
+    factor = 0.5
+
+    def differentiable_loss(self, model, guide, *args, **kwargs):
+        return self.factor * super().differentiable_loss(model, guide, *args, **kwargs)
+
+    def loss_and_grads(self, model, guide, *args, **kwargs):
+        loss = self.differentiable_loss(model, guide, *args, **kwargs)
+        loss.backward()
+        return loss.item()
+
+
+class Inner(TraceMeanField_ELBO):
+    """A subclass that changes a part of the way."""
+
+    def _differentiable_loss_particle(self, model_trace, guide_trace):
+        loss, surrogate = super()._differentiable_loss_particle(model_trace, guide_trace)
+        return 2 * loss, 2 * surrogate
+
+
+class HalfEnum(TraceEnum_ELBO):
+    def differentiable_loss(self, model, guide, *args, **kwargs):
+        return 0.5 * super().differentiable_loss(model, guide, *args, **kwargs)
+
+    def loss_and_grads(self, model, guide, *args, **kwargs):
+        loss = self.differentiable_loss(model, guide, *args, **kwargs)
+        loss.backward()
+        return loss.item()
+
+
+class Callable:
+    def __init__(self, beta):
+        self.beta = beta
+
+    def __call__(self, model, guide, *args, **kwargs):
+        return annealed(model, guide, *args, beta=self.beta, **kwargs)
+
+
+def of_regression(loss, model=logistic, guide=handwritten_guide):
+    return lambda: Problem(model, guide, regression_data(), loss, {})
+
+
+OWN = {
+    "simple_elbo": of_regression(simple_elbo),
+    "annealed": of_regression(annealed),
+    "a partial function": of_regression(functools.partial(annealed, beta=2.0)),
+    "an object": of_regression(Callable(0.1)),
+    "differentiable_loss": of_regression(Trace_ELBO().differentiable_loss),
+    "scaled": of_regression(scaled, logistic_whole),
+    "subclass": of_regression(Half()),
+    "subclass, within": of_regression(Inner()),
+    "subclass, mixture": lambda: Problem(
+        mixture,
+        AutoNormal(poutine.block(mixture, hide=["z"])),
+        points(),
+        HalfEnum(max_plate_nesting=1),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("jit", ["none", "trace"])
+@pytest.mark.parametrize("name", OWN)
+def test_own_loss_equals_svi(name, jit):
+    """The same parameters after 20 steps without noise, vectorised, from graphs, too."""
+    ours = fit_dpsvi(OWN[name], steps=20, jit=jit)
+    for key, value in fit_svi(OWN[name], steps=20).items():
+        torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-8, msg=key)
+
+
+@pytest.mark.parametrize("loss", [simple_elbo, annealed, scaled, Half()])
+def test_own_loss_of_latents_per_record(loss):
+    """Vectorised, with each record's own draws: the numbers of the loop."""
+    vae = VAE()
+    svi = new_dpsvi(vae.model, vae.guide, loss=loss, sampling="full")
+    svi._prepare((torch.bernoulli(torch.full((12, 6), 0.5)),), {})
+    assert svi._prepared.term.vectorizes  # and was compared
+
+
+def test_the_loss_is_what_it_is_now():
+    """Annealing by an attribute, with graphs and without."""
+    for jit in ("none", "trace"):
+        pyro.clear_param_store()
+        loss = Half()
+        svi = new_dpsvi(logistic, handwritten_guide, loss=loss, noise_multiplier=0, jit=jit)
+        data = regression_data()
+        svi.step(*data)
+        particle, chosen = eager(svi).draw()[0], torch.arange(3)
+        batch = Batch(chosen, svi._prepared.records.rows(chosen))
+        before = svi._prepared.term.gradients(particle, batch).losses
+        loss.factor = 1.0
+        svi._prepare(data, {})
+        after = svi._prepared.term.gradients(particle, batch).losses
+        torch.testing.assert_close(after, 2 * before)
+
+
+TAKEN_AS = {
+    JitTrace_ELBO: Trace_ELBO,
+    JitTraceMeanField_ELBO: TraceMeanField_ELBO,
+    JitTraceEnum_ELBO: TraceEnum_ELBO,
+    TraceGraph_ELBO: Trace_ELBO,
+    JitTraceGraph_ELBO: Trace_ELBO,
+}
+
+
+@pytest.mark.parametrize("kind", TAKEN_AS)
+def test_taken_as(kind):
+    taken = as_elbo(kind(num_particles=3, max_plate_nesting=2))
+    assert type(taken) is TAKEN_AS[kind]
+    assert (taken.num_particles, taken.max_plate_nesting) == (3, 2)
+    assert type(as_elbo(taken.differentiable_loss)) is TAKEN_AS[kind]
+
+
+@pytest.mark.parametrize("kind", [JitTrace_ELBO, JitTraceEnum_ELBO])
+def test_jit_equals_svi_without(kind):
+    """Pyro's jit is not used; ours is."""
+
+    def make(loss):
+        enumerates = loss in (JitTraceEnum_ELBO, TraceEnum_ELBO)
+        problem = PROBLEMS["mixture" if enumerates else "AutoNormal"]()
+        problem.loss = loss(max_plate_nesting=1)
+        return problem
+
+    ours = fit_dpsvi(lambda: make(kind), steps=3)
+    for name, value in fit_svi(lambda: make(TAKEN_AS[kind]), steps=3).items():
+        torch.testing.assert_close(ours[name], value)
+
+
+def mean_over_records(model, guide, x, y):
+    return simple_elbo(model, guide, x, y) / len(x)
+
+
+def squared(model, guide, *args):
+    return simple_elbo(model, guide, *args).square()
+
+
+def penalised(model, guide, *args):
+    return simple_elbo(model, guide, *args) + pyro.param("loc").square().sum()
+
+
+def weighted_by_the_whole(model, guide, *args):
+    """A score function: its value is right, and its derivative no sum."""
+    loss = simple_elbo(model, guide, *args)
+    score = poutine.trace(guide).get_trace(*args).log_prob_sum()
+    return loss + loss.detach() * (score - score.detach())
+
+
+@pytest.mark.parametrize("loss", [mean_over_records, squared, penalised])
+def test_a_loss_that_is_no_sum_is_refused(loss):
+    """Before anything is spent."""
+    accountant = PrivacyAccountant(epsilon=1.0)
+    svi = new_dpsvi(logistic_whole, handwritten_guide, loss=loss, accountant=accountant)
+    with pytest.raises(ModelError, match="Only a sum over sites can be clipped record by record"):
+        svi.step(*regression_data())
+    assert accountant.get_epsilon() == 0
+
+
+def test_several_runs_are_refused():
+    svi = new_dpsvi(logistic, handwritten_guide, loss=weighted_by_the_whole)
+    with pytest.raises(ModelError, match="it runs the guide 2 times"):
+        svi.step(*regression_data())
+    several = lambda *args: Trace_ELBO(num_particles=3).differentiable_loss(*args)  # noqa: E731
+    svi = new_dpsvi(logistic, handwritten_guide, loss=several)
+    with pytest.raises(ModelError, match="it runs the guide 3 times"):
+        svi.step(*regression_data())
+
+
+def test_particles_of_an_own_subclass():
+    """Are taken one by one: K blocks of the release, as of Pyro's own."""
+    svi = new_dpsvi(logistic, handwritten_guide, loss=Half(num_particles=3), sampling="full")
+    svi._prepare(regression_data(), {})
+    assert len(eager(svi).draw()) == 3
+
+
+class Gradients(ELBO):
+    def _get_trace(self, *args):
+        raise NotImplementedError
+
+    def loss_and_grads(self, model, guide, *args):
+        return 0.0
+
+
+class Later(Trace_ELBO):
+    def loss_and_grads(self, model, guide, *args):
+        return 0.0
+
+
+@pytest.mark.parametrize("loss", [Gradients(), Later(), ReweightedWakeSleep()])
+def test_a_loss_without_a_derivative_is_refused(loss):
+    with pytest.raises(ConfigurationError, match="differentiable_loss"):
+        new_dpsvi(logistic, handwritten_guide, loss=loss)
+
+
+def test_renyi_is_refused():
+    with pytest.raises(ConfigurationError, match="no sum over records"):
+        new_dpsvi(logistic, handwritten_guide, loss=RenyiELBO(num_particles=2))
+
+
+def test_what_is_no_loss():
+    for loss in (0.5, "Trace_ELBO", Trace_ELBO):
+        with pytest.raises(ConfigurationError, match="loss must be one of"):
+            new_dpsvi(logistic, handwritten_guide, loss=loss)
+
+
+def test_a_loss_may_hold_no_data():
+    data = regression_data()
+
+    def loss(model, guide, *args):
+        return simple_elbo(model, guide, *args) * data[1].mean()
+
+    with pytest.raises(ModelError, match="'data'"):
+        new_dpsvi(logistic, handwritten_guide, loss=loss).step(*data)
+
+
+def test_a_loss_keeps_nothing_of_a_record():
+    """What it notes of one is put back, and only what it was shown of placeholders stays."""
+    kept = []
+
+    def notes(model, guide, *args):
+        loss = simple_elbo(model, guide, *args)
+        kept.append(loss.detach())
+        return loss
+
+    seen = []
+    for scale in (1.0, 3.0):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        x, y = regression_data()
+        pyro.set_rng_seed(1)
+        kept.clear()
+        svi = new_dpsvi(logistic, handwritten_guide, loss=notes, jit="none")
+        svi.step(scale * x, y)
+        seen.append(list(kept))
+    assert seen[0] and seen[0] == seen[1]
+
+
+def test_a_loss_that_depends_on_what_it_kept_is_refused():
+    kept = [torch.zeros(())]
+
+    def remembers(model, guide, *args):
+        loss = simple_elbo(model, guide, *args)
+        kept.append(loss.detach())
+        return loss + kept[-2]
+
+    with pytest.raises(ModelError):
+        new_dpsvi(logistic, handwritten_guide, loss=remembers).step(*regression_data())
+
+
+def test_no_posterior_of_an_own_loss():
+    """Its prior is not the model's: the guide holds what the optimizer found, and says so."""
+    guide = AutoMultivariateNormal(linear)
+    svi = DPSVI(
+        linear, guide, loss=annealed, accountant=PrivacyAccountant(epsilon=5.0), num_steps=30
+    )
+    with pytest.warns(UserWarning, match="the loss is your own"):
+        svi.run(*regression_data(200), progress=False)
+
+
+def test_trace_graph_of_a_global_draw():
+    """By the score function of each record's own loss: without bias."""
+
+    def model(x):
+        k = pyro.sample("k", dist.Bernoulli(0.4))
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("x", dist.Normal(k, 1.0), obs=x[idx])
+
+    def guide(x):
+        logit = pyro.param("logit", torch.tensor(0.3))
+        pyro.sample("k", dist.Bernoulli(logits=logit))
+
+    x = torch.randn(8) + 0.3
+    svi = new_dpsvi(
+        model,
+        guide,
+        loss=TraceGraph_ELBO(),
+        noise_multiplier=0,
+        max_grad_norm=math.inf,
+        sampling="full",
+        privatize="parameters",
+        optim=pyro.optim.SGD({"lr": 1.0}),
+        jit="none",
+    )
+    elbo = {k: _log_joint(x, k) for k in (0.0, 1.0)}
+    logit = torch.tensor(0.3, requires_grad=True)
+    p = torch.sigmoid(logit)
+    expected = -(p * (elbo[1.0] - p.log()) + (1 - p) * (elbo[0.0] - (1 - p).log()))
+    (expected,) = torch.autograd.grad(expected, logit)
+    svi._prepare((x,), {})
+    found, weights = {}, {1.0: p.item(), 0.0: 1 - p.item()}
+    for seed in range(20):
+        with torch.no_grad():
+            pyro.param("logit").unconstrained().fill_(0.3)
+        pyro.set_rng_seed(seed)
+        k = eager(svi).draw()[0].fixed["k"].item()
+        pyro.set_rng_seed(seed)
+        svi.step(x)
+        found[k] = 0.3 - pyro.param("logit").item()
+    mean = sum(weights[k] * found[k] for k in weights)
+    assert mean == pytest.approx(expected.item(), rel=1e-9)
+
+
+def _log_joint(x, k):
+    prior = dist.Bernoulli(0.4).log_prob(torch.tensor(k))
+    return prior + dist.Normal(k, 1.0).log_prob(x).sum()
