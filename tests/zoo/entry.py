@@ -38,6 +38,11 @@ class Entry:
     few: int = 24
     dpsep: bool = False
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is passed to ``DPSVI`` and ``DPSEP`` beside model, guide and accountant."""
+        return {"slice_data": not self.indexed} | self.settings
+
     def data(self, size: int, seed: int = 0) -> tuple:
         """Arguments of model and guide, drawn with this seed; Pyro's generators stay as they were.
 

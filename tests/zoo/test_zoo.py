@@ -76,9 +76,9 @@ def start(name):
 
 
 def dpsvi(entry, model, guide, **options):
-    settings = dict(accountant=PrivacyAccountant(), slice_data=not entry.indexed)
+    settings = dict(accountant=PrivacyAccountant()) | entry.options
     optim = pyro.optim.Adam({"lr": options.pop("lr", 0.02)})
-    return DPSVI(model, guide, optim, entry.loss(), **(settings | entry.settings | options))
+    return DPSVI(model, guide, optim, entry.loss(), **(settings | options))
 
 
 def plain(entry, model, guide, **options):
