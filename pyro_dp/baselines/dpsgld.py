@@ -113,7 +113,7 @@ class DPSGLD(PrivateInference[PreparedChain]):
         sample_rate: float | None = None,
         sampling: str = "poisson",
         microbatch_size: int | None = None,
-        slice_data: bool = False,
+        slice_data: bool | str = "auto",
         jit: str = "trace",
         generator: torch.Generator | int | None = None,
         secure: bool = False,

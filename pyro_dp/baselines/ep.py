@@ -16,9 +16,10 @@ from pyro_dp.accounting.looks import mark_look
 from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.records.first_look import first_look
+from pyro_dp.records.reading import require_slice_data
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.linalg import dense, inverse
-from pyro_dp.utils.validation import require_choice, require_count, require_flag, require_number
+from pyro_dp.utils.validation import require_choice, require_count, require_number
 
 
 class EP:
@@ -35,7 +36,7 @@ class EP:
     :param damping: weight of a new site, in (0, 1].
     :param plate: name of the plate of records; found if exactly one plate holds observations.
     :param moments: "auto", "linear" or "stein".
-    :param slice_data: the model is written for whole tensors.
+    :param slice_data: as for :class:`DPSEP`.
     :raises ConfigurationError: a setting is out of range.
     """
 
@@ -49,14 +50,14 @@ class EP:
         damping: float = 0.5,
         plate: str | None = None,
         moments: str = "auto",
-        slice_data: bool = False,
+        slice_data: bool | str = "auto",
     ):
         if not isinstance(accountant, PrivacyAccountant):
             raise ConfigurationError("accountant must be a PrivacyAccountant: EP marks its ledger.")
         require_count("num_steps", num_steps)
         require_number("damping", damping, above=0.0, below=1.0, closed=True)
         require_choice("moments", moments, MOMENTS)
-        require_flag("slice_data", slice_data)
+        require_slice_data(slice_data)
         self.model, self.guide, self.accountant = model, guide, accountant
         self.num_steps, self.damping = num_steps, damping
         self.plate, self.moments, self.slice_data = plate, moments, slice_data

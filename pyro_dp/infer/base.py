@@ -25,6 +25,7 @@ from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.arguments import described
 from pyro_dp.records.first_look import first_look
 from pyro_dp.records.plate import PrivatePlate
+from pyro_dp.records.reading import require_slice_data
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders
@@ -59,7 +60,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         settings: ReleaseSettings,
         *,
         plate: str | None,
-        slice_data: bool,
+        slice_data: bool | str,
         jit: str,
         report_clipping: bool = False,
     ):
@@ -71,7 +72,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
                 f"model is an {type(model).__name__}, which is a guide: the order is model, guide."
             )
         require_choice("jit", jit, ("trace", "compile", "none"))
-        require_flag("slice_data", slice_data)
+        require_slice_data(slice_data)
         require_flag("report_clipping", report_clipping)
         if plate is not None and not isinstance(plate, str):
             raise ConfigurationError("plate must be the name of a pyro.plate.")

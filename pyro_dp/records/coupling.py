@@ -20,7 +20,7 @@ _COUPLED = (
 )
 _SHOWN = {
     False: "The model is shown one record at a time.",
-    True: "With slice_data=True the model is shown one row, which is its own mean and maximum.",
+    True: "The model is shown one row of the data, which is its own mean and maximum.",
 }
 _SQUARE = (
     "Site {name!r} of the {part} has a term for every pair of records: something of shape (N, 1) "
@@ -53,8 +53,8 @@ def check_coupling(inside: Runs) -> None:
 
     one, other = on_varied(pair) or ({}, {})
     for part, trace in one.items():
-        others = dict(_first_terms(other[part], records.plate, count))
-        for name, term in _first_terms(trace, records.plate, count):
+        others = dict(_first_terms(other[part], records.plate))
+        for name, term in _first_terms(trace, records.plate):
             if _is_square(trace.nodes[name]):
                 raise ModelError(_SQUARE.format(name=name, part=part))
             if name not in others or not agree(term, others[name]):
@@ -70,13 +70,9 @@ def _is_square(site: dict) -> bool:
     return bool(dims) and site["log_prob"].dim() > max(dims)
 
 
-def _first_terms(trace: Trace, plate: PrivatePlate, count: int) -> Iterator[tuple[str, Tensor]]:
+def _first_terms(trace: Trace, plate: PrivatePlate) -> Iterator[tuple[str, Tensor]]:
     """Log densities of the first record's sites, by name."""
     for name, site in random_sites(trace).items():
-        frame, log_prob = plate.frame(site), site["log_prob"]
-        if frame is None or (frame.dim is None and frame.counter > 1):
-            continue
-        dim = frame.dim
-        if dim is not None and log_prob.dim() >= -dim and log_prob.shape[dim] == count:
-            log_prob = log_prob.select(dim, 0)
-        yield name, log_prob
+        frame = plate.frame(site)
+        if frame is not None and (frame.dim is not None or frame.counter <= 1):
+            yield name, plate.of_record(site, 0)

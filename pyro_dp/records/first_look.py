@@ -11,6 +11,7 @@ from pyro_dp.graphs.references import References
 from pyro_dp.records.arguments import argument_names, as_tensors
 from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.records.plate import find_plate
+from pyro_dp.records.reading import find_reading
 from pyro_dp.records.records import Records
 
 
@@ -21,10 +22,10 @@ def first_look(
     kwargs: dict,
     *,
     plate: str | None,
-    slice_data: bool,
+    slice_data: bool | str,
     others: Sequence[Any] = (),
 ) -> Records:
-    """Find the private plate on placeholders, and what the arguments are.
+    """Find on placeholders the private plate, and how the arguments are read.
 
     :param others: whatever else of the user's decides what is released, such as an optimizer's
         settings.
@@ -41,7 +42,9 @@ def first_look(
     with state.pristine():
         found = find_plate(model, *tensors, plate)
     refuse_rows(state.references, found.size)
-    records = Records(model, found, *tensors, slice_data, given=(args, kwargs))
+    with state.pristine():
+        reading = find_reading(model, found, tensors, slice_data)
+    records = Records(model, found, *tensors, reading, given=(args, kwargs))
     references = References(model, guide, *others, *records.constants)
     refuse_captured_data(references, records)
     return records

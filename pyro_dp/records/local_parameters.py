@@ -73,12 +73,14 @@ class LocalParameters:
     :param leaves: unconstrained parameters, by name.
     :param dims: of each, the dimension of length N.
     :param constraints: of each; by default none.
+    :param is_whole: a record's row is shown once, and not N times.
     """
 
     size: int = 0
     leaves: dict[str, Tensor] = field(default_factory=dict)
     dims: dict[str, int] = field(default_factory=dict)
     constraints: dict[str, Constraint] = field(default_factory=dict)
+    is_whole: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.leaves)
@@ -114,7 +116,7 @@ class LocalParameters:
         }
 
     def shown(self, rows: dict[str, Tensor]) -> contextlib.AbstractContextManager:
-        """Within: whatever reads a local parameter reads this row, N times.
+        """Within: whatever reads a local parameter reads this row, N times or once.
 
         :param rows: of one record, or :meth:`constants`; without batch dimension.
         """
@@ -124,7 +126,7 @@ class LocalParameters:
             name: OwnRow(leaf, self.dims[name], rows[name], self.constraints.get(name, real))
             for name, leaf in self.leaves.items()
         }
-        return shown(own)
+        return shown(own, length=1 if self.is_whole else self.size)
 
 
 def marked_parameters(size: int) -> LocalParameters:
@@ -183,6 +185,8 @@ def find_local_parameters(
         if all(agree(own[0], other) for other in own[1:]):
             continue
         dim = _own_dimension(own, examples, plate.size)
+        if dim is None and records.slice_data:
+            continue  # there records have draws of their own, and move what they share, too
         if dim is None:
             raise ModelError(
                 f"Parameter {name!r} has rows for the records of plate {plate.name!r}, but a "
@@ -191,6 +195,7 @@ def find_local_parameters(
             )
         found.add(name, leaf, dim)
         vars(leaf).pop("_pyro_subsample", None)  # where plates note which rows they took
+    found.is_whole = records.slice_data
     return found
 
 
@@ -204,8 +209,10 @@ def _run_at(
     :param values: in place of parameters, by ``id``.
     :returns: their traces, and one of the parameters alone, which sees them whole.
     """
-    args, kwargs = records.arguments(records.placeholder())
-    position = torch.tensor([index], device=records.device)
+    # Rows that are read whole are found where all records are shown.
+    length, whole = records.plate.size, records.slice_data
+    positions = range(length) if whole else [index]
+    args, kwargs = records.arguments(records.placeholder(), length=length)
     with (
         forked_rng(),
         guarded(
@@ -215,7 +222,7 @@ def _run_at(
         ),
         Substitution(values),
         poutine.trace(param_only=True) as parameters,
-        OneRecord(records.plate, position),
+        OneRecord(records.plate, torch.tensor(positions, device=records.device)),
     ):
         traces = traced(model, guide, args, kwargs)
     return traces, parameters.trace
@@ -237,7 +244,7 @@ def _gradients_at(
         substitutes = {id(leaf): values[name] for name, leaf in leaves.items()}
         traces, _ = _run_at(model, guide, records, index, substitutes)
         terms = [
-            site["log_prob"].sum()
+            records.plate.of_record(site, index).sum()
             for trace in traces.values()
             for site in random_sites(trace).values()
         ]

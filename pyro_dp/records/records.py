@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -29,6 +30,14 @@ _OTHER_DATA = (
 )
 
 
+class Reading(Enum):
+    """How a model reads its arguments."""
+
+    BY_INDEX = auto()  # at the plate's indices
+    WHOLE = auto()
+    COUNTED = auto()  # whole, and an integer N says how long they are
+
+
 class Records:
     """The arguments of one step.
 
@@ -36,10 +45,10 @@ class Records:
     public constant.
 
     A model or guide is never shown the data as a whole. For record i each data tensor is either
-    that row alone (``slice_data=True``) or row i repeated N times (a view, not a copy), so that
-    whatever it reads of "other records" is record i again: by construction a record's term depends
-    on that record only. Everything outside the plate, and every initial value, is computed on
-    placeholders and depends on no record at all.
+    that row alone, if the model reads it whole, or row i repeated N times (a view, not a copy), so
+    that whatever it reads of "other records" is record i again: by construction a record's term
+    depends on that record only. Everything outside the plate, and every initial value, is computed
+    on placeholders and depends on no record at all.
 
     :param args: of the step, :func:`~pyro_dp.records.arguments.as_tensors`; so are ``kwargs``.
     :param given: args and kwargs as the user gave them; by default these.
@@ -52,11 +61,11 @@ class Records:
         plate: PrivatePlate,
         args: tuple,
         kwargs: dict,
-        slice_data: bool,
+        reading: Reading,
         given: Arguments | None = None,
     ):
         self.plate = plate
-        self.slice_data = slice_data
+        self.reading = reading
         self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
         self._given, self._given_spec = pytree.tree_flatten(given or (args, kwargs))
         self._versions = [version(x) for x in self._given]
@@ -68,6 +77,11 @@ class Records:
         self._names = argument_names(model, args, kwargs)
         for name, value in named_arguments(model, args, kwargs):
             refuse_untyped(name, value, plate.size)
+
+    @property
+    def slice_data(self) -> bool:
+        """Whether the model reads its arguments whole, and is shown one row of them."""
+        return self.reading is not Reading.BY_INDEX
 
     @property
     def tables(self) -> list[Tensor]:
@@ -134,8 +148,8 @@ class Records:
         """The arguments as the model sees them for one record.
 
         :param row: one row per data tensor, without the batch dimension.
-        :param length: how often the row is repeated; by default once with ``slice_data``, else N
-            times.
+        :param length: how often the row is repeated; by default N times, and once if the model
+            reads its arguments whole.
         """
         length = length or (1 if self.slice_data else self.plate.size)
         # A copy of its own: the model may write into what it is shown.
@@ -144,9 +158,14 @@ class Records:
 
     def _with_tables(self, tables: Sequence[Tensor]) -> Arguments:
         leaves = list(self._leaves)
+        if self.reading is Reading.COUNTED:
+            leaves = [len(tables[0]) if self._is_count(leaf) else leaf for leaf in leaves]
         for i, table in zip(self._data, tables, strict=True):
             leaves[i] = table
         return pytree.tree_unflatten(leaves, self._spec)
+
+    def _is_count(self, leaf: Any) -> bool:
+        return isinstance(leaf, int) and not isinstance(leaf, bool) and leaf == self.plate.size
 
     def same_as(self, args: tuple, kwargs: dict) -> bool:
         """Whether these are the very arguments, unchanged."""

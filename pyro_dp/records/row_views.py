@@ -1,4 +1,4 @@
-"""What one record sees of parameters with a row per record: its own row, N times.
+"""What one record sees of parameters with a row per record: its own row, N times or once.
 
 Tensors are replaced by ``id`` wherever a torch function gets them, be it a parameter of Pyro's
 store, of a module, or captured by a guide. All rows being equal, what is read at an index is read
@@ -35,20 +35,21 @@ class OwnRow:
     row: Tensor
     constraint: Constraint
 
-    def repeated(self, *, constrained: bool) -> "_Repeated":
+    def repeated(self, length: int, *, constrained: bool) -> "_Repeated":
         single = self.row.unsqueeze(self.dim)
         if constrained:
             single = transform_to(self.constraint)(single)
-        return _Repeated.of(single, self.dim, self.leaf.shape[self.dim])
+        return _Repeated.of(single, self.dim, length)
 
 
 @contextlib.contextmanager
-def shown(rows: dict[str, OwnRow]) -> Iterator[None]:
+def shown(rows: dict[str, OwnRow], length: int) -> Iterator[None]:
     """Within: whatever reads one of these parameters reads the row.
 
     :param rows: by name of the parameter.
+    :param length: how often it is repeated.
     """
-    with _OwnRows(rows) as own, _OwnParams(rows, own):
+    with _OwnRows(rows, length) as own, _OwnParams(rows, own):
         yield
 
 
@@ -73,12 +74,13 @@ class _Repeated:
 class _OwnRows(Substitution):
     """One record's rows in place of the parameters."""
 
-    def __init__(self, rows: dict[str, OwnRow]):
+    def __init__(self, rows: dict[str, OwnRow], length: int):
+        self._length = length
         self._repeated: dict[int, _Repeated] = {}
-        values = {id(x.leaf): self.keep(x.repeated(constrained=False)) for x in rows.values()}
-        super().__init__(values)
+        super().__init__({id(x.leaf): self.keep(x, constrained=False) for x in rows.values()})
 
-    def keep(self, repeated: _Repeated) -> Tensor:
+    def keep(self, row: OwnRow, *, constrained: bool) -> Tensor:
+        repeated = row.repeated(self._length, constrained=constrained)
         self._repeated[id(repeated.whole)] = repeated
         return repeated.whole
 
@@ -104,7 +106,7 @@ class _OwnParams(Messenger):
         row = self.rows.get(msg["name"])
         if row is None or msg["value"] is not None:
             return
-        value: Any = self.own.keep(row.repeated(constrained=True))
+        value: Any = self.own.keep(row, constrained=True)
         value.unconstrained = lambda: row.leaf
         # Plates note here which rows they took; on the leaf, that would tell who was sampled.
         value._pyro_unconstrained_param = torch.empty(0)

@@ -20,7 +20,16 @@ PLACEHOLDERS = (
     "Where no data may be read their rows are ones (zeros for integers): the model must run on "
     "them."
 )
-_INDEXED = "In the private plate, index what is read (with pyro.plate(...) as idx: ... x[idx])"
+_INDEXED = (
+    "In the private plate, read all data and rows of parameters at its indices (with "
+    "pyro.plate(...) as idx: ... x[idx]), or all of them whole, with shapes that follow from the "
+    "arguments (len(x))."
+)
+_WHOLE = (
+    "The data are read whole, and one row of them is shown: let all shapes follow from the "
+    "arguments (len(x), x.shape), or read all of them at the plate's indices (with "
+    "pyro.plate(...) as idx: ... x[idx])."
+)
 _WITHHELD = (
     "The text of the error is withheld because it may quote data; call the model or guide itself "
     "to see it."
@@ -51,13 +60,8 @@ _LONGEST = 600  # of a text that is shown
 
 
 def whole_tensors(slice_data: bool) -> str:
-    """What to do about a model that reads its data in another way than it was said to."""
-    if slice_data:
-        return (
-            "With slice_data=True the model is shown one row of its arguments: write it for whole "
-            "tensors (with pyro.plate('data', len(x)): ... obs=y), or index and leave it out."
-        )
-    return f"{_INDEXED}, or use slice_data=True for a model that is written for whole tensors."
+    """What to do about a model that reads its data in another way than was found, or said."""
+    return _WHOLE if slice_data else _INDEXED
 
 
 class RaisedOnPlaceholders(ModelError):

@@ -32,7 +32,7 @@ from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.arguments import as_tensors
 from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.records import Prepared, Records
+from pyro_dp.records.records import Prepared, Reading, Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import is_table
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
@@ -322,7 +322,7 @@ class VIPS(IterativeMechanism, Explained):
         if self._size not in (None, size):
             raise ModelError("The number of records is not that of the first step.")
         plate = PrivatePlate("data", size, size)
-        records = Records(self.model.model, plate, data, {}, slice_data=True, given=(given, {}))
+        records = Records(self.model.model, plate, data, {}, Reading.WHOLE, given=(given, {}))
         records.require_finite()
         if self._steps and self._first is not None:
             self._first.require_same_data(records)

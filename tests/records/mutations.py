@@ -83,8 +83,8 @@ MUTATIONS = [
     Mutation(
         "the plate is looked for on the data",
         "find_plate",
-        "given, named = pytree.tree_unflatten(map(stand_in, leaves), spec)",
-        "given, named = args, kwargs",
+        "shown = pytree.tree_unflatten(map(stand_in, leaves), spec)",
+        "shown = args, kwargs",
         "test_leaks.py test_first_attempts.py",
     ),
     Mutation(
@@ -139,9 +139,16 @@ MUTATIONS = [
     Mutation(
         "a record reads all rows of local parameters",
         "_OwnRows.__init__",
-        "{id(x.leaf): self.keep(x.repeated(constrained=False)) for x in rows.values()}",
+        "{id(x.leaf): self.keep(x, constrained=False) for x in rows.values()}",
         "{}",
         "test_local_parameters.py",
+    ),
+    Mutation(
+        "a number of records may change the terms",
+        "_suits",
+        'agree(sites[name]["log_prob"], plate.of_record(two[name], 0))',
+        "True",
+        "test_reading.py",
     ),
     Mutation(
         "public draws see private rows",
@@ -158,10 +165,17 @@ MUTATIONS = [
         "test_local_parameters.py",
     ),
     Mutation(
-        "pyro.factor outside the plate is told to move as it is",
-        "_find_plate",
-        'isinstance(trace.nodes[key]["fn"], Unit)',
-        "False",
+        "pyro.factor outside the plate may read arguments",
+        "_require_outside_is_public",
+        "    if not outside:\n        return\n",
+        "    return\n",
+        "test_structure_checks.py",
+    ),
+    Mutation(
+        "of several plates the first is taken",
+        "_outermost",
+        "len(first) == 1 and first == fitting",
+        "True",
         "test_structure_checks.py",
     ),
     Mutation(

@@ -11,7 +11,7 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro_dp.records import initial_values
 from pyro_dp.records.global_draw import draw_particle, single_particle
 from pyro_dp.records.plate import find_plate
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Reading, Records
 
 
 def peeking_guide(x, y):
@@ -19,20 +19,22 @@ def peeking_guide(x, y):
     pyro.sample("w", dist.Normal(loc + x.sum(), 1.0).to_event(1))
 
 
-def of(data, model, slice_data=False):
+def of(data, model, reading=Reading.BY_INDEX):
     plate = find_plate(model, data, {}, None)
-    return Records(model, plate, data, {}, slice_data)
+    return Records(model, plate, data, {}, reading)
 
 
-@pytest.mark.parametrize(("model", "slice_data"), [(logistic, False), (logistic_whole, True)])
-def test_a_particle_does_not_depend_on_the_data(model, slice_data):
+@pytest.mark.parametrize(
+    ("model", "reading"), [(logistic, Reading.BY_INDEX), (logistic_whole, Reading.WHOLE)]
+)
+def test_a_particle_does_not_depend_on_the_data(model, reading):
     """Not even if the guide reads them: it is shown placeholders."""
     particles = []
     for scale in (1.0, 1e6):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         x, y = regression_data()
-        records = of((scale * x, y), model, slice_data)
+        records = of((scale * x, y), model, reading)
         particles.append(draw_particle(Trace_ELBO(), model, peeking_guide, records))
     one, other = particles
     assert torch.equal(one.loss, other.loss)

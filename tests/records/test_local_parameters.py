@@ -55,6 +55,22 @@ def effects(x, y):
         pyro.sample("y", dist.Bernoulli(logits=(x[idx] * w).sum(-1) + effect), obs=y[idx])
 
 
+def whole_effects(x, y):
+    """The same, on whole tensors."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with pyro.plate("data", len(x)):
+        effect = pyro.sample("effect", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Bernoulli(logits=(x * w).sum(-1) + effect), obs=y)
+
+
+def unindexed(x, y):
+    handwritten_guide(x, y)
+    loc = pyro.param("own_loc", lambda: torch.zeros(len(x)))
+    scale = pyro.param("own_scale", lambda: torch.ones(len(x)), constraint=constraints.positive)
+    with pyro.plate("data", len(x)):
+        pyro.sample("effect", dist.Normal(loc, scale))
+
+
 def indexed(x, y):
     handwritten_guide(x, y)
     loc = pyro.param("own_loc", lambda: torch.zeros(len(x)))
@@ -110,7 +126,18 @@ GUIDES = {
     "AutoDelta": (lambda: AutoDelta(effects), {"AutoDelta.effect"}),
     "module": (Module, {"own_loc", "own_scale", "shift", "table.weight"}),
     "point": (lambda: point, {"own_at"}),
+    "unindexed": (lambda: unindexed, {"own_loc", "own_scale"}),
+    "indexed, of whole tensors": (lambda: indexed, {"own_loc", "own_scale"}),
+    "AutoNormal, of whole tensors": (
+        lambda: AutoNormal(whole_effects),
+        {"AutoNormal.locs.effect", "AutoNormal.scales.effect"},
+    ),
 }
+WHOLE = {name for name in GUIDES if name == "unindexed" or "whole" in name}
+
+
+def model_of(name):
+    return whole_effects if name in WHOLE else effects
 
 
 def new(monkeypatch, guide=indexed, model=effects, batch=None, **options):
@@ -161,7 +188,7 @@ def rows(svi):
 def test_rows_are_found_and_no_part_of_a_release(monkeypatch, name):
     make, expected = GUIDES[name]
     for privatize in ("latents", "parameters"):
-        fixture = new(monkeypatch, make(), sampling="full", privatize=privatize)
+        fixture = new(monkeypatch, make(), model_of(name), sampling="full", privatize=privatize)
         fixture.svi.step(*regression_data())
         assert leaves(fixture.svi).keys() == expected
         assert fixture.svi._prepared.term.vectorizes
@@ -325,7 +352,10 @@ def test_sensitivity_to_local_state(monkeypatch, name, privatize):
     Without it in the batch, its state does not matter at all.
     """
     options = dict(privatize=privatize, loss_clip=2.0, max_grad_norm=AdaptiveClip(initial=0.5))
-    svi, data = new(monkeypatch, GUIDES[name][0](), **options).svi, regression_data()
+    svi, data = (
+        new(monkeypatch, GUIDES[name][0](), model_of(name), **options).svi,
+        regression_data(),
+    )
     svi._prepare(data, {})
     usual, draws = rows(svi), svi._prepared.step.draw()
 
@@ -379,7 +409,7 @@ def test_neighbouring_data_over_many_steps(monkeypatch, name):
     batches = [[1, 4, 8], [4], [2, 4, 20], [1, 2, 8], [4, 20]]
     runs = []
     for data, skipped in (((x, y), False), ((replaced, y), False), ((x, y), True)):
-        fixture = new(monkeypatch, GUIDES[name][0]())
+        fixture = new(monkeypatch, GUIDES[name][0](), model_of(name))
         fixture.svi.optim = pyro.optim.SGD({"lr": 0.0})  # as if the releases were the same
         for batch in batches:
             take(monkeypatch, [i for i in batch if not (skipped and i == 4)])
@@ -476,7 +506,7 @@ def test_equals_svi(monkeypatch, name, privatize):
     loss = Trace_ELBO if (privatize == "latents") == (len(name) % 2 == 0) else TraceMeanField_ELBO
 
     def make():
-        return Problem(effects, GUIDES[name][0](), regression_data(), loss(), {})
+        return Problem(model_of(name), GUIDES[name][0](), regression_data(), loss(), {})
 
     monkeypatch.setattr(
         LocalStream, "normal", lambda self, i, draw, size: _NORMALS[i, None].numpy()

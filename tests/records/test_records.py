@@ -6,7 +6,7 @@ import torch
 
 from pyro_dp import ModelError
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Reading, Records
 
 PLATE = PrivatePlate("data", 6, 6)
 
@@ -15,26 +15,37 @@ def model(x, public, options, *, y, flag=True):
     pass
 
 
-def records(slice_data=False):
+def records(reading=Reading.BY_INDEX):
     x, y = torch.randn(6, 2), torch.arange(6)
     options = {"z": torch.rand(6), "edges": torch.ones(3), "name": "six"}
     args, kwargs = (x, torch.eye(4), options), {"y": y, "flag": False}
-    return Records(model, PLATE, args, kwargs, slice_data), args, kwargs
+    return Records(model, PLATE, args, kwargs, reading), args, kwargs
 
 
 @pytest.mark.parametrize("index", [0, 4])
-@pytest.mark.parametrize("slice_data", [False, True])
-def test_a_model_sees_one_record_only(index, slice_data):
+@pytest.mark.parametrize("reading", Reading)
+def test_a_model_sees_one_record_only(index, reading):
     """Its row, repeated or alone; public arguments as they are."""
-    seen, args, kwargs = records(slice_data)
+    seen, args, kwargs = records(reading)
     row = [rows[0] for rows in seen.rows(torch.tensor([index]))]
     (x, public, options), named = seen.arguments(row)
-    length = 1 if slice_data else 6
+    length = 6 if reading is Reading.BY_INDEX else 1
     for got, given in ((x, args[0]), (options["z"], args[2]["z"]), (named["y"], kwargs["y"])):
         assert got.shape == (length, *given.shape[1:])
         assert (got == given[index]).all()
     assert public is args[1] and options["edges"] is args[2]["edges"]
     assert options["name"] == "six" and named["flag"] is False
+
+
+def test_a_number_of_records_follows_what_is_shown():
+    """One for one record; N where all are shown. Other numbers, and flags, stay."""
+    arguments = (torch.ones(6), 6, 7), {"n": 6, "flag": True}
+    seen = Records(dict, PLATE, *arguments, Reading.COUNTED)
+    row = seen.placeholder()
+    assert [seen.arguments(row)[0][1:], seen.arguments(row)[1]] == [(1, 7), {"n": 1, "flag": True}]
+    assert seen.arguments(row, length=6)[0][1:] == (6, 7)
+    whole = Records(dict, PLATE, *arguments, Reading.WHOLE)
+    assert whole.arguments(row)[0][1:] == (6, 7)
 
 
 def test_repeating_a_row_copies_nothing():
@@ -76,7 +87,7 @@ def test_tensors_of_inference_mode_are_data():
     """They do not tell how often they were changed."""
     with torch.inference_mode():
         args = torch.randn(6, 2), torch.eye(4), {}
-    seen = Records(model, PLATE, args, {"y": torch.arange(6)}, False)
+    seen = Records(model, PLATE, args, {"y": torch.arange(6)}, Reading.BY_INDEX)
     assert torch.equal(seen.row(2)[0], args[0][2])
     assert seen.same_as(args, {"y": seen.tables[1]})
 
@@ -87,22 +98,22 @@ def test_missing_values_name_the_argument(change, named):
     kwargs["y"] = kwargs["y"].double()
     {"x": args[0], "z": args[2]["z"], "y": kwargs["y"]}[change][3] = torch.nan
     with pytest.raises(ModelError, match=named):
-        Records(model, PLATE, args, kwargs, False).require_finite()
+        Records(model, PLATE, args, kwargs, Reading.BY_INDEX).require_finite()
 
 
 def test_no_data():
     with pytest.raises(ModelError, match="length 6"):
-        Records(model, PLATE, (torch.ones(5),), {}, False)
+        Records(model, PLATE, (torch.ones(5),), {}, Reading.BY_INDEX)
 
 
 @pytest.mark.parametrize("other", [torch.ones(6).numpy(), range(6)])
 def test_data_that_are_no_tensor(other):
     with pytest.raises(ModelError, match="'public'"):
-        Records(model, PLATE, (torch.ones(6), other), {}, False)
+        Records(model, PLATE, (torch.ones(6), other), {}, Reading.BY_INDEX)
 
 
 def test_a_callable_without_signature():
-    seen = Records(dict, PLATE, (torch.ones(6),), {}, False)
+    seen = Records(dict, PLATE, (torch.ones(6),), {}, Reading.BY_INDEX)
     seen.require_finite()
 
 
@@ -112,4 +123,6 @@ def test_module_signature():
             pass
 
     with pytest.raises(ModelError, match="'features'"):
-        Records(Model(), PLATE, (torch.full((6,), torch.inf),), {}, False).require_finite()
+        Records(
+            Model(), PLATE, (torch.full((6,), torch.inf),), {}, Reading.BY_INDEX
+        ).require_finite()

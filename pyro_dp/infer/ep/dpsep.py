@@ -208,7 +208,7 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
         centred: bool = True,
         noise_aware: bool = True,
         microbatch_size: int | None = None,
-        slice_data: bool = False,
+        slice_data: bool | str = "auto",
         jit: str = "none",
         generator: torch.Generator | int | None = None,
         secure: bool = False,

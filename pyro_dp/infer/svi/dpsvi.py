@@ -165,8 +165,9 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         "parameters" releases the gradient with respect to all parameters, as Algorithm 1.
     :param microbatch_size: at most so many per-record gradients are held at a time; the result is
         the same.
-    :param slice_data: the model is written for whole tensors (``with pyro.plate("data", len(x))``)
-        and is shown rows of them; otherwise it indexes its arguments with the plate's indices.
+    :param slice_data: True: model and guide are written for whole tensors (``with
+        pyro.plate("data", len(x))``), and are shown rows of them; False: they read their arguments
+        at the plate's indices; "auto": what the model does is found on placeholders.
     :param jit: "trace": model and guide are traced once, and steps run no Pyro code; "compile": the
         same, as machine code (needs a C++ compiler); "none": Pyro code in every step. Graphs are
         checked against the model in the first steps; a model that cannot be traced falls back to
@@ -212,7 +213,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         sampling: str = "poisson",
         privatize: str = "latents",
         microbatch_size: int | None = None,
-        slice_data: bool = False,
+        slice_data: bool | str = "auto",
         jit: str = "trace",
         loss_clip: float | None = None,
         loss_share: float = 0.05,
@@ -631,6 +632,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _read_bins(self, counts: Tensor, block: Block, size: int, sampler: RecordSampler) -> None:
         if self._histogram is None:
+            size = max(size, 1)  # records may share nothing
             plan = self._plan(size, sampler)
             many = self._automatic and plan.is_of_many
             self._histogram = HistogramBound.start(sampler.size, size, plan.noise, of_many=many)
