@@ -142,8 +142,8 @@ def _inference(entry: Entry, name: str, model, guide):
         return SVI(model, guide, optim, entry.loss())
     accountant = PrivacyAccountant(epsilon=EPSILON.get(name))
     if name == "DPSEP":
-        return DPSEP(model, guide, accountant=accountant, generator=SEED, **entry.options)
-    options = entry.options | ({"noise_multiplier": 0} if name == "noise 0" else {})
+        return DPSEP(model, guide, accountant=accountant, generator=SEED, **entry.settings)
+    options = entry.settings | ({"noise_multiplier": 0} if name == "noise 0" else {})
     loss = entry.loss()
     return DPSVI(model, guide, loss=loss, accountant=accountant, generator=SEED, **options)
 

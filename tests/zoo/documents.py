@@ -255,9 +255,7 @@ ENTRIES = (
         lda,
         lda_data,
         lambda: TraceEnum_ELBO(max_plate_nesting=2),
-        edit='documents are rows: data[ind].T; plate="documents"',
-        settings={"plate": "documents"},
-        indexed=True,
+        edit="documents are rows: data[ind].T",
     ),
     Entry(
         "ProdLDA",

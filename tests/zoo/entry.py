@@ -19,8 +19,6 @@ class Entry:
     :param loss: a new one.
     :param edit: the line that has to be written otherwise than the source has it.
     :param settings: of ``DPSVI``, where its defaults do not serve.
-    :param indexed: whether the model reads its data at the plate's indices; else it takes whole
-        tensors.
     :param size: records of the measured table.
     :param few: records of the tests.
     :param dpsep: whether ``DPSEP`` is for it: a Gaussian guide of latents outside the plate.
@@ -33,15 +31,9 @@ class Entry:
     loss: Callable[[], ELBO] = Trace_ELBO
     edit: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
-    indexed: bool = False
     size: int = 5000
     few: int = 24
     dpsep: bool = False
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What is passed to ``DPSVI`` and ``DPSEP`` beside model, guide and accountant."""
-        return {"slice_data": not self.indexed} | self.settings
 
     def data(self, size: int, seed: int = 0) -> tuple:
         """Arguments of model and guide, drawn with this seed; Pyro's generators stay as they were.

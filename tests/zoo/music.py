@@ -222,9 +222,6 @@ def hmm(name, model, switch=""):
         lambda: (model, probs_only(model)),
         lambda size: (*sequences(size), HIDDEN),
         lambda: TraceEnum_ELBO(max_plate_nesting=2),
-        edit='plate="sequences"',
-        settings={"plate": "sequences"},
-        indexed=True,
     )
 
 

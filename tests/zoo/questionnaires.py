@@ -85,8 +85,6 @@ ENTRIES = (
         "Birnbaum 1968: two-parameter logistic",
         lambda: (two_parameter_logistic, AutoNormal(two_parameter_logistic)),
         two_parameter_logistic_data,
-        edit='plate="students"',
-        settings={"plate": "students"},
     ),
     Entry(
         "Dawid-Skene",
@@ -94,8 +92,6 @@ ENTRIES = (
         lambda: (dawid_skene, AutoNormal(poutine.block(dawid_skene, hide=["truth"]))),
         dawid_skene_data,
         lambda: TraceEnum_ELBO(max_plate_nesting=2),
-        edit='plate="items"',
-        settings={"plate": "items"},
         dpsep=True,
     ),
     Entry(
