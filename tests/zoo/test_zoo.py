@@ -32,7 +32,6 @@ REFUSED = {
 _ROWS = "there are parameters with a row per record"
 _ONE = "Gradients are taken one record at a time"
 UNTRACED = {
-    "missing outcomes": _ROWS,
     "baseball, fully pooled": "it draws random numbers by aten._sample_dirichlet",
     "baseball, not pooled": _ROWS,
     "baseball, partially pooled": _ROWS,
