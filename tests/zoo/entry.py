@@ -20,7 +20,6 @@ class Entry:
     :param edit: the line that has to be written otherwise than the source has it.
     :param settings: of ``DPSVI``, where its defaults do not serve.
     :param size: records of the measured table.
-    :param few: records of the tests.
     :param dpsep: whether ``DPSEP`` is for it: a Gaussian guide of latents outside the plate.
     """
 
@@ -32,7 +31,6 @@ class Entry:
     edit: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     size: int = 5000
-    few: int = 24
     dpsep: bool = False
 
     def data(self, size: int, seed: int = 0) -> tuple:
