@@ -1,0 +1,272 @@
+"""Forty models as their authors write them: what becomes of the swap of SVI for DPSVI.
+
+For each entry of tests/zoo the ELBO that a guide reaches on 5,000 simulated records, by SVI (all
+records, 2,000 steps of Adam whose step size falls from .05), by DPSVI without noise and at
+epsilon = 1 and 4 (delta=1e-5, all else by default), and by DPSEP at epsilon = 4 where its guide is
+Gaussian; whether steps run in graphs, and what a step costs beside one of SVI on as many records as
+a private step takes. ELBOs are means of 50 evaluations on all records.
+
+    python benchmarks/zoo.py                   # all that is not yet in results/zoo.csv
+    python benchmarks/zoo.py --only "radon"    # one model, anew
+    python benchmarks/zoo.py --report          # writes docs/zoo.md
+
+A fit that would take longer than --patience seconds is noted as such, and not run.
+"""
+
+import argparse
+import contextlib
+import csv
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pyro
+import torch
+from pyro.infer import SVI
+from tqdm.auto import tqdm
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from zoo import ZOO, Entry  # noqa: E402
+
+from pyro_dp import DPSEP, DPSVI, PrivacyAccountant  # noqa: E402
+from pyro_dp.infer.svi.traced_step import TracedStep  # noqa: E402
+
+RESULTS = Path(__file__).parent / "results" / "zoo.csv"
+PAGE = ROOT / "docs" / "zoo.md"
+FITS = ("SVI", "noise 0", "epsilon 1", "epsilon 4", "DPSEP", "time")
+EPSILON = {"epsilon 1": 1.0, "epsilon 4": 4.0, "DPSEP": 4.0}
+FIELDS = ("entry", "fit", "elbo", "graph", "ms", "svi_ms", "note")
+STEPS, EVALUATIONS, SEED = 2000, 50, 0
+BATCH = 1000  # records of a step of DPSVI, where N is 5,000
+BLOCKS, BLOCK, TIMED = 5, 10, 20.0  # timed steps, and seconds after which no further block begins
+
+
+@dataclass
+class Fit:
+    """One cell, as it stands in the file."""
+
+    entry: str
+    fit: str
+    elbo: float | None = None
+    graph: bool | None = None
+    ms: float | None = None
+    svi_ms: float | None = None
+    note: str = ""
+
+    def row(self) -> dict:
+        return {name: "" if value is None else value for name, value in vars(self).items()}
+
+
+class TooLong(Exception):
+    """A fit that nobody would wait for."""
+
+
+@contextlib.contextmanager
+def noted(fit: Fit) -> Iterator[None]:
+    """Errors, and warnings that a graph does not apply, become the cell's note."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except TooLong as error:
+            fit.note = str(error)
+        except Exception as error:
+            fit.note = f"{type(error).__name__}: {error}".splitlines()[0]
+    words = ("does not apply", "one record at a time")
+    graphless = [str(each.message) for each in caught if any(w in str(each.message) for w in words)]
+    fit.note = fit.note or "; ".join(dict.fromkeys(graphless))
+
+
+def new(entry: Entry, size: int | None = None) -> tuple:
+    """Model, guide and data from one public start."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(SEED)
+    return (*entry.make(), entry.data(size or entry.size))
+
+
+def elbo(entry: Entry, model, guide, data: tuple) -> float:
+    """Of the guide on all records; nothing is dropped out."""
+    for part in (model, guide):
+        module = getattr(part, "__self__", part)
+        if isinstance(module, torch.nn.Module):
+            module.eval()
+    pyro.set_rng_seed(SEED + 1)
+    loss = entry.loss()
+    with torch.no_grad():
+        return -statistics.mean(loss.loss(model, guide, *data) for _ in range(EVALUATIONS))
+
+
+def fitted(entry: Entry, name: str, patience: float) -> Fit:
+    """One fit and the ELBO that it reached."""
+    fit = Fit(entry.name, name)
+    with noted(fit):
+        model, guide, data = new(entry)
+        inference = _inference(entry, name, model, guide)
+        if name == "SVI":
+            for _ in range(STEPS):
+                inference.step(*data)
+                inference.optim.step()
+        else:
+            if name != "DPSEP":
+                _require_patience(inference, data, patience)
+            inference.run(*data, progress=False)
+        if name not in ("SVI", "DPSEP"):
+            fit.graph = isinstance(inference._prepared.step, TracedStep)
+        fit.elbo = elbo(entry, model, guide, data)
+    return fit
+
+
+def _require_patience(inference: DPSVI, data: tuple, patience: float) -> None:
+    """A few steps, of which the last one tells how long all take: the first ones build graphs."""
+    for _ in range(4):
+        began = time.perf_counter()
+        inference.step(*data)
+        took = time.perf_counter() - began
+        if took > patience / 4:
+            break
+    if took * inference.num_steps > patience:
+        raise TooLong(f"{took:.1f} s a step")
+
+
+def _inference(entry: Entry, name: str, model, guide):
+    if name == "SVI":
+        falling = {"gamma": 0.05 ** (1 / STEPS), "optimizer": torch.optim.Adam}
+        optim = pyro.optim.ExponentialLR(falling | {"optim_args": {"lr": 0.05}})
+        return SVI(model, guide, optim, entry.loss())
+    accountant = PrivacyAccountant(epsilon=EPSILON.get(name))
+    if name == "DPSEP":
+        return DPSEP(model, guide, accountant=accountant, generator=SEED, **entry.settings)
+    options = entry.settings | ({"noise_multiplier": 0} if name == "noise 0" else {})
+    loss = entry.loss()
+    return DPSVI(model, guide, loss=loss, accountant=accountant, generator=SEED, **options)
+
+
+def timed(entry: Entry) -> Fit:
+    """A step of DPSVI beside one of SVI on as many records, in turns: medians."""
+    fit = Fit(entry.name, "time")
+    store, runs = pyro.get_param_store(), {}
+    with noted(fit):
+        for name, size in (("SVI", BATCH), ("epsilon 4", entry.size)):
+            model, guide, data = new(entry, size)
+            inference = _inference(entry, name, model, guide)
+            for _ in range(4):  # graphs are built and compared
+                inference.step(*data)
+            runs[name] = [inference, data, store.get_state(), []]
+        began = time.perf_counter()
+        for _ in range(BLOCKS):
+            for run in runs.values():
+                run[2] = _block(*run)
+            if time.perf_counter() - began > TIMED:
+                break
+        fit.graph = isinstance(runs["epsilon 4"][0]._prepared.step, TracedStep)
+        fit.svi_ms, fit.ms = (1e3 * statistics.median(run[3]) for run in runs.values())
+    return fit
+
+
+def _block(inference, data: tuple, state: dict, times: list[float]) -> dict:
+    """Some steps with a parameter store of their own; returns it."""
+    with pyro.get_param_store().scope(state) as scoped:
+        for _ in range(BLOCK):
+            began = time.perf_counter()
+            inference.step(*data)
+            times.append(time.perf_counter() - began)
+            if times[-1] * BLOCK > TIMED:
+                break
+    return scoped
+
+
+def known() -> pd.DataFrame:
+    return pd.read_csv(RESULTS) if RESULTS.exists() else pd.DataFrame(columns=FIELDS)
+
+
+def write(fits: pd.DataFrame) -> None:
+    fits.to_csv(RESULTS, index=False, quoting=csv.QUOTE_MINIMAL)
+
+
+def measure(names: list[str], fits: tuple[str, ...], patience: float) -> None:
+    """What is not yet in the file; written after each fit."""
+    done = set(zip(known()["entry"], known()["fit"], strict=True))
+    todo = [
+        (name, fit)
+        for name in names
+        for fit in fits
+        if (name, fit) not in done and (fit != "DPSEP" or ZOO[name].dpsep)
+    ]
+    for name, fit in tqdm(todo):
+        entry = ZOO[name]
+        result = timed(entry) if fit == "time" else fitted(entry, fit, patience)
+        rows = pd.DataFrame([result.row()], columns=FIELDS)
+        rows.to_csv(RESULTS, mode="a", index=False, header=not RESULTS.exists())
+
+
+def table(fits: pd.DataFrame) -> str:
+    """One row an entry: what SVI reached, and by how much of that the others stay below it."""
+    head = ["model", "edit", "ELBO of SVI", "noise 0", "epsilon 1", "epsilon 4", "DPSEP", "graph"]
+    lines = [[*head, "ms a step", "of SVI"], ["---"] * (len(head) + 2)]
+    for name, entry in ZOO.items():
+        cells = {row.fit: row for row in fits[fits.entry == name].itertuples()}
+        svi, clock = cells.get("SVI"), cells.get("time")
+        reached = None if svi is None or pd.isna(svi.elbo) else svi.elbo
+        line = [f"{name} ({entry.source})", entry.edit or "none"]
+        line.append("-" if reached is None else f"{reached:,.0f}")
+        for fit in ("noise 0", "epsilon 1", "epsilon 4", "DPSEP"):
+            cell = cells.get(fit)
+            lost = reached is None or cell is None or pd.isna(cell.elbo)
+            line.append("-" if lost else f"{100 * (cell.elbo - reached) / abs(reached):+.1f}%")
+        if clock is None or pd.isna(clock.ms):
+            line += ["-", "-", "-"]
+        else:
+            line += ["yes" if clock.graph in (True, "True") else "no", f"{clock.ms:.3g}"]
+            line.append(f"{clock.ms / clock.svi_ms:.2f}")
+        lines.append(line)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def notes(fits: pd.DataFrame) -> str:
+    """What was refused, too slow, or ran without a graph, each once."""
+    told = fits[fits.note.notna() & (fits.note != "")].drop_duplicates(["entry", "note"])
+    return "\n".join(f"* **{row.entry}**: {row.note}" for row in told.itertuples())
+
+
+def report(fits: pd.DataFrame) -> None:
+    text = (
+        "# The zoo\n\n"
+        "Forty models as their authors write them, and what becomes of each where `SVI` is swapped "
+        "for `DPSVI`. The models are in `tests/zoo`; the table is made by "
+        "`python benchmarks/zoo.py` and `python benchmarks/zoo.py --report`. N = 5,000 simulated "
+        'records, delta = 1e-5, nothing set but what "edit" says; one run each. Columns from '
+        '"noise 0" on are relative differences to the ELBO of `SVI` (negative: below it); '
+        '`DPSEP` is at epsilon = 4, where its guide is Gaussian. "of SVI": time of a step in '
+        "units of `SVI`'s on as many records.\n\n"
+    )
+    PAGE.write_text(f"{text}{table(fits)}\n\n{notes(fits)}\n".replace("\n\n\n", "\n"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(ZOO))
+    parser.add_argument("--fits", nargs="+", choices=FITS, default=list(FITS))
+    parser.add_argument("--patience", type=float, default=900.0, metavar="SECONDS")
+    parser.add_argument("--report", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.report:
+        report(known())
+        return
+    if options.only:  # anew
+        fits = known()
+        again = fits.entry.isin(options.only) & fits.fit.isin(options.fits)
+        if again.any():
+            write(fits[~again])
+    measure(options.only or list(ZOO), tuple(options.fits), options.patience)
+
+
+if __name__ == "__main__":
+    main()
