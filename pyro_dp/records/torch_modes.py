@@ -3,9 +3,17 @@
 from typing import Any
 
 from torch import Tensor
+from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_gradtrackingtensor,
+    peek_interpreter_stack,
+)
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from pyro_dp.records.local_draws import DRAWING, LocalDraws
+from pyro_dp.records.recurrent_layers import RECURRENT
 
 
 class Substitution(TorchFunctionMode):
@@ -40,14 +48,53 @@ class RecordMode(Substitution):
       would go on using their own tensors, and their gradients would silently be zero.
     * Normal and uniform draws come from :class:`LocalDraws`; in-place draws cannot be vectorised
       otherwise.
+    * Where all records run at once, recurrent layers are plain operations. A tensor that is alike
+      for all of them, and into which something of each is written, becomes one of each. Views of it
+      that were made before are not told: the check against the one-record loop notices.
     """
 
     def __init__(self, draws: LocalDraws, substitutes: dict[int, Tensor] | None = None):
-        super().__init__(substitutes)
+        super().__init__(dict(substitutes or {}))
         self.draws = draws
+        self._written: list[Tensor] = []  # kept, so that no other tensor gets their id
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         answer = DRAWING.get(func)
         if answer is not None:
-            return answer(self.draws, *args, **(kwargs or {}))
+            return answer(self.draws, *args, **kwargs)
+        if peek_interpreter_stack() is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        if func in RECURRENT:
+            result = RECURRENT[func](*self._substituted(args), **kwargs)
+            if result is not None:
+                return result
+        if args and _writes(func):
+            self._widen(*args, *kwargs.values())
         return super().__torch_function__(func, types, args, kwargs)
+
+    def _widen(self, tensor: Any, *others: Any) -> None:
+        """Let a tensor that is alike for all records be one of each, if it will be written to."""
+        of_records = [x for x in pytree.tree_leaves(self._substituted(others)) if _differs(x)]
+        value = self._substituted(tensor)
+        if of_records and isinstance(value, Tensor) and not _differs(value):
+            own = of_records[0].new_empty(value.shape, dtype=value.dtype)
+            self.substitutes[id(tensor)] = own.copy_(value)
+            self._written.append(tensor)
+
+
+def _writes(func: Any) -> bool:
+    name = func.__name__
+    return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
+
+
+def _differs(value: Any) -> bool:
+    """Whether this is a tensor of which ``torch.vmap`` has one for each record."""
+    if not isinstance(value, Tensor):
+        return False
+    while is_gradtrackingtensor(value):
+        value = get_unwrapped(value)
+    return is_batchedtensor(value)
+
+
+_WRITERS = {"__setitem__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"}
