@@ -183,19 +183,6 @@ def model_without_plate():
     dpsvi(model).step(x, y)
 
 
-@attempt("The model", "'people'", says="give the plate a size")
-def plate_without_size():
-    """A plate without a size."""
-    x, y = data()
-
-    def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        with pyro.plate("people"):
-            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
-
-    dpsvi(model).step(x, y)
-
-
 @attempt("The model", "'total'", "'people'", says="move it inside")
 def observed_outside_the_plate():
     """Something observed outside the plate."""
@@ -208,18 +195,33 @@ def observed_outside_the_plate():
     dpsvi(model).step(x, y)
 
 
-@attempt("The model", "'ridge'", "'people'", says="divided by the plate's size")
+@attempt("The model", "'ridge'", "'people'", says="inside, one for each record")
 def factor_outside_the_plate():
-    """A penalty by pyro.factor, outside the plate."""
+    """A term of the data by pyro.factor, outside the plate."""
     x, y = data()
 
     def model(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        pyro.factor("ridge", -w.square().sum())
+        pyro.factor("ridge", -(x @ w).square().sum())
         with pyro.plate("people", len(x)) as idx:
             pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
     dpsvi(model).step(x, y)
+
+
+@attempt("The model", "no observed site", says=r"range\(x\.shape\[1\]\), with a mask")
+def steps_of_the_longest():
+    """Sequences, as many steps as the longest one has."""
+    lengths, x = torch.randint(1, 6, (100,)), torch.randn(100, 5)
+
+    def model(x, lengths):
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with pyro.plate("people", len(x)):
+            for t in range(lengths.max()):
+                with pyro.poutine.mask(mask=t < lengths):
+                    pyro.sample(f"x_{t}", dist.Normal(loc, 1.0), obs=x[:, t])
+
+    dpsvi(model).step(x, lengths)
 
 
 @attempt("The model", "'men'", "'women'", says=r"plate='\.\.\.'")

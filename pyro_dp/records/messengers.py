@@ -108,5 +108,20 @@ class Inside(Messenger):
             msg["stop"] = msg["name"] != self.plate.name
 
 
+@dataclass(eq=False, repr=False)
+class Redrawn(Messenger):
+    """Latents have these values, and are drawn all the same: what else is random, such as a
+    dropout, gets the numbers that it got where they were drawn.
+    """
+
+    values: Mapping[str, Tensor]
+
+    def _pyro_sample(self, msg: dict) -> None:
+        if msg["name"] in self.values and not msg["done"]:
+            with torch.no_grad():
+                msg["fn"](*msg["args"], **msg["kwargs"])
+            msg["value"], msg["done"] = self.values[msg["name"]], True
+
+
 def no_sites(*args: Any, **kwargs: Any) -> None:
     """In place of a guide that has no sites, cannot be run, or is not made yet."""

@@ -1,6 +1,6 @@
 """The private plate: whose elements are the records, and how it is found."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.records.sandbox import PLACEHOLDERS, guarded
 from pyro_dp.records.stand_ins import identity, is_table, placeholder
+from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 
@@ -22,6 +23,11 @@ _LONGER = (
     "The private plate {plate.name!r} has size {plate.size}, but the longest argument has "
     "{longest} rows: arguments that are longer than the data must be such that the model runs "
     "where all tensors are placeholders. " + PLACEHOLDERS
+)
+_NOT_OBSERVED = (
+    "The model has no observed site: pass the data with obs= inside a pyro.plate. (Integers are "
+    "shown as zeros here: let loops run over shapes, as in range(x.shape[1]), with a mask, and not "
+    "over numbers of the data, as in range(lengths.max()).)"
 )
 Sites = dict[str, dict]
 Traces = dict[str, poutine.Trace]  # of guide and model
@@ -94,9 +100,10 @@ def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> 
 
     Random state and parameter store are restored.
 
-    :param name: the plate's name, or ``None`` if exactly one plate holds observed sites.
-    :raises ModelError: no such plate or several; an observed site outside the plate; the model does
-        not run on placeholders.
+    :param name: the plate's name, or ``None`` if exactly one plate holds observed sites, or all
+        others lie within it and the arguments have its rows.
+    :raises ModelError: no such plate or several; an observed site outside the plate, or a factor
+        that reads arguments; the model does not run on placeholders.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     lengths = [len(x) for x in leaves if is_table(x)]
@@ -108,15 +115,18 @@ def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> 
         attempts.append(partial(_unless_longest, longest))
     errors = []
     for stand_in in attempts:
+        shown = pytree.tree_unflatten(map(stand_in, leaves), spec)
         try:
-            given, named = pytree.tree_unflatten(map(stand_in, leaves), spec)
-            plate = _find_plate(model, given, named, name)
+            trace = _run(model, shown)
+            plate = _plate_of(trace, name, lengths)
         except ModelError as error:
             # A later text could quote what is shorter than the longest, and data all the same.
             errors.append(error)
             continue
         if stand_in not in (placeholder, identity) and plate.size != longest:
             raise ModelError(_LONGER.format(plate=plate, longest=longest))
+        others = pytree.tree_unflatten(map(_other, map(stand_in, leaves)), spec)
+        _require_outside_is_public(model, trace, plate, others)
         return plate
     raise errors[0]
 
@@ -125,62 +135,113 @@ def _unless_longest(longest: int, leaf: Any) -> Any:
     return leaf.clone() if is_table(leaf) and len(leaf) < longest else placeholder(leaf)
 
 
-def _find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> PrivatePlate:
+def _other(leaf: Any) -> Any:
+    """Other numbers than those of a placeholder."""
+    if not is_table(leaf):
+        return leaf
+    return leaf / 2 if leaf.is_floating_point() else torch.ones_like(leaf)
+
+
+def _run(model: Callable, arguments: tuple[tuple, dict]) -> poutine.Trace:
+    """A run on placeholders that leaves nothing behind."""
     store = pyro.get_param_store()
+    args, kwargs = arguments
     with (
         forked_rng(),
         store.scope(store.get_state()),
         torch.no_grad(),
         guarded("Running the model on placeholder data", public=True),
     ):
-        trace = poutine.trace(model).get_trace(*args, **kwargs)
-    observed = {
-        key: site["cond_indep_stack"]
-        for key, site in trace.nodes.items()
-        if site["type"] == "sample" and site["is_observed"] and is_random(site)
-    }
+        return poutine.trace(model).get_trace(*args, **kwargs)
+
+
+def _plate_of(trace: poutine.Trace, name: str | None, lengths: Collection[int]) -> PrivatePlate:
+    """
+    :param lengths: of the arguments.
+    """
+    observed = _observed(trace)
     if not observed:
-        raise ModelError(
-            "The model has no observed site: pass the data with obs= inside a pyro.plate."
-        )
-    candidates = {frame.name: frame for stack in observed.values() for frame in stack}
+        raise ModelError(_NOT_OBSERVED)
+    candidates = {f.name: f for site in observed.values() for f in site["cond_indep_stack"]}
     listed = ", ".join(map(repr, sorted(candidates)))
     if not candidates:
         raise ModelError(
             "plate: no pyro.plate holds the observed sites; put them inside one, with one element "
             "per individual: with pyro.plate('data', len(x)) as idx: pyro.sample(..., obs=y[idx])."
         )
-    if name is None and len(candidates) > 1:
+    if name is None:
+        name = _outermost(observed, candidates, lengths)
+    if name is None:
         raise ModelError(
             f"plate: several plates hold observed sites ({listed}); name the one whose elements "
             "are the protected individuals with plate='...'. Plates nested inside it are part of "
             "the record."
         )
-    if name is not None and name not in candidates:
+    if name not in candidates:
         raise ModelError(f"plate={name!r} holds no observed site; the plates that do: {listed}.")
-    frame = candidates[name or next(iter(candidates))]
-    if frame.full_size is None or frame.full_size < 0:
-        raise ModelError(
-            f"plate: the private plate {frame.name!r} has no size: give the plate a size, the "
-            f"number of records, as in pyro.plate({frame.name!r}, len(x))."
-        )
+    frame = candidates[name]
+    size, subsample = frame.full_size, frame.size
+    if size is None or size < 0:  # a plate without a size takes what comes
+        size = subsample = max(lengths, default=0)
     marked = any(
         site["infer"].get("enumerate")
         for site in trace.nodes.values()
         if site["type"] == "sample" and not site["is_observed"]
     )
-    plate = PrivatePlate(frame.name, int(frame.full_size), int(frame.size), marked)
-    for key, stack in observed.items():
-        if plate.name in {frame.name for frame in stack}:
-            continue
-        if isinstance(trace.nodes[key]["fn"], Unit):
+    return PrivatePlate(frame.name, int(size), int(subsample), marked)
+
+
+def _observed(trace: poutine.Trace) -> Sites:
+    return {name: site for name, site in random_sites(trace).items() if site["is_observed"]}
+
+
+def _outermost(observed: Sites, candidates: Mapping, lengths: Collection[int]) -> str | None:
+    """The only plate, or the one that all observed sites lie in first, if the data have its rows.
+
+    Whoever is protected in an outer plate is so in all that lie within. Of no other plate do
+    arguments have rows: there is no choice.
+    """
+    if len(candidates) == 1:
+        return next(iter(candidates))
+    stacks = (site["cond_indep_stack"] for site in observed.values())
+    first = {stack[0].name for stack in stacks if stack}
+    fitting = {name for name, frame in candidates.items() if frame.full_size in lengths}
+    return next(iter(first)) if len(first) == 1 and first == fitting else None
+
+
+def _require_outside_is_public(
+    model: Callable, trace: poutine.Trace, plate: PrivatePlate, others: tuple[tuple, dict]
+) -> None:
+    """
+    :param others: arguments with other numbers.
+    :raises ModelError: something is observed outside the plate, or a factor there reads arguments.
+    """
+    outside = {n: site for n, site in _observed(trace).items() if not plate.holds(site)}
+    for key, site in outside.items():
+        if not isinstance(site["fn"], Unit):
             raise ModelError(
-                f"pyro.factor {key!r} stands outside the private plate {plate.name!r}: put terms "
-                "of the records inside, one for each record; a term of the latents alone goes "
-                "there, too, divided by the plate's size."
+                f"Site {key!r} is observed outside the private plate {plate.name!r}: move it "
+                "inside, or use what it observes as a public constant."
             )
-        raise ModelError(
-            f"Site {key!r} is observed outside the private plate {plate.name!r}: move it inside, "
-            "or use what it observes as a public constant."
-        )
-    return plate
+    if not outside:
+        return
+    try:
+        again = _run(poutine.replay(model, trace=latents_alone(trace)), others)
+    except ModelError:
+        again = poutine.Trace()
+    for key, site in outside.items():
+        if key not in again or not agree(site["fn"].log_factor, again.nodes[key]["fn"].log_factor):
+            raise ModelError(
+                f"pyro.factor {key!r} stands outside the private plate {plate.name!r} and reads "
+                "arguments: put terms of the records inside, one for each record. A term of the "
+                "latents may stay; public numbers that it needs are better captured than passed."
+            )
+
+
+def latents_alone(trace: poutine.Trace) -> poutine.Trace:
+    """Of a run, to be replayed."""
+    latents = poutine.Trace()
+    for name, site in random_sites(trace).items():
+        if not site["is_observed"]:
+            latents.add_node(name, **site)
+    return latents

@@ -9,7 +9,7 @@ from pyro import poutine
 
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.messengers import OneRecord
-from pyro_dp.records.plate import PrivatePlate, is_random, random_sites
+from pyro_dp.records.plate import PrivatePlate, is_random, latents_alone, random_sites
 from pyro_dp.records.records import Reading, Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.agreement import agree
@@ -59,21 +59,12 @@ def _suits(model: Callable, records: Records) -> bool:
             return False
         if records.reading is not Reading.COUNTED:
             return True
-        two = random_sites(_run(poutine.replay(model, trace=_latents(one)), records, 2))
+        two = random_sites(_run(poutine.replay(model, trace=latents_alone(one)), records, 2))
     except ModelError:
         return False
     return sites.keys() == two.keys() and all(
         agree(sites[name]["log_prob"], plate.of_record(two[name], 0)) for name in sites
     )
-
-
-def _latents(trace: poutine.Trace) -> poutine.Trace:
-    """Of a run, to be replayed."""
-    latents = poutine.Trace()
-    for name, site in random_sites(trace).items():
-        if not site["is_observed"]:
-            latents.add_node(name, **site)
-    return latents
 
 
 def _run(model: Callable, records: Records, count: int) -> poutine.Trace:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import pyro
 import torch
 from pyro import poutine
 from pyro.infer import ELBO
@@ -208,10 +209,15 @@ class RecordTerm:
         index: Tensor,
         row: list[Tensor],
         draws: LocalDraws | None = None,
+        *,
+        validates: bool = False,
     ) -> list[dict]:
-        """One record's observed sites. The arguments are those of :meth:`shown`."""
+        """One record's observed sites. The arguments are those of :meth:`shown`.
+
+        :param validates: distributions are made as Pyro's validation makes them.
+        """
         shown = self.shown(particle, latents, index, row, draws)
-        with shown as (model, guide, args, kwargs):
+        with shown as (model, guide, args, kwargs), pyro.validation_enabled(validates):
             trace = poutine.trace(guide).get_trace(*args, **kwargs)
             trace = poutine.trace(poutine.replay(model, trace=trace)).get_trace(*args, **kwargs)
         return [s for s in trace.nodes.values() if is_random(s) and s["is_observed"]]

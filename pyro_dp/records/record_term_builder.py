@@ -97,7 +97,7 @@ def _with_released(term: RecordTerm, particle: Particle) -> RecordTerm:
     """:raises ModelError: there is nothing to release."""
     reached = particle.restricted(term.latents).reaches() | term.parameters.keys()
     released = {name: leaf for name, leaf in particle.parameters.items() if name in reached}
-    if not term.latents and not released:
+    if not (term.latents or released or term.local):
         raise ModelError(
             "The records' terms use neither a latent nor a parameter: there must be a "
             "pyro.sample or pyro.param that the observations depend on."

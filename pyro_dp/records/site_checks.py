@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from pyro import poutine
 from pyro.infer import ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
+from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_parameters import LocalParameters
-from pyro_dp.records.messengers import OneRecord, Outside
+from pyro_dp.records.messengers import OneRecord, Outside, Redrawn
 from pyro_dp.records.plate import PrivatePlate, Traces, random_sites, traced
 from pyro_dp.records.records import Arguments, Records
 from pyro_dp.records.sandbox import guarded, whole_tensors
@@ -75,9 +75,16 @@ class Runs:
         ):
             guide, model = self.view(plate)(self.guide), self.view(plate)(self.model)
             if replayed is not None:
-                guide = poutine.replay(guide, trace=replayed["guide"])
-                model = poutine.replay(model, trace=replayed["model"])
+                guide = Redrawn(_drawn(replayed, "guide"))(guide)
+                model = Redrawn(_drawn(replayed, "model"))(model)
             return traced(model, guide, args, kwargs)
+
+
+def _drawn(traces: Traces, part: str) -> dict[str, Tensor]:
+    """Values of the latents that this part draws itself."""
+    others = traces["guide"].nodes if part == "model" else {}
+    sites = random_sites(traces[part]).items()
+    return {n: s["value"] for n, s in sites if not (s["is_observed"] or n in others)}
 
 
 def check_outside(outside: Runs) -> None:
@@ -124,6 +131,8 @@ def check_latents(loss: ELBO, outside: Runs, particle: Particle, privatize: str)
     """Latents outside the plate come from the guide, and records have a gradient for them."""
     in_guide, in_model = map(random_sites, (outside.public["guide"], outside.public["model"]))
     for name, site in (in_model | in_guide).items():
+        if site["is_observed"]:  # a factor of the latents
+            continue
         if _is_enumerated(loss, site):
             raise ModelError(
                 f"Global site {name!r} is enumerated: a sum over it does not decompose over "

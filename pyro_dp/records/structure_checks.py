@@ -6,9 +6,11 @@ curator, before any budget is spent (:mod:`pyro_dp.records.record_term_builder`)
 
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from pyro_dp.graphs.captured_state import require_same_changes
 from pyro_dp.mechanism.streams import LocalStream, Randomness
@@ -130,23 +132,46 @@ def _same_gradients(one: RecordGradients, other: RecordGradients) -> bool:
 
 
 def check_support(term: RecordTerm, particle: Particle, size: int) -> None:
-    """Observations lie in the support of their distributions, as Pyro's validation would ask.
+    """Observations lie in the support of their distributions, where Pyro's validation would ask.
 
     :param size: so many records are looked at at once.
     """
-    records = term.records
+    records, trusted = term.records, _trusted(term, particle)
+    if trusted is None:
+        return
     indices = torch.arange(records.plate.size, device=records.device)
     if not term.vectorizes:  # one at a time is slow: a part of them
         indices, size = indices[records.examples(100)], 1
     for chosen in indices.split(size):
         batch = Batch(chosen, records.rows(chosen), _stream())
         for name, supported in _supported(term, particle, batch).items():
-            if not supported.all():
+            if name not in trusted and not supported.all():
                 raise ModelError(
                     f"Site {name!r} observes values outside the support of its distribution: "
-                    "recode or scale them (a Bernoulli takes 0 and 1). (This message depends on "
-                    "the data: it is for the curator only.)"
+                    "recode or scale them (a Bernoulli takes 0 and 1), or make it with "
+                    "validate_args=False if they are meant. (This message depends on the data: it "
+                    "is for the curator only.)"
                 )
+
+
+def _trusted(term: RecordTerm, particle: Particle) -> set[str] | None:
+    """Observed sites that were made with ``validate_args=False``; None: nothing is validated."""
+    if not Distribution._validate_args:
+        return None
+    records = term.records
+    index, row = torch.zeros((), dtype=torch.long, device=records.device), records.placeholder()
+    draws = LocalDraws(stream=_stream(), index=index)
+    try:
+        sites = term.observations(particle, particle.detached(), index, row, draws, validates=True)
+    except ModelError:  # a placeholder is out of some range
+        return set()
+    return {site["name"] for site in sites if not _innermost(site["fn"])._validate_args}
+
+
+def _innermost(fn: Any) -> Any:
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return fn
 
 
 def _supported(term: RecordTerm, particle: Particle, batch: Batch) -> dict[str, Tensor]:

@@ -97,8 +97,8 @@ MUTATIONS = [
     Mutation(
         "the plate is looked for on the data",
         "find_plate",
-        "given, named = pytree.tree_unflatten(map(stand_in, leaves), spec)",
-        "given, named = args, kwargs",
+        "shown = pytree.tree_unflatten(map(stand_in, leaves), spec)",
+        "shown = args, kwargs",
         "test_leaks.py test_first_attempts.py",
     ),
     Mutation(
@@ -179,10 +179,17 @@ MUTATIONS = [
         "test_local_parameters.py",
     ),
     Mutation(
-        "pyro.factor outside the plate is told to move as it is",
-        "_find_plate",
-        'isinstance(trace.nodes[key]["fn"], Unit)',
-        "False",
+        "pyro.factor outside the plate may read arguments",
+        "_require_outside_is_public",
+        "    if not outside:\n        return\n",
+        "    return\n",
+        "test_structure_checks.py",
+    ),
+    Mutation(
+        "of several plates the first is taken",
+        "_outermost",
+        "len(first) == 1 and first == fitting",
+        "True",
         "test_structure_checks.py",
     ),
     Mutation(

@@ -3,6 +3,7 @@
 import math
 import threading
 import warnings
+from functools import partial
 
 import numpy as np
 import pyro
@@ -238,15 +239,108 @@ def ridge_inside(x, y):
         pyro.factor("ridge", -w.square().sum() / len(x))
 
 
-def test_a_factor_outside_the_plate_is_told_where_it_goes():
-    with pytest.raises(ModelError, match="pyro.factor 'ridge'.*divided by the plate's size"):
-        attempt(ridge_outside)
+def test_a_factor_of_the_latents_may_stand_outside_the_plate():
+    """As one inside, divided by the plate's size."""
+    attempt(ridge_outside)
     attempt(ridge_inside)
     x, y = regression_data()
     at = {"w": torch.tensor([0.3, -1.0, 0.5])}
     models = [poutine.condition(each, at) for each in (ridge_outside, ridge_inside)]
     sums = [poutine.trace(each).get_trace(x, y).log_prob_sum() for each in models]
     torch.testing.assert_close(*sums)
+
+
+@pytest.mark.parametrize("reads", ["x", "visits", "counts", "edges"])
+def test_a_factor_that_reads_arguments_may_not(reads):
+    """Not the records, and no other numbers that might be people's."""
+    given = {
+        "visits": torch.rand(7),
+        "counts": torch.randint(5, (7,)),
+        "edges": torch.tensor([[0, 1], [1, 2]]),
+    }
+
+    def model(x, y, **others):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        if reads == "edges":  # which are no numbers to be summed
+            term = w[others["edges"]].diff().square().sum()
+        else:
+            term = (x if reads == "x" else others[reads]).sum() * w.sum()
+        pyro.factor("term", -term)
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+    def guide(x, y, **others):
+        handwritten_guide(x, y)
+
+    x, y = regression_data()
+    svi = DPSVI(model, guide, accountant=PrivacyAccountant(1.0, 1e-5))
+    if reads == "edges":
+        svi.step(x, y, **given)
+        return
+    with pytest.raises(ModelError, match="pyro.factor 'term'.*reads arguments"):
+        svi.step(x, y, **given)
+    assert svi.accountant.get_epsilon() == 0
+
+
+def nested(x, y, size=None, columns=3, crossed=False):
+    """Answers (N, 3), in a plate of their own."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    people = pyro.plate("people", size, dim=-2)
+    answers = pyro.plate("answers", columns, dim=-1)
+    one, other = (answers, people) if crossed else (people, answers)
+    with one, other:
+        pyro.sample("y", dist.Normal(x * w, 1.0), obs=y)
+
+
+def test_plates_within_another_one():
+    """The outer one's elements are the records, if data have its rows and no other's."""
+    x, y = torch.randn(30, 3), torch.randn(30, 3)
+
+    def found(x, y, **settings):
+        return find_plate(partial(nested, **settings), (x, y), {}, None).name
+
+    assert found(x, y, size=30) == "people"
+    with pytest.raises(ModelError, match="several plates.*'answers', 'people'"):
+        found(x, y, size=30, crossed=True)
+    with pytest.raises(ModelError, match="several plates"):  # of which one? Both have rows
+        found(x[:3], y[:3], size=3)
+
+
+def test_a_plate_without_a_size_takes_that_of_the_data():
+    x, y = torch.randn(30, 3), torch.randn(30, 3)
+    assert find_plate(nested, (x, y), {}, "people").size == 30
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("data"):
+            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+    attempt(model)
+    assert find_plate(model, regression_data(), {}, None).size == 30
+
+
+def grey(validate_args, wrap=lambda fn: fn):
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(x)):
+            logits = (x @ w).unsqueeze(-1).expand(-1, 2)
+            fn = dist.Bernoulli(logits=logits, validate_args=validate_args)
+            pyro.sample("y", wrap(fn).to_event(1), obs=y)
+
+    return model
+
+
+def test_values_outside_the_support_that_are_meant():
+    """Grey pixels: Pyro does not ask where validate_args=False, or validation is off."""
+    x, _ = regression_data()
+    y = torch.rand(len(x), 2)
+    attempt(grey(False), data=(x, y))
+    attempt(grey(False, lambda fn: fn.expand(fn.batch_shape)), data=(x, y))
+    for validate_args in (None, True):
+        with pytest.raises(ModelError, match="'y'.*outside the support.*validate_args=False"):
+            attempt(grey(validate_args), data=(x, y))
+    with pyro.validation_enabled(False):
+        attempt(grey(None), data=(x, y))
 
 
 def test_deterministic_sites_are_no_observations():
@@ -957,3 +1051,22 @@ def test_nothing_to_learn():
     with pytest.raises(ModelError, match="nothing to learn"):
         svi.step(*regression_data())
     assert svi.accountant.ledger == ()
+
+
+def test_dropout_couples_no_records():
+    """What is random beside the latents is the same in both of the runs that are compared."""
+    encoder, decoder = nn.Linear(3, 2), nn.Linear(2, 3)
+
+    def model(x, y):
+        pyro.module("decoder", decoder)
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(torch.zeros(len(x), 2), 1.0).to_event(1))
+            loc = decoder(nn.functional.dropout(z, 0.5, training=True))
+            pyro.sample("x", dist.Normal(loc, 1.0).to_event(1), obs=x)
+
+    def guide(x, y):
+        pyro.module("encoder", encoder)
+        with pyro.plate("data", len(x)):
+            pyro.sample("z", dist.Normal(encoder(x), 1.0).to_event(1))
+
+    attempt(model, guide)

@@ -632,6 +632,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _read_bins(self, counts: Tensor, block: Block, size: int, sampler: RecordSampler) -> None:
         if self._histogram is None:
+            size = max(size, 1)  # records may share nothing
             plan = self._plan(size, sampler)
             many = self._automatic and plan.is_of_many
             self._histogram = HistogramBound.start(sampler.size, size, plan.noise, of_many=many)

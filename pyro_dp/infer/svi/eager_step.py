@@ -113,8 +113,11 @@ class EagerStep:
             for particle, batch in zip(draws, batches, strict=True)
         ]
         blocks = self.coordinates(draws, self.parameters).per_record(gradients)
-        flat = torch.cat([b.reshape(len(chosen), -1) for b in blocks], dim=1)
         losses = torch.stack([each.losses for each in gradients]).mean(dim=0)
+        # Records that share nothing have rows of their own only.
+        flat = torch.cat(
+            [losses.new_empty(len(chosen), 0), *(b.reshape(len(chosen), -1) for b in blocks)], dim=1
+        )
         clipped.add(*self.blocks(Rows(flat), losses, clipped.blocks[0].bound))
         return chosen, {
             name: mean([each.local[name] for each in gradients]) for name in self.term.local.leaves
