@@ -1,6 +1,7 @@
 """What torch functions see while a model runs on one record: its parameters and its local draws."""
 
 from typing import Any
+from unittest import mock
 
 from torch import Tensor
 from torch._C._functorch import (
@@ -9,11 +10,13 @@ from torch._C._functorch import (
     is_gradtrackingtensor,
     peek_interpreter_stack,
 )
+from torch.distributions import dirichlet
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pyro_dp.records.local_draws import DRAWING, LocalDraws
 from pyro_dp.records.recurrent_layers import RECURRENT
+from pyro_dp.records.reparameterised import ByTorch
 
 
 class Substitution(TorchFunctionMode):
@@ -46,8 +49,8 @@ class RecordMode(Substitution):
 
     * Parameters are substituted by identity: by name, ``pyro.module`` and flows that alias a weight
       would go on using their own tensors, and their gradients would silently be zero.
-    * Normal and uniform draws come from :class:`LocalDraws`; in-place draws cannot be vectorised
-      otherwise.
+    * Draws come from :class:`LocalDraws`; normals and uniforms that are drawn in place cannot be
+      vectorised otherwise, and what is drawn by rejection cannot be traced.
     * Where all records run at once, recurrent layers are plain operations. A tensor that is alike
       for all of them, and into which something of each is written, becomes one of each. Views of it
       that were made before are not told: the check against the one-record loop notices.
@@ -58,11 +61,21 @@ class RecordMode(Substitution):
         self.draws = draws
         self._written: list[Tensor] = []  # kept, so that no other tensor gets their id
 
+    def __enter__(self):
+        self._dirichlet = mock.patch.object(dirichlet, "_Dirichlet", ByTorch)
+        self._dirichlet.start()
+        return super().__enter__()
+
+    def __exit__(self, *exc_info):
+        self._dirichlet.stop()
+        return super().__exit__(*exc_info)
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         answer = DRAWING.get(func)
         if answer is not None:
-            return answer(self.draws, *args, **kwargs)
+            own = {key: self._substituted(value) for key, value in kwargs.items()}
+            return answer(self.draws, *self._substituted(args), **own)
         if peek_interpreter_stack() is None:
             return super().__torch_function__(func, types, args, kwargs)
         if func in RECURRENT:

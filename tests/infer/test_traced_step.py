@@ -85,11 +85,6 @@ NOISY = dict(noise_multiplier=1.0, max_grad_norm=0.5)
 def test_equals_pyro_code(name, privatize):
     """On the same draws, for every problem; with and without noise, bits and losses."""
     options = NOISELESS if (privatize == "latents") == (len(name) % 2 == 0) else NOISY
-    if name == "constrained":
-        with pytest.warns(UserWarning, match="runs Pyro code: .*_standard_gamma") as caught:
-            svi = assert_same(PROBLEMS[name], privatize=privatize, **options)
-        assert len(caught) == 1 and svi._prepared.step is eager(svi)
-        return
     svi = assert_same(PROBLEMS[name], privatize=privatize, **options)
     assert isinstance(svi._prepared.step, TracedStep)
 

@@ -34,8 +34,8 @@ MUTATIONS = [
     Mutation(
         "local draws by position in the batch",
         "Draw.sample",
-        "numbers = getattr(stream, self.kind)(indices.cpu().numpy(), position,",
-        "numbers = getattr(stream, self.kind)(range(len(indices)), position,",
+        "numbers = make(indices.cpu().numpy(), position,",
+        "numbers = make(range(len(indices)), position,",
         "test_record_term.py test_dpsvi.py",
     ),
     Mutation(
