@@ -406,6 +406,13 @@ def model_with_a_branch(x, y):
         pyro.sample("y", dist.Bernoulli(logits=sign * x[idx] @ w), obs=y[idx])
 
 
+def model_with_a_draw(x, y):
+    spread = 1.0 + 0.1 * torch.normal(torch.zeros(3), 1.0).abs()
+    w = pyro.sample("w", dist.Normal(0.0, spread).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
 def model_with_random_indices(x, y):
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     with pyro.plate("columns", 3, subsample_size=2):
@@ -424,7 +431,7 @@ def model_with_random_indices(x, y):
             handwritten_guide,
             r"py:\d+, in model_with_a_branch: ",
         ),
-        (model_with_random_indices, handwritten_guide, "randperm"),
+        (model_with_a_draw, handwritten_guide, "aten.normal"),
     ],
 )
 def test_falls_back(model, guide, named):
@@ -436,6 +443,15 @@ def test_falls_back(model, guide, named):
     with pytest.warns(UserWarning, match=f"runs Pyro code: .*{named}") as caught:
         svi = assert_same(make, **NOISY)
     assert len(caught) == 1 and svi._prepared.step is eager(svi)
+
+
+def test_indices_of_another_plate_are_public_draws():
+    def make():
+        return Problem(
+            model_with_random_indices, handwritten_guide, regression_data(), Trace_ELBO(), {}
+        )
+
+    assert isinstance(assert_same(make, **NOISY)._prepared.step, TracedStep)
 
 
 def test_records_in_a_loop_are_not_traced():
@@ -626,3 +642,29 @@ def test_values_that_keep_changing():
         anneal("trace")
     assert len(caught) == 1
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
+
+
+@pytest.mark.parametrize("jit", ["none", "trace"])
+def test_compiled_modules_run_as_they_were_written(jit):
+    """The same numbers as without ``torch.compile``, on the fastest path."""
+    ends = []
+    for compiled in (False, True):
+
+        def make(compiled=compiled):
+            net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
+            shown = torch.compile(net, backend="eager") if compiled else net
+            shift = torch.compile(torch.sin, backend="eager") if compiled else torch.sin
+
+            def model(x, y):
+                pyro.module("net", shown)
+                with pyro.plate("data", len(x)):
+                    logits = shift(shown(x).squeeze(-1))
+                    pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+            return Problem(model, lambda x, y: None, regression_data(), Trace_ELBO(), {})
+
+        svi, found, _ = run(make, jit, **NOISY)
+        assert svi._prepared.term.vectorizes
+        assert isinstance(svi._prepared.step, TracedStep) == (jit == "trace")
+        ends.append(list(found.values()))
+    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-12)
