@@ -15,9 +15,12 @@ _SAME = {
 _TRANSPOSED = {_OPS.transpose.int, _OPS.permute.default}
 
 
-def factorised(graph: GraphModule, *, fused: bool) -> tuple[GraphModule, list[bool | None]]:
+def factorised(
+    graph: GraphModule, *, fused: bool, others: int = 1
+) -> tuple[GraphModule, list[bool | None]]:
     """Hand out the factors of all outputs but the last that are products worth it.
 
+    :param others: so many last outputs stay what they are.
     :param fused: the graph will be compiled, so that small products are never stored.
     :returns: a graph with two outputs in place of each of these; and for each output whether it is
         the transpose of their product, or None where it is handed out itself.
@@ -28,11 +31,11 @@ def factorised(graph: GraphModule, *, fused: bool) -> tuple[GraphModule, list[bo
     found: list[bool | None] = []
     results = []
     (original,) = graph.graph.find_nodes(op="output")
-    for node, copy in zip(arguments(original)[0][:-1], outputs[:-1], strict=True):
+    for node, copy in zip(arguments(original)[0][:-others], outputs[:-others], strict=True):
         factors, transposed = _product(node, fused) or ((), None)
         results += [copies[factor] for factor in factors] or [copy]
         found.append(transposed)
-    results.append(outputs[-1])
+    results += outputs[-others:]
     new.output(results)
     new.eliminate_dead_code()
     return GraphModule(graph, new), found

@@ -52,6 +52,11 @@ def shape(node: Node) -> tuple[int, ...]:
     return tuple(node.meta["val"].shape)
 
 
+def is_draw(node: Node) -> bool:
+    """Whether it gives other numbers each time."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def _skip_identities(graph: GraphModule) -> None:
     memory = _Memory(graph)
     for node in _operations(graph):
@@ -98,7 +103,7 @@ def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
         inputs = node.all_input_nodes
         fresh = node.target in _FACTORIES or node.target in _LIKE
         derived = bool(inputs) and all(each in constants for each in inputs)
-        if not (fresh or derived) or memory.is_written(node):
+        if not (fresh or derived) or is_draw(node) or memory.is_written(node):
             continue
         if node.target is _OPS.lift_fresh_copy.default:
             values = {inputs[0]: getattr(graph, str(inputs[0].target))}
@@ -154,7 +159,7 @@ def _share(graph: GraphModule) -> None:
     memory = _Memory(graph)
     seen: dict[Hashable, Node] = {}
     for node in _operations(graph):
-        if memory.is_written(node, *node.all_input_nodes):
+        if is_draw(node) or memory.is_written(node, *node.all_input_nodes):
             continue
         key = node.target, _frozen(node.args), _frozen(node.kwargs)
         if key in seen:

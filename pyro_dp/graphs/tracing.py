@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
 
-from pyro_dp.graphs.simplify import simplify
+from pyro_dp.graphs.simplify import is_draw, simplify
 from pyro_dp.utils.errors import PrivacyError
 
 _MOST_OPERATIONS = 5000  # that a compiler takes up to a minute or two for
@@ -19,13 +19,17 @@ class NotTraceable(PrivacyError):
     """The function is more than a fixed sequence of tensor operations; the text says where."""
 
 
-def trace(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:
+def trace(
+    function: Callable[..., list[Tensor]], inputs: Sequence[Tensor], *, draws: bool = False
+) -> GraphModule:
     """The tensor operations of ``function(*inputs)``, for inputs of these shapes.
 
     Whatever else the function reads becomes a constant. Randomness must be an input: a draw that
     became a constant would be the same in every step, and one that stayed an operation would come
     from another stream once compiled.
 
+    :param draws: the graph is there to draw: it will not be compiled, and draws afresh in each
+        call, by torch's global generators.
     :raises NotTraceable: it reads a number out of a tensor, or draws random numbers.
     """
     try:
@@ -38,7 +42,7 @@ def trace(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> Gr
         raise NotTraceable(reason) from None
     graph.graph.eliminate_dead_code()
     for node in graph.graph.nodes:
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if is_draw(node) and not draws:
             raise NotTraceable(f"it draws random numbers by {node.target}")
     graph = GraphModule(graph, graph.graph)  # with the constants that are used
     for name in {node.target for node in graph.graph.nodes if node.op == "get_attr"}:

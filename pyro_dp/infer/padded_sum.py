@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
@@ -17,8 +18,24 @@ from pyro_dp.records.record_term import RecordTerm
 CHECKED_STEPS = 3
 
 Contribute = Callable[
-    [list[Tensor], list[Tensor], Tensor, list[Tensor], list[Tensor]], list[Contributions]
+    [list[Tensor], list[Tensor], Tensor, list[Tensor], list[Tensor]],
+    tuple[list[Contributions], list[Tensor]],
 ]
+Graph = Callable[..., Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class PaddedBatch:
+    """Records of a pass.
+
+    :param chosen: their indices, (B,).
+    :param inputs: of the graph: indices, rows, and what else belongs to each, padded.
+    :param sampled: (B, ...) each, what torch's samplers drew.
+    """
+
+    chosen: Tensor
+    inputs: list[Tensor]
+    sampled: list[Tensor]
 
 
 class PaddedSum:
@@ -27,12 +44,16 @@ class PaddedSum:
     A smaller batch is padded with records of weight zero, so that there is one graph only. It is
     traced on placeholders: a graph must not depend on data.
 
-    :param contribute: blocks of B records, from (bounds, public, indices, rows, local draws).
+    :param contribute: blocks of B records, and what leaves the graph beside their sums, (B, ...)
+        each; from (bounds, public, indices, rows, what else belongs to each record). That is rows
+        of local parameters, then local draws.
     :param term: of these records.
     :param public: what else they depend on, in the form that it will always have.
     :param blocks: number of blocks.
     :param size: number of records in a pass.
     :param local: for the local draws of each particle.
+    :param sampling: what torch's samplers draw for the records, (B, ...) each, from public, indices
+        and the rest; None: nothing.
     :param sum_type: to which the sums are added.
     :raises NotTraceable: they come from more than a fixed sequence of tensor operations.
     """
@@ -46,11 +67,12 @@ class PaddedSum:
         blocks: int,
         size: int,
         local: LocalStreams = (),
+        sampling: Graph | None = None,
         sum_type: type[ClippedSum],
         compiler: Compiler,
     ):
         self.size = size
-        self._term = term
+        self._term, self._sampling, self._num_blocks = term, sampling, blocks
         records = term.records
         ones = torch.ones(size, 1, dtype=torch.float64, device=records.device)
         self._ones_then_zeros = torch.cat([ones, 0 * ones])
@@ -58,34 +80,47 @@ class PaddedSum:
 
         def sums(*inputs: Tensor) -> list[Tensor]:
             counts = [blocks, 1, len(public), 1, len(records.placeholder())]
-            bounds, (weights,), own, (indices,), rows, tables = parted(inputs, counts)
-            values = contribute(bounds, own, indices, rows, tables)
-            return sum_type.clipped_sums(values, bounds, weights)
+            bounds, (weights,), own, (indices,), rows, rest = parted(inputs, counts)
+            values, beside = contribute(bounds, own, indices, rows, rest)
+            return [*sum_type.clipped_sums(values, bounds, weights), *beside]
 
+        batch = placeholder_batch(term, size, local)
         inputs = [
             *self._bounds_of([Block(1, 1.0)] * blocks),
             self._weights(1),
             *public,
-            *placeholder_batch(term, size, local),
+            *batch,
+            *(sampling(*public, *batch) if sampling else []),
         ]
         self._graph = compiler(trace(sums, inputs), inputs)
 
-    def add(
-        self,
-        clipped: ClippedSum,
-        public: Sequence[Tensor],
-        chosen: Tensor,
-        local: LocalStreams = (),
-    ) -> None:
-        """Clip and add at most ``size`` records. Whatever the graph raises, nothing was added."""
-        weights, padding = self._weights(len(chosen)), self.size - len(chosen)
+    def batch(
+        self, public: Sequence[Tensor], chosen: Tensor, local: LocalStreams = ()
+    ) -> PaddedBatch:
+        """At most ``size`` records, with draws of their own."""
+        padding, padded = self.size - len(chosen), chosen
         if padding:
-            chosen = torch.cat([chosen, chosen[:1].expand(padding)])
-        rows = [row.contiguous() for row in self._term.records.rows(chosen, distinct=not padding)]
-        tables = _tables(self._term, chosen, local)
+            padded = torch.cat([chosen, chosen[:1].expand(padding)])
+        rows = [row.contiguous() for row in self._term.records.rows(padded, distinct=not padding)]
+        own = [row.contiguous() for row in self._term.local.rows(padded).values()]
+        inputs = [padded, *rows, *own, *_tables(self._term, padded, local)]
+        with torch.no_grad():
+            sampled = list(self._sampling(*public, *inputs)) if self._sampling else []
+        return PaddedBatch(chosen, [*inputs, *sampled], [x[: len(chosen)] for x in sampled])
+
+    def add(
+        self, clipped: ClippedSum, public: Sequence[Tensor], batch: PaddedBatch
+    ) -> list[Tensor]:
+        """Clip and add these records. Whatever the graph raises, nothing was added.
+
+        :returns: what leaves the graph beside the sums.
+        """
+        count = len(batch.chosen)
         with torch.no_grad():
             bounds = self._bounds_of(clipped.blocks)
-            clipped.add_sums(self._graph(*bounds, weights, *public, chosen, *rows, *tables))
+            found = self._graph(*bounds, self._weights(count), *public, *batch.inputs)
+            clipped.add_sums(found[: self._num_blocks])
+        return [each[:count] for each in found[self._num_blocks :]]
 
     def _bounds_of(self, blocks: Sequence[Block]) -> list[Tensor]:
         bounds = [block.bound for block in blocks]
@@ -101,10 +136,13 @@ class PaddedSum:
 
 
 def placeholder_batch(term: RecordTerm, size: int, local: LocalStreams) -> list[Tensor]:
-    """Indices, rows and local draws of so many public placeholders, in the layout of real ones."""
+    """So many public placeholders: indices, rows of data and of local parameters, local draws."""
     records = term.records
     indices = torch.zeros(size, dtype=torch.long, device=records.device)
-    rows = [row.expand(size, *row.shape).contiguous() for row in records.placeholder()]
+    rows = [
+        row.expand(size, *row.shape).contiguous()
+        for row in (*records.placeholder(), *term.local.constants().values())
+    ]
     return [indices, *rows, *_tables(term, indices, local)]
 
 

@@ -132,7 +132,8 @@ def draw_particle(
             particle.latents[name] = transform.inv(site["value"])
         else:
             particle.fixed[name] = site["value"].detach()
-            log_q = site["fn"].log_prob(particle.fixed[name]).sum()
+            with guarded("Running guide and model on placeholder data", public=True):
+                log_q = site["fn"].log_prob(particle.fixed[name]).sum()
             particle.log_q = log_q if particle.log_q is None else particle.log_q + log_q
     return particle
 

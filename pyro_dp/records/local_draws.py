@@ -1,18 +1,33 @@
 """Local draws: random numbers that belong to a record, wherever it stands in a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.record_elbo import NotVectorizable
+from pyro_dp.records.reparameterised import attached
+
+_FROM_UNIFORM = {
+    "exponential": lambda u: -np.log1p(-u),
+    "cauchy": lambda u: np.tan(np.pi * (u - 0.5)),
+}
+_DIFFER = "the local draws differ between records"
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One local draw of a record: ``kind`` is "normal" or "uniform" (on (0, 1))."""
+    """One local draw of a record.
+
+    :param kind: of the standard distribution: "normal", "uniform" (on (0, 1)), "exponential" or
+        "cauchy".
+    """
 
     kind: str
     shape: torch.Size
@@ -20,21 +35,29 @@ class Draw:
 
     def sample(self, stream: LocalStream, indices: Tensor, position: int) -> Tensor:
         """(B, *shape), of each record's draw number ``position``."""
-        numbers = getattr(stream, self.kind)(indices.cpu().numpy(), position, self.shape.numel())
+        make = stream.normal if self.kind == "normal" else stream.uniform
+        numbers = make(indices.cpu().numpy(), position, self.shape.numel())
+        numbers = _FROM_UNIFORM.get(self.kind, np.asarray)(numbers)
         values = torch.from_numpy(numbers).reshape(len(indices), *self.shape)
         return values.to(dtype=self.dtype, device=indices.device)
 
     def public(self, device: torch.device) -> Tensor:
         """(*shape), from torch's global generator."""
         empty = torch.empty(self.shape, dtype=self.dtype, device=device)
-        return empty.normal_() if self.kind == "normal" else empty.uniform_()
+        drawn: Tensor = getattr(empty, self.kind + "_")()
+        return drawn
 
 
 class LocalDraws:
-    """The normals and uniforms that one record's model asks for.
+    """The random numbers that one record's model asks for.
 
-    :param table: the answers, one per draw in order of use; under vmap.
+    Normals and uniforms are the same whatever the model computes. What else is drawn (gammas,
+    categories) depends on what it has computed before, and is left to torch's own samplers:
+    ``sampled`` keeps it, in order of use and without gradients.
+
+    :param table: the normals and uniforms, one per draw in order of use; under vmap.
     :param stream: where they come from for ``index``, if there is no table.
+    :param values: what torch's samplers gave for this record before; by default they are asked.
     :param in_place: tensors that are to be filled are; under vmap they cannot be.
     """
 
@@ -44,13 +67,16 @@ class LocalDraws:
         *,
         stream: LocalStream | None = None,
         index: Tensor | None = None,
+        values: Sequence[Tensor] | None = None,
         in_place: bool = False,
     ):
         self.in_place = in_place or stream is not None
         self.requested: list[Draw] = []
+        self.sampled: list[Tensor] = []
         self._table = table
         self._stream = stream
         self._index = index
+        self._values = values
 
     def __call__(
         self, kind: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
@@ -59,22 +85,40 @@ class LocalDraws:
         self.requested.append(draw)
         return self._answer(draw, position, device)
 
+    def by_torch(self, sampler: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """What this function of torch draws."""
+        position = len(self.sampled)
+        if self._values is None:
+            with torch.no_grad():
+                value = sampler(*args, **kwargs).detach()
+        elif position < len(self._values):
+            value = self._values[position]
+        else:
+            raise NotVectorizable(_DIFFER)
+        self.sampled.append(value)
+        return attached(sampler, args, value)
+
     def _answer(self, draw: Draw, position: int, device: torch.device) -> Tensor:
         if self._stream is not None and self._index is not None:
             return draw.sample(self._stream, self._index.reshape(1), position)[0].to(device)
         if position < len(self._table) and self._table[position].shape == draw.shape:
             return self._table[position]
-        raise NotVectorizable("the local draws differ between records")
+        raise NotVectorizable(_DIFFER)
 
 
 class PublicDraws(LocalDraws):
-    """The normals and uniforms that a guide asks for, from torch's global generator."""
+    """The numbers that a guide asks for, from torch's global generator.
+
+    ``table`` keeps the normals and uniforms.
+    """
 
     def __init__(self):
         super().__init__(in_place=True)
+        self.table: list[Tensor] = []
 
     def _answer(self, draw: Draw, position: int, device: torch.device) -> Tensor:
-        return draw.public(device)
+        self.table.append(draw.public(device))
+        return self.table[-1].clone()
 
 
 def _fill(draws, tensor, kind, function):
@@ -93,7 +137,11 @@ def _uniform_(draws, tensor, low=0.0, high=1.0, *, generator=None, **named):
 
 
 def _exponential_(draws, tensor, lambd=1.0, *, generator=None):
-    return _fill(draws, tensor, "uniform", lambda u: -torch.log1p(-u) / lambd)
+    return _fill(draws, tensor, "exponential", lambda e: e / lambd)
+
+
+def _cauchy_(draws, tensor, median=0.0, sigma=1.0, *, generator=None):
+    return _fill(draws, tensor, "cauchy", lambda c: median + sigma * c)
 
 
 def _factory(kind):
@@ -113,10 +161,34 @@ def _like(kind):
     return draw
 
 
-DRAWING = {
+def _by_torch(sampler):
+    def draw(draws, *args, **kwargs):
+        return draws.by_torch(sampler, *args, **kwargs)
+
+    return draw
+
+
+def _dropout(draws, tensor, p=0.5, training=True, inplace=False):
+    if not training or p == 0.0:
+        return tensor
+    kept = draws.by_torch(partial(_bernoulli_like, p=1 - p), tensor)
+    return tensor * (kept / (1 - p) if p < 1 else kept)
+
+
+def _bernoulli_like(tensor, p):
+    return torch.empty_like(tensor).bernoulli_(p)
+
+
+_SAMPLERS = (
+    *(torch._standard_gamma, torch._sample_dirichlet, torch.bernoulli, torch.binomial),
+    *(torch.multinomial, torch.poisson, torch.randperm),
+)
+DRAWING = {sampler: _by_torch(sampler) for sampler in _SAMPLERS} | {
+    functional.dropout: _dropout,
     torch.Tensor.normal_: _normal_,
     torch.Tensor.uniform_: _uniform_,
     torch.Tensor.exponential_: _exponential_,
+    torch.Tensor.cauchy_: _cauchy_,
     torch.randn: _factory("normal"),
     torch.rand: _factory("uniform"),
     torch.randn_like: _like("normal"),

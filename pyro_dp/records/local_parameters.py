@@ -41,6 +41,7 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions.constraints import Constraint, real
 
+from pyro_dp.graphs.tracing import untraced
 from pyro_dp.records.messengers import OneRecord
 from pyro_dp.records.plate import Traces, random_sites, traced
 from pyro_dp.records.records import Records
@@ -270,6 +271,7 @@ def _own_dimension(gradients: list[Tensor], indices: list[int], size: int) -> in
 
 
 def _constant(like: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    numbers = _SCALE * torch.randn(like.shape, generator=generator, dtype=like.dtype)
-    return numbers.to(like.device)
+    with untraced():
+        generator = torch.Generator().manual_seed(0)
+        numbers = _SCALE * torch.randn(like.shape, generator=generator, dtype=like.dtype)
+        return numbers.to(like.device)

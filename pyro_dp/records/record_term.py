@@ -42,6 +42,7 @@ class Batch:
     :param rows: their rows of every data tensor, each (B, ...).
     :param local: for the draws of their own latents.
     :param tables: these draws, where they were made already.
+    :param values: what torch's samplers drew, where they have; each (B, ...).
     :param local_rows: their rows of the local parameters, each (B, ...).
     """
 
@@ -49,6 +50,7 @@ class Batch:
     rows: list[Tensor]
     local: LocalStream | None = None
     tables: list[Tensor] | None = None
+    values: list[Tensor] | None = None
     local_rows: dict[str, Tensor] = field(default_factory=dict)
 
     def draws(self, requested: tuple[Draw, ...]) -> list[Tensor]:
@@ -70,12 +72,14 @@ class RecordGradients:
     :param losses: (B,), in nats.
     :param local: (B, ...) per local parameter, with respect to the record's own row: never
         released.
+    :param sampled: (B, ...) each, what torch's samplers drew.
     """
 
     latents: dict[str, Tensor]
     parameters: dict[str, Tensor]
     losses: Tensor
     local: dict[str, Tensor]
+    sampled: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +95,8 @@ class RecordTerm:
     :param parameters: unconstrained parameters that the term uses.
     :param released: those, and what the latents' draws depend on.
     :param enumerates: whether the model has latents inside the plate that are summed out.
-    :param draws: local draws of one record.
+    :param draws: local draws of one record, but for those of torch's samplers.
+    :param samples: number of those.
     :param vectorizes: whether all records can be taken at once; else one after the other.
     """
 
@@ -106,6 +111,7 @@ class RecordTerm:
     released: dict[str, Tensor]
     enumerates: bool
     draws: tuple[Draw, ...] = ()
+    samples: int = 0
     vectorizes: bool = False
 
     def gradients(self, particle: Particle, batch: Batch) -> RecordGradients:
@@ -130,7 +136,9 @@ class RecordTerm:
         columns: dict[str, list[Tensor]] = {name: [] for name in inputs}
         losses = []
         for b, index in enumerate(batch.indices):
-            row, draws = [row[b] for row in batch.rows], LocalDraws(stream=batch.local, index=index)
+            row = [row[b] for row in batch.rows]
+            values = None if batch.values is None else [value[b] for value in batch.values]
+            draws = LocalDraws(stream=batch.local, index=index, values=values)
             own = {name: rows[b] for name, rows in batch.local_rows.items()}
             missing = 0.0
             try:
@@ -184,24 +192,25 @@ class RecordTerm:
         """All records at once, at the particle's latents and parameters."""
         leaves = self.parameters
 
-        def term(latents, parameters, local, index, row, table):
+        def term(latents, parameters, local, index, row, table, values):
             substitutes = {id(leaf): parameters[name] for name, leaf in leaves.items()}
-            own = (index, row, LocalDraws(table), substitutes, local)
-            with self.shown(particle, latents, *own) as shown:
+            draws = LocalDraws(table, values=values or None)
+            with self.shown(particle, latents, index, row, draws, substitutes, local) as shown:
                 loss = record_loss(self.loss, *shown)
-            return loss, loss.detach()
+            return loss, (loss.detach(), draws.sampled)
 
         gradient = torch.vmap(
             torch.func.grad(term, argnums=(0, 1, 2), has_aux=True),
-            in_dims=(None, None, 0, 0, 0, 0),
+            in_dims=(None, None, 0, 0, 0, 0, 0),
             randomness="different",
         )
         parameters = {name: particle.parameters[name].detach() for name in leaves}
-        own = (batch.local_rows, batch.indices, batch.rows, batch.draws(self.draws))
+        draws = (batch.draws(self.draws), batch.values or [])
+        own = (batch.local_rows, batch.indices, batch.rows, *draws)
         with guarded("Differentiating the records' terms"):
-            gradients, losses = gradient(particle.detached(), parameters, *own)
-        of_latents, of_parameters, of_local = gradients
-        return RecordGradients(of_latents, of_parameters, losses, of_local)
+            gradients, aside = gradient(particle.detached(), parameters, *own)
+        (of_latents, of_parameters, of_local), (losses, sampled) = gradients, aside
+        return RecordGradients(of_latents, of_parameters, losses, of_local, sampled)
 
     def observations(
         self,

@@ -3,12 +3,14 @@
 import contextlib
 import linecache
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pyro
+import torch
 from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -83,6 +85,8 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
     * Batch statistics are refused: they mix records, and running averages would keep them.
     * Validation is off, also of distributions that were made with it: it reads values, which can
       be neither vectorised over records nor traced.
+    * What was given to ``torch.compile`` runs as it was written: a compiled function can be neither
+      vectorised nor traced, and would be compiled anew for each form of its arguments.
 
     :param doing: the beginning of the new message.
     :param public: only placeholders are shown.
@@ -95,6 +99,7 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
             pyro.validation_enabled(False),
             mock.patch.object(Distribution, "_validate_sample", lambda self, value: None),
             _RecordByRecord(),
+            _not_compiled(),
         ):
             yield
     except PrivacyError as error:
@@ -114,6 +119,19 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
         if public:
             raise RaisedOnPlaceholders(f"{message}: {_shortened(text)} {advice}") from None
         raise ModelError(f"{message}. {_WITHHELD} {advice}".rstrip()) from None
+
+
+@contextlib.contextmanager
+def _not_compiled() -> Iterator[None]:
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:  # its import takes a second, and nothing is compiled without it
+        yield
+        return
+    with (
+        torch.compiler.set_stance("force_eager"),
+        dynamo.config.patch(error_on_nested_fx_trace=False),
+    ):
+        yield
 
 
 @contextlib.contextmanager

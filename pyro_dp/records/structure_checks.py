@@ -77,19 +77,21 @@ def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
     indices = torch.tensor(records.examples(), device=records.device)
     draws = LocalDraws(stream=_stream(), index=indices[0])
     used, _ = term.single(particle, indices[0], records.placeholder(), draws)
-    term = replace(term, draws=tuple(draws.requested))
+    term = replace(term, draws=tuple(draws.requested), samples=len(draws.sampled))
     public = [row.expand(len(indices), *row.shape) for row in records.placeholder()]
     local = {
         name: row.expand(len(indices), *row.shape) for name, row in term.local.constants().items()
     }
-    reason = _why_not_vectorized(term, particle, Batch(indices, public, _stream(), None, local))
+    reason = _why_not_vectorized(
+        term, particle, Batch(indices, public, _stream(), local_rows=local)
+    )
     if reason is not None:
         # Control flow may make other records use more: nothing that can be reached is dropped.
         warnings.warn(
             f"Gradients are taken one record at a time, which is slow: {reason}.", stacklevel=2
         )
         return term
-    examples = Batch(indices, records.rows(indices), _stream(), None, local)
+    examples = Batch(indices, records.rows(indices), _stream(), local_rows=local)
     reason = _why_not_vectorized(term, particle, examples)
     if reason is not None:
         raise ModelError(f"The model was vectorised on placeholders, but on the data {reason}.")
@@ -100,15 +102,15 @@ def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
 
 
 def _why_not_vectorized(term: RecordTerm, particle: Particle, batch: Batch) -> str | None:
-    before = torch.get_rng_state()
-    looped = term.looped(particle, batch)
-    other_draws = not torch.equal(before, torch.get_rng_state())
     try:
         vectorized = term.vectorized(particle, batch)
     except PrivacyError as error:
         return str(error).split(". ")[0].rstrip(".")
     except Exception as error:
         return f"torch.func raised {type(error).__name__}"
+    before = torch.get_rng_state()
+    looped = term.looped(particle, replace(batch, values=vectorized.sampled))
+    other_draws = not torch.equal(before, torch.get_rng_state())
     if other_draws or _same_gradients(looped, vectorized):
         return None
     return "the vectorised gradient differs from the loop's"

@@ -1,11 +1,22 @@
 """What torch functions see while a model runs on one record: its parameters and its local draws."""
 
 from typing import Any
+from unittest import mock
 
 from torch import Tensor
+from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_gradtrackingtensor,
+    peek_interpreter_stack,
+)
+from torch.distributions import dirichlet
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from pyro_dp.records.local_draws import DRAWING, LocalDraws
+from pyro_dp.records.recurrent_layers import RECURRENT
+from pyro_dp.records.reparameterised import ByTorch
 
 
 class Substitution(TorchFunctionMode):
@@ -38,16 +49,65 @@ class RecordMode(Substitution):
 
     * Parameters are substituted by identity: by name, ``pyro.module`` and flows that alias a weight
       would go on using their own tensors, and their gradients would silently be zero.
-    * Normal and uniform draws come from :class:`LocalDraws`; in-place draws cannot be vectorised
-      otherwise.
+    * Draws come from :class:`LocalDraws`; normals and uniforms that are drawn in place cannot be
+      vectorised otherwise, and what is drawn by rejection cannot be traced.
+    * Where all records run at once, recurrent layers are plain operations. A tensor that is alike
+      for all of them, and into which something of each is written, becomes one of each. Views of it
+      that were made before are not told: the check against the one-record loop notices.
     """
 
     def __init__(self, draws: LocalDraws, substitutes: dict[int, Tensor] | None = None):
-        super().__init__(substitutes)
+        super().__init__(dict(substitutes or {}))
         self.draws = draws
+        self._written: list[Tensor] = []  # kept, so that no other tensor gets their id
+
+    def __enter__(self):
+        self._dirichlet = mock.patch.object(dirichlet, "_Dirichlet", ByTorch)
+        self._dirichlet.start()
+        return super().__enter__()
+
+    def __exit__(self, *exc_info):
+        self._dirichlet.stop()
+        return super().__exit__(*exc_info)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         answer = DRAWING.get(func)
         if answer is not None:
-            return answer(self.draws, *args, **(kwargs or {}))
+            own = {key: self._substituted(value) for key, value in kwargs.items()}
+            return answer(self.draws, *self._substituted(args), **own)
+        if peek_interpreter_stack() is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        if func in RECURRENT:
+            result = RECURRENT[func](*self._substituted(args), **kwargs)
+            if result is not None:
+                return result
+        if args and _writes(func):
+            self._widen(*args, *kwargs.values())
         return super().__torch_function__(func, types, args, kwargs)
+
+    def _widen(self, tensor: Any, *others: Any) -> None:
+        """Let a tensor that is alike for all records be one of each, if it will be written to."""
+        of_records = [x for x in pytree.tree_leaves(self._substituted(others)) if _differs(x)]
+        value = self._substituted(tensor)
+        if of_records and isinstance(value, Tensor) and not _differs(value):
+            own = of_records[0].new_empty(value.shape, dtype=value.dtype)
+            self.substitutes[id(tensor)] = own.copy_(value)
+            self._written.append(tensor)
+
+
+def _writes(func: Any) -> bool:
+    name = func.__name__
+    return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
+
+
+def _differs(value: Any) -> bool:
+    """Whether this is a tensor of which ``torch.vmap`` has one for each record."""
+    if not isinstance(value, Tensor):
+        return False
+    while is_gradtrackingtensor(value):
+        value = get_unwrapped(value)
+    return is_batchedtensor(value)
+
+
+_WRITERS = {"__setitem__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"}

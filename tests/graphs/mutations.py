@@ -27,8 +27,8 @@ MUTATIONS = [
     Mutation(
         "random numbers within a graph",
         "trace",
-        "if torch.Tag.nondeterministic_seeded in",
-        "if False and torch.Tag.nondeterministic_seeded in",
+        "if is_draw(node) and not draws:",
+        "if False:",
         "test_tracing.py",
     ),
     Mutation(
@@ -41,15 +41,29 @@ MUTATIONS = [
     Mutation(
         "simplified although it is written to in place",
         "_share",
-        "if memory.is_written(node, *node.all_input_nodes):",
-        "if False:",
+        "if is_draw(node) or memory.is_written(node, *node.all_input_nodes):",
+        "if is_draw(node):",
         "test_simplify.py",
     ),
     Mutation(
         "constants that are written to in place",
         "_fold_constants",
-        "if not (fresh or derived) or memory.is_written(node):",
-        "if not (fresh or derived):",
+        "if not (fresh or derived) or is_draw(node) or memory.is_written(node):",
+        "if not (fresh or derived) or is_draw(node):",
+        "test_simplify.py",
+    ),
+    Mutation(
+        "two draws of a graph are one",
+        "_share",
+        "if is_draw(node) or memory",
+        "if memory",
+        "test_simplify.py",
+    ),
+    Mutation(
+        "a draw of a graph is a constant",
+        "_fold_constants",
+        "or is_draw(node) or memory",
+        "or memory",
         "test_simplify.py",
     ),
 ]

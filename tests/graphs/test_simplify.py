@@ -5,6 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_dp.graphs.simplify import simplify
+from pyro_dp.graphs.tracing import trace
 
 
 def simplified(function, *inputs):
@@ -225,3 +226,20 @@ def test_constant_masks_become_places():
 
 def test_masks_that_depend_on_the_input_stay():
     simplified(lambda x: [torch.zeros(4).index_put((x > 0,), torch.tensor(1.0))], torch.randn(4))
+
+
+def test_draws_are_no_constants_and_not_shared():
+    """Where a graph is there to draw."""
+
+    def drawn(x):
+        fixed = torch.full((3,), 0.5)
+        return [torch.bernoulli(fixed), *(torch._standard_gamma(x) for _ in range(2))]
+
+    graph = trace(drawn, [torch.ones(3)], draws=True)
+    found = [graph(torch.ones(3)) for _ in range(20)]
+    assert len({tuple(fixed.tolist()) for fixed, _, _ in found}) > 1
+    assert not any(torch.equal(one, other) for _, one, other in found)
+    torch.manual_seed(0)
+    one = graph(torch.ones(3))
+    torch.manual_seed(0)
+    assert all(map(torch.equal, one, drawn(torch.ones(3))))

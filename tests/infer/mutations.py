@@ -149,21 +149,22 @@ MUTATIONS = [
     Mutation(
         "all particles of a graph share their local draws",
         "TracedStep._local_streams",
-        "return [LocalStream(stream) for _ in self._draws]",
-        "return [LocalStream(stream)] * len(self._draws)",
+        "return [LocalStream(stream) for _ in self._counts]",
+        "return [LocalStream(stream)] * len(self._counts)",
         "test_traced_step.py",
     ),
     Mutation(
         "public draws that are the same in every step",
         "TracedStep.draw",
-        "return [[draw.public(device) for draw in draws] for draws in self._draws]",
-        "self._kept = getattr(self, '_kept', None) or "
-        "[[draw.public(device) for draw in draws] for draws in self._draws]; return self._kept",
-        "test_traced_step.py",
+        "            drawn = self._drawing(*(leaf.detach() for leaf in self._leaves))\n",
+        "            drawn = getattr(self, '_kept', None) or "
+        "self._drawing(*(leaf.detach() for leaf in self._leaves))\n"
+        "            self._kept = drawn\n",
+        "test_traced_step.py test_traced_draws.py",
     ),
     Mutation(
         "a graph with the parameters' first values",
-        "TracedStep._at",
+        "TracedStep._substitutes",
         "values = [value.detach().requires_grad_() for value in values]",
         "values = [torch.tensor(x.tolist(), requires_grad=True) for x in self._leaves]",
         "test_traced_step.py",
@@ -198,19 +199,32 @@ MUTATIONS = [
     ),
     Mutation(
         "a pass that fails is left out",
-        "TracedStep.add",
-        "                with private_rng(new_stream()):\n"
-        "                    self.eager.add_microbatch("
+        "TracedStep._add_pass",
+        "                return self.eager.add_microbatch("
         "clipped, self._particles(draws), chosen, local)\n",
-        "",
+        "                return chosen, {}\n",
         "test_traced_step.py",
     ),
     Mutation(
         "padded batches take the first rows of all",
-        "PaddedSum.add",
+        "PaddedSum.batch",
         "distinct=not padding",
         "distinct=True",
         "test_traced_step.py",
+    ),
+    Mutation(
+        "torch's samplers draw for records from the public generator",
+        "TracedStep._private_rng",
+        "return private_rng(stream) if self.eager.term.samples else contextlib.nullcontext()",
+        "return contextlib.nullcontext()",
+        "test_traced_draws.py",
+    ),
+    Mutation(
+        "a graph is shown rows of another record",
+        "PaddedSum.batch",
+        "self._term.local.rows(padded)",
+        "self._term.local.rows(padded.flip(0))",
+        "test_local_parameters.py",
     ),
     Mutation(
         "a resumed DPSEP that has forgotten its noise",
@@ -322,8 +336,8 @@ MUTATIONS = [
     Mutation(
         "door: a graph's sums count twice in the checked steps",
         "SiteSum._check",
-        "        passes.add(found, public, chosen)\n",
-        "        passes.add(found, public, chosen)\n        passes.add(clipped, public, chosen)\n",
+        "        passes.add(found, public, batch)\n",
+        "        passes.add(found, public, batch)\n        passes.add(clipped, public, batch)\n",
         "test_secure.py::test_graphs_of_sites_give_the_same_sums",
     ),
     Mutation(

@@ -33,7 +33,6 @@ from torch import nn
 import pyro_dp.infer.padded_sum
 import pyro_dp.infer.svi.traced_step
 from pyro_dp import DPSVI, AdaptiveClip, ModelError, PrivacyAccountant
-from pyro_dp.infer.svi.eager_step import EagerStep
 from pyro_dp.infer.svi.records_traced_step import RecordsTracedStep
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -89,12 +88,6 @@ NOISY = dict(noise_multiplier=1.0, max_grad_norm=0.5)
 def test_equals_pyro_code(name, privatize):
     """On the same draws, for every problem; with and without noise, bits and losses."""
     options = NOISELESS if (privatize == "latents") == (len(name) % 2 == 0) else NOISY
-    if name == "constrained":
-        with pytest.warns(UserWarning, match="Pyro code.*: .*_standard_gamma") as caught:
-            svi = assert_same(PROBLEMS[name], privatize=privatize, **options)
-        kind = {"latents": RecordsTracedStep, "parameters": EagerStep}[privatize]
-        assert len(caught) == 1 and type(svi._prepared.step) is kind
-        return
     svi = assert_same(PROBLEMS[name], privatize=privatize, **options)
     assert isinstance(svi._prepared.step, TracedStep)
 
@@ -217,12 +210,12 @@ def test_later_steps_run_no_pyro_code():
 
 
 def test_nothing_is_traced_twice(monkeypatch):
-    """Three graphs, whatever sizes the batches have."""
+    """Four graphs, whatever sizes the batches have."""
     traced = []
 
-    def spy(function, inputs):
+    def spy(function, inputs, **options):
         traced.append(function)
-        return trace(function, inputs)
+        return trace(function, inputs, **options)
 
     trace = pyro_dp.graphs.tracing.trace
     for module in (pyro_dp.infer.svi.traced_step, pyro_dp.infer.padded_sum):
@@ -230,7 +223,7 @@ def test_nothing_is_traced_twice(monkeypatch):
     problem, svi = new(PROBLEMS["AutoNormal"], "trace", sample_rate=0.1, **NOISELESS)
     for _ in range(50):
         svi.step(*problem.data)
-    assert len(traced) == 3
+    assert len(traced) == 4
 
 
 @pytest.mark.parametrize(
@@ -242,8 +235,8 @@ def test_memory(monkeypatch, microbatch_size):
     sizes = []
     trace = pyro_dp.graphs.tracing.trace
 
-    def spy(function, inputs):
-        graph = trace(function, inputs)
+    def spy(function, inputs, **options):
+        graph = trace(function, inputs, **options)
         for node in graph.graph.nodes:
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor) and value.shape[1:] == (13,):
@@ -416,6 +409,13 @@ def model_with_a_branch(x, y):
         pyro.sample("y", dist.Bernoulli(logits=sign * x[idx] @ w), obs=y[idx])
 
 
+def model_with_a_draw(x, y):
+    spread = 1.0 + 0.1 * torch.normal(torch.zeros(3), 1.0).abs()
+    w = pyro.sample("w", dist.Normal(0.0, spread).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
 def model_with_random_indices(x, y):
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     with pyro.plate("columns", 3, subsample_size=2):
@@ -430,7 +430,6 @@ def model_with_random_indices(x, y):
     [
         (logistic, guide_with_a_branch, r"\(test_traced_step.py:\d+, in guide_with_a_branch: "),
         (logistic, guide_with_an_item, r"\(test_traced_step.py:\d+, in guide_with_an_item: "),
-        (model_with_random_indices, handwritten_guide, "randperm"),
     ],
 )
 def test_falls_back_for_one_part(model, guide, named, particles):
@@ -446,8 +445,15 @@ def test_falls_back_for_one_part(model, guide, named, particles):
     assert len(caught) == 1 and type(svi._prepared.step) is RecordsTracedStep
 
 
+class Drawn(dist.LogNormal):
+    """By a function of torch that no graph has."""
+
+    def rsample(self, sample_shape=()):
+        return torch.exp(self.loc + self.scale * torch.normal(torch.zeros(self.loc.shape), 1.0))
+
+
 def test_one_part_with_draws_and_parameters_of_records():
-    """A scale that model and records use, latents in the plate, and a Gamma in the guide."""
+    """A scale that model and records use, latents in the plate, and a draw in the guide."""
 
     def model(x, y):
         scale = pyro.param("noise", torch.tensor(1.0), constraint=dist.constraints.positive)
@@ -460,7 +466,7 @@ def test_one_part_with_draws_and_parameters_of_records():
     def guide(x, y):
         pyro.sample("w", dist.Normal(pyro.param("loc", torch.zeros(3)), 1.0).to_event(1))
         shape = pyro.param("shape", torch.tensor(2.0), constraint=dist.constraints.positive)
-        pyro.sample("a", dist.Gamma(shape, 3.0))
+        pyro.sample("a", Drawn(shape, 0.3))
         with pyro.plate("data", len(x)) as idx:
             slope = pyro.param("slope", torch.tensor(0.5))
             pyro.sample("z", dist.Normal(slope * y[idx], 1.0))
@@ -528,6 +534,15 @@ def test_falls_back():
     with pytest.warns(UserWarning, match=where) as caught:
         svi = assert_same(make, **NOISY)
     assert len(caught) == 1 and svi._prepared.step is eager(svi)
+
+
+def test_indices_of_another_plate_are_public_draws():
+    def make():
+        return Problem(
+            model_with_random_indices, handwritten_guide, regression_data(), Trace_ELBO(), {}
+        )
+
+    assert isinstance(assert_same(make, **NOISY)._prepared.step, TracedStep)
 
 
 def test_records_in_a_loop_are_not_traced():
@@ -718,3 +733,29 @@ def test_values_that_keep_changing():
         anneal("trace")
     assert len(caught) == 1
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
+
+
+@pytest.mark.parametrize("jit", ["none", "trace"])
+def test_compiled_modules_run_as_they_were_written(jit):
+    """The same numbers as without ``torch.compile``, on the fastest path."""
+    ends = []
+    for compiled in (False, True):
+
+        def make(compiled=compiled):
+            net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
+            shown = torch.compile(net, backend="eager") if compiled else net
+            shift = torch.compile(torch.sin, backend="eager") if compiled else torch.sin
+
+            def model(x, y):
+                pyro.module("net", shown)
+                with pyro.plate("data", len(x)):
+                    logits = shift(shown(x).squeeze(-1))
+                    pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+            return Problem(model, lambda x, y: None, regression_data(), Trace_ELBO(), {})
+
+        svi, found, _ = run(make, jit, **NOISY)
+        assert svi._prepared.term.vectorizes
+        assert isinstance(svi._prepared.step, TracedStep) == (jit == "trace")
+        ends.append(list(found.values()))
+    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-12)

@@ -18,10 +18,24 @@ MUTATIONS = [
         "test_record_term.py test_dpsvi.py",
     ),
     Mutation(
+        "what is written for each record is forgotten",
+        "RecordMode._widen",
+        "            self.substitutes[id(tensor)] = own.copy_(value)\n",
+        "            own.copy_(value)\n",
+        "test_torch_modes.py",
+    ),
+    Mutation(
+        "a layer that reads backwards hands out its outputs backwards",
+        "_run",
+        "outputs[::-1] if backwards else outputs",
+        "outputs",
+        "test_recurrent_layers.py",
+    ),
+    Mutation(
         "local draws by position in the batch",
         "Draw.sample",
-        "numbers = getattr(stream, self.kind)(indices.cpu().numpy(), position,",
-        "numbers = getattr(stream, self.kind)(range(len(indices)), position,",
+        "numbers = make(indices.cpu().numpy(), position,",
+        "numbers = make(range(len(indices)), position,",
         "test_record_term.py test_dpsvi.py",
     ),
     Mutation(

@@ -38,11 +38,13 @@ from pyro_dp import (
     PrivacyAccountant,
     RowAdam,
 )
+from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.records.record_term import Batch
 
+SETTINGS = {"generator": 0, "jit": "none"}
 SIZE = 30
 BATCH = [1, 4, 8, 20]
 
@@ -140,11 +142,17 @@ def model_of(name):
     return whole_effects if name in WHOLE else effects
 
 
+@pytest.fixture(params=["none", pytest.param("trace", marks=pytest.mark.slow)], autouse=True)
+def _jit(request, monkeypatch):
+    """All tests run with Pyro's code, and with graphs."""
+    monkeypatch.setitem(SETTINGS, "jit", request.param)
+
+
 def new(monkeypatch, guide=indexed, model=effects, batch=None, **options):
     """A DPSVI whose releases are kept; on a given batch of records, if there is one."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    settings = dict(generator=0, jit="none", local_optim=RowAdam(lr=0.1), sample_rate=0.5)
+    settings = SETTINGS | dict(local_optim=RowAdam(lr=0.1), sample_rate=0.5)
     if options.get("sampling") == "full":
         del settings["sample_rate"]
     fixture = Fixture(monkeypatch, model, guide, **(settings | options))
@@ -394,7 +402,7 @@ def test_public_draws_do_not_depend_on_local_state(monkeypatch):
         with torch.no_grad():
             for leaf in leaves(svi).values():
                 leaf.fill_(state)
-        (particle,) = svi._prepared.step.draw()
+        (particle,) = svi._prepared.step.eager.draw()
         seen.append((particle.latents["w"].detach(), particle.loss.detach(), torch.get_rng_state()))
     for other in seen[1:]:
         assert all(map(torch.equal, other, seen[0]))
@@ -439,7 +447,7 @@ def test_state_of_others_never_reaches_a_record(monkeypatch):
                 if hostile:
                     leaf[[i for i in range(SIZE) if i not in (1, 8)]] = math.nan
         indices = torch.tensor([1, 8])
-        particle = svi._prepared.step.draw()[0]
+        particle = svi._prepared.step.eager.draw()[0]
         assert math.isfinite(particle.loss.item())
         stream = LocalStream(Randomness(0).stream("local", 0))
         local = svi._prepared.term.local.rows(indices)
@@ -786,14 +794,41 @@ def test_fixed_batches_are_refused(monkeypatch):
     assert accountant.num_releases == 0
 
 
-@pytest.mark.parametrize("jit", ["trace", "compile"])
-def test_steps_run_pyro_code(monkeypatch, jit):
-    """One warning; none with jit="none"."""
-    with pytest.warns(UserWarning, match="a row per record") as caught:
-        fixture, data = new(monkeypatch, sampling="full", jit=jit), regression_data()
-        for _ in range(3):
+@pytest.mark.parametrize("name", ["indexed", "module", "AutoNormal, of whole tensors"])
+@pytest.mark.parametrize("privatize", ["latents", "parameters"])
+def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
+    """And the same globals, with noise and two particles; batches are padded."""
+    ends, data = [], regression_data()
+    for jit in ("none", "trace"):
+        options = dict(jit=jit, noise_multiplier=1.0, loss_clip=2.0, privatize=privatize)
+        loss = Trace_ELBO(num_particles=2)
+        fixture = new(monkeypatch, GUIDES[name][0](), model_of(name), loss=loss, **options)
+        for _ in range(5):
             fixture.svi.step(*data)
-    assert len(caught) == 1
+        ends.append(values() | rows(fixture.svi))
+    assert isinstance(fixture.svi._prepared.step, TracedStep)
+    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
+
+
+def test_a_graph_holds_no_rows(monkeypatch):
+    """It is traced on constants: other rows make other contributions, by the same graph."""
+    fixture = new(monkeypatch, sampling="full", jit="trace")
+    fixture.svi.step(*regression_data())
+    step, sums = fixture.svi._prepared.step, []
+    step._unchecked = 0
+    for value in (0.0, 5.0):
+        with torch.no_grad():
+            for leaf in leaves(fixture.svi).values():
+                leaf.fill_(value)
+        pyro.set_rng_seed(1)
+        draws = step.draw()
+        for each in (step, step.eager):
+            given = draws if each is step else step._particles(draws)
+            clipped = ClippedSum(fixture.svi._blocks(step.size(draws)))
+            each.add(clipped, given, torch.tensor(BATCH), lambda: np.random.default_rng(0))
+            sums.append(exact_sums(clipped)[0])
+    torch.testing.assert_close(sums[::2], sums[1::2])
+    assert (sums[0] - sums[2]).abs().max() > 1e-3
 
 
 def test_a_cleared_store_starts_afresh(monkeypatch):

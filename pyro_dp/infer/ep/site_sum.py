@@ -58,8 +58,8 @@ class SiteSum:
         :raises NotTraceable: the sites come from more than a fixed sequence of tensor operations.
         """
 
-        def contribute(bounds, public, indices, rows, tables) -> list[Contributions]:
-            return self._contributions(public, indices, rows, bounds[0])
+        def contribute(bounds, public, indices, rows, _) -> tuple[list[Contributions], list]:
+            return self._contributions(public, indices, rows, bounds[0]), []
 
         with forked_rng():
             self._passes = PaddedSum(
@@ -105,7 +105,7 @@ class SiteSum:
     ) -> None:
         if passes:
             try:
-                passes.add(clipped, public, chosen)
+                passes.add(clipped, public, passes.batch(public, chosen))
             except Exception:  # on some record; which one, Pyro's code finds out
                 pass
             else:
@@ -133,7 +133,8 @@ class SiteSum:
         found, expected = (
             type(clipped)(clipped.blocks, self._term.records.device) for _ in range(2)
         )
-        passes.add(found, public, chosen)
+        batch = passes.batch(public, chosen)
+        passes.add(found, public, batch)
         self._add_by_pyro(expected, public, chosen)
         exact = self._dtype == torch.float64
         found.require_same_as(expected, count=len(chosen), exact=exact)

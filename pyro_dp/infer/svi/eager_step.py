@@ -104,10 +104,23 @@ class EagerStep:
         return moves
 
     def add_microbatch(
-        self, clipped: ClippedSum, draws: list[Particle], chosen: Tensor, local: LocalStreams
+        self,
+        clipped: ClippedSum,
+        draws: list[Particle],
+        chosen: Tensor,
+        local: LocalStreams,
+        sampled: Sequence[list[Tensor]] | None = None,
     ) -> LocalGradients:
+        """
+        :param sampled: what torch's samplers drew for these records, by particle; by default they
+            draw now.
+        """
         rows, local_rows = self.term.records.rows(chosen), self.term.local.rows(chosen)
-        batches = [Batch(chosen, rows, own, local_rows=local_rows) for own in local]
+        given: Sequence[list[Tensor] | None] = sampled or [None] * len(draws)
+        batches = [
+            Batch(chosen, rows, own, values=values, local_rows=local_rows)
+            for own, values in zip(local, given, strict=True)
+        ]
         gradients = [
             self.term.gradients(particle, batch)
             for particle, batch in zip(draws, batches, strict=True)

@@ -6,15 +6,16 @@ released estimate -> gradients of the parameters. Both are traced from the funct
 are inputs.
 """
 
+import contextlib
 import math
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyro_dp.graphs.factorisation import factorised
-from pyro_dp.graphs.tracing import Compiler, NotTraceable, trace
+from pyro_dp.graphs.tracing import Compiler, trace
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, parted, pass_size, placeholder_batch
 from pyro_dp.infer.svi.coordinates import mean, mean_loss
 from pyro_dp.infer.svi.eager_step import EagerStep, Gradients, LocalGradients, NewStream
@@ -24,7 +25,7 @@ from pyro_dp.mechanism.outer_products import Joined
 from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import LocalDraws, PublicDraws
-from pyro_dp.records.record_term import Batch
+from pyro_dp.records.record_term import Batch, RecordGradients
 from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.agreement import MISMATCH, require_same
 from pyro_dp.utils.errors import ModelError
@@ -48,8 +49,6 @@ class TracedStep:
     def __init__(
         self, eager: EagerStep, sum_type: type[ClippedSum], usual_size: int, compiler: Compiler
     ):
-        if eager.term.local:
-            raise NotTraceable("there are parameters with a row per record")
         self.eager = eager
         self._leaves = list(eager.parameters.values())
         self._exact = all(leaf.dtype == torch.float64 for leaf in self._leaves)
@@ -63,15 +62,14 @@ class TracedStep:
 
     def _first_draw(self) -> list[Particle]:
         """To learn what steps draw."""
-        given = [RecordMode(PublicDraws()) for _ in range(self.eager.loss.num_particles)]
-        particles = self.eager.draw(given)
-        self._draws = [mode.draws.requested for mode in given]
-        return particles
+        self._drawing, self._counts = self._trace_draws()
+        return self.eager.draw()
 
     def draw(self) -> PublicTables:
         """Public draws, from torch's global generator, in the guide's order of use."""
-        device = self.eager.term.records.device
-        return [[draw.public(device) for draw in draws] for draws in self._draws]
+        with torch.no_grad():
+            drawn = self._drawing(*(leaf.detach() for leaf in self._leaves))
+        return parted(drawn, [sum(each) for each in self._counts])[:-1]
 
     def size(self, draws: PublicTables) -> int:
         """Number of coordinates of the gradient's block."""
@@ -80,25 +78,38 @@ class TracedStep:
     def add(
         self, clipped: ClippedSum, draws: PublicTables, indices: Tensor, new_stream: NewStream
     ) -> list[LocalGradients]:
-        """As :meth:`EagerStep.add`, without local parameters."""
-        local = self._local_streams(new_stream)
+        """As :meth:`EagerStep.add`."""
+        stream = new_stream()
+        local, moves = self._local_streams(stream), []
         inputs = self._public_inputs(draws)
         if self._unchecked:
             self._check_gradients(draws)
-        for chosen in indices.split(self._passes.size):
-            if len(chosen) == 0:
-                continue
-            try:
-                self._passes.add(clipped, inputs, chosen, local)
-            except Exception:  # on some record; which one, the eager step finds out
-                with private_rng(new_stream()):
-                    self.eager.add_microbatch(clipped, self._particles(draws), chosen, local)
-                continue
-            if self._unchecked:
-                self._check_sums(clipped, draws, chosen, local)
+        with self._private_rng(stream):
+            for chosen in indices.split(self._passes.size):
+                if len(chosen):  # an empty batch is split into one empty part
+                    moves.append(self._add_pass(clipped, draws, inputs, chosen, local, new_stream))
         if len(indices):
             self._unchecked = max(0, self._unchecked - 1)
-        return []
+        return moves
+
+    def _add_pass(
+        self,
+        clipped: ClippedSum,
+        draws: PublicTables,
+        inputs: list[Tensor],
+        chosen: Tensor,
+        local: LocalStreams,
+        new_stream: NewStream,
+    ) -> LocalGradients:
+        try:
+            batch = self._passes.batch(inputs, chosen, local)
+            found = self._passes.add(clipped, inputs, batch)
+        except Exception:  # on some record; which one, the eager step finds out
+            with private_rng(new_stream()):
+                return self.eager.add_microbatch(clipped, self._particles(draws), chosen, local)
+        if self._unchecked:
+            self._check_sums(clipped, draws, chosen, local)
+        return chosen, dict(zip(self.eager.term.local.leaves, found, strict=True))
 
     def gradients(self, draws: PublicTables, released: Tensor) -> Gradients:
         """As :meth:`EagerStep.gradients`; a loss that is not released is NaN."""
@@ -110,56 +121,109 @@ class TracedStep:
         gradients.update(zip(self._with_gradient, found, strict=True))
         return Gradients(gradients, outside, points)
 
-    def _local_streams(self, new_stream: NewStream) -> LocalStreams:
+    def _local_streams(self, stream: np.random.Generator) -> LocalStreams:
         """One per particle, where records have draws of their own."""
         if not self.eager.term.draws:
-            return [None] * len(self._draws)
-        stream = new_stream()
-        return [LocalStream(stream) for _ in self._draws]
+            return [None] * len(self._counts)
+        return [LocalStream(stream) for _ in self._counts]
+
+    def _private_rng(self, stream: np.random.Generator) -> contextlib.AbstractContextManager:
+        """Where torch's samplers draw for records."""
+        return private_rng(stream) if self.eager.term.samples else contextlib.nullcontext()
 
     def _public_inputs(self, public: PublicTables) -> list[Tensor]:
         values = [leaf.detach() for leaf in self._leaves]
         return values + [table for own in public for table in own]
 
+    def _modes(
+        self, public: PublicTables, substitutes: dict[int, Tensor] | None = None
+    ) -> list[RecordMode]:
+        """In which the guide is given these draws."""
+        return [
+            RecordMode(
+                LocalDraws(tables[:count], values=tables[count:], in_place=True), substitutes
+            )
+            for tables, (count, _) in zip(public, self._counts, strict=True)
+        ]
+
+    def _substitutes(self, values: Sequence[Tensor]) -> dict[int, Tensor]:
+        """For the parameters, by ``id``: leaves with these values."""
+        values = [value.detach().requires_grad_() for value in values]
+        return {id(x): y for x, y in zip(self._leaves, values, strict=True)}
+
     def _at(self, inputs: list[Tensor]) -> tuple[dict[str, Tensor], list[Particle]]:
         """Parameters and particles that are functions of the public inputs."""
-        counts = [len(self._leaves), *map(len, self._draws)]
+        counts = [len(self._leaves), *map(sum, self._counts)]
         values, *tables, _ = parted(inputs, counts)
-        values = [value.detach().requires_grad_() for value in values]
-        substitutes = {id(x): y for x, y in zip(self._leaves, values, strict=True)}
+        substitutes = self._substitutes(values)
         with torch.enable_grad():
-            particles = self.eager.draw(
-                [RecordMode(LocalDraws(t, in_place=True), substitutes) for t in tables]
-            )
-        return dict(zip(self.eager.parameters, values, strict=True)), particles
+            particles = self.eager.draw(self._modes(tables, substitutes))
+        return dict(zip(self.eager.parameters, substitutes.values(), strict=True)), particles
+
+    def _trace_draws(self) -> tuple[Callable[..., Sequence[Tensor]], list[tuple[int, int]]]:
+        """A graph that draws what the guide draws, some of it at the values of the parameters; and
+        for each particle the numbers of draws that are :class:`Draw`, and of the others.
+        """
+        made: list[PublicDraws] = []
+
+        def drawn(*values: Tensor) -> list[Tensor]:
+            made[:] = [PublicDraws() for _ in range(self.eager.loss.num_particles)]
+            substitutes = self._substitutes(values)
+            with torch.enable_grad():
+                self.eager.draw([RecordMode(draws, substitutes) for draws in made])
+            return [each for draws in made for each in (*draws.table, *draws.sampled)]
+
+        graph = trace(drawn, [leaf.detach() for leaf in self._leaves], draws=True)
+        return graph.forward, [(len(draws.table), len(draws.sampled)) for draws in made]
 
     def _trace_records(
         self, size: int, sum_type: type[ClippedSum], compiler: Compiler
     ) -> PaddedSum:
         """First per record, to find out what need not be stored; then clipped and summed."""
         eager, term = self.eager, self.eager.term
-        local = self._local_streams(partial(np.random.default_rng, 0))
+        names, particles = list(term.local.leaves), len(self._counts)
+        local = self._local_streams(np.random.default_rng(0))
         public = self._public_inputs(self.draw())
-        counts = [len(public), 1, len(term.records.placeholder())]
+        counts = [len(public), 1, len(term.records.placeholder()), len(names)]
+        counts += [len(term.draws)] * particles + [term.samples] * particles
+
+        def gradients(*inputs: Tensor) -> tuple[dict[str, Tensor], list, list[RecordGradients]]:
+            own, (indices,), rows, own_rows, *draws = parted(inputs, counts)
+            parameters, drawn = self._at(own)
+            by_name = dict(zip(names, own_rows, strict=True))
+            return (
+                parameters,
+                drawn,
+                [
+                    term.vectorized(
+                        particle, Batch(indices, rows, None, tables, values, local_rows=by_name)
+                    )
+                    for particle, tables, values in zip(
+                        drawn, draws[:particles], draws[particles:-1], strict=True
+                    )
+                ],
+            )
+
+        def sampled(*inputs: Tensor) -> list[Tensor]:
+            return [value for each in gradients(*inputs)[2] for value in each.sampled]
 
         def per_record(*inputs: Tensor) -> list[Tensor]:
-            own, (indices,), rows, tables = parted(inputs, counts)
-            parameters, particles = self._at(own)
-            parts = parted(tables, [len(term.draws)] * len(particles))[:-1]
-            gradients = [
-                term.vectorized(particle, Batch(indices, rows, tables=part))
-                for particle, part in zip(particles, parts, strict=True)
-            ]
-            blocks = eager.coordinates(particles, parameters).per_record(gradients)
-            return [*blocks, mean([each.losses for each in gradients])]
+            parameters, drawn, found = gradients(*inputs)
+            losses = mean([each.losses for each in found])
+            blocks = eager.coordinates(drawn, parameters).per_record(found)
+            beside = [mean([each.local[name] for each in found]) for name in names]
+            return [*(blocks or [losses.new_empty(len(losses), 0)]), losses, *beside]
 
-        def contribute(bounds, own, indices, rows, tables) -> list[Contributions]:
-            *outputs, losses = graph(*own, indices, *rows, *tables)
-            return eager.blocks(Joined.of(outputs, products), losses, bounds[0])
+        def contribute(bounds, own, indices, rows, rest) -> tuple[list[Contributions], list]:
+            outputs = list(graph(*own, indices, *rows, *rest))
+            losses, *beside = outputs[len(outputs) - 1 - len(names) :]
+            return eager.blocks(Joined.of(outputs, products), losses, bounds[0]), beside
 
         inputs = [*public, *placeholder_batch(term, size, local)]
-        graph = trace(per_record, inputs)
-        graph, products = factorised(graph, fused=compiler.enabled)
+        sampling = trace(sampled, inputs, draws=True).forward if term.samples else None
+        values = sampling(*inputs) if sampling else []
+        graph = trace(per_record, [*inputs, *values])
+        graph, products = factorised(graph, fused=compiler.enabled, others=1 + len(names))
         return PaddedSum(
             contribute,
             term,
@@ -167,6 +231,7 @@ class TracedStep:
             blocks=1 + eager.releases_loss + (eager.report is not None),
             size=size,
             local=local,
+            sampling=sampling,
             sum_type=sum_type,
             compiler=compiler,
         )
@@ -194,19 +259,25 @@ class TracedStep:
 
     def _particles(self, public: PublicTables) -> list[Particle]:
         """The eager step's, of the same draws."""
-        return self.eager.draw([RecordMode(LocalDraws(table, in_place=True)) for table in public])
+        return self.eager.draw(self._modes(public))
 
     def _check_sums(
         self, clipped: ClippedSum, public: PublicTables, chosen: Tensor, local: LocalStreams
     ) -> None:
         # Pyro's code holds the gradients of all records, of which a large model affords only a few.
-        chosen = chosen[: max(1, _MOST_CHECKED // self._size)]
+        chosen = chosen[: max(1, _MOST_CHECKED // max(1, self._size))]
         found, expected = (
             type(clipped)(clipped.blocks, self.eager.term.records.device) for _ in range(2)
         )
-        self._passes.add(found, self._public_inputs(public), chosen, local)
-        self.eager.add_microbatch(expected, self._particles(public), chosen, local)
+        inputs, term = self._public_inputs(public), self.eager.term
+        batch = self._passes.batch(inputs, chosen, local)
+        beside = self._passes.add(found, inputs, batch)
+        sampled = parted(batch.sampled, [term.samples] * len(self._counts))[:-1]
+        own = (self._particles(public), chosen, local, sampled if term.samples else None)
+        _, moves = self.eager.add_microbatch(expected, *own)
         found.require_same_as(expected, count=len(chosen), exact=self._exact)
+        for one, other in zip(beside, moves.values(), strict=True):
+            require_same(one, other, exact=self._exact)
 
     def _check_gradients(self, public: PublicTables) -> None:
         """With a constant in place of a release: before anything is spent."""
