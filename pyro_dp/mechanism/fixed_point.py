@@ -84,7 +84,7 @@ class FixedPointSum(ClippedSum):
 
     @staticmethod
     def most_records(size: int, limit: int | None) -> int:
-        return min(limit or _MOST_NUMBERS, max(1, _MOST_NUMBERS // size))
+        return min(limit or _MOST_NUMBERS, max(1, _MOST_NUMBERS // max(1, size)))
 
     def rounding(self, count: int) -> float:
         return count / _UNITS

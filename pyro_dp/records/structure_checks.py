@@ -16,6 +16,7 @@ from pyro_dp.graphs.captured_state import require_same_changes
 from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import LocalDraws
+from pyro_dp.records.record_elbo import NotVectorizable
 from pyro_dp.records.record_term import Batch, RecordGradients, RecordTerm
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError, PrivacyError
@@ -109,7 +110,10 @@ def _why_not_vectorized(term: RecordTerm, particle: Particle, batch: Batch) -> s
     except Exception as error:
         return f"torch.func raised {type(error).__name__}"
     before = torch.get_rng_state()
-    looped = term.looped(particle, replace(batch, values=vectorized.sampled))
+    try:
+        looped = term.looped(particle, replace(batch, values=vectorized.sampled))
+    except NotVectorizable as error:
+        return str(error)
     other_draws = not torch.equal(before, torch.get_rng_state())
     if other_draws or _same_gradients(looped, vectorized):
         return None

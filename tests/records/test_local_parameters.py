@@ -810,6 +810,32 @@ def test_graphs_give_the_same_rows(monkeypatch, name, privatize):
     torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_graphs_of_records_that_share_nothing(monkeypatch, secure):
+    """All parameters are rows: a release without coordinates, and the same rows."""
+
+    def model(x):
+        with pyro.plate("data", len(x)):
+            rate = pyro.sample("rate", dist.Beta(1.0, 1.0))
+            pyro.sample("x", dist.Binomial(10, rate), obs=x)
+
+    def guide(x):
+        a = pyro.param("a", torch.full((len(x),), 2.0), constraint=constraints.positive)
+        with pyro.plate("data", len(x)):
+            pyro.sample("rate", dist.Delta(a / (1 + a)))
+
+    ends, data = [], (torch.arange(1.0, SIZE + 1) % 10,)
+    for jit in ("none", "trace"):
+        generator = None if secure else 0
+        options = dict(sampling="full", jit=jit, secure=secure, generator=generator)
+        fixture = new(monkeypatch, guide, model, noise_multiplier=1.0, **options)
+        for _ in range(4):
+            fixture.svi.step(*data)
+        ends.append(rows(fixture.svi))
+    assert isinstance(fixture.svi._prepared.step, TracedStep)
+    torch.testing.assert_close(*ends, rtol=0.0, atol=1e-10)
+
+
 def test_a_graph_holds_no_rows(monkeypatch):
     """It is traced on constants: other rows make other contributions, by the same graph."""
     fixture = new(monkeypatch, sampling="full", jit="trace")
