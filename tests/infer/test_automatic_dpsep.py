@@ -187,6 +187,27 @@ def test_where_noise_hides_all_the_prior_is_left():
         assert set(found.doubtful) == set(found.names)
 
 
+def groups(group, y):
+    """A scale of its own, whose density is flat where it is small or large."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    spread = pyro.sample("spread", dist.HalfCauchy(1.0))
+    with pyro.plate("groups", 8):
+        a = pyro.sample("a", dist.Normal(mean, spread))
+    with pyro.plate("people", len(y)):
+        pyro.sample("y", dist.Normal(a[group], 1.0), obs=y)
+
+
+def test_where_records_say_nothing_no_step_leads_far_away():
+    """Not along a prior without curvature, either: hundreds of thousands, without a limit."""
+    torch.manual_seed(0)
+    group = torch.randint(8, (1000,))
+    data = group, torch.randn(1000) + group / 4
+    sep = fitted(groups, data, epsilon=0.1, guide=AutoNormal)
+    posterior = sep.posterior()
+    assert posterior.mean.abs().max() < 3 * sep.num_steps
+    assert len(posterior.doubtful) == len(posterior.mean)
+
+
 def test_the_plan_is_public():
     """Steps and shares follow from N, d and the budget alone; one more record changes nothing."""
     x, y = gaussian_data(300)

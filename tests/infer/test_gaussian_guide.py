@@ -24,13 +24,13 @@ from pyro_dp import ModelError
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.records.initial_values import initialise
 from pyro_dp.records.plate import find_plate
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Reading, Records
 
 AUTOGUIDES = [AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal]
 
 
 def found(model, guide, *data):
-    records = Records(model, find_plate(model, data, {}, "data"), data, {}, False)
+    records = Records(model, find_plate(model, data, {}, "data"), data, {}, Reading.BY_INDEX)
     initialise(model, guide, records)
     return GaussianGuide(model, guide, records)
 
@@ -271,7 +271,9 @@ def test_data_and_random_state_are_left_alone():
         handwritten_guide(x, y)
 
     arguments = data()
-    records = Records(logistic, find_plate(logistic, arguments, {}, None), arguments, {}, False)
+    records = Records(
+        logistic, find_plate(logistic, arguments, {}, None), arguments, {}, Reading.BY_INDEX
+    )
     handwritten_guide(*arguments)
     before = torch.get_rng_state()
     GaussianGuide(logistic, peeking, records)

@@ -12,7 +12,7 @@ from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_factor import Prior
 from pyro_dp.records.plate import find_plate
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Reading, Records
 from pyro_dp.utils.linalg import dense
 
 DRAWS = 16  # of the module
@@ -28,7 +28,7 @@ def prior_of(latents, guide=AutoMultivariateNormal, y=None):
             pyro.sample("y", dist.Normal(mean, 1.0), obs=y[idx])
 
     pyro.clear_param_store()
-    records = Records(model, find_plate(model, (y,), {}, None), (y,), {}, False)
+    records = Records(model, find_plate(model, (y,), {}, None), (y,), {}, Reading.BY_INDEX)
     return EPProblem.build(model, guide(model), records, "auto", None).prior
 
 
@@ -237,7 +237,7 @@ def test_a_prior_that_reads_the_data_is_shown_placeholders():
     for y in (torch.randn(6), 1e6 * torch.ones(6)):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        records = Records(model, find_plate(model, (y,), {}, None), (y,), {}, False)
+        records = Records(model, find_plate(model, (y,), {}, None), (y,), {}, Reading.BY_INDEX)
         guide = AutoNormal(model, init_loc_fn=init_to_value(values={"w": torch.zeros(())}))
         guide(*records.arguments(records.placeholder())[0])
         gaussian = GaussianGuide(model, guide, records)

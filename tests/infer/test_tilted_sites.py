@@ -11,7 +11,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro_dp import ModelError
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.records.plate import find_plate
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Reading, Records
 
 SLOW = "one record at a time"
 
@@ -19,10 +19,10 @@ SLOW = "one record at a time"
 class Problem:
     """A model on its data, with what DPSEP asks of the moments."""
 
-    def __init__(self, model, *data, moments="linear", plate=None, slice_data=False):
+    def __init__(self, model, *data, moments="linear", plate=None, reading=Reading.BY_INDEX):
         pyro.clear_param_store()
         found = find_plate(model, data, {}, plate)
-        self.records = Records(model, found, data, {}, slice_data)
+        self.records = Records(model, found, data, {}, reading)
         guide = AutoNormal(poutine.block(model, hide=["z"]))
         self.moments = EPProblem.build(model, guide, self.records, moments, None).moments
 
@@ -215,7 +215,7 @@ def test_the_vectorised_path_is_the_loop(model, own):
 
 def test_sliced_data_give_the_same():
     x, y = data()
-    sliced = Problem(logistic_whole, x, y, slice_data=True)
+    sliced = Problem(logistic_whole, x, y, reading=Reading.WHOLE)
     close(sliced.sites(*cavity()), Problem(logistic, x, y).sites(*cavity()))
 
 

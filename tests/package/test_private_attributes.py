@@ -14,6 +14,7 @@ ALLOWED = {
     # private, and where Pyro's plates note which rows they took.
     "_pyro_dp_rows",
     "_pyro_unconstrained_param",
+    "_pyro_dims",  # of packed tensors: so Pyro's contractions know them
     "_problem",  # of journals, by their own module, in a process that was forked
 }
 

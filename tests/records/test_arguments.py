@@ -25,7 +25,7 @@ from pyro_dp import DPSEP, DPSVI, VIPS, ModelError, PrivacyAccountant, nonprivat
 from pyro_dp.baselines import DPEM, DPSGLD
 from pyro_dp.records.arguments import as_tensors, flattened
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Reading, Records
 from pyro_dp.vips import LogisticRegression
 
 X = torch.tensor([[0.5, 1.0], [1.5, 2.0], [-2.5, 3.0], [3.5, 4.0]])
@@ -263,7 +263,9 @@ def test_transforms_do_not_move_the_public_generators():
 
 def records_of(*given):
     args, kwargs = as_tensors(model, given, {})
-    return Records(model, PrivatePlate("data", 4, 4), args, kwargs, False, given=(given, {}))
+    return Records(
+        model, PrivatePlate("data", 4, 4), args, kwargs, Reading.BY_INDEX, given=(given, {})
+    )
 
 
 @pytest.mark.parametrize("kind", TABLES)

@@ -17,7 +17,7 @@ from pyro_dp import DPSVI, ModelError, PrivacyAccountant
 from pyro_dp.graphs.references import References
 from pyro_dp.records.captured_data import refuse_captured_data, refuse_numbers, refuse_rows
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Reading, Records
 
 X, Y = regression_data()
 SIZE = len(X)
@@ -25,7 +25,7 @@ SIZE = len(X)
 
 def records(x=X, y=Y):
     plate = PrivatePlate("data", len(x), len(x))
-    return Records(logistic, plate, (x, y), {}, False)
+    return Records(logistic, plate, (x, y), {}, Reading.BY_INDEX)
 
 
 def check(*roots):

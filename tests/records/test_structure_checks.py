@@ -44,7 +44,7 @@ from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.records import initial_values
 from pyro_dp.records.plate import find_plate
-from pyro_dp.records.records import Records
+from pyro_dp.records.records import Reading, Records
 
 SECRET = 123456.789  # a data value; it must not appear in any error
 
@@ -813,7 +813,7 @@ def test_a_guide_that_cannot_be_copied_does_not_see_the_data_whole():
     assert initial_values.copied(logistic, guide) is None
     svi = new_dpsvi(logistic, guide)
     plate = find_plate(logistic, (x, y), {}, None)
-    records = Records(logistic, plate, (x, y), {}, False)
+    records = Records(logistic, plate, (x, y), {}, Reading.BY_INDEX)
     initial_values.initialise(logistic, guide, records)
     svi.step(x, y)
 

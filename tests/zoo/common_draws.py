@@ -25,9 +25,26 @@ def _numbers(kind: str, size: int, position: int, count: int) -> Tensor:
     return draw(shape, generator=generator)
 
 
+class _Median(torch.autograd.Function):
+    """Wilson and Hilferty's, with the implicit derivative that torch gives a draw."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(concentration):
+        return concentration / (1 + 1 / (9 * concentration)) ** 3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch._standard_gamma_grad(*ctx.saved_tensors)
+
+
 def _gamma(concentration: Tensor, generator=None) -> Tensor:
-    """Wilson and Hilferty's median, smooth in the concentration."""
-    return concentration / (1 + 1 / (9 * concentration)) ** 3
+    return _Median.apply(concentration)
 
 
 def _choice(probs: Tensor, num_samples: int, replacement: bool = False, **_) -> Tensor:

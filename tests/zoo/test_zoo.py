@@ -23,30 +23,13 @@ STEPS = 20
 LEAST = 4  # steps that tell, where 20 take long
 
 # What DPSVI refuses today, with a part of the message. Each entry that it takes leaves this list.
-REFUSED = {
-    "semi-supervised VAE": "the local draws differ between records",
-    "hidden Markov, plain": "no observed site",
-}
+REFUSED = {"hidden Markov, plain": "no observed site"}
 
 # What runs without a graph, with a part of the warning. The same holds.
-_ROWS = "there are parameters with a row per record"
 _ONE = "Gradients are taken one record at a time"
-UNTRACED = {
-    "baseball, fully pooled": "it draws random numbers by aten._sample_dirichlet",
-    "baseball, not pooled": _ROWS,
-    "baseball, partially pooled": _ROWS,
-    "eight schools": _ROWS,
-    "item response": _ROWS,
-    "discrete mixture": "it draws random numbers by aten._sample_dirichlet",
-    "Dirichlet process mixture": _ROWS,
-    "hidden Markov, autoregressive": _ONE,
-    "hidden Markov, factorial": _ONE,
-    "deep Markov": _ONE,
-    "capture and recapture": _ONE,
-    "LDA": "it draws random numbers by aten._standard_gamma",
-    "ProdLDA": _ONE,
-    "sparse gamma DEF": _ROWS,
-}
+UNTRACED = dict.fromkeys(
+    ("hidden Markov, autoregressive", "hidden Markov, factorial", "ProdLDA"), _ONE
+)
 
 # What has another estimate of the gradient than SVI, of the same mean.
 OTHER_ESTIMATE = {
