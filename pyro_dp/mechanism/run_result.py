@@ -106,6 +106,8 @@ class RunResult(Sequence[float]):
         for axes, (label, places) in zip(rows, panels.items(), strict=False):
             axes.plot(*places, marker=".", linestyle="none" if label == self.measure else "-")
             axes.set_ylabel(label)
+            if label != self.measure:
+                axes.set_ylim(bottom=0.0)
         rows[0].set_title(self._headline())
         rows[-1].set_xlabel("step")
         rows[-1].xaxis.get_major_locator().set_params(integer=True)
