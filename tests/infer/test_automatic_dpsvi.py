@@ -21,6 +21,7 @@ from problems import (
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from releases import Releases, take
+from torch.distributions import constraints
 
 from pyro_dp import (
     DPSVI,
@@ -324,13 +325,61 @@ def test_rows_of_records_have_a_step_size():
             pyro.sample("x", dist.Normal(own, 1.0), obs=x[idx])
 
     svi = new(model, AutoNormal(model), num_steps=4)
-    svi.run(torch.randn(20), progress=False)
-    assert svi._rows._settings("any") == RowAdam(lr=0.1)
+    data = torch.randn(20)
+    sizes = []
+    for _ in range(4):
+        svi.step(data)
+        sizes += [svi._rows._adams["AutoNormal.locs.own"].lr]
+    assert sizes[1:] == pytest.approx([0.1**1.25, 0.1**1.5, 0.1**1.75])  # after the norms
+    svi = new(model, AutoNormal(model), num_steps=4, local_optim=RowAdam(lr=0.3))
+    svi.run(data, progress=False)
+    assert svi._rows._adams["AutoNormal.locs.own"].lr == 0.3
+
+
+def test_a_guide_that_is_no_gaussian_arrives():
+    """Gradients are a thousand times as large at the start, and Adam must forget that."""
+
+    def model(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+        sd = pyro.sample("sd", dist.Uniform(0.0, 10.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(mean, sd), obs=y)
+
+    def guide(y):
+        loc = pyro.param("loc", torch.tensor(0.0))
+        scale = pyro.param("scale", torch.tensor(1.0), constraint=constraints.positive)
+        log_sd = pyro.param("log_sd", torch.tensor(0.0))
+        pyro.sample("mean", dist.Normal(loc, scale))
+        pyro.sample("sd", dist.LogNormal(log_sd, 0.05))
+
+    torch.manual_seed(0)
+    data = 9 + 0.5 * torch.randn(2000)
+    svi = new(model, guide, num_steps=1000, noise_multiplier=0)
+    with pytest.warns(ConvergenceWarning, match="not one Gaussian"):
+        svi.run(data, progress=False)
+    assert pyro.param("loc").item() == pytest.approx(9, abs=0.1)
+    assert pyro.param("log_sd").exp().item() == pytest.approx(0.5, abs=0.1)
+
+
+def test_records_alone_may_be_of_single_precision():
+    """Their graph rounds as much as the model does."""
+
+    def model(count, hits):
+        with pyro.plate("data", len(hits)):
+            rate = pyro.sample("rate", dist.Uniform(0.0, 1.0))
+            pyro.sample("hits", dist.Binomial(count, rate), obs=hits)
+
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    count = torch.randint(3000, 6000, (2000,)).float()
+    svi = new(model, AutoNormal(model), num_steps=8, jit="trace")
+    svi.run(count, dist.Binomial(count, 0.3).sample(), progress=False)
+    assert isinstance(svi._prepared.step, TracedStep)
 
 
 def test_step_sizes_fall():
     """From .1, or less where noise decides, to .001."""
-    loud, quiet = StepPlan(1000, 10, 20_000, 5.0), StepPlan(1000, 10, 20_000, 0.1)
+    loud, quiet = (StepPlan(1000, 10, 20_000, noise, regresses=True) for noise in (5.0, 0.1))
     assert quiet.step_size(0) == 0.1 > loud.step_size(0) >= 0.02
     for plan in (loud, quiet):
         sizes = [plan.step_size(step) for step in range(1001)]

@@ -59,7 +59,6 @@ from pyro_dp.utils.validation import (
     same,
 )
 
-_ROW_STEP = 0.1  # of rows of parameters per record, without an optim
 _CLIPPED = (
     "About {fraction:.0%} of the records were clipped at {bound:g}, the bound that costs least at "
     "this budget: the posterior is drawn by the clipped ones. More records or a larger epsilon "
@@ -184,7 +183,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
     :param local_optim: settings of the Adam that moves rows of parameters per record, each on its
         own and without noise, by the gradient of its record's term (unscaled, in the steps in which
         the record was sampled). ``None``: those of ``optim``, if it is a plain Adam; a scheduler
-        does not change them. Without an ``optim`` the step size 0.1.
+        does not change them. Without an ``optim`` step sizes that fall from 0.1 to 0.01.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
         against anyone who can guess the seed, and runs with equal seeds and separate accountants
         share their noise; the ledger says so.
@@ -284,6 +283,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         self._optimizer = PublicOptimizer(optim or pyro.optim.Adam({}))
         self._loaded = SavedParameters()
         self._rows = RowOptimizer(partial(_row_adam, local_optim, optim))
+        self._chooses_rows = self._automatic and local_optim is None
 
     _bound_name = "max_grad_norm"
     _measure = "private loss (nats)"
@@ -531,9 +531,11 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         if not self._automatic:
             return step()
         plan = self._plan(size, prepared.sampler)
-        self._optimizer.set_step_size(plan.step_size(self._steps - 1))  # if it is made now
+        self._optimizer.set(lr=plan.step_size(self._steps - 1), betas=plan.betas)
         step()
-        self._optimizer.set_step_size(plan.step_size(self._steps))  # which a state must know
+        self._optimizer.set(lr=plan.step_size(self._steps))  # which a state must know
+        if self._chooses_rows:
+            self._rows.set_step_size(plan.row_step_size(self._steps - 1))
 
     def _plan(self, dim: int, sampler: RecordSampler) -> StepPlan:
         """
@@ -541,7 +543,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         """
         steps = self.num_steps or usual_steps()
         noise = self._noise(Block(dim, 1.0, self._gradient_share), sampler) / math.sqrt(steps)
-        return StepPlan(steps, dim, sampler.size, noise)
+        return StepPlan(steps, dim, sampler.size, noise, self._history.regresses)
 
     @property
     def _others(self) -> tuple[Any, ...]:
@@ -631,7 +633,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 def _row_adam(given: RowAdam | None, optim: PyroOptim | None, name: str) -> RowAdam:
     """What moves the rows of this parameter."""
     if given is None and optim is None:
-        return RowAdam(lr=_ROW_STEP)
+        return RowAdam()  # its step size is chosen in each step
     return given or RowAdam.like(optim, name)
 
 

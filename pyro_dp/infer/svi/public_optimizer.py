@@ -87,12 +87,12 @@ class PublicOptimizer:
             require_finite(leaves, _LEFT, constrained=rarely)
         self.failed = False
 
-    def set_step_size(self, size: float) -> None:
+    def set(self, **settings: Any) -> None:
         """For the next step, of optimizers that were made and of those that will be."""
-        self.optim.pt_optim_args["lr"] = size
+        self.optim.pt_optim_args.update(settings)
         for made in self.optim.optim_objs.values():
             for group in made.param_groups:
-                group["lr"] = size
+                group.update(settings)
 
     def step_scheduler(self, loss: float) -> None:
         """

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pyro
@@ -112,6 +112,10 @@ class RowOptimizer:
             for key, value in vars(moments[name]).items():
                 value.copy_(saved[key])
 
+    def set_step_size(self, size: float) -> None:
+        """For the next step, of all parameters."""
+        self._adams = {name: replace(adam, lr=size) for name, adam in self._adams.items()}
+
     @torch.no_grad()
     def step(self, indices: Tensor, gradients: dict[str, Tensor]) -> None:
         """Move the rows of these records.
@@ -121,6 +125,8 @@ class RowOptimizer:
         :param indices: (B,), distinct.
         :param gradients: (B, ...) per parameter.
         """
+        if not gradients:
+            return
         finite = torch.ones(len(indices), dtype=torch.bool, device=indices.device)
         for gradient in gradients.values():
             finite &= gradient.reshape(len(indices), -1).isfinite().all(dim=1)

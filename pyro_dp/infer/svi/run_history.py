@@ -114,6 +114,11 @@ class RunHistory:
         if self._gradients is not None:
             self._pending.append((released, points, noise))
 
+    @property
+    def regresses(self) -> bool:
+        """Whether there may be a posterior from a regression, for all that is known so far."""
+        return self._why is None
+
     def add_iterate(self, step: int, parameters: Mapping[str, Tensor]) -> None:
         """Unconstrained parameters after this step, from 1."""
         if self._averages is not None:
@@ -229,6 +234,11 @@ class RunHistory:
         elif FEWEST * count >= (self._num_steps or _LONGEST):
             self._why = _MANY.format(count=count, steps=FEWEST * count)
         else:
+            try:
+                self._current_guide()
+            except NotRegressed as why:
+                self._why = str(why)
+                return
             self._gradients = ReleasedGradients(self._rate, self._term.records.plate.size)
 
     def _kept(self) -> ReleasedGradients | None:

@@ -10,6 +10,7 @@ _SAMPLE_RATE, _RECORDS = 0.05, 1000  # in a step, at least
 _LARGEST, _LEAST, _LAST = 0.1, 0.02, 0.001  # step sizes: first ones, and the last
 _OF_MANY = 0.1, 0.01  # first and last, of many latents
 _NOISE = 0.05  # rho, from which the first step size falls
+_OF_ROWS = 0.1, 0.01  # first and last, of parameters per record
 
 
 def usual_steps() -> int:
@@ -30,12 +31,14 @@ class StepPlan:
     :param dim: d, coordinates of a released gradient.
     :param size: N.
     :param noise: sigma / (q sqrt(T)), of all released gradients together, in units of C.
+    :param regresses: whether the draws of the run matter, and not the place where it ends.
     """
 
     num_steps: int
     dim: int
     size: int
     noise: float
+    regresses: bool
 
     @property
     def ratio(self) -> float:
@@ -54,4 +57,22 @@ class StepPlan:
         first, last = _OF_MANY if self.is_of_many else (_LARGEST, _LAST)
         if self.ratio > _NOISE and not self.is_of_many:
             first = max(_LEAST, _LARGEST * (_NOISE / self.ratio) ** 0.3)
+        return self._between(first, last, step)
+
+    def row_step_size(self, step: int) -> float:
+        """Of parameters per record, whose gradients have no noise of privacy.
+
+        :param step: from 0.
+        """
+        return self._between(*_OF_ROWS, step)
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        """Of Adam. Where the place at which the run ends is the result, the size of the first
+        gradients is soon forgotten: it may be a hundred times that of the later ones. Draws of a
+        regression need no such haste, and tell more of a curvature where they are apart.
+        """
+        return 0.9, 0.999 if self.regresses else 0.95
+
+    def _between(self, first: float, last: float, step: int) -> float:
         return float(first * (last / first) ** (step / self.num_steps))

@@ -51,7 +51,8 @@ class TracedStep:
     ):
         self.eager = eager
         self._leaves = list(eager.parameters.values())
-        self._exact = all(leaf.dtype == torch.float64 for leaf in self._leaves)
+        own = [*self._leaves, *eager.term.local.leaves.values()]
+        self._exact = all(leaf.dtype == torch.float64 for leaf in own)
         self._unchecked = CHECKED_STEPS
         with forked_rng():
             self._size = eager.size(self._first_draw())
