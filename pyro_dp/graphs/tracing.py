@@ -3,11 +3,17 @@
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    get_proxy_slot,
+    make_fx,
+)
 
 from pyro_dp.graphs.simplify import is_draw, simplify
 from pyro_dp.utils.errors import PrivacyError
@@ -104,3 +110,24 @@ def untraced() -> Iterator[None]:
     """Within: results are constants of a graph that is being traced, and modes are off."""
     with torch._C.DisableTorchFunction(), disable_proxy_modes_tracing():
         yield
+
+
+def constant_number(read: Callable[[Tensor], Any], tensor: Tensor) -> Any:
+    """What is read out of a tensor of a graph that is being traced.
+
+    Of a tensor that depends on no input, and on no draw, that is the same in every call. Of
+    others the read raises what it raises.
+    """
+    mode = get_proxy_mode()
+    known = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    if known is None:
+        return read(tensor)
+    before, waiting = set(), [known.proxy.node]
+    while waiting:
+        node = waiting.pop()
+        if node.op == "placeholder" or is_draw(node):
+            return read(tensor)
+        waiting += [each for each in node.all_input_nodes if each not in before]
+        before.update(node.all_input_nodes)
+    with untraced():
+        return read(tensor)

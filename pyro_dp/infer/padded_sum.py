@@ -54,6 +54,7 @@ class PaddedSum:
     :param local: for the local draws of each particle.
     :param sampling: what torch's samplers draw for the records, (B, ...) each, from public, indices
         and the rest; None: nothing.
+    :param marks: whether the last of what leaves the graph marks records that do not count, (B,).
     :param sum_type: to which the sums are added.
     :raises NotTraceable: they come from more than a fixed sequence of tensor operations.
     """
@@ -68,6 +69,7 @@ class PaddedSum:
         size: int,
         local: LocalStreams = (),
         sampling: Graph | None = None,
+        marks: bool = False,
         sum_type: type[ClippedSum],
         compiler: Compiler,
     ):
@@ -82,6 +84,8 @@ class PaddedSum:
             counts = [blocks, 1, len(public), 1, len(records.placeholder())]
             bounds, (weights,), own, (indices,), rows, rest = parted(inputs, counts)
             values, beside = contribute(bounds, own, indices, rows, rest)
+            if marks:
+                weights = weights * ~beside[-1].unsqueeze(1)
             return [*sum_type.clipped_sums(values, bounds, weights), *beside]
 
         batch = placeholder_batch(term, size, local)

@@ -22,12 +22,13 @@ from torch._C._functorch import is_batchedtensor
 
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.mechanism.streams import LocalStream
+from pyro_dp.records.decisions import Decisions
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import Draw, LocalDraws
 from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.records.messengers import Inside, OneRecord
 from pyro_dp.records.plate import is_random
-from pyro_dp.records.record_elbo import record_loss
+from pyro_dp.records.record_elbo import NotVectorizable, record_loss
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.torch_modes import RecordMode
@@ -62,6 +63,12 @@ class Batch:
             return []
         return [draw.sample(local, self.indices, i) for i, draw in enumerate(requested)]
 
+    def at(self, places: Tensor) -> "Batch":
+        """Some of these records, of which torch's samplers have drawn nothing yet."""
+        local_rows = {name: rows[places] for name, rows in self.local_rows.items()}
+        rows = [row[places] for row in self.rows]
+        return Batch(self.indices[places], rows, self.local, local_rows=local_rows)
+
 
 @dataclass(frozen=True)
 class RecordGradients:
@@ -73,6 +80,8 @@ class RecordGradients:
     :param local: (B, ...) per local parameter, with respect to the record's own row: never
         released.
     :param sampled: (B, ...) each, what torch's samplers drew.
+    :param otherwise: of those with branches on a record's values whether a record takes others than
+        the public ones, (B,): its numbers do not count. Else empty.
     """
 
     latents: dict[str, Tensor]
@@ -80,6 +89,21 @@ class RecordGradients:
     losses: Tensor
     local: dict[str, Tensor]
     sampled: list[Tensor] = field(default_factory=list)
+    otherwise: list[Tensor] = field(default_factory=list)
+
+    def with_rows(self, places: Tensor, own: "RecordGradients") -> "RecordGradients":
+        """Those of some records from elsewhere; then all count."""
+
+        def replaced(mine: dict[str, Tensor], others: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: x.index_copy(0, places, others[name].to(x)) for name, x in mine.items()}
+
+        return RecordGradients(
+            replaced(self.latents, own.latents),
+            replaced(self.parameters, own.parameters),
+            self.losses.index_copy(0, places, own.losses.to(self.losses)),
+            replaced(self.local, own.local),
+            self.sampled,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +122,7 @@ class RecordTerm:
     :param draws: local draws of one record, but for those of torch's samplers.
     :param samples: number of those.
     :param vectorizes: whether all records can be taken at once; else one after the other.
+    :param answers: of a public placeholder to the model's branches on a record's values.
     """
 
     loss: ELBO
@@ -113,6 +138,7 @@ class RecordTerm:
     draws: tuple[Draw, ...] = ()
     samples: int = 0
     vectorizes: bool = False
+    answers: tuple[bool, ...] = ()
 
     def gradients(self, particle: Particle, batch: Batch) -> RecordGradients:
         """By the fastest way that this model allows.
@@ -123,7 +149,7 @@ class RecordTerm:
         if self.vectorizes:
             try:
                 return self.vectorized(particle, batch)
-            except ModelError:
+            except (ModelError, NotVectorizable):
                 pass
         return self.looped(particle, batch, breaks=True)
 
@@ -189,15 +215,32 @@ class RecordTerm:
         }, loss.detach()
 
     def vectorized(self, particle: Particle, batch: Batch) -> RecordGradients:
-        """All records at once, at the particle's latents and parameters."""
-        leaves = self.parameters
+        """All records at once, but for those that branch otherwise than a placeholder.
+
+        Which way a record is taken depends on no other record.
+        """
+        found = self.at_once(particle, batch)
+        apart = [each.nonzero().squeeze(1) for each in found.otherwise]
+        if not apart or not len(apart[0]):
+            return found
+        return found.with_rows(apart[0], self.looped(particle, batch.at(apart[0]), breaks=True))
+
+    def at_once(
+        self, particle: Particle, batch: Batch, decisions: Decisions | None = None
+    ) -> RecordGradients:
+        """All records at once, at the particle's latents and parameters.
+
+        :param decisions: by default those of a placeholder.
+        """
+        leaves, decided = self.parameters, decisions or Decisions(self.answers)
 
         def term(latents, parameters, local, index, row, table, values):
             substitutes = {id(leaf): parameters[name] for name, leaf in leaves.items()}
             draws = LocalDraws(table, values=values or None)
-            with self.shown(particle, latents, index, row, draws, substitutes, local) as shown:
+            own = (substitutes, local, decided)
+            with self.shown(particle, latents, index, row, draws, *own) as shown:
                 loss = record_loss(self.loss, *shown)
-            return loss, (loss.detach(), draws.sampled)
+            return loss, (loss.detach(), draws.sampled, decided.otherwise)
 
         gradient = torch.vmap(
             torch.func.grad(term, argnums=(0, 1, 2), has_aux=True),
@@ -209,8 +252,8 @@ class RecordTerm:
         own = (batch.local_rows, batch.indices, batch.rows, *draws)
         with guarded("Differentiating the records' terms"):
             gradients, aside = gradient(particle.detached(), parameters, *own)
-        (of_latents, of_parameters, of_local), (losses, sampled) = gradients, aside
-        return RecordGradients(of_latents, of_parameters, losses, of_local, sampled)
+        (of_latents, of_parameters, of_local), (losses, sampled, otherwise) = gradients, aside
+        return RecordGradients(of_latents, of_parameters, losses, of_local, sampled, otherwise)
 
     def observations(
         self,
@@ -242,6 +285,7 @@ class RecordTerm:
         draws: LocalDraws | None = None,
         substitutes: dict[int, Tensor] | None = None,
         local_rows: dict[str, Tensor] | None = None,
+        decisions: Decisions | None = None,
     ) -> Iterator[tuple[Callable, Callable, tuple, dict]]:
         """Model, guide and arguments of one record, in the context that they run in.
 
@@ -250,13 +294,14 @@ class RecordTerm:
         :param draws: by default none.
         :param substitutes: for the parameters, by ``id``.
         :param local_rows: its rows of the local parameters; by default public constants.
+        :param decisions: of branches on its values, where it is one of many at once.
         """
         plate, (args, kwargs) = self.records.plate, self.records.arguments(row)
         local_rows = local_rows or self.local.constants()  # before draws are the record's own
         with (
             self.state.preserved(batched=all(map(is_batchedtensor, row))),
             guarded("Running the model on one record"),
-            RecordMode(draws or LocalDraws(), substitutes),
+            RecordMode(draws or LocalDraws(), substitutes, decisions),
             self.local.shown(local_rows),
             OneRecord(plate, index.reshape(1), particle.names),
         ):

@@ -14,6 +14,7 @@ from torch.distributions import Distribution
 
 from pyro_dp.graphs.captured_state import require_same_changes
 from pyro_dp.mechanism.streams import LocalStream, Randomness
+from pyro_dp.records.decisions import Decisions
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.record_elbo import NotVectorizable
@@ -24,6 +25,12 @@ from pyro_dp.utils.errors import ModelError, PrivacyError
 _REMEMBERS = (
     "The term of a record changes after another record was looked at: the model keeps something of "
     "the data that it is shown. Compute it from the record each time, in a local variable."
+)
+
+_APART = (
+    "The model branches on values of a record, and records that go another way than a placeholder "
+    "of ones and zeros are taken one at a time, which is slow: torch.where computes both ways for "
+    "all. (This message depends on the data: it is for the curator only.)"
 )
 
 
@@ -79,32 +86,41 @@ def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
     draws = LocalDraws(stream=_stream(), index=indices[0])
     used, _ = term.single(particle, indices[0], records.placeholder(), draws)
     term = replace(term, draws=tuple(draws.requested), samples=len(draws.sampled))
+    decisions = Decisions()
     public = [row.expand(len(indices), *row.shape) for row in records.placeholder()]
     local = {
         name: row.expand(len(indices), *row.shape) for name, row in term.local.constants().items()
     }
-    reason = _why_not_vectorized(
-        term, particle, Batch(indices, public, _stream(), local_rows=local)
-    )
+    placeholders = Batch(indices, public, _stream(), local_rows=local)
+    reason = _why_not_vectorized(term, particle, placeholders, decisions)
     if reason is not None:
         # Control flow may make other records use more: nothing that can be reached is dropped.
         warnings.warn(
             f"Gradients are taken one record at a time, which is slow: {reason}.", stacklevel=2
         )
         return term
+    term = replace(term, vectorizes=True, answers=tuple(decisions.answers))
     examples = Batch(indices, records.rows(indices), _stream(), local_rows=local)
     reason = _why_not_vectorized(term, particle, examples)
     if reason is not None:
         raise ModelError(f"The model was vectorised on placeholders, but on the data {reason}.")
+    if term.answers:  # other records may use more: nothing that can be reached is dropped
+        if any(each.any() for each in term.at_once(particle, examples).otherwise):
+            warnings.warn(_APART, stacklevel=2)
+        return term
     parameters = {name: leaf for name, leaf in term.parameters.items() if name in used}
-    return replace(
-        term, latents=term.latents.intersection(used), parameters=parameters, vectorizes=True
-    )
+    return replace(term, latents=term.latents.intersection(used), parameters=parameters)
 
 
-def _why_not_vectorized(term: RecordTerm, particle: Particle, batch: Batch) -> str | None:
+def _why_not_vectorized(
+    term: RecordTerm, particle: Particle, batch: Batch, decisions: Decisions | None = None
+) -> str | None:
     try:
-        vectorized = term.vectorized(particle, batch)
+        vectorized = (
+            term.at_once(particle, batch, decisions)
+            if decisions
+            else term.vectorized(particle, batch)
+        )
     except PrivacyError as error:
         return str(error).split(". ")[0].rstrip(".")
     except Exception as error:
@@ -151,7 +167,7 @@ def check_support(term: RecordTerm, particle: Particle, size: int) -> None:
     draws = LocalDraws(stream=_stream(), index=indices[0])
     term.observations(particle, particle.detached(), indices[0], records.placeholder(), draws)
     term = replace(term, draws=tuple(draws.requested))  # nothing is enumerated here
-    if not term.vectorizes:  # one at a time is slow: a part of them
+    if not _at_once(term):  # one at a time is slow: a part of them
         indices, size = indices[records.examples(100)], 1
     for chosen in indices.split(size):
         batch = Batch(chosen, records.rows(chosen), _stream())
@@ -193,10 +209,15 @@ def _supported(term: RecordTerm, particle: Particle, batch: Batch) -> dict[str, 
         return {site["name"]: _in_support(site) for site in observed}
 
     inputs = batch.indices, batch.rows, batch.draws(term.draws)
-    if term.vectorizes:
+    if _at_once(term):
         return torch.vmap(check, randomness="different")(*inputs)
     (index,), rows, tables = inputs
     return check(index, [row[0] for row in rows], [table[0] for table in tables])
+
+
+def _at_once(term: RecordTerm) -> bool:
+    """Whether all records go one way."""
+    return term.vectorizes and not term.answers
 
 
 def _in_support(site: dict) -> Tensor:

@@ -3,6 +3,7 @@
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import Tensor
 from torch._C._functorch import (
     get_unwrapped,
@@ -14,6 +15,8 @@ from torch.distributions import dirichlet
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from pyro_dp.graphs.tracing import constant_number
+from pyro_dp.records.decisions import Decisions
 from pyro_dp.records.local_draws import DRAWING, LocalDraws
 from pyro_dp.records.recurrent_layers import RECURRENT
 from pyro_dp.records.reparameterised import ByTorch
@@ -53,12 +56,20 @@ class RecordMode(Substitution):
       vectorised otherwise, and what is drawn by rejection cannot be traced.
     * Where all records run at once, recurrent layers are plain operations. A tensor that is alike
       for all of them, and into which something of each is written, becomes one of each. Views of it
-      that were made before are not told: the check against the one-record loop notices.
+      that were made before are not told: the check against the one-record loop notices. A number
+      that is written where a mask is true is chosen by ``torch.where``. Where a model branches on
+      what differs between records, :class:`Decisions` answers.
     """
 
-    def __init__(self, draws: LocalDraws, substitutes: dict[int, Tensor] | None = None):
+    def __init__(
+        self,
+        draws: LocalDraws,
+        substitutes: dict[int, Tensor] | None = None,
+        decisions: Decisions | None = None,
+    ):
         super().__init__(dict(substitutes or {}))
         self.draws = draws
+        self._decisions = decisions
         self._written: list[Tensor] = []  # kept, so that no other tensor gets their id
 
     def __enter__(self):
@@ -77,13 +88,22 @@ class RecordMode(Substitution):
             own = {key: self._substituted(value) for key, value in kwargs.items()}
             return answer(self.draws, *self._substituted(args), **own)
         if peek_interpreter_stack() is None:
+            if func in _READERS:  # placeholders are constants of a graph
+                return constant_number(func, self._substituted(args[0]))
             return super().__torch_function__(func, types, args, kwargs)
         if func in RECURRENT:
             result = RECURRENT[func](*self._substituted(args), **kwargs)
             if result is not None:
                 return result
+        if func is Tensor.__bool__ and self._decisions is not None and _differs(args[0]):
+            return self._decisions(args[0])
         if args and _writes(func):
             self._widen(*args, *kwargs.values())
+            if func is Tensor.__setitem__ and _is_masked(*args):
+                tensor, mask, value = self._substituted(args)
+                mask = mask.reshape(*mask.shape, *[1] * (tensor.dim() - mask.dim()))
+                tensor.copy_(torch.where(mask, value, tensor))
+                return None
         return super().__torch_function__(func, types, args, kwargs)
 
     def _widen(self, tensor: Any, *others: Any) -> None:
@@ -101,6 +121,12 @@ def _writes(func: Any) -> bool:
     return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
 
 
+def _is_masked(tensor: Any, index: Any, value: Any) -> bool:
+    """Whether one number is written where a mask is true, which can be done for all records."""
+    masked = isinstance(index, Tensor) and index.dtype == torch.bool
+    return masked and (isinstance(value, int | float) or getattr(value, "shape", None) == ())
+
+
 def _differs(value: Any) -> bool:
     """Whether this is a tensor of which ``torch.vmap`` has one for each record."""
     if not isinstance(value, Tensor):
@@ -110,4 +136,8 @@ def _differs(value: Any) -> bool:
     return is_batchedtensor(value)
 
 
+_READERS = {
+    *(Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__),
+    *(Tensor.item, Tensor.tolist),
+}
 _WRITERS = {"__setitem__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"}

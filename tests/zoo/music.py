@@ -38,7 +38,7 @@ def model_1(sequences, lengths, hidden_dim, jit=False, batch_size=None):
                     )
 
 
-def model_2(sequences, lengths, hidden_dim, jit=True, batch_size=None):
+def model_2(sequences, lengths, hidden_dim, jit=False, batch_size=None):
     """A tone depends on whether it sounded before, too."""
     num_sequences, max_length, data_dim = map(int, sequences.shape)
     assert lengths.shape == (num_sequences,)
@@ -64,7 +64,7 @@ def model_2(sequences, lengths, hidden_dim, jit=True, batch_size=None):
                     ).long()
 
 
-def model_3(sequences, lengths, hidden_dim, jit=True, batch_size=None):
+def model_3(sequences, lengths, hidden_dim, jit=False, batch_size=None):
     """Two hidden states, side by side."""
     num_sequences, max_length, data_dim = map(int, sequences.shape)
     assert lengths.shape == (num_sequences,)
@@ -215,20 +215,20 @@ def masked_sequences(size):
     return tones, (torch.arange(STEPS) < lengths.unsqueeze(-1)).to(tones.dtype)
 
 
-def hmm(name, model, switch=""):
+def hmm(name, model):
     return Entry(
         f"hidden Markov, {name}",
-        f"Pyro example hmm, {model.__name__}{switch}",
+        f"Pyro example hmm, {model.__name__} --jit",
         lambda: (model, probs_only(model)),
-        lambda size: (*sequences(size), HIDDEN),
+        lambda size: (*sequences(size), HIDDEN, True),
         lambda: TraceEnum_ELBO(max_plate_nesting=2),
     )
 
 
 ENTRIES = (
     hmm("plain", model_1),
-    hmm("autoregressive", model_2, " --jit"),
-    hmm("factorial", model_3, " --jit"),
+    hmm("autoregressive", model_2),
+    hmm("factorial", model_3),
     Entry(
         "deep Markov",
         "Pyro example dmm",

@@ -88,7 +88,7 @@ class TracedStep:
         with self._private_rng(stream):
             for chosen in indices.split(self._passes.size):
                 if len(chosen):  # an empty batch is split into one empty part
-                    moves.append(self._add_pass(clipped, draws, inputs, chosen, local, new_stream))
+                    moves += self._add_pass(clipped, draws, inputs, chosen, local, new_stream)
         if len(indices):
             self._unchecked = max(0, self._unchecked - 1)
         return moves
@@ -101,16 +101,25 @@ class TracedStep:
         chosen: Tensor,
         local: LocalStreams,
         new_stream: NewStream,
-    ) -> LocalGradients:
+    ) -> list[LocalGradients]:
+        def by_pyro(chosen: Tensor) -> LocalGradients:
+            with private_rng(new_stream()):
+                return self.eager.add_microbatch(clipped, self._particles(draws), chosen, local)
+
         try:
             batch = self._passes.batch(inputs, chosen, local)
             found = self._passes.add(clipped, inputs, batch)
         except Exception:  # on some record; which one, the eager step finds out
-            with private_rng(new_stream()):
-                return self.eager.add_microbatch(clipped, self._particles(draws), chosen, local)
-        if self._unchecked:
+            return [by_pyro(chosen)]
+        moves = []
+        if self.eager.term.answers:  # other records are not in the sums
+            apart = found.pop()
+            if apart.any():
+                moves.append(by_pyro(chosen[apart]))
+            chosen, found = chosen[~apart], [each[~apart] for each in found]
+        if self._unchecked and len(chosen):
             self._check_sums(clipped, draws, chosen, local)
-        return chosen, dict(zip(self.eager.term.local.leaves, found, strict=True))
+        return [*moves, (chosen, dict(zip(self.eager.term.local.leaves, found, strict=True)))]
 
     def gradients(self, draws: PublicTables, released: Tensor) -> Gradients:
         """As :meth:`EagerStep.gradients`; a loss that is not released is NaN."""
@@ -196,7 +205,7 @@ class TracedStep:
                 parameters,
                 drawn,
                 [
-                    term.vectorized(
+                    term.at_once(
                         particle, Batch(indices, rows, None, tables, values, local_rows=by_name)
                     )
                     for particle, tables, values in zip(
@@ -213,18 +222,22 @@ class TracedStep:
             losses = mean([each.losses for each in found])
             blocks = eager.coordinates(drawn, parameters).per_record(found)
             beside = [mean([each.local[name] for each in found]) for name in names]
+            apart = [each for own in found for each in own.otherwise]
+            if apart:
+                beside.append(torch.stack(apart).any(dim=0))
             return [*(blocks or [losses.new_empty(len(losses), 0)]), losses, *beside]
 
         def contribute(bounds, own, indices, rows, rest) -> tuple[list[Contributions], list]:
             outputs = list(graph(*own, indices, *rows, *rest))
-            losses, *beside = outputs[len(outputs) - 1 - len(names) :]
+            losses, *beside = outputs[len(outputs) - others :]
             return eager.blocks(Joined.of(outputs, products), losses, bounds[0]), beside
 
+        others = 1 + len(names) + bool(term.answers)
         inputs = [*public, *placeholder_batch(term, size, local)]
         sampling = trace(sampled, inputs, draws=True).forward if term.samples else None
         values = sampling(*inputs) if sampling else []
         graph = trace(per_record, [*inputs, *values])
-        graph, products = factorised(graph, fused=compiler.enabled, others=1 + len(names))
+        graph, products = factorised(graph, fused=compiler.enabled, others=others)
         return PaddedSum(
             contribute,
             term,
@@ -233,6 +246,7 @@ class TracedStep:
             size=size,
             local=local,
             sampling=sampling,
+            marks=bool(term.answers),
             sum_type=sum_type,
             compiler=compiler,
         )
@@ -277,7 +291,7 @@ class TracedStep:
         own = (self._particles(public), chosen, local, sampled if term.samples else None)
         _, moves = self.eager.add_microbatch(expected, *own)
         found.require_same_as(expected, count=len(chosen), exact=self._exact)
-        for one, other in zip(beside, moves.values(), strict=True):
+        for one, other in zip(beside[: len(moves)], moves.values(), strict=True):
             require_same(one, other, exact=self._exact)
 
     def _check_gradients(self, public: PublicTables) -> None:
