@@ -4,7 +4,8 @@ For each entry of tests/zoo the ELBO that a guide reaches on 5,000 simulated rec
 records, 2,000 steps of Adam whose step size falls twentyfold; the better of two runs, from .05 and
 from .005), by DPSVI without noise and at epsilon = 1 and 4 (delta=1e-5, all else by default), and
 by DPSEP at epsilon = 4 where its guide is Gaussian; whether steps run in graphs, and what a step
-costs beside one of SVI on as many records as a private step takes. ELBOs are means of 50 evaluations on all records.
+costs beside one of SVI on as many records as a private step takes. ELBOs are means of 50
+evaluations on all records.
 
     python benchmarks/zoo.py                   # all that is not yet in results/zoo.csv
     python benchmarks/zoo.py --only "radon"    # one model, anew

@@ -25,6 +25,27 @@ MUTATIONS = [
         "test_torch_modes.py",
     ),
     Mutation(
+        "records that go another way are taken as if they did not",
+        "RecordTerm.vectorized",
+        "        if not apart or not len(apart[0]):\n",
+        "        if True:\n",
+        "test_decisions.py",
+    ),
+    Mutation(
+        "records that go another way are in the graph's sums, too",
+        "PaddedSum.__init__",
+        "                weights = weights * ~beside[-1].unsqueeze(1)\n",
+        "                pass\n",
+        "test_decisions.py",
+    ),
+    Mutation(
+        "what a placeholder's way does not use is dropped",
+        "on_fastest_path",
+        "    if term.answers:  # other",
+        "    if False:  # other",
+        "test_decisions.py",
+    ),
+    Mutation(
         "a layer that reads backwards hands out its outputs backwards",
         "_run",
         "outputs[::-1] if backwards else outputs",

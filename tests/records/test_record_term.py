@@ -170,11 +170,13 @@ def test_score_function_of_a_global_site():
     torch.testing.assert_close(per_record, loss * score)
 
 
-def _masked_assignment(x):
+def _masked_rows(x):
+    """As many are written as there are places."""
     w = pyro.sample("w", dist.Normal(0.0, 1.0))
     with pyro.plate("data", len(x)) as idx:
         mean = torch.zeros(len(idx))
-        mean[x[idx] > 0] = w
+        chosen = x[idx] > 0
+        mean[chosen] = w * x[idx][chosen]
         pyro.sample("x", dist.Normal(mean, 1.0), obs=x[idx])
 
 
@@ -185,7 +187,7 @@ def _sequential(x):
         pyro.sample(f"x_{i}", dist.Normal(w if x[i] > 0 else 2 * w, 1.0), obs=x[i])
 
 
-@pytest.mark.parametrize("model", [_masked_assignment, _sequential])
+@pytest.mark.parametrize("model", [_masked_rows, _sequential])
 def test_falls_back_to_the_loop(model):
     """What cannot be vectorised warns once, and is exact."""
     x = torch.randn(12)

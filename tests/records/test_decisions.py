@@ -1,0 +1,215 @@
+"""Branches on a record's values: all at once and in graphs, and each record by its own values."""
+
+import math
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import Problem, eager, fit_dpsvi, fit_svi, new_dpsvi
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+from releases import Releases, take
+
+from pyro_dp.infer.svi.traced_step import TracedStep
+from pyro_dp.mechanism.streams import Randomness
+from pyro_dp.records.record_term import Batch, LocalStream, RecordTerm
+
+APART = "ignore:The model branches on values of a record"
+JIT = pytest.mark.parametrize("jit", ["none", "trace"])
+
+
+def weights():
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    return w, pyro.sample("v", dist.Normal(0.0, 1.0))
+
+
+def asserts(x):
+    """Outside the plate it asks a placeholder."""
+    assert x.max() <= 1e9
+    w, v = weights()
+    with pyro.plate("data", len(x)):
+        pyro.sample("x", dist.Normal(w + v, 1.0), obs=x)
+
+
+def two_ways(x):
+    """A placeholder, of ones, goes the first, and has nothing to do with v."""
+    w, v = weights()
+    with pyro.plate("data", len(x)):
+        pyro.sample("x", dist.Normal(w if x.max() > 0 else 2 * v, 1.0), obs=x)
+
+
+def four_ways(x):
+    w, v = weights()
+    with pyro.plate("data", len(x)):
+        mean = w if x.max() > 0 else 2 * v
+        if x.min() < -1:
+            mean = mean - w
+        elif not (x > 1).all():
+            mean = mean * 2
+        pyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+
+def masked(x):
+    w, v = weights()
+    with pyro.plate("data", len(x)):
+        mean = v * torch.ones(len(x))
+        mean[x > 0] = w
+        pyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+
+def by_a_public_draw(x):
+    w, v = weights()
+    with pyro.plate("data", len(x)):
+        pyro.sample("x", dist.Normal(w if (x > w).all() else v, 1.0), obs=x)
+
+
+MODELS = {
+    asserts: lambda x, w, v: w + v,
+    two_ways: lambda x, w, v: torch.where(x > 0, w, 2 * v),
+    four_ways: lambda x, w, v: (
+        torch.where(x > 0, w, 2 * v) * torch.where((x < -1) | (x > 1), 1.0, 2.0)
+        - torch.where(x < -1, w, 0.0)
+    ),
+    masked: lambda x, w, v: torch.where(x > 0, w, v),
+    by_a_public_draw: lambda x, w, v: torch.where(x > w, w, v),
+}
+
+
+def without_branches(mean):
+    def model(x):
+        w, v = weights()
+        with pyro.plate("data", len(x)):
+            pyro.sample("x", dist.Normal(mean(x, w, v), 1.0), obs=x)
+
+    return model
+
+
+def make(model, size=24):
+    torch.manual_seed(5)
+    x = 1.5 * torch.randn(size)
+    return lambda: Problem(model, AutoNormal(model), (x,), Trace_ELBO(), {})
+
+
+def new(model, **options):
+    """Which stays where it is."""
+    still = pyro.optim.Adam({"lr": 1e-30})
+    return new_dpsvi(model, AutoNormal(model), optim=still, noise_multiplier=1.0, **options)
+
+
+@pytest.mark.filterwarnings(APART)
+@pytest.mark.filterwarnings("ignore:jit='trace' does not apply to the guide")
+@JIT
+@pytest.mark.parametrize("model", MODELS)
+def test_equals_svi(model, jit):
+    ours = fit_dpsvi(make(model), steps=6, jit=jit)
+    theirs = fit_svi(make(without_branches(MODELS[model])), steps=6)
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value)
+
+
+@pytest.mark.filterwarnings(APART)
+@pytest.mark.filterwarnings("ignore:jit='trace' does not apply to the guide")
+@pytest.mark.parametrize("model", MODELS)
+def test_a_graph_for_each(model):
+    """Of the records at least."""
+    svi = new(model, jit="trace")
+    svi.step(*make(model)().data)
+    step = svi._prepared.step
+    assert isinstance(step, TracedStep)
+    assert (type(step) is TracedStep) == (model is not by_a_public_draw)
+
+
+@pytest.mark.parametrize(("model", "warns"), [(asserts, False), (two_ways, True)])
+def test_what_is_slow_warns_once(model, warns):
+    svi, data = new(model), make(model)().data
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            svi.step(*data)
+    assert ["for the curator only" in str(each.message) for each in caught] == [True] * warns
+
+
+@pytest.mark.filterwarnings(APART)
+@JIT
+def test_a_record_takes_its_way_by_its_own_values(monkeypatch, jit):
+    """Those that go another way are taken apart, and no others, whoever else is there."""
+    model, (x,) = four_ways, make(four_ways)().data
+    apart = set((~((x > 0) & (x <= 1))).nonzero().squeeze(1).tolist())
+    assert 0 < len(apart) < len(x)
+    svi = new(model, jit=jit)
+    for _ in range(4):  # the first ones are checked
+        svi.step(x)
+    taken = []
+
+    def looped(term, particle, batch, **options):
+        taken.append(batch.indices.tolist())
+        return original(term, particle, batch, **options)
+
+    original = RecordTerm.looped
+    monkeypatch.setattr(RecordTerm, "looped", looped)
+    for batch in (list(range(len(x))), [0, 3, 4], [i for i in range(len(x)) if i not in apart]):
+        taken.clear()
+        take(monkeypatch, batch)
+        svi.step(x)
+        assert sum(taken, []) == [i for i in batch if i in apart]
+
+
+@pytest.mark.filterwarnings(APART)
+@JIT
+def test_sensitivity(monkeypatch, jit):
+    """A record moves the sum by its bound at most, whichever way it goes."""
+    (x,), seen = make(four_ways)().data, Releases(monkeypatch)
+    svi = new(four_ways, max_grad_norm=0.5, jit=jit)
+
+    def gradient(batch):
+        take(monkeypatch, batch)
+        torch.manual_seed(1)
+        svi.step(x)
+        return seen.sums[-1][0]
+
+    everyone = list(range(len(x)))
+    for record in range(6):
+        others = [i for i in everyone if i != record]
+        moved = (gradient(everyone) - gradient(others)).norm().item()
+        assert 0 < moved <= 0.5 * (1 + 1e-9)
+
+
+@JIT
+def test_a_record_that_fails_an_assertion_counts_as_zero(monkeypatch, jit):
+    def model(x):
+        w, v = weights()
+        with pyro.plate("data", len(x)):
+            assert x.max() < 1e6
+            pyro.sample("x", dist.Normal(w + v, 1.0), obs=x)
+
+    (x,), seen = make(model)().data, Releases(monkeypatch)
+    svi = new(model, jit=jit)
+    svi.step(x)
+    x.numpy()[5] = 1e7  # after the checks, which torch does not notice
+
+    def gradient(batch):
+        take(monkeypatch, batch)
+        torch.manual_seed(1)
+        svi.step(x)
+        return seen.sums[-1][0]
+
+    everyone = list(range(len(x)))
+    with_it, without = gradient(everyone), gradient([i for i in everyone if i != 5])
+    torch.testing.assert_close(with_it, without)
+
+
+@pytest.mark.filterwarnings(APART)
+def test_all_at_once_is_the_loop():
+    """Of a batch that goes all ways."""
+    svi = new(four_ways)
+    (x,) = make(four_ways)().data
+    svi._prepare((x,), {})
+    term, particle = svi._prepared.term, eager(svi).draw()[0]
+    assert term.vectorizes and term.answers == (True, False, False)
+    batch = Batch(torch.arange(len(x)), [x], LocalStream(Randomness(0).stream("local", 0)))
+    found, expected = term.vectorized(particle, batch), term.looped(particle, batch)
+    torch.testing.assert_close(found.losses, expected.losses)
+    torch.testing.assert_close(found.latents, expected.latents)
+    assert math.isfinite(found.losses.sum())
