@@ -122,7 +122,7 @@ class IterativeMechanism(abc.ABC):
         name, hidden = type(self).__name__, not progress or self.accountant.silent
         result = self._last_run = RunResult(name, self._measure, self._steps, num_steps)
         bar = tqdm(total=num_steps, initial=self._steps, desc=name, disable=hidden)
-        with result.timed(), bar:
+        with self._interrupts.installed(), result.timed(), bar:
             while self._steps < num_steps:
                 with self._interrupts.within():
                     step = self._timed_step(result, args, kwargs)

@@ -51,8 +51,11 @@ def as_tensors(model: Callable, args: tuple, kwargs: dict) -> Arguments:
 
 def flattened(args: tuple, kwargs: dict) -> tuple[list, Any]:
     """The arguments as they were given: leaves, among them lists of rows, and their places."""
-    given, longest = opened(args), _longest(args, kwargs)
-    leaves, places = [], []
+    given = opened(args)
+    leaves: list[Any] = [*given, *kwargs.values()]
+    if all(isinstance(leaf, Tensor) for leaf in leaves):
+        return leaves, (tuple(kwargs), [len(given)])
+    leaves, places, longest = [], [], _longest(args, kwargs)
     for value in (*given, *kwargs.values()):
         found, spec = pytree.tree_flatten(value, is_leaf=partial(is_rows, size=longest))
         leaves += found

@@ -19,26 +19,40 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self._before: _Handler | None = None  # whose turn it is; None: not within
-        self._held = self._pending = False
+        self._before: _Handler | None = None  # whose turn it is; None: not installed
+        self._working = self._held = self._pending = False
 
     @contextlib.contextmanager
-    def within(self) -> Iterator[None]:
-        """Work, which may have parts that are such work, too: then it is all of it."""
+    def installed(self) -> Iterator[None]:
+        """Many works: the handler takes longer to install than small ones take."""
         before = _handler()
         if before is None or self._before is not None:
             yield
             return
-        self._before, self._held, self._pending = before, False, False
+        self._before = before
         try:
             signal.signal(signal.SIGINT, self._handle)
             yield
         finally:
             signal.signal(signal.SIGINT, before)
             self._before = None
-            if self._pending:
-                self._pending = False
-                before(signal.SIGINT, None)
+
+    @contextlib.contextmanager
+    def within(self) -> Iterator[None]:
+        """Work, which may have parts that are such work, too: then it is all of it."""
+        if self._working:
+            yield
+            return
+        with contextlib.nullcontext() if self._before else self.installed():
+            before = self._before
+            self._working, self._held, self._pending = before is not None, False, False
+            try:
+                yield
+            finally:
+                self._working = False
+                if self._pending and before is not None:
+                    self._pending = False
+                    before(signal.SIGINT, None)
 
     def check(self) -> None:
         """A point at which a Ctrl-C leaves the work undone."""
@@ -52,6 +66,9 @@ class Interrupts:
         self._held = True
 
     def _handle(self, number: int, frame: Any) -> None:
+        if not self._working and self._before is not None:
+            self._before(number, frame)
+            return
         again, self._pending = self._pending, True
         if again:
             self.check()

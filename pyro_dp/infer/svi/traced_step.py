@@ -80,7 +80,7 @@ class TracedStep:
         self, clipped: ClippedSum, draws: PublicTables, indices: Tensor, new_stream: NewStream
     ) -> list[LocalGradients]:
         """As :meth:`EagerStep.add`."""
-        stream = new_stream()
+        stream = new_stream() if self.eager.term.draws or self.eager.term.samples else None
         local, moves = self._local_streams(stream), []
         inputs = self._public_inputs(draws)
         if self._unchecked:
@@ -131,15 +131,17 @@ class TracedStep:
         gradients.update(zip(self._with_gradient, found, strict=True))
         return Gradients(gradients, outside, points)
 
-    def _local_streams(self, stream: np.random.Generator) -> LocalStreams:
+    def _local_streams(self, stream: np.random.Generator | None) -> LocalStreams:
         """One per particle, where records have draws of their own."""
-        if not self.eager.term.draws:
+        if stream is None or not self.eager.term.draws:
             return [None] * len(self._counts)
         return [LocalStream(stream) for _ in self._counts]
 
-    def _private_rng(self, stream: np.random.Generator) -> contextlib.AbstractContextManager:
+    def _private_rng(self, stream: np.random.Generator | None) -> contextlib.AbstractContextManager:
         """Where torch's samplers draw for records."""
-        return private_rng(stream) if self.eager.term.samples else contextlib.nullcontext()
+        if stream is None or not self.eager.term.samples:
+            return contextlib.nullcontext()
+        return private_rng(stream)
 
     def _public_inputs(self, public: PublicTables) -> list[Tensor]:
         values = [leaf.detach() for leaf in self._leaves]
