@@ -136,7 +136,7 @@ def _svi(entry: Entry, step_size: float) -> float:
 
 def _require_patience(inference: DPSVI, data: tuple, patience: float) -> None:
     """A few steps, of which the last one tells how long all take: the first ones build graphs."""
-    for _ in range(4):
+    for _ in range(6):
         began = time.perf_counter()
         inference.step(*data)
         took = time.perf_counter() - began

@@ -1,3 +1,5 @@
+import signal
+
 import pyro
 import pytest
 import torch
@@ -19,6 +21,8 @@ DEFAULTS = {each: each.__init__.__kwdefaults__["jit"] for each in (DPSVI, DPSEP,
 
 
 def pytest_configure(config):
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a shell
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for inference in DEFAULTS:
         inference.__init__.__kwdefaults__["jit"] = config.getoption("jit")
     if config.getoption("jit") != "none":

@@ -32,7 +32,7 @@ CASES = {
     "calibration": 8,
     "settings": 300,
 }
-MORE = {"DPSVI": 300, "DPSVI, traced": 8, "DPSEP": 120, "DPSGLD": 60, "VIPS": 300}
+MORE = {"DPSVI": 90, "DPSVI, traced": 4, "DPSEP": 40, "DPSGLD": 30, "VIPS": 100}
 
 
 def keeps_the_contract(family, count, number):

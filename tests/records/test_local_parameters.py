@@ -574,13 +574,12 @@ def test_a_row_moves_as_if_it_were_trained_alone(monkeypatch):
         torch.testing.assert_close(rows(svi)["own_at"][i], alone.detach(), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("jit", ["none", pytest.param("trace", marks=pytest.mark.slow)])
-def test_microbatches_change_nothing(monkeypatch, jit):
+def test_microbatches_change_nothing(monkeypatch):
     runs, data = [], regression_data()
     for size in (None, 1, 7):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            fixture = new(monkeypatch, sampling="full", microbatch_size=size, jit=jit)
+            fixture = new(monkeypatch, sampling="full", microbatch_size=size)
             for _ in range(3):
                 fixture.svi.step(*data)
         runs.append(rows(fixture.svi) | {"w": pyro.param("loc").detach().clone()})
