@@ -379,7 +379,17 @@ def test_records_alone_may_be_of_single_precision():
 
 def test_step_sizes_fall():
     """From .1, or less where noise decides, to .001."""
-    loud, quiet = (StepPlan(1000, 10, 20_000, noise, regresses=True) for noise in (5.0, 0.1))
+    loud, quiet, latents, network = (
+        StepPlan(1000, dim, 20_000, noise, regresses=True, sees_parameters=sees)
+        for dim, noise, sees in (
+            (10, 5.0, True),
+            (10, 0.1, True),
+            (300, 5.0, False),
+            (300, 5.0, True),
+        )
+    )
+    assert (latents.step_size(0), network.step_size(0)) == (0.1, 0.03)
+    assert network.step_size(1000) == pytest.approx(0.003)
     assert quiet.step_size(0) == 0.1 > loud.step_size(0) >= 0.02
     for plan in (loud, quiet):
         sizes = [plan.step_size(step) for step in range(1001)]

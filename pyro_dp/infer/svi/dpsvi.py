@@ -543,7 +543,14 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         """
         steps = self.num_steps or usual_steps()
         noise = self._noise(Block(dim, 1.0, self._gradient_share), sampler) / math.sqrt(steps)
-        return StepPlan(steps, dim, sampler.size, noise, self._history.regresses)
+        return StepPlan(
+            steps,
+            dim,
+            sampler.size,
+            noise,
+            regresses=self._history.regresses,
+            sees_parameters=bool(self._prepared and self._prepared.term.parameters),
+        )
 
     @property
     def _others(self) -> tuple[Any, ...]:

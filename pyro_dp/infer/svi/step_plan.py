@@ -9,6 +9,7 @@ _STEPS = 1000
 _SAMPLE_RATE, _RECORDS = 0.05, 1000  # in a step, at least
 _LARGEST, _LEAST, _LAST = 0.1, 0.02, 0.001  # step sizes: first ones, and the last
 _OF_MANY = 0.1, 0.01  # first and last, of many latents
+_OF_NETWORKS = 0.03, 0.003  # and of many parameters that records see
 _NOISE = 0.05  # rho, from which the first step size falls
 _OF_ROWS = 0.1, 0.01  # first and last, of parameters per record
 
@@ -32,6 +33,8 @@ class StepPlan:
     :param size: N.
     :param noise: sigma / (q sqrt(T)), of all released gradients together, in units of C.
     :param regresses: whether the draws of the run matter, and not the place where it ends.
+    :param sees_parameters: whether records see parameters, such as weights of a decoder, beside or
+        in place of latents.
     """
 
     num_steps: int
@@ -39,6 +42,7 @@ class StepPlan:
     size: int
     noise: float
     regresses: bool
+    sees_parameters: bool
 
     @property
     def ratio(self) -> float:
@@ -54,10 +58,12 @@ class StepPlan:
         """
         :param step: from 0.
         """
-        first, last = _OF_MANY if self.is_of_many else (_LARGEST, _LAST)
-        if self.ratio > _NOISE and not self.is_of_many:
+        if self.is_of_many:
+            return self._between(*(_OF_NETWORKS if self.sees_parameters else _OF_MANY), step)
+        first = _LARGEST
+        if self.ratio > _NOISE:
             first = max(_LEAST, _LARGEST * (_NOISE / self.ratio) ** 0.3)
-        return self._between(first, last, step)
+        return self._between(first, _LAST, step)
 
     def row_step_size(self, step: int) -> float:
         """Of parameters per record, whose gradients have no noise of privacy.
