@@ -215,9 +215,16 @@ MUTATIONS = [
     Mutation(
         "torch's samplers draw for records from the public generator",
         "TracedStep._private_rng",
-        "return private_rng(stream) if self.eager.term.samples else contextlib.nullcontext()",
+        "return private_rng(stream)",
         "return contextlib.nullcontext()",
         "test_traced_draws.py",
+    ),
+    Mutation(
+        "records that go another way are in the graph's sums, too",
+        "PaddedSum.__init__",
+        "                weights = weights * ~beside[-1].unsqueeze(1)\n",
+        "                pass\n",
+        "test_decisions.py",
     ),
     Mutation(
         "a graph is shown rows of another record",

@@ -32,13 +32,6 @@ MUTATIONS = [
         "test_decisions.py",
     ),
     Mutation(
-        "records that go another way are in the graph's sums, too",
-        "PaddedSum.__init__",
-        "                weights = weights * ~beside[-1].unsqueeze(1)\n",
-        "                pass\n",
-        "test_decisions.py",
-    ),
-    Mutation(
         "what a placeholder's way does not use is dropped",
         "on_fastest_path",
         "    if term.answers:  # other",

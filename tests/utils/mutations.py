@@ -27,7 +27,7 @@ MUTATIONS = [
     Mutation(
         "Ctrl-C that is lost",
         "Interrupts.within",
-        "if self._pending:",
+        "if self._pending and before is not None:",
         "if False:",
         "test_dpem.py test_run.py",
     ),
