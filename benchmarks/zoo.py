@@ -47,6 +47,19 @@ EPSILON = {"epsilon 1": 1.0, "epsilon 4": 4.0, "DPSEP": 4.0}
 FIELDS = ("entry", "fit", "elbo", "graph", "ms", "svi_ms", "note")
 STEPS, STEP_SIZES, EVALUATIONS, SEED = 2000, (0.05, 0.005), 50, 0
 BATCH = 1000  # records of a step of DPSVI, where N is 5,000
+REMARKS = {
+    "LDA": "its guide has points for the documents' topics, where the density of a Dirichlet with "
+    "concentrations below 1 is unbounded: there is no greatest ELBO, and what is infinite or NaN "
+    "is shown as `-`",
+    "Dirichlet process mixture": "each record's category is drawn, and its probabilities move by "
+    "the score of that draw, in about 200 of the 1,000 steps; SVI takes all records 2,000 times",
+    "Bayesian neural network": "weights make up for each other, and the width that the noise adds "
+    "costs more here than it tells: nearly all are marked as doubtful",
+    "sparse gamma DEF": "nearly all parameters are rows of the records, which move as seldom",
+    "Gaussian mixture": "without noise this run ends in another mode",
+    "random slopes": "DPSEP ends where a scale is 0: hierarchies of unknown scales are DPSVI's",
+    "horseshoe regression": "the same of DPSEP, whose result is marked as doubtful",
+}
 BLOCKS, BLOCK, TIMED = 5, 10, 20.0  # timed steps, and seconds after which no further block begins
 
 
@@ -246,6 +259,12 @@ def notes(fits: pd.DataFrame) -> str:
     return "\n".join(f"* **{row.entry}**: {row.note}" for row in told.itertuples())
 
 
+def within(fits: pd.DataFrame, share: float) -> int:
+    """How many lose at most so much of SVI's ELBO at epsilon = 4."""
+    by = fits.pivot_table(index="entry", columns="fit", values="elbo", dropna=False)
+    return int((by["epsilon 4"] >= by["SVI"] - share * by["SVI"].abs()).sum())
+
+
 def report(fits: pd.DataFrame) -> None:
     text = (
         "# The zoo\n\n"
@@ -253,11 +272,14 @@ def report(fits: pd.DataFrame) -> None:
         "for `DPSVI`. The models are in `tests/zoo`; the table is made by "
         "`python benchmarks/zoo.py` and `python benchmarks/zoo.py --report`. N = 5,000 simulated "
         'records, delta = 1e-5, nothing set but what "edit" says; one run each. Columns from '
-        '"noise 0" on are relative differences to the ELBO of `SVI` (negative: below it); '
-        '`DPSEP` is at epsilon = 4, where its guide is Gaussian. "of SVI": time of a step in '
-        "units of `SVI`'s on as many records.\n\n"
+        '"noise 0" on are relative differences to the ELBO of `SVI` (negative: below it), the '
+        "better of two runs with other step sizes; `DPSEP` is at epsilon = 4, where its guide is "
+        'Gaussian. "of SVI": time of a step in units of `SVI`\'s on as many records. '
+        f"At epsilon = 4, {within(fits, 0.02)} of {len(ZOO)} are within 2% of `SVI` or above.\n\n"
     )
-    PAGE.write_text(f"{text}{table(fits)}\n\n{notes(fits)}\n".replace("\n\n\n", "\n"))
+    remarks = "\n".join(f"* **{name}**: {remark}." for name, remark in REMARKS.items())
+    told = notes(fits)
+    PAGE.write_text(f"{text}{table(fits)}\n\n{remarks}\n" + (f"{told}\n" if told else ""))
 
 
 def main() -> None:
