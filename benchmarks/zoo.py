@@ -275,8 +275,8 @@ def report(fits: pd.DataFrame) -> None:
         '"noise 0" on are relative differences to the ELBO of `SVI` (negative: below it), the '
         "better of two runs with other step sizes; `DPSEP` is at epsilon = 4, where its guide is "
         'Gaussian. "of SVI": time of a step in units of `SVI`\'s on as many records. '
-        f"At epsilon = 4, {within(fits, 0.02)} of {len(ZOO)} are within 2% of `SVI` or above. What falls short and "
-        "has no remark below was not looked into.\n\n"
+        f"At epsilon = 4, {within(fits, 0.02)} of {len(ZOO)} are within 2% of `SVI` or above. "
+        "What falls short and has no remark below was not looked into.\n\n"
     )
     remarks = "\n".join(f"* **{name}**: {remark}." for name, remark in REMARKS.items())
     told = notes(fits)
