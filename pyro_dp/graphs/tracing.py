@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
@@ -120,14 +120,30 @@ def constant_number(read: Callable[[Tensor], Any], tensor: Tensor) -> Any:
     """
     mode = get_proxy_mode()
     known = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-    if known is None:
+    if mode is None or known is None:
         return read(tensor)
-    before, waiting = set(), [known.proxy.node]
-    while waiting:
-        node = waiting.pop()
-        if node.op == "placeholder" or is_draw(node):
-            return read(tensor)
-        waiting += [each for each in node.all_input_nodes if each not in before]
-        before.update(node.all_input_nodes)
+    reached = _ancestors(known.proxy.node)
+    # What is written into a view is not among the ancestors of the whole.
+    for node in reversed(mode.tracer.graph.nodes):
+        if _writes(node) and not reached.isdisjoint(_ancestors(node.args[0])):
+            reached |= _ancestors(node)
+    if any(node.op == "placeholder" or is_draw(node) for node in reached):
+        return read(tensor)
     with untraced():
         return read(tensor)
+
+
+def _ancestors(node: Node) -> set[Node]:
+    """The node, and all that it is computed from."""
+    found, waiting = {node}, [node]
+    while waiting:
+        new = set(waiting.pop().all_input_nodes) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _writes(node: Node) -> bool:
+    """Whether it is an operation in place."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable and isinstance(node.args[0], Node)

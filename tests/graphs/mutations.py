@@ -66,4 +66,18 @@ MUTATIONS = [
         "or memory",
         "test_simplify.py",
     ),
+    Mutation(
+        "numbers of inputs are taken for constants",
+        "constant_number",
+        'node.op == "placeholder" or is_draw(node)',
+        "False",
+        "test_decisions.py test_traced_step.py",
+    ),
+    Mutation(
+        "what was written through a view is taken for a constant",
+        "constant_number",
+        "            reached |= _ancestors(node)\n",
+        "            pass\n",
+        "test_decisions.py",
+    ),
 ]

@@ -426,12 +426,12 @@ def other_distribution(x, y):
         pyro.sample("y", fn, obs=y[idx])
 
 
-@pytest.mark.filterwarnings(f"ignore:.*{SLOW}")
 @pytest.mark.parametrize("model", [ragged, other_site, other_distribution])
 def test_a_record_unlike_the_examples_raises_nothing(model):
     x, y = torch.ones(9, 2), torch.ones(9)
     x[1] = 2.0
-    problem = Problem(model, x, y)
+    with pytest.warns(UserWarning, match=SLOW):
+        problem = Problem(model, x, y)
     mean, covariance = cavity()
     others = torch.tensor([0, 2, 8])
     expected = problem.sites(mean, covariance, others)

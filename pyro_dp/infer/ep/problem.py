@@ -1,5 +1,6 @@
 """What every expectation propagation works on: guide, prior and likelihood of one data set."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,10 @@ from pyro_dp.utils.validation import LARGEST
 _NO_DRAWS = (
     "The model draws at random inside the private plate (dropout, or a latent that is not "
     "enumerated): expectation propagation needs a likelihood without draws; use DPSVI."
+)
+_BRANCHES = (
+    "Sites are taken one record at a time, which is slow: the model branches on values of a "
+    "record. torch.where computes both ways for all."
 )
 _NO_ROWS = (
     "Parameters {names} have a row per record, for which expectation propagation has no place: use "
@@ -67,6 +72,9 @@ class EPProblem:
             raise ModelError(_NO_ROWS.format(names=term.local.listed))
         if term.draws:
             raise ModelError(_NO_DRAWS)
+        if term.answers:  # curvatures are not taken apart
+            warnings.warn(_BRANCHES, stacklevel=2)
+            term = replace(term, vectorizes=False, answers=())
         with forked_rng():
             gaussian = GaussianGuide(model, guide, records)
             particle = draw_particle(term.loss, model, guide, records)
