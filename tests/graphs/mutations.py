@@ -71,13 +71,13 @@ MUTATIONS = [
         "constant_number",
         'node.op == "placeholder" or is_draw(node)',
         "False",
-        "test_decisions.py test_traced_step.py",
+        "test_tracing.py",
     ),
     Mutation(
         "what was written through a view is taken for a constant",
         "constant_number",
         "            reached |= _ancestors(node)\n",
         "            pass\n",
-        "test_decisions.py",
+        "test_tracing.py",
     ),
 ]

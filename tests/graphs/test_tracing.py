@@ -8,7 +8,7 @@ import torch
 import torch._inductor
 from compilers import needs_compiler
 
-from pyro_dp.graphs.tracing import Compiler, NotTraceable, trace, untraced
+from pyro_dp.graphs.tracing import Compiler, NotTraceable, constant_number, trace, untraced
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ModelError
 
@@ -144,3 +144,47 @@ def test_too_much_to_compile(monkeypatch):
         slow = compiler(graph, inputs)
     assert not compiler.enabled
     torch.testing.assert_close(list(slow(*inputs)), objective(*inputs))
+
+
+def _of_its_own(w):
+    return torch.ones(2).sum() > 0
+
+
+def _of_the_input(w):
+    return w.sum() > 0
+
+
+def _through_a_view(w):
+    both = torch.zeros(2)
+    both[0] = w
+    return both.sum() > 0
+
+
+def _through_two_views(w):
+    first, second = torch.zeros(2), torch.zeros(2)
+    first[0] = w
+    second[1] = first.sum()
+    return second.sum() > 0
+
+
+def _of_a_draw(w):
+    return torch.randn(2).sum() > 0
+
+
+@pytest.mark.parametrize(
+    "condition", [_of_the_input, _through_a_view, _through_two_views, _of_a_draw]
+)
+def test_what_may_change_is_not_read_out_of_a_graph(condition):
+    def function(w):
+        return [w if constant_number(torch.Tensor.__bool__, condition(w)) else 2 * w]
+
+    with pytest.raises(NotTraceable):
+        trace(function, [torch.ones(())], draws=True)
+
+
+def test_a_constant_is_read_out_of_a_graph():
+    def function(w):
+        return [w if constant_number(torch.Tensor.__bool__, _of_its_own(w)) else 2 * w]
+
+    (value,) = trace(function, [torch.ones(())]).forward(torch.tensor(3.0))
+    assert value == 3.0

@@ -213,27 +213,3 @@ def test_all_at_once_is_the_loop():
     torch.testing.assert_close(found.losses, expected.losses)
     torch.testing.assert_close(found.latents, expected.latents)
     assert math.isfinite(found.losses.sum())
-
-
-def test_a_number_that_was_written_through_a_view_is_no_constant():
-    """Outside of the plate, where a graph may take the numbers of placeholders for its own."""
-
-    def model(x):
-        w, v = weights()
-        both = torch.zeros(2)
-        both[0] = w
-        spread = 2.0 if both.sum() > 0 else 1.0
-        pyro.sample("u", dist.Normal(v, spread))
-        with pyro.plate("data", len(x)):
-            pyro.sample("x", dist.Normal(w, 1.0), obs=x)
-
-    torch.manual_seed(5)
-    x = torch.randn(12)
-
-    def problem():
-        return Problem(model, AutoNormal(model), (x,), Trace_ELBO(), {})
-
-    with pytest.warns(UserWarning, match="does not apply"):
-        ours = fit_dpsvi(problem, steps=12, jit="trace")
-    for name, value in fit_svi(problem, steps=12).items():
-        torch.testing.assert_close(ours[name], value)
