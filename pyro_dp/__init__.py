@@ -13,14 +13,18 @@ from pyro_dp.infer.svi.dpsvi import DPSVI
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.nonprivate import nonprivate
 from pyro_dp.mechanism.released_step import ReleasedStep
 from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.pipeline.num_trials import PoissonTrials, TruncatedNegativeBinomial
 from pyro_dp.pipeline.private_selection import Selection, private_selection, selection_epsilon
 from pyro_dp.pipeline.standard_scaler import DPStandardScaler
+from pyro_dp.records.columns import columns
 from pyro_dp.utils.errors import (
     ClippingWarning,
+    ClusterError,
+    ClusterWarning,
     ConfigurationError,
     ConvergenceWarning,
     ModelError,
@@ -36,6 +40,9 @@ __all__ = [
     "AuditResult",
     "ClippedFraction",
     "ClippingWarning",
+    "Cluster",
+    "ClusterError",
+    "ClusterWarning",
     "ConfigurationError",
     "ConvergenceWarning",
     "DPSEP",
@@ -61,6 +68,7 @@ __all__ = [
     "audit",
     "audit_one_run",
     "clipped_kl",
+    "columns",
     "nonprivate",
     "private_selection",
     "selection_epsilon",

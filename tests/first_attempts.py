@@ -21,8 +21,9 @@ import scipy.sparse
 import torch
 from pyro.infer import RenyiELBO, Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoNormal
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
+import pyro_dp
 from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant
 from pyro_dp.vips import LogisticRegression
 
@@ -506,6 +507,34 @@ def data_loader():
     """A DataLoader."""
     x, y = data()
     dpsvi(logistic).step(DataLoader(TensorDataset(x, y), batch_size=10))
+
+
+@attempt("The data", "'x'", "DistributedSampler", says="Pass the dataset itself")
+def distributed_sampler():
+    """A DataLoader that shares records out among processes."""
+    x, y = data()
+    people = TensorDataset(x, y)
+    sampler = DistributedSampler(people, num_replicas=3, rank=0)
+    dpsvi(logistic).step(DataLoader(people, batch_size=10, sampler=sampler))
+
+
+@attempt("The data", "'source'", says="__len__ and __getitem__")
+def columns_of_a_stream():
+    """Columns of an IterableDataset."""
+    x, y = data()
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from zip(x, y, strict=True)
+
+    dpsvi(logistic).run(*pyro_dp.columns(Stream(), "x", "y"))
+
+
+@attempt("The data", "'label'", "'y'", says="columns")
+def column_that_is_not_there():
+    """A column by a name that the data do not have."""
+    x, y = data()
+    dpsvi(logistic).run(*pyro_dp.columns({"x": x, "y": y}, "x", "label"))
 
 
 @attempt("The data", "'x'", says=r"svi\.run\(list\(x\)\)")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import fuzz_models as made
+import numpy as np
 import torch
 from fuzz_contract import Case, NotBuilt, Watch, odd_values, parameters, require_finite
 from hypothesis import strategies as st
@@ -24,12 +25,14 @@ from pyro_dp import (
     DPSVI,
     VIPS,
     AdaptiveClip,
+    Cluster,
     ConfigurationError,
     PrivacyAccountant,
     ReleasedStep,
     RowAdam,
     SubsampledGaussian,
     clipped_kl,
+    columns,
     sep_kl_bound,
 )
 from pyro_dp.baselines import DPEM, DPSGLD, EP
@@ -56,6 +59,13 @@ def _half(step: int) -> float:
 def mostly(sound: list, others: list) -> SearchStrategy:
     """One of the sound ones, seven times out of eight."""
     return st.sampled_from(sound * math.ceil(7 * len(others) / len(sound)) + others)
+
+
+def _read(source: Any, names: Any) -> None:
+    """All rows of some columns."""
+    found = columns(source, *(names if isinstance(names, tuple) else (names,)))
+    for each in found if isinstance(found, tuple) else (found,):
+        assert sum(len(rows) for rows in each.blocks()) == len(each)
 
 
 def look(step: ReleasedStep) -> None:
@@ -106,6 +116,7 @@ _BOUNDS = [1.0, 0.1, 10.0, 1e-6, 1e-9, 1e10, 1e40, math.inf]
 _PYRO = {"plate": [None, "data"], "slice_data": [False, True], "jit": ["none"]}
 _SVI = {
     **_SHARED,
+    "cluster": [None],
     **_PYRO,
     "max_grad_norm": [*_BOUNDS, None, None, AdaptiveClip(), AdaptiveClip(1e-6, 0.99, 50.0)],
     "privatize": ["latents", "parameters"],
@@ -115,6 +126,7 @@ _SVI = {
 }
 _AUTOMATIC_SEP = {
     **_SHARED,
+    "cluster": [None],
     **_PYRO,
     "moments": ["auto", "linear", "stein"],
     "noise_aware": [True, False],
@@ -146,7 +158,7 @@ tensors = st.fixed_dictionaries(
 sizes = mostly([2, 3, 5, 8], [0, 1])
 WAYS = [
     *("step", "twice", "run", "odd callbacks", "changed", "other size", "reloaded"),
-    *("odd argument", "no argument"),
+    *("odd argument", "no argument", "columns"),
 ]
 ways = mostly(["step", "twice", "run"], [*WAYS, "no plate argument", "evaluate", "damaged"])
 
@@ -223,6 +235,8 @@ class OnData(Case):
             data[-1] = self.odd
         elif self.way == "no argument":
             data.pop()
+        elif self.way == "columns":
+            data = [columns(each) for each in data]
         elif self.way == "evaluate":
             inference.evaluate_loss(*data)
         self._step(watch, inference, data)
@@ -426,7 +440,11 @@ CONJUGATE: dict[str, tuple[Callable, dict[str, list], Callable]] = {
         lambda n: [(n, 3)],
     ),
 }
-_VIPS = {**_SHARED, "step_size": [None, (1, 0.7), (0, 1), (0, 0), (1e40, 1.0), (0.0, 1e-40)]}
+_VIPS = {
+    **_SHARED,
+    "cluster": [None],
+    "step_size": [None, (1, 0.7), (0, 1), (0, 0), (1e40, 1.0), (0.0, 1e-40)],
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -557,6 +575,7 @@ _PLAIN: dict[str, tuple[Callable, dict[str, list], tuple[str, ...]]] = {
         {"initial": [1.0], "quantile": [0.5], "learning_rate": [0.2], "share": [0.01]},
         (),
     ),
+    "Cluster": (Cluster, {"timeout": [60.0, 1e-300, 1e300]}, ()),  # in one process: refused
     "RowAdam": (RowAdam, {"lr": [0.1], "betas": [(0.9, 0.99)], "eps": [1e-8]}, ()),
     "sep_kl_bound": (
         sep_kl_bound,
@@ -584,6 +603,14 @@ _PLAIN: dict[str, tuple[Callable, dict[str, list], tuple[str, ...]]] = {
             "reverse": [False, True],
         },
         ("prior_eta", "prior_precision", "site_eta", "site_precision", "max_factor_norm"),
+    ),
+    "columns": (
+        _read,
+        {
+            "source": [{"x": torch.ones(3), "y": [1, 2, 3]}, {"x": np.ones((3, 2), "f2")}, _EYE],
+            "names": [("x",), ("x", "y"), (["x", "y"],), (), ([],)],
+        },
+        ("source", "names"),
     ),
     **{name: (make, sound, tuple(sound)) for name, (make, sound, _) in CONJUGATE.items()},
 }

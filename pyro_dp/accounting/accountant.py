@@ -31,6 +31,10 @@ _OLDER_JOURNAL = (
     "the journal must count every release, so it is an older copy, or that of another ledger. Put "
     "back the one that was written."
 )
+_ONE_LEDGER = (
+    "one ledger must have all that was released about these data. Begin with new accountants, or "
+    "load the same state into all."
+)
 _LEFT_OVER = 0.005  # of the budget: what a calibrated run leaves over is not worth another
 
 
@@ -83,6 +87,7 @@ class PrivacyAccountant:
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._journal: Journal | None = None
+        self._follows = False  # another process's accountant, which counts
         self._start = 0
         self._plan = Budget(epsilon, self._delta, neighboring, engine)
 
@@ -202,6 +207,7 @@ class PrivacyAccountant:
             ledger counts it: the line may be on the disk.
         """
         count = require_count("count", count, least=0)
+        self._refuse_mirror("record()")
         if os.getpid() != self._process:
             raise PrivacyError(
                 "This accountant belongs to the process that forked this one, and would not learn "
@@ -224,6 +230,53 @@ class PrivacyAccountant:
                 self._plan.forget(self._counts)
             if self._journal is not None:
                 self._journal.record(event, count)
+
+    def follow(self, state: Mapping[str, Any] | None = None) -> None:
+        """Show the ledger of another process's accountant, which counts what all of them release.
+
+        Of a cluster's processes the first one's counts: with journal and budget there, nothing is
+        counted twice, and no copy can be taken for the ledger. This one then refuses ``record``,
+        ``journal``, ``save`` and ``report``.
+
+        :param state: of the accountant that counts; None: it is not known yet.
+        :raises PrivacyError: this one has a journal, or counts a release that the other does not.
+        :raises ConfigurationError: the state is damaged, or its settings differ from these.
+        """
+        with self._lock:
+            if self._journal is not None:
+                raise PrivacyError(
+                    "This process of the cluster does not count, and has a journal: open it on "
+                    "rank 0 alone, as in `if cluster.rank == 0: accountant.journal(path)`."
+                )
+            self._follows = True
+            if state is None:
+                return
+            counts, notes = ledger.from_state(state, self._settings())
+            event = ledger.first_missing(self._counts, counts)
+            if event is not None:
+                raise PrivacyError(
+                    f"This process counts {self._counts[event]} releases of {brief(event)}, and "
+                    f"the one that counts for the cluster {counts.get(event, 0)}: {_ONE_LEDGER}"
+                )
+            if counts != self._counts:
+                self._adopt(counts, notes)
+
+    def mirror(self, event: Event) -> None:
+        """Count what the accountant that this one follows has recorded.
+
+        :raises PrivacyError: it follows none.
+        """
+        if not self._follows:
+            raise PrivacyError("mirror: this accountant follows none, and counts by record().")
+        with self._lock:
+            self._counts[event] = self._counts.get(event, 0) + 1
+
+    def _refuse_mirror(self, what: str) -> None:
+        if self._follows:
+            raise PrivacyError(
+                f"{what}: this accountant belongs to a process of a cluster that does not count. "
+                "That of rank 0 does, and has the ledger of them all: ask it there."
+            )
 
     def record_nonprivate(self, what: str) -> None:
         """Enter a look at the data without noise, and its time, before it happens.
@@ -357,8 +410,10 @@ class PrivacyAccountant:
         :returns: the open journal. Keep the file, and do not copy it back and forth.
         :raises ConfigurationError: the file is damaged, in use, or of other settings; there is a
             journal already; or the system has no file locks. Nothing was changed.
-        :raises PrivacyError: the file counts less than this ledger. Nothing was changed.
+        :raises PrivacyError: the file counts less than this ledger, or this is the accountant of a
+            process that does not count (:meth:`follow`). Nothing was changed.
         """
+        self._refuse_mirror("journal()")
         with self._lock:
             if self._journal is not None:
                 raise ConfigurationError(
@@ -374,7 +429,9 @@ class PrivacyAccountant:
         """Write the state as JSON; the file is the old one or the new one, never half of it.
 
         :param path: of the file.
+        :raises PrivacyError: it is not this one that counts (:meth:`follow`).
         """
+        self._refuse_mirror("save()")
         write_file(path, self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -391,7 +448,9 @@ class PrivacyAccountant:
         :returns: text to be saved and shown. Nothing is spent, and it contains nothing of the data
             that was not released.
         :raises ConfigurationError: the format is another one.
+        :raises PrivacyError: it is not this one that counts (:meth:`follow`).
         """
+        self._refuse_mirror("report()")
         return report.report(self, format)
 
     def plot(self) -> Any:

@@ -16,7 +16,7 @@ from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.records.arguments import as_tensors
+from pyro_dp.records.arguments import as_tensors, in_memory
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.linalg import clipped_rows, noise_radius, stacked, unstacked
 from pyro_dp.utils.memory import version
@@ -164,7 +164,7 @@ class DPEM(IterativeMechanism):
             known, changes, x, sampler = self._checked
             if known is given and changes == version(given):
                 return x, sampler
-        rows, others = as_tensors(self.step, (given,), {})
+        rows, others = in_memory(as_tensors(self.step, (given,), {}))
         if others or len(rows) != 1 or not isinstance(rows[0], Tensor) or rows[0].is_complex():
             raise ModelError("The data must be one tensor of real numbers.")
         x = rows[0]

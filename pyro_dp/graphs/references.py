@@ -78,7 +78,7 @@ class References:
             self.tensors.append((label, thing))
             if users:
                 self.held.append((label, thing))
-        elif isinstance(thing, np.ndarray) or _is_frame(thing):
+        elif isinstance(thing, np.ndarray) or _is_frame(thing) or _is_column(thing):
             self.held.append((label, thing))
         elif isinstance(thing, (dict, set, tuple, frozenset, *LISTS)):
             self._look_at_container(thing, label, users)
@@ -259,6 +259,11 @@ def sentence(label: str) -> str:
 
 def _is_frame(thing: Any) -> bool:
     return type(thing).__module__.split(".")[0] == "pandas" and hasattr(thing, "to_numpy")
+
+
+def _is_column(thing: Any) -> bool:
+    """Rows that lie elsewhere: it has a shape, and rows can be taken of it."""
+    return isinstance(getattr(thing, "shape", None), tuple) and hasattr(type(thing), "take")
 
 
 def _name(thing: Any) -> str:

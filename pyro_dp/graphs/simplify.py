@@ -42,6 +42,20 @@ def simplify(graph: GraphModule) -> None:
     graph.recompile()
 
 
+def only_reads(graph: GraphModule) -> bool:
+    """Whether no input is written to, once copies are skipped that nothing writes to."""
+    memory = _Memory(graph)
+    for node in _operations(graph):
+        if node.target is not _OPS.clone.default or node.kwargs:
+            continue
+        before = arguments(node)[0]
+        if _layout(before) == _layout(node) and not memory.is_written(node, before):
+            _replace(graph, node, before)
+    graph.recompile()
+    memory = _Memory(graph)
+    return not memory.is_written(*(n for n in graph.graph.nodes if n.op == "placeholder"))
+
+
 def arguments(node: Node) -> tuple[Any, ...]:
     """Those of a node by position. The operation says of which types they are."""
     return node.args

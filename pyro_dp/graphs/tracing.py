@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
@@ -16,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 
 from pyro_dp.graphs.simplify import is_draw, simplify
+from pyro_dp.graphs.torch_calls import called_by_torch
 from pyro_dp.utils.errors import PrivacyError
 
 _MOST_OPERATIONS = 5000  # that a compiler takes up to a minute or two for
@@ -39,7 +41,9 @@ def trace(
     :raises NotTraceable: it reads a number out of a tensor, or draws random numbers.
     """
     try:
-        graph = make_fx(function)(*inputs)
+        # Where a mode for the forms of tensors is known, none is made for each of them.
+        with torch._guards.tracing(torch._guards.TracingContext(FakeTensorMode())):
+            graph = make_fx(function)(*inputs)
     except Exception as error:
         if isinstance(error, PrivacyError):
             reason = str(error).split(". ")[0]
@@ -80,7 +84,7 @@ class Compiler:
                 stacklevel=2,
             )
         if not self.enabled:
-            return graph.forward
+            return self._called(graph, inputs)
         try:
             from torch._inductor import standalone_compile  # takes a second
 
@@ -96,8 +100,15 @@ class Compiler:
                 "steps run as with jit='trace'.",
                 stacklevel=2,
             )
-            return graph.forward
+            return self._called(graph, inputs)
         return fast
+
+    @staticmethod
+    def _called(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+        function = called_by_torch(graph)
+        with torch.no_grad():
+            function(*inputs)  # later on an error would be one of some record
+        return function
 
 
 def tracing() -> bool:

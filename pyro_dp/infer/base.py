@@ -21,7 +21,7 @@ from pyro_dp.mechanism.clipped_fraction import (
 )
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.release_settings import ReleaseSettings
-from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.records.arguments import described
 from pyro_dp.records.first_look import first_look
 from pyro_dp.records.losses import user_code
@@ -151,12 +151,16 @@ class PrivateInference(IterativeMechanism, Generic[P]):
     def _look_at(self, args: tuple, kwargs: dict) -> P:
         """What is built for these arguments: anew, if they or what it was built from are new."""
         known = self._prepared
-        if known is None or not (known.records.same_as(args, kwargs) and self._is_current(known)):
+        current = known is not None and (
+            known.records.same_as(args, kwargs) and self._is_current(known)
+        )
+        if self._looks_anew(not current):
             try:
                 known = self._prepared = self._look_anew(args, kwargs)
             except RaisedOnPlaceholders as error:
                 shapes = described(self.model, args, kwargs)
                 raise ModelError(f"{error} {shapes}".rstrip()) from None
+        assert known is not None
         return known
 
     def _look_anew(self, args: tuple, kwargs: dict) -> P:
@@ -168,11 +172,12 @@ class PrivateInference(IterativeMechanism, Generic[P]):
             plate=self.plate,
             slice_data=self.slice_data,
             others=self._others,
+            exchange=None if self._ranks is None else self._ranks.exchange,
         )
         if self._steps and self._first is not None:
             self._first.require_same_data(records)
         rate = self._rate(records.plate)
-        sampler = RecordSampler(self.sampling, records.plate.size, rate)
+        sampler = RecordSampler(self.sampling, records.plate.size, rate, records.count)
         prepared = self._build(records, sampler)
         if not self._steps or self._first is None:
             self._first = records
@@ -197,6 +202,12 @@ class PrivateInference(IterativeMechanism, Generic[P]):
     def _others(self) -> tuple[Any, ...]:
         """What users pass beside model and guide that decides what is released."""
         return ()
+
+    def _public(self) -> Sequence[Tensor]:
+        if self._prepared is None:
+            return ()
+        constants = (value for _, value in self._prepared.records.constants)
+        return [each for each in constants if isinstance(each, Tensor)]
 
     def _is_current(self, prepared: P) -> bool:
         """Whether what was built still holds."""
@@ -232,6 +243,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
                 "cover it. pyro.clear_param_store() and a new guide start afresh."
             )
 
-    def _draw_records(self, prepared: Prepared, position: int) -> Tensor:
+    def _draw_records(self, prepared: Prepared, position: int) -> Indices:
         """The records of this step: indices, ascending, on their device."""
         return self._sample(prepared.sampler, position).to(prepared.records.device)

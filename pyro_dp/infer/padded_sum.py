@@ -80,13 +80,15 @@ class PaddedSum:
         self._ones_then_zeros = torch.cat([ones, 0 * ones])
         self._bounds: tuple[list[float], list[Tensor]] = ([], [])
 
+        add = sum_type.compiled_sums if compiler.enabled else sum_type.clipped_sums
+
         def sums(*inputs: Tensor) -> list[Tensor]:
             counts = [blocks, 1, len(public), 1, len(records.placeholder())]
             bounds, (weights,), own, (indices,), rows, rest = parted(inputs, counts)
             values, beside = contribute(bounds, own, indices, rows, rest)
             if marks:
                 weights = weights * ~beside[-1].unsqueeze(1)
-            return [*sum_type.clipped_sums(values, bounds, weights), *beside]
+            return [*add(values, bounds, weights), *beside]
 
         batch = placeholder_batch(term, size, local)
         inputs = [

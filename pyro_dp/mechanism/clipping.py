@@ -5,7 +5,8 @@ replacing it by at most 2C.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from pyro_dp.mechanism.contributions import Contributions, Rows
 from pyro_dp.mechanism.system_random import Stream, SystemGenerator
 from pyro_dp.utils.agreement import require_same
 from pyro_dp.utils.errors import PrivacyError
+from pyro_dp.utils.threads import one_thread
+
+S = TypeVar("S")
 
 
 def clipped_sums(
@@ -53,6 +57,8 @@ class ClippedSum:
     """
 
     clipped_sums = staticmethod(clipped_sums)
+    compiled_sums = clipped_sums  # the same, for a graph that will be compiled
+    dtype = torch.float64
 
     @staticmethod
     def most_records(size: int, limit: int | None) -> int | None:
@@ -64,7 +70,7 @@ class ClippedSum:
 
     def __init__(self, blocks: Sequence[Block], device: torch.device | str = "cpu"):
         self.blocks = tuple(blocks)
-        self._device = device
+        self.device = device
         self._totals: tuple[Tensor, ...] = ()  # until there is something
 
     def add(self, *values: Tensor | Contributions) -> None:
@@ -75,11 +81,30 @@ class ClippedSum:
         rows = [Rows(value) if isinstance(value, Tensor) else value for value in values]
         self.add_sums(self.clipped_sums(rows, [block.bound for block in self.blocks]))
 
+    def add_each(
+        self, contribute: Callable[[S], Sequence[Tensor | Contributions]], batches: Iterable[S]
+    ) -> None:
+        """As :meth:`add`, of what each of these small batches contributes."""
+        with one_thread():
+            for batch in batches:
+                self.add(*contribute(batch))
+
     def add_sums(self, sums: Sequence[Tensor]) -> None:
         """Add what :attr:`clipped_sums` gave for these bounds."""
         if self._totals:
             sums = [total + new for total, new in zip(self._totals, sums, strict=True)]
         self._totals = tuple(sums)
+
+    def over_ranks(self, reduce: Callable[[Tensor], Tensor | None]) -> None:
+        """Become the sum over all processes of a cluster, where it is released; empty elsewhere.
+
+        :param reduce: from this process's part of all blocks, one after the other, to the total;
+            None where that does not belong.
+        """
+        empty = [torch.zeros(b.size, dtype=self.dtype, device=self.device) for b in self.blocks]
+        total = reduce(torch.cat(self._totals or empty))
+        sizes = [block.size for block in self.blocks]
+        self._totals = () if total is None else torch.split(total.to(self.device), sizes)
 
     def require_same_as(self, other: "ClippedSum", *, count: int, exact: bool) -> None:
         """Compare first blocks that two ways of computing gave. No sum leaves this class for it.
@@ -109,7 +134,7 @@ class ClippedSum:
     def _exact_sums(self) -> tuple[Tensor, ...]:
         """Private until released."""
         return self._totals or tuple(
-            torch.zeros(b.size, dtype=torch.float64, device=self._device) for b in self.blocks
+            torch.zeros(b.size, dtype=torch.float64, device=self.device) for b in self.blocks
         )
 
     def _noisy(self, sigmas: Sequence[float], noise: Stream) -> list[Tensor]:

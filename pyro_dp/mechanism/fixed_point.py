@@ -38,6 +38,7 @@ the square root of s^2 - 16 grid units, states an upper bound: but for a factor 
 probabilities, and 1e-40 in delta for the precision of the sampler, over 1e12 coordinates and steps.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -46,7 +47,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions
+from pyro_dp.mechanism.contributions import Contributions, divisible
 from pyro_dp.mechanism.discrete_gaussian import MOST, discrete_gaussian
 from pyro_dp.mechanism.system_random import Stream
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
@@ -56,24 +57,29 @@ _MOST_NUMBERS = 2**24  # that are held at a time: sums by matrix products are no
 
 
 def rounded_sums(
-    values: Sequence[Contributions], bounds: Sequence[Tensor | float], weights: Tensor | None = None
+    values: Sequence[Contributions],
+    bounds: Sequence[Tensor | float],
+    weights: Tensor | None = None,
+    *,
+    fused: bool = False,
 ) -> list[Tensor]:
     """As :func:`~pyro_dp.mechanism.clipping.clipped_sums`, in units of the grid: (size,) in int64.
 
     No coordinate of a record is rounded up, so that the norm of each stays within the bound.
+
+    :param fused: the sums will be compiled.
     """
-    rows = [each.dense() for each in values]
-    norms = [torch.linalg.vector_norm(row, dim=1, keepdim=True) for row in rows]  # (B, 1)
+    blocks = [divisible(each) for each in values]
+    norms = [block.norms() for block in blocks]  # (B, 1)
     counted = torch.stack(norms).isfinite().all(dim=0)
     if weights is not None:
         counted = counted & (weights > 0)
     sums = []
-    for row, bound, norm in zip(rows, bounds, norms, strict=True):
+    for block, bound, norm in zip(blocks, bounds, norms, strict=True):
         # A norm of n terms is computed to (n + 2) / 2 units of 2^-52, whatever their order.
-        room = 1 - (row.shape[1] + 16) * 2.0**-52
+        room = 1 - (block.size + 16) * 2.0**-52
         scale = _UNITS * torch.where(norm > room * bound, room / norm, 1 / bound)
-        units = torch.nan_to_num(row * torch.where(counted, scale, 0.0))  # inf * 0 is NaN
-        sums.append(units.to(torch.int64).sum(dim=0))  # towards zero
+        sums.append(block.whole_sum(torch.where(counted, scale, 0.0), fused))
     return sums
 
 
@@ -81,6 +87,8 @@ class FixedPointSum(ClippedSum):
     """Sum over records of their clipped blocks in whole units, 2^-30 of each block's bound."""
 
     clipped_sums = staticmethod(rounded_sums)
+    compiled_sums = staticmethod(functools.partial(rounded_sums, fused=True))
+    dtype = torch.int64
 
     @staticmethod
     def most_records(size: int, limit: int | None) -> int:
@@ -120,7 +128,7 @@ class FixedPointSum(ClippedSum):
     @property
     def _units(self) -> tuple[Tensor, ...]:
         return self._totals or tuple(
-            torch.zeros(b.size, dtype=torch.int64, device=self._device) for b in self.blocks
+            torch.zeros(b.size, dtype=torch.int64, device=self.device) for b in self.blocks
         )
 
     @staticmethod

@@ -1,6 +1,7 @@
 """What every step-wise private inference has in common: calibration, run, release, state."""
 
 import abc
+import contextlib
 import functools
 import math
 import time
@@ -17,6 +18,7 @@ from pyro_dp.accounting.events import SECURE, SEEDED, SubsampledGaussian
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.fixed_point import FixedPointSum
+from pyro_dp.mechanism.ranks import CLUSTER, Ranks, Stopped
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.released_step import (
@@ -26,7 +28,7 @@ from pyro_dp.mechanism.released_step import (
     wants_to_stop,
 )
 from pyro_dp.mechanism.run_result import BY_CALLBACK, DONE, RunResult
-from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.utils.interrupts import Interrupts
@@ -46,7 +48,9 @@ def whole_step(step: Step) -> Step:
     @functools.wraps(step)
     def whole(inference: "IterativeMechanism", *args: Any, **kwargs: Any) -> float:
         with inference._interrupts.within():
-            return step(inference, *args, **kwargs)
+            if inference._ranks is None:
+                return step(inference, *args, **kwargs)
+            return inference._ranks.step(functools.partial(step, inference, *args, **kwargs))
 
     return whole  # type: ignore[return-value]
 
@@ -64,12 +68,18 @@ class IterativeMechanism(abc.ABC):
         self._noise_multiplier = settings.noise_multiplier
         self._calibrates = settings.noise_multiplier is None
         self._bound = settings.bound
-        self._randomness = Randomness(settings.generator, settings.secure)
+        self._ranks = None if settings.cluster is None else Ranks(settings.cluster)
+        rank = 0 if self._ranks is None else self._ranks.rank
+        self._randomness = Randomness(settings.generator, settings.secure, rank)
         self._sum_type = FixedPointSum if settings.secure else ClippedSum
         if self._randomness.seeded:
             self.accountant.note(SEEDED)
         if settings.secure:
             self.accountant.note(SECURE)
+        if self._ranks is not None:
+            self.accountant.note(CLUSTER)
+            if not self._ranks.leads:
+                self.accountant.follow()
         self._steps = 0
         self._lost = 0  # releases that the ledger counts, and of which nothing came
         self._interrupts = Interrupts()
@@ -118,29 +128,46 @@ class IterativeMechanism(abc.ABC):
         :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
         """
         require_callbacks(callbacks)
-        num_steps = self._planned(args, kwargs)
+        together = contextlib.nullcontext() if self._ranks is None else self._ranks.together()
+        with together:
+            return self._run(args, kwargs, progress, callbacks)
+
+    def _run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        progress: bool,
+        callbacks: Sequence[Callback],
+    ) -> RunResult:
+        plan = functools.partial(self._planned, args, kwargs)
+        num_steps = plan() if self._ranks is None else self._ranks.step(plan)
         name, hidden = type(self).__name__, not progress or self.accountant.silent
+        hidden = hidden or not (self._ranks is None or self._ranks.leads)
         result = self._last_run = RunResult(name, self._measure, self._steps, num_steps)
         bar = tqdm(total=num_steps, initial=self._steps, desc=name, disable=hidden)
         with self._interrupts.installed(), result.timed(), bar:
             while self._steps < num_steps:
-                with self._interrupts.within():
-                    step = self._timed_step(result, args, kwargs)
+                try:
+                    with self._interrupts.within():
+                        step = self._timed_step(result, args, kwargs)
+                except Stopped:  # on another rank
+                    self._stopped_by_callback(result)
+                    break
                 if not math.isnan(step.value):
                     bar.set_postfix_str(f"{step.value:.4g}", refresh=False)
                 bar.update()
                 stops = [wants_to_stop(callback, step) for callback in callbacks]
                 if any(stops) and self._steps < num_steps:
-                    with self._interrupts.within():
-                        self._interrupts.hold()
-                        self._stop_early(num_steps)
+                    if self._ranks is not None:
+                        self._ranks.stop()
+                    self._stopped_by_callback(result)
                     result.read_clipped(step)
-                    result.stopped = BY_CALLBACK
                     break
             else:
                 result.stopped = DONE
-        for warning in self._warnings():
-            warnings.warn(warning, stacklevel=2)
+        slow = [] if self._ranks is None else self._ranks.warnings()
+        for warning in [*self._warnings(), *slow]:
+            warnings.warn(warning, stacklevel=3)
         return result
 
     @property
@@ -177,6 +204,12 @@ class IterativeMechanism(abc.ABC):
         if self._steps >= self.num_steps:
             raise ConfigurationError(f"num_steps={self.num_steps} are done: start anew to go on.")
         return self.num_steps
+
+    def _stopped_by_callback(self, result: RunResult) -> None:
+        with self._interrupts.within():
+            self._interrupts.hold()
+            self._stop_early(result.num_steps)
+        result.stopped = BY_CALLBACK
 
     def _stop_early(self, num_steps: int) -> None:
         """A callback has stopped the run, maybe for what was released.
@@ -267,7 +300,15 @@ class IterativeMechanism(abc.ABC):
         return []
 
     def _state(self) -> dict[str, Any]:
-        """What every state has."""
+        """What every state has.
+
+        :raises PrivacyError: on a rank of a cluster whose accountant does not count.
+        """
+        if not (self._ranks is None or self._ranks.leads):
+            raise PrivacyError(
+                "state_dict: the ledger of a cluster is on rank 0. Save there, as in "
+                "`if cluster.rank == 0: torch.save(...)`, and load it on all."
+            )
         return {
             "version": 1,
             "steps": self._steps,
@@ -325,7 +366,40 @@ class IterativeMechanism(abc.ABC):
                 "anew with what remains of the budget."
             )
 
-    def _sample(self, sampler: RecordSampler, position: int) -> Tensor:
+    def _looks_anew(self, needed: bool) -> bool:
+        """Whether the data are looked at now, as they are new here, or on another rank.
+
+        Then all ranks have the same settings, and the ledger of rank 0.
+        """
+        if self._ranks is None or not self._ranks.look_anew(needed):
+            return needed and self._ranks is None
+        ours = self.accountant
+        budget = {name: getattr(ours, name) for name in ("epsilon", "delta", "neighboring")}
+        first = self._ranks.common(
+            self._in_common() | {f"accountant.{name}": value for name, value in budget.items()},
+            (ours.state_dict(), self._noise_multiplier, self._lost),
+        )
+        if not self._ranks.leads:
+            ledger, self._noise_multiplier, self._lost = first
+            ours.follow(ledger)
+        return True
+
+    def _in_common(self) -> dict[str, Any]:
+        """What all ranks of a cluster must agree on before the first look, by name."""
+        names = ("num_steps", "sample_rate", "sampling")
+        return {name: getattr(self, name) for name in names} | {
+            "The inference": type(self).__name__,
+            "noise_multiplier": None if self._calibrates else self._noise_multiplier,
+            "The bound": self._bound,
+            "secure": self._sum_type.__name__,
+            "The number of steps taken": self._steps,
+        }
+
+    def _public(self) -> Sequence[Tensor]:
+        """What a release depends on beside the data, and all ranks of a cluster must have alike."""
+        return ()
+
+    def _sample(self, sampler: RecordSampler, position: int) -> Indices:
         """The records of this step: indices, ascending."""
         self._interrupts.check()
         return sampler.draw(self._randomness.stream("sampling", position))
@@ -352,15 +426,22 @@ class IterativeMechanism(abc.ABC):
         event = SubsampledGaussian(noise_multiplier, rate, sampler.sampling)
         self._last_event, self._last_noise = event, clipped.blocks[0].noise(noise_multiplier)
         self._interrupts.hold()
+        if self._ranks is not None:
+            self._ranks.add_up(clipped, f"{event} of step {self._steps}", self._public())
         # Two threads with equal seeds must not find the same position, and draw the same noise.
         with self.accountant.next_position() as position:
+            door = functools.partial(
+                release,
+                clipped,
+                accountant=self.accountant,
+                event=event,
+                noise=self._randomness.stream("noise", position),
+            )
             try:
-                released = release(
-                    clipped,
-                    accountant=self.accountant,
-                    event=event,
-                    noise=self._randomness.stream("noise", position),
-                )
+                if self._ranks is None:
+                    released = door()
+                else:
+                    released = self._ranks.released(door, clipped, self.accountant, event)
             except BaseException:
                 if self.accountant.position != position:
                     self._lose_release()

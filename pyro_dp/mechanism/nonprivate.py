@@ -17,12 +17,12 @@ tests/package/test_one_door.py states who may touch the exact sums, the ledger a
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pyro_dp.accounting.looks import mark_look
 from pyro_dp.mechanism.contributions import Measured, Rows
 from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.mechanism.sampling import AllRecords
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.rng import forked_rng
 
@@ -35,6 +35,10 @@ class NonPrivate:
     def __init__(self, inference: IterativeMechanism):
         if not isinstance(inference, IterativeMechanism):
             raise ConfigurationError("nonprivate() takes an inference: a DPSVI, DPSEP or VIPS.")
+        if inference._ranks is not None:
+            raise ConfigurationError(
+                "nonprivate() reads from one process: make an inference without a cluster there."
+            )
         self._inference = inference
 
     def loss(self, *args: Any, **kwargs: Any) -> float:
@@ -83,8 +87,8 @@ class NonPrivate:
             with inference.accountant.next_position() as position:
                 mark_look(inference.accountant, looked_at, stacklevel=3)
             stream = inference._randomness.stream("local", position)
-            indices = torch.arange(prepared.records.plate.size, device=prepared.records.device)
-            batches = torch.split(indices, inference.microbatch_size or _AT_A_TIME)
+            everyone = AllRecords(prepared.records.plate.size, prepared.records.device)
+            batches = everyone.split(inference.microbatch_size or _AT_A_TIME)
             return read(prepared, batches, stream)
 
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_dp.mechanism.contributions import Rows
+from pyro_dp.mechanism.contributions import Rows, few_rows, whole_total
+from pyro_dp.utils.linalg import gram, in_memory
+
+_SHORTEST = 1e-130
 
 
 @dataclass
@@ -54,6 +57,29 @@ class OuterProducts:
         products = left * right if left.shape[2] == 1 else left @ right
         return (products.mT if self.transposed else products).flatten(1)
 
+    @property
+    def size(self) -> int:
+        return self.left.shape[1] * self.right.shape[2]
+
+    def whole_sum(self, weights: Tensor, fused: bool) -> Tensor:
+        if self.left.shape[2] > 1:
+            return Rows(self.dense()).whole_sum(weights, fused)
+        left, right = (finite(each.flatten(1)).double() for each in (self.left, self.right))
+        # Of unit vectors no product is large. Lengths beyond these are those of no gradient, and
+        # their squares may be lost: such a record counts as zero.
+        ours, theirs = (torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in (left, right))
+        kept = weights > 0
+        for length in (ours, theirs):
+            kept = kept & (length > _SHORTEST) & (length < 1 / _SHORTEST)
+        left = left / ours.clamp(min=_SHORTEST) * torch.where(kept, weights * (ours * theirs), 0.0)
+        right = right / theirs.clamp(min=_SHORTEST)
+        rows = few_rows(len(weights), self.size, fused)
+        total = whole_total(
+            x.unsqueeze(2) * y.unsqueeze(1)
+            for x, y in zip(left.split(rows), right.split(rows), strict=True)
+        )
+        return (total.T if self.transposed else total).flatten()
+
 
 @dataclass
 class Joined:
@@ -90,7 +116,35 @@ class Joined:
     def dense(self) -> Tensor:
         return torch.cat([part.dense() for part in self.parts], dim=1)
 
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    def whole_sum(self, weights: Tensor, fused: bool) -> Tensor:
+        return torch.cat([part.whole_sum(weights, fused) for part in self.parts])
+
 
 def finite(values: Tensor) -> Tensor:
     """Zero in place of NaN and infinity: a record of weight zero must not matter."""
     return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def counted(values: Tensor, weights: Tensor) -> Tensor:
+    """Rows of weight (B, 1) zero are zero, NaN or not; where there are none, the values."""
+    counts = weights[:, 0] > 0
+    if in_memory(values) and counts.all():
+        return values
+    return torch.where(counts.reshape(-1, *(1,) * (values.dim() - 1)), values, 0.0)
+
+
+def weighted_gram(rows: Tensor, weights: Tensor) -> Tensor:
+    """Sum of weights (B, 1), of any sign, times rows' rows, (d, d).
+
+    By a product of roots with themselves, which takes half the work.
+    """
+    if not in_memory(rows):
+        return (rows * weights).mT @ rows
+    total = gram(rows * weights.clamp(min=0.0).sqrt())
+    if (weights < 0).any():
+        total -= gram(rows * (-weights).clamp(min=0.0).sqrt())
+    return total

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_choice, require_count, require_flag, require_number
 
@@ -33,6 +34,7 @@ class ReleaseSettings:
     generator: torch.Generator | int | None = None
     secure: bool = False
     plans: bool = False
+    cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.accountant, PrivacyAccountant):
@@ -47,6 +49,13 @@ class ReleaseSettings:
             raise ConfigurationError(
                 "sampling='fixed' hides no change of the number of records: use "
                 "PrivacyAccountant(neighboring='replace_one'), or sampling='poisson'."
+            )
+        if not isinstance(self.cluster, Cluster | None):
+            raise ConfigurationError("cluster must be a pyro_dp.Cluster, or None.")
+        if self.cluster is not None and self.sampling == "fixed":
+            raise ConfigurationError(
+                "sampling='fixed' needs all records in one place: with a cluster each process "
+                "draws from its own. Use sampling='poisson', or 'full'."
             )
         if self.sample_rate is not None:
             name = "sample_rate, the expected fraction of the records in a step,"

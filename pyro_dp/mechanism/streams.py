@@ -41,15 +41,23 @@ class Randomness:
         same object get different streams.
     :param secure: noise and sampling come from the operating system's generator, not from one that
         it seeds.
+    :param rank: of the process in a cluster. Who takes part on one rank must say nothing of who
+        does on another: with equal seeds, too, each has streams of its own.
     """
 
-    def __init__(self, generator: torch.Generator | int | None = None, secure: bool = False):
+    def __init__(
+        self,
+        generator: torch.Generator | int | None = None,
+        secure: bool = False,
+        rank: int = 0,
+    ):
         if secure and generator is not None:
             raise ConfigurationError(
                 "secure=True cannot repeat itself: leave generator=None, or choose secure=False."
             )
         self._key = None if generator is None else _key(generator)
         self._secure = secure
+        self._rank = (rank,) if rank else ()
 
     @property
     def seeded(self) -> bool:
@@ -77,7 +85,7 @@ class Randomness:
         if self._key is None:
             seed = _SystemEntropy()
         else:
-            place = (_PURPOSES.index(purpose), position)
+            place = (_PURPOSES.index(purpose), position, *self._rank)
             seed = np.random.SeedSequence(self._key, spawn_key=place)
         # numpy takes any ISeedSequence, but does not say so in its types.
         return np.random.Generator(np.random.PCG64DXSM(seed))  # type: ignore[arg-type]
@@ -100,31 +108,27 @@ def _key(generator: torch.Generator | int) -> int:
 
 
 class LocalStream:
-    """Random numbers of single records: a counter-based generator keyed by record.
+    """Random numbers of single records: one SplitMix64 sequence (Steele, Lea & Flood 2014) for each
+    draw of a record, which starts at a hash of a key, the record's index and the draw's number.
 
-    Philox4x32-10 (Salmon et al. 2011), with the record's index in the counter. Its 64-bit key need
-    not stand up to guessing: no guarantee rests on it.
+    The key need not stand up to guessing: no guarantee rests on it.
 
     :param stream: private source of the key.
     """
 
     def __init__(self, stream: np.random.Generator):
-        self._key = stream.integers(2**32, size=2, dtype=np.uint64)
+        self._key = stream.integers(2**64, size=2, dtype=np.uint64)
 
     def uniform(self, indices: NDArray[Any], draw: int, size: int) -> NDArray[np.float64]:
         """Uniform on (0, 1), shape (B, size): numbers of the ``draw``-th draw of each record.
 
         :param indices: the records, (B,).
         """
-        indices = np.asarray(indices, dtype=np.uint64)[:, None]
-        blocks = np.arange((size + 1) // 2, dtype=np.uint64)[None, :]
-        draws = np.full_like(blocks, draw)
-        words = _philox(
-            np.broadcast_arrays(blocks, draws, indices & _LOW, indices >> _HALF), self._key
-        )
-        first, second = (words[0] << _HALF | words[1]), (words[2] << _HALF | words[3])
-        bits = np.stack([first, second], axis=-1).reshape(len(indices), -1)[:, :size]
-        return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        records = _mixed(np.asarray(indices).astype(np.uint64) + self._key[0])
+        starts = _mixed(records + (self._key[1:] + np.uint64(draw)))
+        bits = _mixed(starts[:, None] + _GOLDEN * np.arange(1, size + 1, dtype=np.uint64))
+        bits >>= np.uint64(11)
+        return (bits.astype(np.float64) + 0.5) * 2.0**-53
 
     def normal(self, indices: NDArray[Any], draw: int, size: int) -> NDArray[np.float64]:
         """Standard normal; otherwise as :meth:`uniform`."""
@@ -133,18 +137,14 @@ class LocalStream:
 
 
 LocalStreams = Sequence[LocalStream | None]  # one for each particle
-_HALF, _LOW = np.uint64(32), np.uint64(2**32 - 1)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _philox(
-    counter: Sequence[NDArray[np.uint64]], key: NDArray[np.uint64]
-) -> list[NDArray[np.uint64]]:
-    """Ten rounds on four 32-bit words, which are held in uint64."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        p0, p1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
-        c0, c1, c2, c3 = (p1 >> _HALF) ^ c1 ^ k0, p1 & _LOW, (p0 >> _HALF) ^ c3 ^ k1, p0 & _LOW
-        k0 = (k0 + np.uint64(0x9E3779B9)) & _LOW
-        k1 = (k1 + np.uint64(0xBB67AE85)) & _LOW
-    return [c0, c1, c2, c3]
+def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Each word hashed, in place: the output function of SplitMix64."""
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return words

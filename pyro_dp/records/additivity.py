@@ -51,12 +51,12 @@ def check_additive(loss: ELBO, inside: Runs, particle: Particle) -> None:
     records = inside.records
     if records.plate.size == 1:
         return
-    length = 2 if records.slice_data else records.plate.size
+    length = 2 if records.slice_data else records.shown
 
     indices = records.apart(2, length)
 
     def on_rows(integers: bool) -> list[Tensor]:
-        tables = [varied(table, length, 1, integers=integers) for table in records.tables]
+        tables = [varied(table, length, 1, integers=integers) for table in records.likes]
         rows = [[table[i] for table in tables] for i in indices.tolist()]
         together = records.varied(length, 1, integers=integers)
         return _Parts(loss, inside, particle, indices).all(together, rows)

@@ -4,17 +4,19 @@ import inspect
 import numbers
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_dp.records.column import Column
 from pyro_dp.records.datasets import opened, with_columns
 from pyro_dp.records.tables import as_tensor, is_rows, lengths, require_same_rows
 from pyro_dp.utils.errors import ModelError
 
 Arguments = tuple[tuple, dict]
+T = TypeVar("T")
 
 _UNTYPED = (
     "Argument {name!r} has one element per record, and is a {kind}, of which no record can be "
@@ -23,11 +25,12 @@ _UNTYPED = (
 
 
 def as_tensors(model: Callable, args: tuple, kwargs: dict) -> Arguments:
-    """What has rows becomes tensors, by one rule for all.
+    """What has rows becomes tensors, by one rule for all; columns stay what they are.
 
     Floats get torch's default dtype, also those of tensors; integers int64; booleans stay. Arrays
-    and frames are tables. Lists, tuples and ranges are, if they have as many elements as the
-    longest argument has rows. Datasets stand for the arguments that their items have
+    and frames are tables; arrays that are mapped from a file may become columns. Lists, tuples and
+    ranges are tables, if they have as many elements as the longest argument has rows. Datasets
+    stand for the arguments that their items have
     (:func:`~pyro_dp.records.datasets.with_columns`). Everything else stays what it is.
 
     :raises ModelError: an argument cannot be read record by record; names it.
@@ -41,12 +44,29 @@ def as_tensors(model: Callable, args: tuple, kwargs: dict) -> Arguments:
         pytree.tree_map(partial(as_tensor, name, size=longest), value, is_leaf=rows)
         for name, value in named
     ]
+    # Whatever has fewer rows is a public constant, and no data.
+    found = in_memory(found, below=longest)
     tensors = tuple(found[: len(args)]), dict(zip(kwargs, found[len(args) :], strict=True))
     if longest > 1:
         # It would be shown as a public constant while the plate is looked for.
         for name, value in named_arguments(model, *tensors):
             refuse_untyped(name, value, longest)
     return tensors
+
+
+def in_memory(arguments: T, *, below: int | None = None) -> T:
+    """With columns as tensors of all of their rows.
+
+    :param below: only those with fewer rows.
+    """
+
+    def read(leaf: Any) -> Any:
+        if isinstance(leaf, Column) and (below is None or len(leaf) < below):
+            return leaf.rows(torch.arange(len(leaf)))
+        return leaf
+
+    found: T = pytree.tree_map(read, arguments)
+    return found
 
 
 def flattened(args: tuple, kwargs: dict) -> tuple[list, Any]:
@@ -115,7 +135,7 @@ def argument_names(model: Callable, args: tuple, kwargs: dict) -> list[str]:
 
 def _is_untyped_data(value: Any, size: int) -> bool:
     """Whether there is a collection of numbers, or of sequences, with one element per record."""
-    if isinstance(value, (Tensor, str)):
+    if isinstance(value, (Tensor, Column, str)):
         return False
     if isinstance(value, dict):
         rows = all(isinstance(each, numbers.Number) for each in value.values())

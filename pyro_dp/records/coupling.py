@@ -42,7 +42,7 @@ def check_coupling(inside: Runs) -> None:
     count = min(_COUNT, records.plate.size)
     if count == 1:
         return
-    length = count if records.slice_data else records.plate.size
+    length = count if records.slice_data else records.shown
     indices = records.apart(count, length)
 
     def pair(integers: bool) -> tuple[Traces, Traces]:

@@ -1,11 +1,18 @@
-"""Datasets of torch, as the arguments that their items have."""
+"""Datasets of torch: the arguments that their items have, or columns that are read in parts."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
+from pyro_dp.records.column import Column
+from pyro_dp.records.column_names import require_names
 from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.tables import as_tensor
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
 
@@ -18,6 +25,11 @@ _STACK = (
     "The items of argument {name!r} (a {kind}) cannot be stacked: all must have one shape, "
     "as numbers, arrays or tensors, or as tuples or dictionaries of such (images by a transform "
     "such as ToTensor()). list({name}) shows the error, if it is the dataset's own."
+)
+_EMPTY = "columns(): source is a dataset without records."
+_PARTS = (
+    "columns(): an item of source has {count} parts, and {given} names were given: name all of "
+    "them, in their order, as in x, y = pyro_dp.columns(dataset, 'x', 'y')."
 )
 
 
@@ -50,12 +62,105 @@ def with_columns(args: tuple, kwargs: dict, names: Sequence[str]) -> tuple[tuple
     return tuple(found), kwargs
 
 
+def of_dataset(dataset: Any, names: Sequence[str]) -> Mapping[str, Column]:
+    """Columns whose items are read when their rows are asked for.
+
+    :param names: keys of the items; or of the parts of a tuple, all in their order.
+    :raises ModelError: the dataset has no length, no records, or items without such parts.
+    """
+    _require_length("source", dataset)
+    if not len(dataset):
+        raise ModelError(_EMPTY)
+    items = _Items(dataset, names)
+    return {name: _DatasetColumn(items, i) for i, name in enumerate(names)}
+
+
+class _Items:
+    """The items of a dataset, stacked. Those that were read last are kept.
+
+    An item is a function of its record and index: what its transforms draw starts from the index
+    each time. So no record moves another's item, and all steps see the same.
+
+    :param names: of the parts of an item that are read.
+    """
+
+    def __init__(self, dataset: Any, names: Sequence[str]):
+        self.size = len(dataset)
+        self._dataset, self._names = dataset, list(names)
+        self._known: tuple[Tensor, list[Tensor]] | None = None
+        first = self._read(torch.zeros(1, dtype=torch.long))
+        if isinstance(first, dict):
+            require_names(names, list(first))
+        elif len(self._listed(first)) != len(names) or not names:
+            raise ModelError(_PARTS.format(count=len(self._listed(first)), given=len(names)))
+
+    def rows(self, indices: Tensor) -> list[Tensor]:
+        """Of each name, (B, ...)."""
+        if self._known is None or not torch.equal(self._known[0], indices):
+            found = self._read(indices)
+            listed = [found[n] for n in self._names] if isinstance(found, dict) else None
+            parts = zip(self._names, listed or self._listed(found), strict=True)
+            self._known = indices.clone(), [_tensor(name, part) for name, part in parts]
+        return self._known[1]
+
+    @staticmethod
+    def _listed(found: Any) -> list:
+        return list(found) if isinstance(found, (list, tuple)) else [found]
+
+    def _read(self, indices: Tensor) -> Any:
+        try:
+            with forked_rng(), guarded("Reading the dataset"):
+                return default_collate([self._item(i) for i in indices.tolist()])
+        except ModelError:
+            kind = type(self._dataset).__name__
+            raise ModelError(_STACK.format(name="source", kind=kind)) from None
+
+    def _item(self, index: int) -> Any:
+        torch.manual_seed(index)
+        np.random.seed(index % 2**32)
+        random.seed(index)
+        return self._dataset[index]
+
+
+class _DatasetColumn(Column):
+    """
+    :param place: of this one among the parts of an item.
+    """
+
+    def __init__(self, items: _Items, place: int):
+        self._items, self._place = items, place
+        row = items.rows(torch.zeros(1, dtype=torch.long))[place]
+        self._is_float, self._other = row.is_floating_point(), row.dtype
+        super().__init__((items.size, *row.shape[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.get_default_dtype() if self._is_float else self._other
+
+    def _between(self, start: int, stop: int) -> Tensor:
+        return self._at(torch.arange(start, stop))
+
+    def _at(self, indices: Tensor) -> Tensor:
+        return self._items.rows(indices.cpu())[self._place].to(self.dtype, copy=True)
+
+
+def _tensor(name: str, part: Any) -> Tensor:
+    found = as_tensor(name, part, size=len(part) if isinstance(part, list) else 0)
+    if not isinstance(found, Tensor):
+        raise ModelError(_STACK.format(name="source", kind="dataset"))
+    return found
+
+
+def _require_length(name: str, dataset: Any) -> None:
+    readable = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if isinstance(dataset, IterableDataset) or not readable:
+        raise ModelError(_ITERABLE.format(name=name, kind=type(dataset).__name__))
+
+
 def _columns(name: str, dataset: Any) -> tuple[list, dict]:
     """Arguments by position and by name."""
     kind = type(dataset).__name__
-    readable = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    if isinstance(dataset, IterableDataset) or not readable:
-        raise ModelError(_ITERABLE.format(name=name, kind=kind))
+    _require_length(name, dataset)
     try:
         # Its transforms may draw: that must not move the public generators.
         with forked_rng(), guarded("Reading the dataset"):

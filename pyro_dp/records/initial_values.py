@@ -18,6 +18,7 @@ from torch import Tensor
 from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_changes
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.captured_data import refuse_numbers
+from pyro_dp.records.few_indices import FewIndices
 from pyro_dp.records.messengers import OneRecord, no_sites
 from pyro_dp.records.plate import random_sites, traced
 from pyro_dp.records.records import Records
@@ -43,21 +44,51 @@ def initialise(model: Callable, guide: Callable, records: Records) -> None:
     :raises ModelError: after a first run on other rows a parameter would have another value, or a
         record another term; or a parameter starts at numbers of the data.
     """
-    # All N rows, so that a guide with latents per record shows it.
-    public = records.arguments(records.placeholder(), length=records.plate.size)
     new = [each for each in _autoguides(guide) if each.prototype_trace is None]
-    run, size = partial(_first_run, model, guide, records), records.plate.size
-    first = run(public)
+    size = _rows_for_all(model, guide, records)
+    run = partial(_first_run, model, guide, records, size)
+    first = run(_public(records, size))
     other = on_varied(lambda integers: run(records.varied(size, seed=1, integers=integers)))
     if other is not None:
         _require_same(first, other)
-    args, kwargs = public
-    with guarded("Initialising the guide on placeholder data", public=True):
+    # By index no more rows are read than there are indices.
+    args, kwargs = _public(records, size if records.slice_data else records.plate.size)
+    few = FewIndices(records.plate.size, size)
+    with few.shown(), guarded("Initialising the guide on placeholder data", public=True):
         guide(*args, **kwargs)
     for leaf in [leaf for each in new for leaf in each.parameters()]:
         # init_to_value hands over the user's own tensor, which the next guide may start from.
         leaf.data = leaf.data.clone()
     refuse_numbers(first.values, records)
+
+
+def _public(records: Records, length: int) -> Arguments:
+    return records.arguments(records.placeholder(), length=length)
+
+
+def _rows_for_all(model: Callable, guide: Callable, records: Records) -> int:
+    """How many public rows a first run needs: N, or fewer if then all starts at the same values.
+
+    They need to be N where something has a row per record, or starts at a function of their number.
+    """
+    size, shown = records.plate.size, records.shown
+    if shown == size or copied(model, guide) is None:
+        return size
+    try:
+        runs = [
+            _first_run(model, guide, records, length, _public(records, length)).values
+            for length in (shown, shown - 1)
+        ]
+    except ModelError:
+        return size
+    one, other = runs
+    alike = one.keys() == other.keys() and all(
+        value.shape == other[name].shape
+        and size not in value.shape
+        and (agree(value, other[name]) or not records.slice_data)
+        for name, value in one.items()
+    )
+    return shown if alike else size
 
 
 def initialised(guide: Callable) -> bool:
@@ -85,8 +116,11 @@ class FirstRun:
 
 
 def _first_run(
-    model: Callable, guide: Callable, records: Records, arguments: Arguments
+    model: Callable, guide: Callable, records: Records, count: int, arguments: Arguments
 ) -> FirstRun:
+    """
+    :param count: of the rows.
+    """
     copies = copied(model, guide)
     model, guide = copies or (model, guide)
     # Pyro's guides keep what they are first shown, and only a copy of them can forget it.
@@ -98,6 +132,7 @@ def _first_run(
         store.scope(store.get_state()),
         guarded("Running guide and model once", public=True),
         CapturedState(model, guide, *records.constants).pristine() as changes,
+        FewIndices(records.plate.size, count).shown(),
     ):
         with poutine.trace(param_only=True) as captured:
             if runs_guide:

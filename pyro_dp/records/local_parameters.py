@@ -170,7 +170,7 @@ def find_local_parameters(
     if plate.size == 1:
         return found
     with marked.shown(marked.constants()):
-        _, parameters = _run_at(model, guide, records, 0, {})
+        parameters = _parameters(model, guide, records)
     candidates = {
         name: leaf
         for name, leaf in leaves_of(parameters).items()
@@ -200,19 +200,36 @@ def find_local_parameters(
     return found
 
 
+def _parameters(model: Callable, guide: Callable, records: Records) -> poutine.Trace:
+    """Those of a run on all records; on fewer, if that shows that none has a row per record."""
+    size, shown = records.plate.size, records.shown
+    if records.slice_data and shown < size:
+        with contextlib.suppress(ModelError):
+            _, found = _run_at(model, guide, records, 0, {}, shown)
+            if not any(size in leaf.shape for leaf in leaves_of(found).values()):
+                return found
+    return _run_at(model, guide, records, 0, {})[1]
+
+
 def _run_at(
-    model: Callable, guide: Callable, records: Records, index: int, values: dict[int, Tensor]
+    model: Callable,
+    guide: Callable,
+    records: Records,
+    index: int,
+    values: dict[int, Tensor],
+    length: int | None = None,
 ) -> tuple[Traces, poutine.Trace]:
     """Guide, and model replayed against it, at one index of the plate, with other parameters.
 
     Draws are the same each time: the public generator is put back.
 
     :param values: in place of parameters, by ``id``.
+    :param length: number of rows that are shown; by default N.
     :returns: their traces, and one of the parameters alone, which sees them whole.
     """
     # Rows that are read whole are found where all records are shown.
-    length, whole = records.plate.size, records.slice_data
-    positions = range(length) if whole else [index]
+    length = length or records.plate.size
+    first, last = (0, length) if records.slice_data else (index, index + 1)
     args, kwargs = records.arguments(records.placeholder(), length=length)
     with (
         forked_rng(),
@@ -223,7 +240,7 @@ def _run_at(
         ),
         Substitution(values),
         poutine.trace(param_only=True) as parameters,
-        OneRecord(records.plate, torch.tensor(positions, device=records.device)),
+        OneRecord(records.plate, torch.arange(first, last, device=records.device)),
     ):
         traces = traced(model, guide, args, kwargs)
     return traces, parameters.trace

@@ -21,8 +21,9 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.records.arguments import as_tensors, named_arguments
-from pyro_dp.records.captured_data import holds_rows
+from pyro_dp.records.arguments import as_tensors, in_memory, named_arguments
+from pyro_dp.records.column import Column, TensorColumn, equal
+from pyro_dp.records.data_numbers import holds_rows
 from pyro_dp.records.local_parameters import LocalParameters, marked_parameters
 from pyro_dp.records.messengers import OneRecord, no_sites
 from pyro_dp.records.records import Records
@@ -144,7 +145,7 @@ class NewRecords:
 
         args = tuple(rows(name, value) for name, value in self._named(args, {}))
         kwargs = {name: rows(name, value) for name, value in kwargs.items()}
-        return dict(self._named(*as_tensors(self.model, args, kwargs)))
+        return dict(self._named(*in_memory(as_tensors(self.model, args, kwargs))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,9 +180,9 @@ class Given:
     @property
     def recognised(self) -> str | None:
         """The name of an argument that holds records of the fit, as far as that can be seen."""
-        tables = self.new.fitted.tables
+        columns = self.new.fitted.columns
         for name, leaves in self.rows.items():
-            if any(_is_of_the_fit(leaf, table) for leaf in leaves for table in tables):
+            if any(_is_of_the_fit(leaf, column) for leaf in leaves for column in columns):
                 return name
         return None
 
@@ -327,11 +328,13 @@ def _defaults(model: Callable) -> dict[str, Any]:
     return {each.name: each.default for each in parameters if each.default is not each.empty}
 
 
-def _is_of_the_fit(leaf: Tensor, table: Tensor) -> bool:
-    """Whether rows of the table stand in a tensor, and not by chance."""
-    if not leaf.numel() or leaf.is_floating_point() != table.is_floating_point():
+def _is_of_the_fit(leaf: Tensor, column: Column) -> bool:
+    """Whether rows of the column stand in a tensor, and not by chance."""
+    if not leaf.numel() or leaf.is_floating_point() != column.dtype.is_floating_point:
         return False
-    if leaf.data_ptr() == table.data_ptr() or holds_rows(leaf, table):
+    if isinstance(column, TensorColumn) and leaf.data_ptr() == column.tensor.data_ptr():
         return True
-    whole = leaf.shape == table.shape and bool((leaf != leaf[:1]).any())
-    return whole and torch.equal(leaf.to(table), table)
+    if holds_rows(leaf, column):
+        return True
+    whole = leaf.shape == column.shape and bool((leaf != leaf[:1]).any())
+    return whole and equal(TensorColumn(leaf.to(column.dtype)), column)

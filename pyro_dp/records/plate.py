@@ -1,7 +1,8 @@
 """The private plate: whose elements are the records, and how it is found."""
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,9 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_dp.records.few_indices import FewIndices
 from pyro_dp.records.sandbox import PLACEHOLDERS, guarded
-from pyro_dp.records.stand_ins import identity, is_table, placeholder
+from pyro_dp.records.stand_ins import identity, is_table, placeholder, rows_shown
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
@@ -96,7 +98,8 @@ def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> 
 
     Every tensor is replaced by a placeholder of its shape; where the model does not run on these,
     square matrices by identities; where it does not run on these, either, only tensors that are as
-    long as the longest are replaced.
+    long as the longest are replaced. Of very many records a few are shown: first as if there were
+    no more, then, if the model needs to know how many there are, as a few of the plate's indices.
 
     Random state and parameter store are restored.
 
@@ -105,6 +108,29 @@ def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> 
     :raises ModelError: no such plate or several; an observed site outside the plate, or a factor
         that reads arguments; the model does not run on placeholders.
     """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    longest = max((len(x) for x in leaves if is_table(x)), default=0)
+    numbers = sum(x.shape[1:].numel() for x in leaves if is_table(x) and len(x) == longest)
+    few = FewIndices(longest, rows_shown(longest, numbers))
+    if few.count < longest:
+        fewer = pytree.tree_unflatten([_shortened(x, few) for x in leaves], spec)
+        with contextlib.suppress(ModelError), few.shown():
+            plate = _find_plate(model, fewer[0], fewer[1], name)
+            if plate.size == plate.subsample_size == few.count or plate.size == longest:
+                declared = few.declared.get(plate.name, longest)
+                return replace(plate, size=longest, subsample_size=declared)
+    with few.shown():
+        plate = _find_plate(model, args, kwargs, name)
+    return replace(plate, subsample_size=few.declared.get(plate.name, plate.subsample_size))
+
+
+def _shortened(leaf: Any, few: FewIndices) -> Any:
+    if is_table(leaf) and len(leaf) == few.size:
+        return leaf[: few.count]
+    return few.count if type(leaf) is int and leaf == few.size else leaf
+
+
+def _find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> PrivatePlate:
     leaves, spec = pytree.tree_flatten((args, kwargs))
     lengths = [len(x) for x in leaves if is_table(x)]
     longest = max(lengths, default=0)
@@ -139,7 +165,8 @@ def _other(leaf: Any) -> Any:
     """Other numbers than those of a placeholder."""
     if not is_table(leaf):
         return leaf
-    return leaf / 2 if leaf.is_floating_point() else torch.ones_like(leaf)
+    row = leaf[:1] if leaf.stride(0) == 0 else leaf  # of a placeholder
+    return (row / 2 if leaf.is_floating_point() else torch.ones_like(row)).expand(leaf.shape)
 
 
 def _run(model: Callable, arguments: tuple[tuple, dict]) -> poutine.Trace:

@@ -14,7 +14,7 @@ from pyro.distributions import Unit
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.records.arguments import Arguments, as_tensors
+from pyro_dp.records.arguments import Arguments, as_tensors, in_memory
 from pyro_dp.records.messengers import OneRecord
 from pyro_dp.records.plate import PrivatePlate, find_plate, is_random
 from pyro_dp.records.sandbox import guarded
@@ -56,7 +56,7 @@ class PriorPredictive:
         :param plate: name of the private one; None: it is found.
         :raises ModelError: there is none.
         """
-        args, kwargs = as_tensors(model, args, kwargs)
+        args, kwargs = in_memory(as_tensors(model, args, kwargs))
         return PriorPredictive(model, find_plate(model, args, kwargs, plate), args, kwargs)
 
     def draw(self, seed: int) -> Arguments:

@@ -76,7 +76,7 @@ def _run(model: Callable, records: Records, count: int) -> poutine.Trace:
     """
     last = min(max(count - 1, 1), records.plate.size - 1)
     indices = torch.arange(last + 1 - count, last + 1, device=records.device)
-    length = count if records.slice_data else None
+    length = count if records.slice_data else records.shown
     args, kwargs = records.arguments(records.placeholder(), length=length)
     store = pyro.get_param_store()
     with (

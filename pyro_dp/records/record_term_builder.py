@@ -8,6 +8,7 @@ run before any budget is spent, and restore the random state.
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
@@ -29,9 +30,11 @@ from pyro_dp.records.site_checks import (
     check_outside,
     plate_nesting,
 )
-from pyro_dp.records.structure_checks import check_isolation, check_support, on_fastest_path
+from pyro_dp.records.structure_checks import check_isolation, check_values, on_fastest_path
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
+
+_AT_A_TIME = 2**14  # records whose observations are looked at: each may take more than its row
 
 
 def build_record_term(
@@ -49,7 +52,8 @@ def build_record_term(
         with a row per record, which the term holds.
     :raises ModelError: names the site, parameter or argument that does not fit, and what to do.
     """
-    records.require_finite()
+    examples = torch.tensor(records.examples(), device=records.device)
+    records.require_finite(records.rows(examples))  # that checks run on; of all, at the end
     with forked_rng():
         marked = marked_parameters(records.plate.size)
         with marked.shown(marked.constants()):
@@ -70,7 +74,7 @@ def build_record_term(
         term = _loop_over_all(loss, model, guide, particle, outside, inside)
         check_isolation(term, particle)
         term = on_fastest_path(term, particle)
-        check_support(term, particle, microbatch_size or 1024)
+        check_values(term, particle, microbatch_size or min(records.block, _AT_A_TIME))
         return _with_released(term, particle), particle.parameters
 
 

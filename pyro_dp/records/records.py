@@ -1,6 +1,6 @@
 """The arguments of a model, seen as records: which are data, and what one record shows of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.sampling import AllRecords, Indices, RecordSampler
 from pyro_dp.records.arguments import (
     Arguments,
     argument_names,
@@ -18,8 +18,11 @@ from pyro_dp.records.arguments import (
     named_arguments,
     refuse_untyped,
 )
+from pyro_dp.records.column import Column, as_column, block_size, equal, has_rows
+from pyro_dp.records.data_numbers import DataNumbers
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.stand_ins import is_table, placeholder_row, spacing, varied
+from pyro_dp.records.shards import Shard, with_a_row
+from pyro_dp.records.stand_ins import placeholder_row, rows_shown, spacing, varied
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.memory import version
 
@@ -58,6 +61,7 @@ class Records:
 
     :param args: of the step, :func:`~pyro_dp.records.arguments.as_tensors`; so are ``kwargs``.
     :param given: args and kwargs as the user gave them; by default these.
+    :param shard: which records are here; None: all N.
     :raises ModelError: no argument is data.
     """
 
@@ -69,18 +73,25 @@ class Records:
         kwargs: dict,
         reading: Reading,
         given: Arguments | None = None,
+        shard: Shard | None = None,
     ):
         self.plate = plate
         self.reading = reading
+        self.count = plate.size if shard is None else shard.count
         self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
         self._given, self._given_spec = flattened(*(given or (args, kwargs)))
         self._given_versions = [version(x) for x in self._given]
         self._versions = [version(x) for x in self._leaves]
-        self._data = [
-            i for i, leaf in enumerate(self._leaves) if is_table(leaf) and len(leaf) == plate.size
-        ]
+        if shard is None:
+            tables = {i for i, leaf in enumerate(self._leaves) if has_rows(leaf)}
+            self._data = [i for i in sorted(tables) if len(self._leaves[i]) == plate.size]
+        else:
+            self._data = sorted(shard.places) if shard.size == plate.size else []
+            self._leaves = with_a_row(self._leaves, shard)
         if not self._data:
             raise ModelError(_NO_DATA.format(plate=plate))
+        self._columns = [as_column(self._leaves[i]) for i in self._data]
+        self.numbers = DataNumbers(self._columns)
         self._names = argument_names(model, args, kwargs)
         for name, value in named_arguments(model, args, kwargs):
             refuse_untyped(name, value, plate.size)
@@ -91,9 +102,24 @@ class Records:
         return self.reading is not Reading.BY_INDEX
 
     @property
-    def tables(self) -> list[Tensor]:
-        """The data tensors, (N, ...) each: for the curator's checks, and no user code."""
-        return [self._leaves[i] for i in self._data]
+    def columns(self) -> list[Column]:
+        """The data, (N, ...) each: for the curator's checks, and no user code."""
+        return self._columns
+
+    @property
+    def likes(self) -> list[Tensor]:
+        """Tensors of the shapes and dtypes of the data, (N, ...) each, without their numbers."""
+        return [column.like for column in self._columns]
+
+    @property
+    def names(self) -> list[str]:
+        """The argument that each of the columns belongs to."""
+        return [self._names[i] for i in self._data]
+
+    @property
+    def shown(self) -> int:
+        """How many placeholders stand for all N records where a model is shown all."""
+        return rows_shown(self.plate.size, self._numbers)
 
     @property
     def given(self) -> list[Any]:
@@ -117,16 +143,32 @@ class Records:
 
     @property
     def device(self) -> torch.device:
-        return self.tables[0].device
+        return self._columns[0].device
 
-    def require_finite(self) -> None:
-        """:raises ModelError: a data tensor holds NaN or infinity; names the argument only."""
-        for i in self._data:
-            if not torch.isfinite(self._leaves[i]).all():
+    @property
+    def _numbers(self) -> int:
+        """In the rows of one record."""
+        return sum(column.row_shape.numel() for column in self._columns)
+
+    @property
+    def block(self) -> int:
+        """How many records have rows of some megabytes."""
+        return block_size(self._numbers)
+
+    def blocks(self, count: int) -> Iterator[Tensor]:
+        """Indices of all records that are here, so many at a time."""
+        return AllRecords(self.count, self.device).split(count)
+
+    def require_finite(self, rows: Sequence[Tensor]) -> None:
+        """
+        :param rows: of every data tensor, (B, ...) each.
+        :raises ModelError: one holds NaN or infinity; names the argument only.
+        """
+        for name, values in zip(self.names, rows, strict=True):
+            if not torch.isfinite(values).all():
                 raise ModelError(
-                    f"Argument {self._names[i]!r} holds NaN or infinite values: impute them, or "
-                    "drop or mask the records. (This message depends on the data: it is for the "
-                    "curator only.)"
+                    f"Argument {name!r} holds NaN or infinite values: impute them, or drop or mask "
+                    "the records. (This message depends on the data: it is for the curator only.)"
                 )
 
     def rows(self, indices: Tensor, *, distinct: bool = True) -> list[Tensor]:
@@ -134,11 +176,27 @@ class Records:
 
         :param indices: (B,); ascending, if they are distinct.
         """
-        if distinct and len(indices) == self.plate.size:
-            return [self._leaves[i].clone() for i in self._data]
-        return [
-            self._leaves[i].index_select(0, indices.to(self._leaves[i].device)) for i in self._data
-        ]
+        if distinct:
+            return [column.rows(indices) for column in self._columns]
+        return [column.repeated_rows(indices) for column in self._columns]
+
+    def passes(self, indices: Indices, size: int) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """At most ``size`` of these indices at a time, and their rows, which are only to be read.
+
+        Where they are all records the rows are where they were, and no copies.
+
+        :param indices: distinct, ascending.
+        """
+        whole = len(indices) == self.count
+        for chosen in indices.split(size):
+            if not len(chosen):  # an empty batch is split into one empty part
+                return
+            if whole:
+                start = int(chosen[0])
+                rows = [x.only_read(start, start + len(chosen)) for x in self._columns]
+            else:
+                rows = self.rows(chosen)
+            yield chosen, rows
 
     def row(self, index: int) -> list[Tensor]:
         """One row of every data tensor, without the batch dimension."""
@@ -146,20 +204,21 @@ class Records:
 
     def examples(self, count: int = 3) -> list[int]:
         """At most so many indices, evenly spread: the records that the checks look at."""
-        return sorted({i * (self.plate.size - 1) // (count - 1) for i in range(count)})
+        last = max(self.count, 1) - 1
+        return sorted({i * last // (count - 1) for i in range(count)})
 
     def placeholder(self) -> list[Tensor]:
         """A public row in place of data, without batch dimension: ones; zeros for integers."""
-        return [placeholder_row(table) for table in self.tables]
+        return [placeholder_row(like) for like in self.likes]
 
     def varied(self, length: int, seed: int, *, integers: bool = True) -> Arguments:
         """The arguments with public rows that differ, as ``stand_ins.varied`` makes them."""
-        tables = [varied(table, length, seed, integers=integers) for table in self.tables]
+        tables = [varied(like, length, seed, integers=integers) for like in self.likes]
         return self._with_tables(tables)
 
     def apart(self, count: int, length: int) -> Tensor:
         """Indices of so many varied rows that have nothing in common, (count,)."""
-        step = max(spacing(table, length) for table in self.tables)
+        step = max(spacing(like, length) for like in self.likes)
         return step * torch.arange(count, device=self.device)
 
     def arguments(self, row: Sequence[Tensor], *, length: int | None = None) -> Arguments:
@@ -193,11 +252,9 @@ class Records:
 
     def require_same_data(self, later: "Records") -> None:
         """:raises ModelError: records that a later step was given are not these."""
-        size = later.plate.size
-        if size != self.plate.size:
-            raise ModelError(
-                _OTHER_DATA.format(what=f"{size} records, and {self.plate.size} at first")
-            )
+        for size, first in ((later.count, self.count), (later.plate.size, self.plate.size)):
+            if size != first:
+                raise ModelError(_OTHER_DATA.format(what=f"{size} records, and {first} at first"))
         for i, j in zip(self._data, later._data, strict=False):
             name = later._names[j]
             one, other = self._leaves[i], later._leaves[j]
@@ -205,8 +262,7 @@ class Records:
                 continue
             if version(one) != self._versions[i]:
                 raise ModelError(_OTHER_DATA.format(what=f"{name!r} was changed in place"))
-            alike = one.shape == other.shape and one.dtype == other.dtype
-            if not (alike and torch.equal(one, other.to(one.device))):
+            if not equal(as_column(one), as_column(other)):
                 raise ModelError(_OTHER_DATA.format(what=f"{name!r} has other values"))
         if self._data != later._data:
             raise ModelError(_OTHER_DATA.format(what="other arguments have a row per record"))

@@ -97,12 +97,16 @@ def check_outside(outside: Runs) -> None:
     records = outside.records
     where = f"lies outside the private plate {records.plate.name!r} but depends on"
     problem = f"{where} the data: only sites inside the plate may read them."
-    length = 1 if records.slice_data else records.plate.size
+    length = 1 if records.slice_data else records.shown
+    public = outside.public
     try:
         on_others = outside.on(records.varied(length, seed=1), public=True)
+        if not records.slice_data and length < records.plate.size:  # the length is public
+            alike = records.arguments(records.placeholder(), length=length)
+            public = outside.on(alike, public=True)
     except ModelError:  # rows that vary need not be in the model's domain
-        on_others = outside.public
-    _require_same_sites(outside.public, on_others, problem)
+        on_others = public
+    _require_same_sites(public, on_others, problem)
     for i in records.examples():
         on_data = outside.on(records.arguments(records.row(i)))
         _require_same_sites(outside.public, on_data, problem)
@@ -113,8 +117,8 @@ def check_outside(outside: Runs) -> None:
         problem = f"{where} parameters that have a private row per record."
         _require_same_sites(outside.public, other_rows, problem)
     if records.slice_data:
-        whole = records.arguments(records.placeholder(), length=records.plate.size)
-        indices = torch.arange(records.plate.size, device=records.device)
+        whole = records.arguments(records.placeholder(), length=records.shown)
+        indices = torch.arange(records.shown, device=records.device)
         problem = (
             f"{where} the length of the data, which is 1 for a model that is shown one record: "
             "pass N as an argument."

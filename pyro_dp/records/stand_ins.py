@@ -14,7 +14,20 @@ from pyro_dp.utils.errors import ModelError
 _LEAST = 0.25  # of varied rows: in (0.25, 1) there are logarithms, roots and probabilities
 _MOST = 2**22  # numbers of rows that do not overlap
 _APART = 4
+_MOST_SHOWN = 2**20  # numbers of placeholders that stand for all records
+_FEWER = (1009, 101, 11)
 T = TypeVar("T")
+
+
+def rows_shown(size: int, numbers: int) -> int:
+    """How many placeholders stand for all records: fewer, where all would take much memory.
+
+    The fewer are a prime, which is no length of anything else.
+
+    :param numbers: in the rows of a record.
+    """
+    fewer = next((n for n in _FEWER if n * numbers <= _MOST_SHOWN), _FEWER[-1])
+    return size if size * numbers <= _MOST_SHOWN else min(size, fewer)
 
 
 def is_table(leaf: object) -> TypeGuard[Tensor]:

@@ -5,7 +5,7 @@ curator, before any budget is spent (:mod:`pyro_dp.records.record_term_builder`)
 """
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -155,30 +155,84 @@ def _same_gradients(one: RecordGradients, other: RecordGradients) -> bool:
     return agree(ours, theirs, tolerance=1e-8 if exact else 1e-4)
 
 
-def check_support(term: RecordTerm, particle: Particle, size: int) -> None:
-    """Observations lie in the support of their distributions, where Pyro's validation would ask.
+def check_values(term: RecordTerm, particle: Particle, size: int) -> None:
+    """All numbers are finite, and observations lie in the support of their distributions.
+
+    Of the latter, where Pyro's validation would ask. Both in one pass over the data, a part of them
+    in memory at a time.
 
     :param size: so many records are looked at at once.
     """
-    records, trusted = term.records, _trusted(term, particle)
-    if trusted is None:
-        return
-    indices = torch.arange(records.plate.size, device=records.device)
-    draws = LocalDraws(stream=_stream(), index=indices[0])
-    term.observations(particle, particle.detached(), indices[0], records.placeholder(), draws)
-    term = replace(term, draws=tuple(draws.requested))  # nothing is enumerated here
-    if not _at_once(term):  # one at a time is slow: a part of them
-        indices, size = indices[records.examples(100)], 1
-    for chosen in indices.split(size):
-        batch = Batch(chosen, records.rows(chosen), _stream())
-        for name, supported in _supported(term, particle, batch).items():
-            if name not in trusted and not supported.all():
+    records, support = term.records, _Support.of(term, particle)
+    for chosen in records.blocks(size):
+        rows = records.rows(chosen)
+        records.require_finite(rows)
+        if support and support.vectorizes:
+            support.check(chosen, rows)
+    if support and not support.vectorizes:  # one at a time is slow: a part of them
+        for i in records.examples(100)[: records.count]:
+            index = torch.tensor([i], device=records.device)
+            support.check(index, records.rows(index))
+
+
+@dataclass(frozen=True, eq=False)
+class _Support:
+    """Whether observations lie in the support of their distributions.
+
+    :param trusted: observed sites that need not.
+    """
+
+    term: RecordTerm
+    particle: Particle
+    trusted: set[str]
+
+    @staticmethod
+    def of(term: RecordTerm, particle: Particle) -> "_Support | None":
+        """None: nothing is validated."""
+        trusted = _trusted(term, particle)
+        if trusted is None:
+            return None
+        index = torch.zeros((), dtype=torch.long, device=term.records.device)
+        draws = LocalDraws(stream=_stream(), index=index)
+        own = (index, term.records.placeholder(), draws)
+        sites = term.observations(particle, particle.detached(), *own)
+        if {site["name"] for site in sites} <= trusted:
+            return None
+        # Nothing is enumerated here.
+        return _Support(replace(term, draws=tuple(draws.requested)), particle, trusted)
+
+    @property
+    def vectorizes(self) -> bool:
+        """Whether all records go one way."""
+        return self.term.vectorizes and not self.term.answers
+
+    def check(self, indices: Tensor, rows: list[Tensor]) -> None:
+        """:raises ModelError: an observation of these records does not."""
+        with torch.no_grad():
+            found = self._found(Batch(indices, rows, _stream()))
+        for name, supported in found.items():
+            if name not in self.trusted and not supported.all():
                 raise ModelError(
                     f"Site {name!r} observes values outside the support of its distribution: "
                     "recode or scale them (a Bernoulli takes 0 and 1), or make it with "
                     "validate_args=False if they are meant. (This message depends on the data: it "
                     "is for the curator only.)"
                 )
+
+    def _found(self, batch: Batch) -> dict[str, Tensor]:
+        """Whether observations lie in the support of their distributions: (B, ...) per site."""
+        term, particle = self.term, self.particle
+
+        def check(index, row, table):
+            own = (index, row, LocalDraws(table))
+            observed = term.observations(particle, particle.detached(), *own)
+            return {site["name"]: _in_support(site) for site in observed}
+
+        inputs = batch.indices, batch.rows, batch.draws(term.draws)
+        if self.vectorizes:
+            return torch.vmap(check, randomness="different")(*inputs)
+        (index,), rows, tables = inputs
+        return check(index, [row[0] for row in rows], [table[0] for table in tables])
 
 
 def _trusted(term: RecordTerm, particle: Particle) -> set[str] | None:
@@ -199,25 +253,6 @@ def _innermost(fn: Any) -> Any:
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     return fn
-
-
-def _supported(term: RecordTerm, particle: Particle, batch: Batch) -> dict[str, Tensor]:
-    """Whether observations lie in the support of their distributions: (B, ...) per site."""
-
-    def check(index, row, table):
-        observed = term.observations(particle, particle.detached(), index, row, LocalDraws(table))
-        return {site["name"]: _in_support(site) for site in observed}
-
-    inputs = batch.indices, batch.rows, batch.draws(term.draws)
-    if _at_once(term):
-        return torch.vmap(check, randomness="different")(*inputs)
-    (index,), rows, tables = inputs
-    return check(index, [row[0] for row in rows], [table[0] for table in tables])
-
-
-def _at_once(term: RecordTerm) -> bool:
-    """Whether all records go one way."""
-    return term.vectorizes and not term.answers
 
 
 def _in_support(site: dict) -> Tensor:

@@ -13,14 +13,24 @@ import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
+from pyro_dp.records.column import ArrayColumn, Column, dtype_of, own_tensor
 from pyro_dp.utils.errors import ModelError
 
 _LOADER = (
     "Argument {name!r} is a {kind}, which hands out batches: pass the dataset behind it, all "
     "records at once, as in svi.run({name}.dataset). Which records take part in a step is drawn "
     "privately."
+)
+DISTRIBUTED = (
+    "Argument {name!r} {has} a DistributedSampler, which repeats records so that all processes "
+    "have equally many: a repeated record would count twice, and the guarantee is for once. Pass "
+    "the dataset itself; which records take part in a step is drawn privately."
+)
+_SAMPLER = (
+    "Argument {name!r} is a {kind}: which records take part in a step is drawn privately, at "
+    "sample_rate. Pass the dataset, or the tensors, themselves."
 )
 _DATASET = (
     "Argument {name!r} is a {kind}: a dataset stands for the arguments that its items have, and is "
@@ -48,7 +58,7 @@ _MASKED = (
     "~{name}.mask, as two arguments."
 )
 _KINDS = {"U": "text", "S": "text", "T": "text", "M": "dates", "m": "time spans", "c": "complex"}
-_OTHERS = "text or other objects"
+OTHERS = "text or other objects"
 
 
 def is_rows(value: Any, size: int) -> bool:
@@ -64,7 +74,7 @@ def is_rows(value: Any, size: int) -> bool:
 
 def lengths(value: Any) -> Iterator[int]:
     """Of what may have a row per record, in an argument or within its containers."""
-    if _is_listed(value):
+    if _is_listed(value) or isinstance(value, Column):
         yield len(value)
     elif isinstance(value, dict):
         for each in value.values():
@@ -77,10 +87,11 @@ def lengths(value: Any) -> Iterator[int]:
 
 
 def as_tensor(name: str, value: Any, *, size: int = 0) -> Any:
-    """A tensor, if the value has rows; else what it is.
+    """A tensor or a column, if the value has rows; else what it is.
 
-    A NumPy array that is mapped from a file, cannot be written to and has the right dtype, is used
-    where it lies. Everything else is copied: what is done to it later has no effect.
+    A NumPy array that is mapped from a file is used where it lies: as a tensor, if it cannot be
+    written to and has the right dtype, else as a column, which converts the rows that are read.
+    Everything else is copied: what is done to it later has no effect.
 
     :param name: of the argument.
     :param size: how many elements a list has that is rows.
@@ -92,14 +103,16 @@ def as_tensor(name: str, value: Any, *, size: int = 0) -> Any:
         return _listed(name, value)
     _refuse_others(name, value)
     if hasattr(value, "iloc"):  # of pandas
-        return _tensor(name, _frame(name, value) if value.ndim == 2 else _column(name, value))
+        return _tensor(_frame(name, value) if value.ndim == 2 else _column(name, value))
     if hasattr(value, "to_numpy"):
         value = value.to_numpy()
     if not _is_array(value):
         return value
     if isinstance(value, np.ma.MaskedArray):
         raise ModelError(_MASKED.format(name=name))
-    return _tensor(name, _numbers(name, np.asanyarray(value)))
+    if isinstance(value, np.memmap) and value.ndim and is_numeric(value):
+        return _as_it_lies(value)
+    return _tensor(_numbers(name, np.asanyarray(value)))
 
 
 def require_same_rows(named: list[tuple[str, Any]]) -> None:
@@ -129,16 +142,41 @@ def _is_array(value: Any) -> bool:
     return isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "__array__")
 
 
+def is_numeric(value: Any) -> bool:
+    """Whether this is an array of numbers that can be read in parts."""
+    plain = _is_array(value) and not isinstance(value, np.ma.MaskedArray)
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    return plain and not hasattr(value, "iloc") and kind in tuple("fiub")
+
+
+def no_numbers(name: str, found: str) -> ModelError:
+    """
+    :param found: what there is instead.
+    """
+    return ModelError(_KIND.format(name=name, kind=found, where="", column=name))
+
+
 def _refuse_others(name: str, value: Any) -> None:
     kind = type(value).__name__
-    if isinstance(value, DataLoader):
-        raise ModelError(_LOADER.format(name=name, kind=kind))
+    refuse_samplers(name, value)
     if isinstance(value, Dataset):
         raise ModelError(_DATASET.format(name=name, kind=kind))
     if isinstance(value, Iterator):
         raise ModelError(_ONCE.format(name=name, kind=kind))
     if scipy.sparse.issparse(value):
         raise ModelError(_SPARSE.format(name=name, kind="array"))
+
+
+def refuse_samplers(name: str, value: Any) -> None:
+    """:raises ModelError: it chooses records, where that is done privately."""
+    kind = type(value).__name__
+    own = value if isinstance(value, Sampler) else getattr(value, "sampler", None)
+    if isinstance(own, DistributedSampler):
+        raise ModelError(DISTRIBUTED.format(name=name, has="is" if own is value else "has"))
+    if isinstance(value, DataLoader):
+        raise ModelError(_LOADER.format(name=name, kind=kind))
+    if isinstance(value, Sampler):
+        raise ModelError(_SAMPLER.format(name=name, kind=kind))
 
 
 def _listed(name: str, value: Any) -> Tensor:
@@ -148,7 +186,7 @@ def _listed(name: str, value: Any) -> Tensor:
         array = np.array(value)
     except (RuntimeError, TypeError, ValueError):  # whose text may show a value
         raise ModelError(_RAGGED.format(name=name)) from None
-    return _tensor(name, _numbers(name, array))
+    return _tensor(_numbers(name, array))
 
 
 def _frame(name: str, frame: Any) -> np.ndarray:
@@ -183,7 +221,7 @@ def _numbers(name: str, array: np.ndarray, label: str | None = None) -> np.ndarr
         array = _of_objects(array)
         kind = array.dtype.kind
     if kind not in "fiub":
-        found = _KINDS.get(kind, _OTHERS)
+        found = _KINDS.get(kind, OTHERS)
         raise ModelError(_KIND.format(name=name, kind=found, where=where, column=label or name))
     return array
 
@@ -200,14 +238,18 @@ def _of_objects(array: np.ndarray) -> np.ndarray:
         return array
 
 
-def _tensor(name: str, array: np.ndarray) -> Tensor:
-    default = torch.get_default_dtype()
-    floats = np.dtype(np.float64 if default == torch.float64 else np.float32)
-    dtype = {"f": floats, "b": np.dtype(bool)}.get(array.dtype.kind, np.dtype(np.int64))
-    mapped = isinstance(array, np.memmap) and not array.flags.writeable
-    if not (mapped and array.dtype == dtype and array.flags.c_contiguous):
-        array = np.array(array, dtype=dtype, order="C", subok=False)
+def _as_it_lies(array: np.memmap) -> Tensor | Column:
+    column = ArrayColumn(array)
+    right = torch.from_numpy(np.empty(0, array.dtype.newbyteorder("="))).dtype == column.dtype
+    fits = right and array.dtype.isnative and array.flags.c_contiguous
+    return _unwritten(array) if fits and not array.flags.writeable else column
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return own_tensor(array, dtype_of(array.dtype.kind))
+
+
+def _unwritten(array: np.ndarray) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it cannot be written to, which nobody does
-        tensor = torch.from_numpy(array)
-    return tensor.to(default) if tensor.is_floating_point() else tensor
+        return torch.from_numpy(array)

@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 from pyro_dp.graphs.tracing import constant_number
 from pyro_dp.records.decisions import Decisions
 from pyro_dp.records.local_draws import DRAWING, LocalDraws
-from pyro_dp.records.recurrent_layers import RECURRENT
 from pyro_dp.records.reparameterised import ByTorch
+from pyro_dp.records.vectorised import VECTORISED
 
 
 class Substitution(TorchFunctionMode):
@@ -54,11 +54,11 @@ class RecordMode(Substitution):
       would go on using their own tensors, and their gradients would silently be zero.
     * Draws come from :class:`LocalDraws`; normals and uniforms that are drawn in place cannot be
       vectorised otherwise, and what is drawn by rejection cannot be traced.
-    * Where all records run at once, recurrent layers are plain operations. A tensor that is alike
-      for all of them, and into which something of each is written, becomes one of each. Views of it
-      that were made before are not told: the check against the one-record loop notices. A number
-      that is written where a mask is true is chosen by ``torch.where``. Where a model branches on
-      what differs between records, :class:`Decisions` answers.
+    * Where all records run at once, some functions are others (:mod:`.vectorised`). A tensor that
+      is alike for all of them, and into which something of each is written, becomes one of each.
+      Views of it that were made before are not told: the check against the one-record loop notices.
+      A number that is written where a mask is true is chosen by ``torch.where``. Where a model
+      branches on what differs between records, :class:`Decisions` answers.
     """
 
     def __init__(
@@ -91,10 +91,6 @@ class RecordMode(Substitution):
             if func in _READERS:  # placeholders are constants of a graph
                 return constant_number(func, self._substituted(args[0]))
             return super().__torch_function__(func, types, args, kwargs)
-        if func in RECURRENT:
-            result = RECURRENT[func](*self._substituted(args), **kwargs)
-            if result is not None:
-                return result
         if func is Tensor.__bool__ and self._decisions is not None and _differs(args[0]):
             return self._decisions(args[0])
         if args and _writes(func):
@@ -104,6 +100,11 @@ class RecordMode(Substitution):
                 mask = mask.reshape(*mask.shape, *[1] * (tensor.dim() - mask.dim()))
                 tensor.copy_(torch.where(mask, value, tensor))
                 return None
+        if func in VECTORISED:
+            named = {key: self._substituted(value) for key, value in kwargs.items()}
+            result = VECTORISED[func](*self._substituted(args), **named)
+            if result is not None:
+                return result
         return super().__torch_function__(func, types, args, kwargs)
 
     def _widen(self, tensor: Any, *others: Any) -> None:

@@ -17,6 +17,10 @@ class ConfigurationError(PrivacyError, ValueError):
     """A setting is out of range or does not fit the others."""
 
 
+class ClusterError(PrivacyError, RuntimeError):
+    """A process of a cluster died, stopped, failed, or is not where the others are."""
+
+
 class NotPrivateWarning(UserWarning):
     """What a call returns was computed without noise: it is as secret as what it was computed from.
 
@@ -31,3 +35,7 @@ class ConvergenceWarning(UserWarning):
 
 class ClippingWarning(UserWarning):
     """A run clipped so many records that its posterior is drawn by the clipping."""
+
+
+class ClusterWarning(UserWarning):
+    """A cluster spends more time on talking than on computing."""

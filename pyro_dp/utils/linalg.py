@@ -2,8 +2,11 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 
 def apply(matrix: Tensor, vector: Tensor) -> Tensor:
@@ -18,6 +21,23 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     if left.shape[-2] == right.shape[-1] == 1:
         return (left * right.mT).sum(dim=-1, keepdim=True)
     return left @ right
+
+
+def times(rows: Tensor, matrix: Tensor) -> Tensor:
+    """rows @ matrix, of many rows; NumPy's library is faster on some processors than torch's."""
+    if not in_memory(rows):
+        return rows @ matrix
+    with np.errstate(all="ignore"):  # a warning would tell of a broken record
+        return torch.from_numpy(rows.numpy() @ matrix.numpy())
+
+
+def gram(rows: Tensor) -> Tensor:
+    """rows' rows, (d, d), of (n, d): symmetric, which takes half the work of a product."""
+    if not in_memory(rows):
+        return rows.mT @ rows
+    array = rows.numpy()
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(array.T @ array)
 
 
 def inverse(matrix: Tensor) -> Tensor:
@@ -96,6 +116,12 @@ def unstacked(vector: Tensor, size: int) -> Tensor:
     return matrix
 
 
+def in_memory(tensor: Tensor) -> bool:
+    """Whether NumPy may read it: on the CPU, and neither traced nor vectorised."""
+    plain = tensor.device.type == "cpu" and not tensor.requires_grad
+    return plain and not is_functorch_wrapped_tensor(tensor) and not _len_torch_dispatch_stack()
+
+
 def noise_radius(sd: float, size: int) -> float:
     """Spectral radius of the matrix (size, size) that is stacked noise of this size."""
     return sd * math.sqrt(2 * size)
@@ -104,4 +130,6 @@ def noise_radius(sd: float, size: int) -> float:
 def clipped_rows(rows: Tensor, bound: float) -> Tensor:
     """Rows (..., d), scaled down to Euclidean norm ``bound`` where they are longer."""
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    if in_memory(rows) and not (norms > bound).any():
+        return rows  # as it would be times one
     return rows * torch.where(norms > bound, bound / norms, 1.0)

@@ -17,3 +17,10 @@ def version(value: Any) -> int:
 def address(tensor: Tensor) -> int:
     """Of the memory that a tensor and its views share; -1 for what has no such place."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else -1
+
+
+def rows_in_cache(size: int) -> int:
+    """How many rows of so many numbers to work on at a time: fewer take longer for Python's part,
+    and more do not stay in the processor's cache.
+    """
+    return max(1024, min(16384, 2**19 // size))

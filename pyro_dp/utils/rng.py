@@ -23,6 +23,20 @@ def forked_rng() -> Iterator[None]:
             pyro.util.set_rng_state(state)
 
 
+def torch_states() -> list[torch.Tensor]:
+    """Of torch's global generators: the host's, and those of devices in use."""
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *devices]
+
+
+def set_torch_states(states: list[torch.Tensor]) -> None:
+    """As they were."""
+    on_host, *devices = states
+    torch.set_rng_state(on_host)
+    if devices and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state_all(devices)
+
+
 @contextlib.contextmanager
 def private_rng(stream: np.random.Generator) -> Iterator[None]:
     """Within: the global generators are seeded privately. Public state is restored on exit."""

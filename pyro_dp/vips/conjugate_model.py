@@ -117,7 +117,9 @@ class ConjugateModel(abc.ABC):
     def check(self, *data: Tensor) -> None:
         """Refuse data that do not fit. Spends nothing, and is for the curator.
 
-        :param data: finite tensors, all of the same length N.
+        Of large data it is called for one part after the other.
+
+        :param data: finite tensors with a row per record, all of one length.
         :raises ModelError: their number, shapes or values do not fit.
         """
 

@@ -11,7 +11,7 @@ the mixture of the statistics, and the posterior is a function of it.
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,18 +25,20 @@ from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
 from pyro_dp.infer.posterior.explained import Explained
 from pyro_dp.infer.posterior.predicted import Predicted
+from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.records.arguments import as_tensors
+from pyro_dp.records.arguments import argument_names, as_tensors
 from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
+from pyro_dp.records.column import has_rows
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.records import Prepared, Reading, Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.stand_ins import is_table
+from pyro_dp.records.shards import find_shards
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws
@@ -91,7 +93,9 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         is averaged and what early, poorer posteriors said is forgotten. ``None``: the model's own.
     :param microbatch_size: at most so many records are worked on at a time; the result is the same.
         ``None``: as the model says.
+    :param cluster: processes that share the work, each with its own records: :class:`Cluster`.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
+    :raises ClusterError: another process of the cluster failed, or is lost.
     """
 
     num_steps: int
@@ -110,6 +114,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         microbatch_size: int | None = None,
         generator: torch.Generator | int | None = None,
         secure: bool = False,
+        cluster: Cluster | None = None,
     ):
         if not isinstance(model, ConjugateModel):
             raise ConfigurationError(
@@ -303,10 +308,11 @@ class VIPS(IterativeMechanism, Explained, Predicted):
 
     def _look_at(self, args: tuple[Tensor, ...], kwargs: dict) -> Prepared:
         """Check data, if they are new."""
-        if self._prepared is None or not self._prepared.records.same_as(args, kwargs):
+        known = self._prepared
+        if self._looks_anew(known is None or not known.records.same_as(args, kwargs)):
             records = self._checked(args, kwargs)
             size = records.plate.size
-            sampler = RecordSampler(self.sampling, size, self.sample_rate)
+            sampler = RecordSampler(self.sampling, size, self.sample_rate, records.count)
             if self._mixed is None:
                 initial = dict(self.model.initial_statistics(size))
                 self._mixed = MixedStatistics(initial, dict.fromkeys(self._declared, 0.0))
@@ -319,21 +325,28 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 self._e_step.check(self._posterior, records)
             if not self._steps or self._first is None:
                 self._first = records
-            self._prepared = Prepared(records, sampler)
-        return self._prepared
+            known = self._prepared = Prepared(records, sampler)
+        assert known is not None
+        return known
 
     def _checked(self, given: tuple, kwargs: dict) -> Records:
         data, _ = as_tensors(self.model.model, given, {})
-        if kwargs or not data or not all(is_table(x) and len(x) for x in data):
+        some = self._ranks is None  # a shard may be empty
+        if kwargs or not data or not all(has_rows(x) and (len(x) or not some) for x in data):
             raise ModelError("step() takes tensors with one row per record.")
         size = len(data[0])
         if any(len(x) != size for x in data):
             raise ModelError("All arguments of step() must have one row per record, the same N.")
+        shard = None
+        if self._ranks is not None:
+            names = argument_names(self.model.model, data, {})
+            shard = find_shards(names, (data, {}), self._ranks.exchange)[0]
+            size = shard.size
         if self._size not in (None, size):
             raise ModelError("The number of records is not that of the first step.")
         plate = PrivatePlate("data", size, size)
-        records = Records(self.model.model, plate, data, {}, Reading.WHOLE, given=(given, {}))
-        records.require_finite()
+        model, own = self.model.model, (given, dict[str, Any]())
+        records = Records(model, plate, data, {}, Reading.WHOLE, given=own, shard=shard)
         if self._steps and self._first is not None:
             self._first.require_same_data(records)
         state = self._own or CapturedState(*_methods(self.model))
@@ -341,7 +354,10 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             refuse_rows(state.references, size)
         refuse_captured_data(state.references, records)
         with state.pristine() as kept:
-            self.model.check(*(x.clone() for x in data))  # it may write into what it is shown
+            for chosen in records.blocks(records.block):
+                rows = records.rows(chosen)  # copies: it may write into what it is shown
+                records.require_finite(rows)
+                self.model.check(*rows)
         require_no_changes(kept)
         return records
 
@@ -390,6 +406,10 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             for name, found in norms.items():
                 found.append(row_norms(parts[name]))
         return {name: torch.cat(found) for name, found in norms.items()}
+
+    def _public(self) -> Sequence[Tensor]:
+        known = self._mixed
+        return () if known is None else list(known.values.values())
 
     def _m_step(self, mixed: MixedStatistics, size: int) -> Any:
         with _finite():

@@ -10,6 +10,7 @@ from torch import Tensor
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions
+from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
@@ -33,13 +34,13 @@ class StatisticsSum:
     microbatch_size: int | None
     sum_type: type[ClippedSum]
 
-    def static_sum(self, records: Records, indices: Tensor) -> ClippedSum:
+    def static_sum(self, records: Records, indices: Indices) -> ClippedSum:
         """Clipped statistics that do not depend on a posterior, summed over these records."""
         static = self.model.static_statistics
         return self._sum(lambda chosen, *rows: static(*rows), records, indices)
 
     def expected_sum(
-        self, posterior: Any, local: LocalStream, records: Records, indices: Tensor
+        self, posterior: Any, local: LocalStream, records: Records, indices: Indices
     ) -> ClippedSum:
         """Clipped expected statistics under the posterior, summed over these records."""
 
@@ -66,18 +67,25 @@ class StatisticsSum:
                 noise[name] = sigma * math.sqrt(len(self.statistics)) * each.bound / rate
         return MixedStatistics(values, noise)
 
-    def _sum(self, parts: Callable[..., Parts], records: Records, indices: Tensor) -> ClippedSum:
+    def _sum(self, parts: Callable[..., Parts], records: Records, indices: Indices) -> ClippedSum:
         share = 1 / len(self.statistics)
         blocks = [Block(each.size, each.bound, share) for each in self.statistics.values()]
         total = self.sum_type(blocks, records.device)
         most = self.microbatch_size or self.model.microbatch_size
         limit = total.most_records(sum(block.size for block in blocks), most)
-        for chosen in indices.to(records.device).split(limit):
-            if not len(chosen):  # an empty batch
-                break
-            with guarded("The E-step"):
-                found = parts(chosen, *records.rows(chosen))
-                total.add(*[_flat(found[name], name, x) for name, x in self.statistics.items()])
+
+        def contributions(batch: tuple[Tensor, list[Tensor]]) -> list[Tensor | Contributions]:
+            chosen, rows = batch
+            found = parts(chosen, *rows)
+            return [_flat(found[name], name, x) for name, x in self.statistics.items()]
+
+        batches = records.passes(indices.to(records.device), limit or len(indices))
+        with guarded("The E-step"):
+            if isinstance(self.model, IsolatedModel):  # which changes what is global
+                for batch in batches:
+                    total.add(*contributions(batch))
+            else:
+                total.add_each(contributions, batches)
         return total
 
 

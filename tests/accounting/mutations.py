@@ -361,4 +361,18 @@ MUTATIONS = [
         "    def _reduce(self) -> NoReturn:",
         "test_accounting.py",
     ),
+    Mutation(
+        "a mirror that forgets what it counted",
+        "PrivacyAccountant.follow",
+        "if event is not None:",
+        "if False:",
+        "test_cluster.py",
+    ),
+    Mutation(
+        "a mirror that saves",
+        "PrivacyAccountant._refuse_mirror",
+        "if self._follows:",
+        "if False:",
+        "test_cluster.py",
+    ),
 ]

@@ -100,22 +100,22 @@ MUTATIONS = [
     Mutation(
         "rows share a step count",
         "RowOptimizer._move",
-        "steps = moments.steps[indices] + 1",
-        "steps = moments.steps[indices] * 0 + moments.steps.max() + 1",
+        "steps = moments.steps.index_select(0, indices).add_(1)",
+        "steps = moments.steps.index_select(0, indices) * 0 + moments.steps.max() + 1",
         "test_local_parameters.py",
     ),
     Mutation(
         "rows share their second moments",
         "RowOptimizer._move",
-        "square = adam.betas[1] * moments.square[indices] +",
-        "square = adam.betas[1] * moments.square.mean(0) +",
+        "square = moments.square.index_select(0, indices)",
+        "square = moments.square.mean(0).expand_as(mean).clone()",
         "test_local_parameters.py",
     ),
     Mutation(
         "a broken row moves",
         "RowOptimizer.step",
-        "        moved = indices[finite]\n",
-        "        finite |= True\n        moved = indices\n",
+        "if not finite.all():",
+        "if False:",
         "test_local_parameters.py",
     ),
     Mutation(
@@ -243,8 +243,8 @@ MUTATIONS = [
     Mutation(
         "eta clipped without its precision",
         "FullRows.norms",
-        "squared = self._eta.square().sum(dim=1) + self._weight**2 * self._factors.squared_norm()",
-        "squared = self._eta.square().sum(dim=1)",
+        "(self._eta.squared_norms() + precisions.unsqueeze(1)).sqrt()",
+        "self._eta.squared_norms().sqrt()",
         "test_site_factors.py test_dpsep.py",
     ),
     Mutation(
@@ -264,9 +264,52 @@ MUTATIONS = [
     Mutation(
         "a broken record's site in the sum",
         "LowRank.weighted_precision",
-        "finite(self._jacobian), finite(self._precision) * weights.unsqueeze(2)",
-        "self._jacobian, self._precision * weights.unsqueeze(2)",
+        "        jacobian = counted(self._jacobian, weights)\n"
+        "        inner = counted(self._precision, weights) * weights.unsqueeze(2)\n",
+        "        jacobian, inner = self._jacobian, self._precision * weights.unsqueeze(2)\n",
         "test_site_factors.py test_dpsep.py",
+    ),
+    Mutation(
+        "the norm of a one-product site without its gradient",
+        "Gradients.squared_norms",
+        "self.numbers.square() * self.sites._lengths",
+        "0 * self.sites._lengths",
+        "test_linear_sites.py",
+    ),
+    Mutation(
+        "lengths of rows of another basis than those summed",
+        "LinearSites.factors",
+        "lengths, variances = squares.sum(dim=2), squares @ self._axes.variances",
+        "lengths, variances = 0.5 * squares.sum(dim=2), squares @ self._axes.variances",
+        "test_linear_sites.py",
+    ),
+    Mutation(
+        "one-product sites of records whose predictors are not linear",
+        "LinearSites.factors",
+        "            if not straight.all():\n                parts",
+        "            if False:\n                parts",
+        "test_linear_sites.py",
+    ),
+    Mutation(
+        "records are straight for good where all others of the batch are",
+        "LinearSites.factors",
+        "if self._design.affine:",
+        "if straight.all():",
+        "test_linear_sites.py",
+    ),
+    Mutation(
+        "a wide cavity with the nodes of a narrow one",
+        "element_sites",
+        "quick &= variance[..., 0, 0] < _WIDEST  # of a NaN, false",
+        "pass",
+        "test_linear_sites.py",
+    ),
+    Mutation(
+        "a sum that is left in turned coordinates",
+        "LowRank.weighted_precision",
+        "total = self._turn @ total @ self._turn.mT",
+        "pass",
+        "test_linear_sites.py",
     ),
     Mutation(
         "a broken record stops the batch",
@@ -315,7 +358,8 @@ MUTATIONS = [
         "the prior from the data",
         "Prior._log_prob",
         "args, kwargs = self._records.arguments(self._records.placeholder())",
-        "args, kwargs = self._records._with_tables(self._records.tables)",
+        "args, kwargs = self._records._with_tables([next(x.blocks()) for x in "
+        "self._records.columns])",
         "test_prior_factor.py",
     ),
     Mutation(
@@ -398,9 +442,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a whitened site whose norm is that before whitening",
-        "WhitenedSum._contributions",
-        "norms = part.norms()",
-        "norms = _part(self._moments.factors(*public[:2], indices, rows), weight).norms()",
+        "Axes.of",
+        "basis = turn if root is None else root @ turn",
+        "basis = turn",
         "test_automatic_dpsep.py",
     ),
     Mutation(
@@ -780,5 +824,19 @@ MUTATIONS = [
         "if not self._fits(self.eager.draw()):",
         "if False:",
         "test_traced_step.py",
+    ),
+    Mutation(
+        "latents of a record in a cluster",
+        "DPSVI._build",
+        "self._ranks is not None and (term.local or",
+        "False and (term.local or",
+        "test_cluster.py",
+    ),
+    Mutation(
+        "graphs on some ranks only",
+        "DPSVI._build",
+        "not self._ranks.all_have(kind)",
+        "False",
+        "test_cluster.py",
     ),
 ]

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import pyro
 import pyro.distributions as dist
@@ -390,6 +391,7 @@ def test_step_sizes_fall():
     )
     assert (latents.step_size(0), network.step_size(0)) == (0.1, 0.03)
     assert network.step_size(1000) == pytest.approx(0.003)
+    assert replace(network, noise=0.0).step_size(0) == 0.01  # nothing shortens Adam's steps
     assert quiet.step_size(0) == 0.1 > loud.step_size(0) >= 0.02
     for plan in (loud, quiet):
         sizes = [plan.step_size(step) for step in range(1001)]

@@ -13,9 +13,9 @@ from sums import exact_sums
 from pyro_dp import ConfigurationError, PrivacyAccountant, PrivacyError, SubsampledGaussian
 from pyro_dp.infer.ep.site_factors import STRUCTURES, LowRank
 from pyro_dp.mechanism.blocks import Block
-from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Rows
-from pyro_dp.mechanism.fixed_point import FixedPointSum
+from pyro_dp.mechanism.clipping import ClippedSum, clipped_sums
+from pyro_dp.mechanism.contributions import Kept, Rows, Scaled
+from pyro_dp.mechanism.fixed_point import FixedPointSum, rounded_sums
 from pyro_dp.mechanism.outer_products import Joined, OuterProducts
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.system_random import SystemGenerator
@@ -146,6 +146,39 @@ def test_whatever_holds_a_block_can_write_it_out(name):
     assert rows.dtype == torch.float64
     torch.testing.assert_close(block.weighted_sum(weights), (rows * weights).sum(dim=0))
     torch.testing.assert_close(block.norms(), rows.norm(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (1e-30, 1e30), (1e120, 1e-120), (1e200, 1e-200)])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_product_keeps_the_bound_exactly(scales, fused):
+    """Also where a factor's squares overflow, or are lost."""
+    left, right = (
+        torch.randn(300, size) * scale for size, scale in zip((4, 5), scales, strict=True)
+    )
+    block = Joined(
+        [OuterProducts(left.unsqueeze(2), right.unsqueeze(1)), Rows(torch.randn(300, 2))]
+    )
+    for bound in (0.3, 3.0):
+        (whole,) = rounded_sums([block], [bound], fused=fused)
+        for record in (0, 7):
+            alone = torch.zeros(300, 1)
+            alone[record] = 1.0
+            (own,) = rounded_sums([block], [bound], alone, fused=fused)
+            (others,) = rounded_sums([block], [bound], 1 - alone, fused=fused)
+            assert torch.equal(own + others, whole)
+            assert squared_norm(own) <= _UNITS**2
+    if max(scales) < 1e130:
+        (plain,) = clipped_sums([block], [3.0])
+        torch.testing.assert_close(whole * (3.0 / _UNITS), plain, rtol=0.0, atol=300 * 3.0 / _UNITS)
+
+
+def test_norms_that_are_kept_do_not_replace_those_of_rows():
+    """Where all coordinates are written out, so are their norms: a formula's may be rounded."""
+    block = WeightedSquares(torch.randn(1, 4), torch.tensor([5.0]))
+    (whole,) = rounded_sums([Kept(block, 0.9 * block.norms())], [1.0])
+    (scaled,) = rounded_sums([Scaled(Kept(block, 0.9 * block.norms()), torch.ones(1, 1))], [1.0])
+    assert torch.equal(whole, scaled)
+    assert 0.999 * _UNITS**2 < squared_norm(whole) <= _UNITS**2
 
 
 def released(stream, sigma=2.0, bound=3.0, size=20_000, value=None):

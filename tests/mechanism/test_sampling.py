@@ -2,6 +2,7 @@
 
 import math
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from scipy import stats
 
 from pyro_dp import ConfigurationError
+from pyro_dp.mechanism import sampling
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import Randomness
 
@@ -58,8 +60,8 @@ def _counts(counts, rate, draws=_DRAWS):
     return list(2 * stats.norm.sf(np.abs(z)))
 
 
-def drawn(sampling, size=_SIZE, rate=_RATE, source=None):
-    sampler, source = RecordSampler(sampling, size, rate), source or Randomness(0)
+def drawn(kind, size=_SIZE, rate=_RATE, source=None):
+    sampler, source = RecordSampler(kind, size, rate), source or Randomness(0)
     return inclusions(lambda t: sampler.draw(source.stream("sampling", t)))
 
 
@@ -102,8 +104,48 @@ def test_secure(monkeypatch):
 
 
 def test_full():
-    sampler = RecordSampler("full", 5, 1.0)
-    assert torch.equal(sampler.draw(Randomness(0).stream("sampling", 0)), torch.arange(5))
+    everyone = RecordSampler("full", 5, 1.0).draw(Randomness(0).stream("sampling", 0))
+    assert len(everyone) == 5
+    assert torch.equal(torch.cat(list(everyone.to("cpu").split(2))), torch.arange(5))
+    assert len(RecordSampler("poisson", 0, 0.5).draw(Randomness(0).stream("sampling", 0))) == 0
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_poisson_block_by_block(monkeypatch, secure):
+    """The same law, whatever the blocks; a block too few, or one count for all, is found."""
+    monkeypatch.setattr(os, "urandom", np.random.default_rng(0).bytes)
+    monkeypatch.setattr(sampling, "BLOCK", 5)
+    source = Randomness(secure=True) if secure else None
+    assert poisson_pvalue(drawn("poisson", source=source)) > _ALARM
+    assert poisson_pvalue(drawn("poisson", size=10, source=source)[:, :_SIZE]) < _ALARM
+    assert poisson_pvalue(drawn("poisson", rate=0.35, source=source)) < _ALARM
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.06, 0.7])
+def test_one_block_draws_as_ever(rate):
+    """Seeds of runs with few records do not change."""
+    source = Randomness(0)
+    indices = RecordSampler("poisson", 50_000, rate).draw(source.stream("sampling", 3))
+    stream = source.stream("sampling", 3)
+    count = stream.binomial(50_000, rate)
+    expected = np.sort(stream.choice(50_000, size=count, replace=False, shuffle=False))
+    assert np.array_equal(indices.numpy(), expected)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("rate", [0.06, 0.003])
+def test_memory_of_a_draw(rate, secure):
+    """O(batch) and a block, also where numpy would list all N to choose from."""
+    sampler, source = RecordSampler("poisson", 3 * 10**7, rate), Randomness(secure=secure)
+    tracemalloc.start()
+    try:
+        indices = sampler.draw(source.stream("sampling", 0))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * 8 * len(indices) + 40e6  # 240 MB for a list of all
+    assert (indices[1:] > indices[:-1]).all() and indices[-1] < sampler.size
+    assert abs(len(indices) - rate * sampler.size) < 6 * math.sqrt(rate * sampler.size)
 
 
 def test_poisson_of_a_large_data_set():

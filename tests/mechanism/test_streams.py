@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from pyro_dp import ConfigurationError
-from pyro_dp.mechanism.streams import LocalStream, Randomness, _philox
+from pyro_dp.mechanism.streams import _GOLDEN, LocalStream, Randomness, _mixed
 from pyro_dp.utils.rng import forked_rng, private_rng
 
 
@@ -93,16 +93,19 @@ def test_forked_rng_restores_after_an_error():
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_philox_known_answers():
-    """Vectors published with Random123 for Philox4x32-10."""
+def test_splitmix_known_answers():
+    """The first numbers of the sequence that starts at 1234567, as published for SplitMix64."""
+    found = _mixed(np.uint64(1234567) + _GOLDEN * np.arange(1, 4, dtype=np.uint64))
+    assert found.tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
-    def words(counter, key):
-        counter = [np.array([c], dtype=np.uint64) for c in counter]
-        return [int(w[0]) for w in _philox(counter, np.array(key, dtype=np.uint64))]
 
-    assert words([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-    ones = 0xFFFFFFFF
-    assert words([ones] * 4, [ones] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+def test_local_draws_of_records_and_draws_differ():
+    """Index and number of a draw are not added up to one counter."""
+    stream = LocalStream(np.random.default_rng(0))
+    draws = np.stack([stream.uniform(np.arange(500), draw, 3) for draw in range(20)])
+    assert len(np.unique(draws)) == draws.size
+    by_draw = np.corrcoef(draws[:, :, 0])
+    assert np.abs(by_draw - np.eye(20)).max() < 6.5 / np.sqrt(500)
 
 
 def test_local_draws_belong_to_their_record():

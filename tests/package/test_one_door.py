@@ -21,6 +21,17 @@ USES = {
         mechanism.clipping.ClippedSum.__init__ mechanism.clipping.ClippedSum.add_sums
         mechanism.clipping.ClippedSum.add_sums mechanism.clipping.ClippedSum.add_sums
         mechanism.clipping.ClippedSum._exact_sums mechanism.fixed_point.FixedPointSum._units
+        mechanism.clipping.ClippedSum.over_ranks mechanism.clipping.ClippedSum.over_ranks
+    """,
+    # Of all processes of a cluster: to rank 0, and nowhere else.
+    "over_ranks": "mechanism.clipping.ClippedSum mechanism.ranks.Ranks.add_up",
+    ".reduce": """
+        mechanism.cluster.Cluster.reduce mechanism.ranks.Ranks.add_up
+        records.mixed_dtypes accounting.second_opinion._pld_pessimistic
+    """,  # the last two are functools' and numpy's
+    ".broadcast": """
+        mechanism.cluster.Cluster.broadcast mechanism.ranks.Ranks.released
+        mechanism.ranks.Ranks.released
     """,
     "_units": """
         mechanism.fixed_point.FixedPointSum mechanism.fixed_point.FixedPointSum._exact_sums
@@ -33,10 +44,26 @@ USES = {
     """,
     "clipped_sums": """
         mechanism.clipping mechanism.clipping.ClippedSum mechanism.clipping.ClippedSum
-        mechanism.clipping.ClippedSum.add mechanism.fixed_point.FixedPointSum
-        infer.padded_sum.PaddedSum.__init__.sums
+        mechanism.clipping.ClippedSum mechanism.clipping.ClippedSum.add
+        mechanism.fixed_point.FixedPointSum infer.padded_sum.PaddedSum.__init__
     """,
-    "rounded_sums": "mechanism.fixed_point mechanism.fixed_point.FixedPointSum",
+    "compiled_sums": """
+        mechanism.clipping.ClippedSum mechanism.fixed_point.FixedPointSum
+        infer.padded_sum.PaddedSum.__init__
+    """,
+    "rounded_sums": """
+        mechanism.fixed_point mechanism.fixed_point.FixedPointSum
+        mechanism.fixed_point.FixedPointSum
+    """,
+    "whole_sum": """
+        mechanism.contributions.Divisible mechanism.contributions.divisible
+        mechanism.contributions.Rows
+        mechanism.contributions.Kept mechanism.contributions.Kept.whole_sum
+        mechanism.contributions.Scaled mechanism.contributions.Scaled.whole_sum
+        mechanism.outer_products.OuterProducts mechanism.outer_products.OuterProducts.whole_sum
+        mechanism.outer_products.Joined mechanism.outer_products.Joined.whole_sum
+        mechanism.fixed_point.rounded_sums
+    """,
     "add_sums": """
         mechanism.clipping.ClippedSum mechanism.clipping.ClippedSum.add
         infer.padded_sum.PaddedSum.add
@@ -81,6 +108,7 @@ USES = {
         pipeline.trial_accountant.TrialAccountant.record
         accounting.accountant.PrivacyAccountant.record vips.inference.VIPS._require_room
     """,  # the fifth writes the journal; the last computes with a ledger of its own
+    ".mirror": "mechanism.ranks.Ranks.released",
     "record_nonprivate": "accounting.accountant.PrivacyAccountant accounting.looks.mark_look",
     "mark_look": """
         accounting.looks mechanism.nonprivate mechanism.nonprivate.NonPrivate._read baselines.ep
@@ -279,7 +307,11 @@ def test_a_second_one_is_found(kind):
         ),
         ("mechanism.release", "    accountant.record(event)\n", ""),
         ("mechanism.iterative", "import release\n", "import release as r\n"),
-        ("mechanism.iterative", "released = release(", "released = r("),
+        (
+            "mechanism.iterative",
+            "release,\n                clipped,",
+            "r,\n                clipped,",
+        ),
     ],
 )
 def test_neither_twice_nor_left_out(module, old, new):

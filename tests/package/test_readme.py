@@ -30,7 +30,7 @@ def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
     codes = [code for page in PAGES for code in examples(ROOT / page)]
-    assert len(codes) == 10
+    assert len(codes) == 11
     assert len(examples(ROOT / "README.md")) == 1
     for code in codes[:2]:
         assert len([line for line in code.splitlines() if line]) <= 20

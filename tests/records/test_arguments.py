@@ -24,6 +24,7 @@ from torch.utils.data import (
 from pyro_dp import DPSEP, DPSVI, VIPS, ModelError, PrivacyAccountant, nonprivate
 from pyro_dp.baselines import DPEM, DPSGLD
 from pyro_dp.records.arguments import as_tensors, flattened
+from pyro_dp.records.column import ArrayColumn
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.records import Reading, Records
 from pyro_dp.vips import LogisticRegression
@@ -192,16 +193,29 @@ def test_frames_of_other_indices():
 
 
 def test_a_mapped_array_is_used_where_it_lies(tmp_path):
-    """If it is of the right dtype, and cannot be written to."""
+    """As a tensor, if it is of the right dtype, and cannot be written to; else as a column."""
     np.save(tmp_path / "x.npy", X.double().numpy())
+    everyone = torch.arange(len(X))
     for mode, there in (("r", True), ("r+", False), ("c", False)):
         mapped = np.load(tmp_path / "x.npy", mmap_mode=mode)
         x = converted(mapped)[0]
-        assert (x.data_ptr() == mapped.ctypes.data) == there and torch.equal(x, X)
+        assert isinstance(x, torch.Tensor if there else ArrayColumn)
+        if there:
+            assert x.data_ptr() == mapped.ctypes.data and torch.equal(x, X)
+        else:
+            assert x.array is mapped and torch.equal(x.take(everyone), X)
     rows = np.load(tmp_path / "x.npy", mmap_mode="r")[1:3]
     assert converted(rows)[0].data_ptr() == rows.ctypes.data
     torch.set_default_dtype(torch.float32)
-    assert converted(rows)[0].data_ptr() != rows.ctypes.data
+    x = converted(rows)[0]
+    assert x.array is rows and torch.equal(x.take(torch.tensor([1])), X[2:3].float())
+
+
+def test_a_mapped_array_that_is_a_constant(tmp_path):
+    """It has fewer rows than there are records, and is read."""
+    np.save(tmp_path / "c.npy", np.ones((2, 3), np.float32))
+    constant = converted(X, np.load(tmp_path / "c.npy", mmap_mode="r"))[1]
+    assert torch.equal(constant, torch.ones(2, 3))
 
 
 @pytest.mark.parametrize(
@@ -316,10 +330,11 @@ def test_what_is_copied_may_change(given, change):
     """The run goes on with what it was given at first."""
     svi = new_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0)
     svi.step(given, Y)
-    before = [table.clone() for table in svi._first.tables]
+    before = [torch.cat(list(column.blocks())) for column in svi._first.columns]
     change(given)
     svi.step(given, Y)
-    assert all(map(torch.equal, before, svi._prepared.records.tables))
+    after = [torch.cat(list(column.blocks())) for column in svi._prepared.records.columns]
+    assert all(map(torch.equal, before, after))
     assert svi._first is svi._prepared.records
 
 

@@ -89,7 +89,12 @@ def test_tensors_of_inference_mode_are_data():
         args = torch.randn(6, 2), torch.eye(4), {}
     seen = Records(model, PLATE, args, {"y": torch.arange(6)}, Reading.BY_INDEX)
     assert torch.equal(seen.row(2)[0], args[0][2])
-    assert seen.same_as(args, {"y": seen.tables[1]})
+    assert seen.same_as(args, {"y": seen.columns[1].tensor})
+
+
+def require_finite(seen):
+    for chosen in seen.blocks(4):
+        seen.require_finite(seen.rows(chosen))
 
 
 @pytest.mark.parametrize(("change", "named"), [("x", "'x'"), ("z", "'options'"), ("y", "'y'")])
@@ -98,7 +103,7 @@ def test_missing_values_name_the_argument(change, named):
     kwargs["y"] = kwargs["y"].double()
     {"x": args[0], "z": args[2]["z"], "y": kwargs["y"]}[change][3] = torch.nan
     with pytest.raises(ModelError, match=named):
-        Records(model, PLATE, args, kwargs, Reading.BY_INDEX).require_finite()
+        require_finite(Records(model, PLATE, args, kwargs, Reading.BY_INDEX))
 
 
 def test_no_data():
@@ -114,7 +119,7 @@ def test_data_that_are_no_tensor(other):
 
 def test_a_callable_without_signature():
     seen = Records(dict, PLATE, (torch.ones(6),), {}, Reading.BY_INDEX)
-    seen.require_finite()
+    require_finite(seen)
 
 
 def test_module_signature():
@@ -123,6 +128,5 @@ def test_module_signature():
             pass
 
     with pytest.raises(ModelError, match="'features'"):
-        Records(
-            Model(), PLATE, (torch.full((6,), torch.inf),), {}, Reading.BY_INDEX
-        ).require_finite()
+        infinite = (torch.full((6,), torch.inf),)
+        require_finite(Records(Model(), PLATE, infinite, {}, Reading.BY_INDEX))

@@ -91,8 +91,8 @@ MUTATIONS = [
     Mutation(
         "VIPS: an E-step that looks at the batch (logistic)",
         "LogisticRegression.expected_statistics",
-        "squared = ((x @ second_moment) * x).sum(dim=1)",
-        "squared = ((x @ second_moment) * x).sum(dim=1); squared = 0 * squared + squared.mean()",
+        "squared = (times(x, second_moment) * x).sum(dim=1)",
+        "squared = (times(x, second_moment) * x).sum(dim=1).mean().expand(len(x))",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(
@@ -105,15 +105,15 @@ MUTATIONS = [
     Mutation(
         "VIPS: NaN in the data",
         "VIPS._checked",
-        "        records.require_finite()\n",
+        "                records.require_finite(rows)\n",
         "",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(
         "VIPS: data are looked at once",
         "VIPS._look_at",
-        "if self._prepared is None or not self._prepared.records.same_as(args, kwargs):",
-        "if self._prepared is None:",
+        "known is None or not known.records.same_as(args, kwargs)",
+        "known is None",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(

@@ -13,7 +13,7 @@ one record.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,9 +37,10 @@ from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
-from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.utils.errors import (
@@ -184,9 +185,13 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
     :param centred: release eta_n - Lambda_n m, m the cavity mean, rather than eta_n. Then the
         precision's noise does not move the mean.
     :param noise_aware: whether the guide holds the noise-aware posterior or the plain one.
-    :param jit: "none": Pyro code in every step; "trace": sites come from a graph that is traced
-        once; "compile": the same, as machine code (needs a C++ compiler). A few dozen steps on full
-        batches gain little: tracing takes a second or two, compiling up to a minute.
+    :param jit: of no effect where sites come of one product (generalised linear models with full
+        precisions, see :mod:`pyro_dp.infer.ep.linear_sites`). "none": Pyro code in every step;
+        "trace": sites come from a graph that is traced once; "compile": the same, as machine code
+        (needs a C++ compiler). A few dozen steps on full batches gain little: tracing takes a
+        second or two, compiling up to a minute.
+    :param cluster: processes that share the work, each with its own records: :class:`Cluster`.
+    :raises ClusterError: another process of the cluster failed, or is lost.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
 
@@ -214,6 +219,7 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
         generator: torch.Generator | int | None = None,
         secure: bool = False,
         report_clipping: bool = True,
+        cluster: Cluster | None = None,
     ):
         self._automatic = max_factor_norm is None
         if max_factor_norm is not None:
@@ -486,11 +492,15 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
         sigma = self.accountant.noise_multiplier(num_steps=1, sample_rate=1.0, sampling="full")
         return ReleasePlan(dim, size, sigma)
 
+    def _public(self) -> Sequence[Tensor]:
+        q = self._approximation.posterior
+        return [*super()._public(), q.eta, q.precision]
+
     def _is_current(self, prepared: PreparedSites) -> bool:
         return super()._is_current(prepared) and prepared.problem.guide.is_current()
 
     def _clipped_sum(
-        self, prepared: PreparedSites, at: Any, indices: Tensor, position: int
+        self, prepared: PreparedSites, at: Any, indices: Indices, position: int
     ) -> ClippedSum:
         """Sites of these records, clipped and summed, one microbatch after the other."""
         clipped = self._sum_type(self._approximation.blocks, prepared.records.device)

@@ -123,12 +123,9 @@ def _curvature(
     :param root: M^-1/2, of the geometry now.
     """
     dim = len(root)
-    noise = torch.stack(
-        [
-            look.curvature_sd * torch.linalg.matrix_norm(root @ look.geometry @ root, 2)
-            for look in looks
-        ]
-    )
+    sds = torch.tensor([look.curvature_sd for look in looks]).to(root)
+    geometries = root @ torch.stack([look.geometry for look in looks]) @ root
+    noise = sds * torch.linalg.eigvalsh(geometries)[:, -1]  # their spectral norms
     bend = torch.zeros_like(noise)
     if known is not None:
         level = (root @ known @ root).trace() / dim

@@ -11,7 +11,14 @@ import pyro
 import torch
 from pyro.distributions import MaskedDistribution
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution, Independent, biject_to
+from torch.distributions import (
+    Bernoulli,
+    Categorical,
+    Distribution,
+    Independent,
+    Normal,
+    biject_to,
+)
 
 from pyro_dp.utils.errors import PrivacyError
 
@@ -109,6 +116,14 @@ class Family:
         with pyro.validation_enabled(False):  # of a broken record it would raise for all
             log_prob = self._class(**parameters).log_prob(value)
         return torch.where(weight == 0, 0.0, log_prob) * weight
+
+    @property
+    def kind(self) -> type[Distribution] | None:
+        """Bernoulli, or Normal of known scale, if it is one and no class that is derived."""
+        if self._class in (Bernoulli, pyro.distributions.Bernoulli):
+            return Bernoulli
+        known = self._class in (Normal, pyro.distributions.Normal)
+        return Normal if known and self._varying == ["loc"] else None
 
     @property
     def label_free(self) -> bool:

@@ -12,57 +12,93 @@ norm is the Frobenius norm of the kept matrix.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from pyro_dp.mechanism.outer_products import finite
+from pyro_dp.mechanism.contributions import Rows
+from pyro_dp.mechanism.outer_products import counted, weighted_gram
 from pyro_dp.utils.linalg import noise_radius, product, stacked, unstacked
 
 
 class LowRank:
     """Sites of B records on d coordinates, Lambda_n = J_n' A_n J_n, never made as d x d matrices.
 
+    Where J has one row, neither are gradients: their norms follow from the row's.
+
     :param jacobian: J, (B, R, d).
     :param precision: A, symmetric, (B, R, R).
     :param residual: (B, R), of which J' times it is the residual.
     :param largest: what the residual's absolute values can be for other outcomes, (B, R).
-    :ivar residual: (B, d).
+    :param lengths: squared norms of the rows of J, (B, R), if they are known.
+    :param turn: an orthogonal matrix that turns sums into the coordinates they are meant in; None:
+        J is in those.
     """
 
     def __init__(
-        self, jacobian: Tensor, precision: Tensor, residual: Tensor, largest: Tensor | None = None
+        self,
+        jacobian: Tensor,
+        precision: Tensor,
+        residual: Tensor,
+        largest: Tensor | None = None,
+        lengths: Tensor | None = None,
+        turn: Tensor | None = None,
     ):
         self._jacobian, self._precision = jacobian, precision
-        self._inner, self._largest = residual, largest
-        self.residual = product(residual.unsqueeze(1), jacobian).squeeze(1)
+        self._inner, self._largest, self._turn = residual, largest, turn
+        self._lengths = jacobian.square().sum(dim=2) if lengths is None else lengths
+
+    @cached_property
+    def residual(self) -> Tensor:
+        """(B, d)."""
+        turned = product(self._inner.unsqueeze(1), self._jacobian).squeeze(1)
+        return turned if self._turn is None else turned @ self._turn.mT
+
+    def gradients(self) -> "Gradients | Rows":
+        """The residuals, as a part of a block."""
+        if self._jacobian.shape[1] > 1:
+            return Rows(self.residual)
+        return Gradients(self, self._inner)
 
     def whitened(self, root: Tensor) -> "LowRank":
         """The same sites in coordinates W^-1 z, for a symmetric W (d, d)."""
         jacobian = self._jacobian @ root.to(self._jacobian)
         return LowRank(jacobian, self._precision, self._inner, self._largest)
 
+    def within(self, basis: Tensor) -> list[Tensor]:
+        """J T for a basis T (d, d), and A, residuals, and what they can be."""
+        assert self._largest is not None and self._turn is None
+        return [self._jacobian @ basis, self._precision, self._inner, self._largest]
+
     def largest_residual(self) -> Tensor:
         """Squared norm of the residual that other outcomes could have, about; (B,)."""
         if self._largest is None:
             return self.residual.square().sum(dim=1)
-        return (self._largest.square() * self._jacobian.square().sum(dim=2)).sum(dim=1)
+        return (self._largest.square() * self._lengths).sum(dim=1)
 
     def times(self, vector: Tensor) -> Tensor:
         """Lambda_n vector, (B, d)."""
+        if self._turn is not None:
+            vector = self._turn.mT @ vector
         inner = product(self._precision, (self._jacobian @ vector).unsqueeze(2))
-        return product(inner.mT, self._jacobian).squeeze(1)
+        turned = product(inner.mT, self._jacobian).squeeze(1)
+        return turned if self._turn is None else turned @ self._turn.mT
 
     def diagonal(self) -> Tensor:
         """Of Lambda_n, (B, d)."""
-        return (self._jacobian * product(self._precision, self._jacobian)).sum(dim=1)
+        jacobian = self._turned_jacobian()
+        return (jacobian * product(self._precision, jacobian)).sum(dim=1)
 
     def matrices(self) -> Tensor:
         """Lambda_n, (B, d, d)."""
-        return self._jacobian.mT @ self._precision @ self._jacobian
+        jacobian = self._turned_jacobian()
+        return jacobian.mT @ self._precision @ jacobian
 
     def squared_norm(self) -> Tensor:
         """|Lambda_n|^2 in the Frobenius norm, (B,); never below the true one."""
+        if self._jacobian.shape[1] == 1:
+            return (1 + 1e-12) * (self._precision[:, 0, 0] * self._lengths[:, 0]).square()
         gram = product(self._jacobian, self._jacobian.mT)  # (B, R, R)
         root = product(self._precision, gram)
         squared = (root * root.mT).sum(dim=(1, 2))
@@ -72,9 +108,43 @@ class LowRank:
 
     def weighted_precision(self, weights: Tensor) -> Tensor:
         """Sum of weights (B, 1) times Lambda_n, (d, d); of weight zero, nothing."""
-        jacobian, inner = finite(self._jacobian), finite(self._precision) * weights.unsqueeze(2)
-        total = jacobian.flatten(0, 1).T @ product(inner, jacobian).flatten(0, 1)
+        jacobian = counted(self._jacobian, weights)
+        inner = counted(self._precision, weights) * weights.unsqueeze(2)
+        if jacobian.shape[1] == 1:
+            total = weighted_gram(jacobian[:, 0], inner[:, 0])
+        else:
+            total = jacobian.flatten(0, 1).T @ product(inner, jacobian).flatten(0, 1)
+        if self._turn is not None:
+            total = self._turn @ total @ self._turn.mT
         return (total + total.T) / 2
+
+    def _turned_jacobian(self) -> Tensor:
+        return self._jacobian if self._turn is None else self._jacobian @ self._turn.mT
+
+
+@dataclass
+class Gradients:
+    """Multiples of the only row of J of B records: a part of a block.
+
+    :param numbers: (B, 1).
+    """
+
+    sites: LowRank
+    numbers: Tensor
+
+    def squared_norms(self) -> Tensor:
+        """(B, 1)."""
+        return self.numbers.square() * self.sites._lengths
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """(d,), of weights (B, 1)."""
+        jacobian = counted(self.sites._jacobian, weights)[:, 0]
+        numbers = counted(self.numbers, weights) * weights
+        total = jacobian.mT @ numbers[:, 0]
+        return total if self.sites._turn is None else self.sites._turn @ total
+
+    def dense(self) -> Tensor:
+        return self.numbers * self.sites._turned_jacobian()[:, 0]
 
 
 @dataclass
@@ -91,6 +161,10 @@ class Dense:
     def whitened(self, root: Tensor) -> "Dense":
         """As :meth:`LowRank.whitened`."""
         return Dense(self.residual @ root, root @ self.precision @ root)
+
+    def gradients(self) -> Rows:
+        """As :meth:`LowRank.gradients`."""
+        return Rows(self.residual)
 
     def largest_residual(self) -> Tensor:
         """The squared norm of the residual itself: other outcomes are not known; (B,)."""
@@ -129,10 +203,10 @@ class Full:
         self.dim = sum(widths)
         self.size = self.dim * (self.dim + 1) // 2
 
-    def rows(self, eta: Tensor, factors: Factors, weight: float) -> "FullRows":
+    def rows(self, eta: "Tensor | Gradients | Rows", factors: Factors, weight: float) -> "FullRows":
         """What B records hand to the release.
 
-        :param eta: (B, d), the block before the precision's.
+        :param eta: (B, d), the block before the precision's, or its equivalent.
         :param weight: kappa.
         """
         return FullRows(eta, factors, weight)
@@ -151,23 +225,27 @@ class Full:
 
 
 class FullRows:
-    """(eta, kappa Lambda_n) of B records, for a :class:`~pyro_dp.mechanism.clipping.ClippedSum`."""
+    """(eta, kappa Lambda_n) of B records, for a :class:`~pyro_dp.mechanism.clipping.ClippedSum`.
 
-    def __init__(self, eta: Tensor, factors: Factors, weight: float | Tensor):
-        self._eta, self._factors, self._weight = eta, factors, weight
+    :param eta: (B, d), or its equivalent.
+    """
+
+    def __init__(self, eta: Tensor | Gradients | Rows, factors: Factors, weight: float | Tensor):
+        self._eta = Rows(eta) if isinstance(eta, Tensor) else eta
+        self._factors, self._weight = factors, weight
 
     def norms(self) -> Tensor:
-        squared = self._eta.square().sum(dim=1) + self._weight**2 * self._factors.squared_norm()
-        return squared.sqrt().unsqueeze(1)
+        precisions = self._weight**2 * self._factors.squared_norm()
+        return (self._eta.squared_norms() + precisions.unsqueeze(1)).sqrt()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        eta = torch.where(weights > 0, self._eta * weights, 0.0).sum(dim=0)
+        eta = self._eta.weighted_sum(weights)
         precision = self._factors.weighted_precision(weights)
         return torch.cat([eta, self._weight * stacked(precision)])
 
     def dense(self) -> Tensor:
         precision = torch.vmap(stacked)(self._factors.matrices())
-        return torch.cat([self._eta, self._weight * precision], dim=1).double()
+        return torch.cat([self._eta.dense(), self._weight * precision], dim=1).double()
 
 
 class Diagonal:

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from pyro_dp.graphs.tracing import Compiler
+from pyro_dp.infer.ep.linear_sites import LinearSites
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.site_factors import Structure
+from pyro_dp.infer.ep.site_factors import Factors, Full, Structure
+from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, pass_size
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Measured, Rows, with_bit
+from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.utils.errors import ConfigurationError
-from pyro_dp.utils.linalg import restricted
+from pyro_dp.utils.linalg import dense, restricted
 from pyro_dp.utils.rng import forked_rng, private_rng
 
 Public = Sequence[Tensor]  # mean and spread of the cavity, and what else parts depend on
@@ -45,6 +48,8 @@ class SiteSum:
         self._dtype, self._term = self.problem.likelihood.dtype, self.problem.likelihood.term
         self._size = len(self._places) + self.structure.size
         self._limit = self.microbatch_size or self._moments.microbatch_size
+        full = isinstance(self.structure, Full)
+        self._by_one_product = full and self._moments.design is not None
         self._passes: PaddedSum | None = None
         self._unchecked = 0
 
@@ -53,10 +58,14 @@ class SiteSum:
     ) -> None:
         """Use a graph from now on, and compare it with Pyro's code in the first steps.
 
+        Where sites come of one product there is nothing to gain.
+
         :param sum_type: what the sites will be added to.
         :param usual_size: number of records that few batches exceed.
         :raises NotTraceable: the sites come from more than a fixed sequence of tensor operations.
         """
+        if self._by_one_product:
+            return
 
         def contribute(bounds, public, indices, rows, _) -> tuple[list[Contributions], list]:
             return self._contributions(public, indices, rows, bounds[0]), []
@@ -74,7 +83,7 @@ class SiteSum:
         self._unchecked = CHECKED_STEPS
 
     def add(
-        self, clipped: ClippedSum, at: Any, indices: Tensor, stream: np.random.Generator
+        self, clipped: ClippedSum, at: Any, indices: Indices, stream: np.random.Generator
     ) -> None:
         """Clip and sum the sites of these records, one microbatch after the other.
 
@@ -84,17 +93,43 @@ class SiteSum:
         public = self._public(at)
         with private_rng(stream):
             limit = clipped.most_records(self._size, self._limit)
-            passes = self._passes_for(public)
+            linear, passes = self._linear(public), self._passes_for(public)
+            if linear:
+                self._add_linear(clipped, linear, public, indices, limit)
+                return
             for chosen in indices.split(passes.size if passes else limit):
                 if len(chosen):  # an empty batch is split into one empty part
                     self._add_microbatch(clipped, public, chosen, passes)
         if len(indices):
             self._unchecked = max(0, self._unchecked - 1)
 
+    def _linear(self, public: Public) -> LinearSites | None:
+        """For models whose sites come of one product."""
+        mean, spread, *rest = public
+        if not self._by_one_product or self._term.state.changed:  # its graph is of what was then
+            return None
+        assert isinstance(self._moments, LinearMoments)
+        return LinearSites(self._moments, mean, dense(spread), rest[0] if rest else None)
+
+    def _add_linear(
+        self,
+        clipped: ClippedSum,
+        linear: LinearSites,
+        public: Public,
+        indices: Indices,
+        limit: int | None,
+    ) -> None:
+        records = self._term.records
+        bound = torch.as_tensor(clipped.blocks[0].bound, dtype=torch.float64)
+        clipped.add_each(
+            lambda batch: self._blocks(linear.factors(*batch), public, bound),
+            records.passes(indices, min(limit or linear.size, linear.size)),
+        )
+
     def norms(self, at: Any, indices: Tensor) -> Tensor:
         """Of the records' sites before clipping, (B,): private, for the door without noise only."""
-        rows = self._term.records.rows(indices)
-        return self._sites(self._public(at), indices, rows).norms()[:, 0]
+        public, rows = self._public(at), self._term.records.rows(indices)
+        return self._part(self._factors(public, indices, rows), public).norms()[:, 0]
 
     def _passes_for(self, public: Public) -> PaddedSum | None:
         """The graph, if there is one for these numbers."""
@@ -122,9 +157,12 @@ class SiteSum:
     def _contributions(
         self, public: Public, indices: Tensor, rows: list[Tensor], bound: Tensor
     ) -> list[Contributions]:
+        return self._blocks(self._factors(public, indices, rows), public, bound)
+
+    def _blocks(self, sites: Factors, public: Public, bound: Tensor) -> list[Contributions]:
         """The blocks of the joint release: sites, bit."""
-        sites = self._sites(public, indices, rows)
-        return with_bit(sites, bound) if self.num_blocks > 1 else [sites]
+        part = self._part(sites, public)
+        return with_bit(part, bound) if self.num_blocks > 1 else [part]
 
     def _check(
         self, passes: PaddedSum, clipped: ClippedSum, public: Public, chosen: Tensor
@@ -150,10 +188,15 @@ class SiteSum:
                 "nothing. Use a smaller max_factor_norm, noise_multiplier or damping."
             ) from None
 
-    def _sites(self, public: Public, indices: Tensor, rows: list[Tensor]) -> Measured:
-        """Of each record, before it is clipped."""
+    def _factors(self, public: Public, indices: Tensor, rows: list[Tensor]) -> Factors:
+        """Sites of these records, in the coordinates of the release."""
         mean, spread = public
-        sites = self._moments.factors(mean, spread, indices, rows)
-        eta = sites.residual if self.centred else sites.residual + sites.times(mean)
+        return self._moments.factors(mean, spread, indices, rows)
+
+    def _part(self, sites: Factors, public: Public) -> Measured:
+        """What is released of each record, before it is clipped."""
+        eta: Any = sites.residual + sites.times(public[0]) if not self.centred else None
+        if eta is None:
+            eta = sites.gradients() if isinstance(self.structure, Full) else sites.residual
         block = self.structure.rows(eta, sites, self.weight)
         return Rows(block) if isinstance(block, Tensor) else block

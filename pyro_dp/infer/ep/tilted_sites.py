@@ -16,25 +16,25 @@ O(1/N) of the cavity, to Monte Carlo error. Two ways to g and B:
   differentiable, enumerated latents included; takes a d x d matrix per record.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.infer.ep.gauss_hermite import tilted_moments
+from pyro_dp.infer.ep.element_sites import ElementSites, element_sites
 from pyro_dp.infer.ep.likelihood import Likelihood
+from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.infer.ep.observation_family import Family, NotLinear
-from pyro_dp.infer.ep.site_factors import Dense, Factors, LowRank
+from pyro_dp.infer.ep.site_factors import Dense, LowRank
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import cholesky, product
+from pyro_dp.utils.memory import rows_in_cache
 
 _NUM_DRAWS = 16
 _MICROBATCH = 8192  # records; bounds the memory
 _LARGEST_BLOCK = 2**25  # numbers: the Hessians of all draws and records in a microbatch
-_USUAL = 2.0  # residuals, in standard deviations
 _LARGEST_REDUCTION = 0.99  # of the cavity's variance by one record, beyond which draws say nothing
 
 
@@ -42,6 +42,8 @@ class LinearMoments:
     """Moments of a likelihood that depends on the latents through few numbers.
 
     :param z: (d,), public, where it is found out on placeholders whether it does.
+    :ivar families: of the observed distributions.
+    :ivar design: by which a batch's sites come of one product, or None.
     :ivar curved: whether these numbers are no linear function of the latents.
     :ivar label_free: whether the largest residual of a record does not depend on its outcome.
     :ivar careful: whether the first steps should be short; here, where they are curved.
@@ -49,7 +51,6 @@ class LinearMoments:
     """
 
     name = "linear"
-    microbatch_size = _MICROBATCH
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
         self._likelihood = likelihood
@@ -61,8 +62,8 @@ class LinearMoments:
         with torch.enable_grad():
             sites = likelihood.observations(z.detach().requires_grad_(), index, row)
             families = [Family(site) for site in sites]
-        self._families = [family for family in families if family.rank]
-        if not self._families:
+        self.families = [family for family in families if family.rank]
+        if not self.families:
             raise NotLinear("no parameter of an observed distribution depends on the latents")
         placeholders = [value.unsqueeze(0) for value in row]
         if not self._agrees(z, index.reshape(1), placeholders):
@@ -73,7 +74,17 @@ class LinearMoments:
         )
         self.curved = not all(agree(a[2], b[2]) for a, b in zip(here, there, strict=True))
         self.careful = self.curved
-        self.label_free = all(family.label_free for family in self._families)
+        self.label_free = all(family.label_free for family in self.families)
+        self.microbatch_size = rows_in_cache(len(z))
+        size = min(self.microbatch_size, records.plate.size)
+        self.design = None
+        if not self.curved:
+            self.design = LinearDesign.find(likelihood, self.families, self._predictors, z, size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the model computes."""
+        return self._likelihood.dtype
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
         """:raises ModelError: what holds on placeholders does not hold on these records."""
@@ -90,30 +101,17 @@ class LinearMoments:
         """
         return covariance
 
-    def factors(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> Factors:
+    def factors(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> LowRank:
         """Sites of B records.
 
         :param mean: m of the cavity, (d,), or (B, d) with a cavity for each record.
         :param spread: of the cavity, from :meth:`spread`.
         """
-        jacobians, precisions, residuals, largest = [], [], [], []
+        jacobians, sites = [], []
         for family, numbers, jacobian, rest in self._predictors(mean, indices, rows):
-            log_prob = partial(family.log_prob, rest=rest)
-            tilted = tilted_moments(log_prob, numbers, _quadratic(jacobian, spread))
-            precision, residual = tilted.site()
             jacobians.append(jacobian.flatten(1, 2).double())
-            precisions.append(_block_diagonal(precision))
-            residuals.append(residual.flatten(1, 2))
-            other = family.largest_gradient(numbers, rest)
-            if other is None:  # as far as residuals usually go
-                other = _USUAL * precision.diagonal(dim1=2, dim2=3).clamp(min=0.0).sqrt()
-            largest.append(other.flatten(1, 2))
-        return LowRank(
-            torch.cat(jacobians, dim=1),
-            _joined(precisions),
-            torch.cat(residuals, dim=1),
-            torch.cat(largest, dim=1),
-        )
+            sites.append(element_sites(family, numbers, _quadratic(jacobian, spread), rest))
+        return LowRank(torch.cat(jacobians, dim=1), *joined(sites))
 
     def _predictors(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> list[tuple]:
         """Per family: a (B, E, r), J (B, E, r, d), and what else the density needs.
@@ -123,7 +121,7 @@ class LinearMoments:
 
         def read(z, index, row):
             sites = {s["name"]: s for s in self._likelihood.observations(z, index, row)}
-            found = [family.read(sites[family.name]) for family in self._families]
+            found = [family.read(sites[family.name]) for family in self.families]
             numbers = [a for a, _ in found]
             return numbers, (numbers, [rest for _, rest in found])
 
@@ -135,7 +133,7 @@ class LinearMoments:
         numbers, rest = pytree.tree_map(
             lambda x: x.double() if x.is_floating_point() else x, (numbers, rest)
         )
-        return list(zip(self._families, numbers, jacobians, rest, strict=True))
+        return list(zip(self.families, numbers, jacobians, rest, strict=True))
 
     def _agrees(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> bool:
         """Whether the gradient of the log density through a(z) is all of the gradient."""
@@ -164,6 +162,7 @@ class SteinMoments:
 
     name = "stein"
     label_free = False
+    design = None
     curved = False  # the curvature is that of the likelihood itself, and not weak
     careful = True  # the draws say little of a site that is far off
 
@@ -186,7 +185,7 @@ class SteinMoments:
         """L, with V = L L', in the arguments of :meth:`LinearMoments.spread`."""
         return torch.diag(covariance.sqrt()) if covariance.dim() == 1 else cholesky(covariance)
 
-    def factors(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> Factors:
+    def factors(self, mean: Tensor, spread: Tensor, indices: Tensor, rows: list[Tensor]) -> Dense:
         """As :meth:`LinearMoments.factors`."""
         shifts = torch.einsum("...ij,kj->k...i", spread, self._draws)  # (K, d) or (K, B, d)
         z = mean + (shifts if spread.dim() == 3 else shifts.unsqueeze(1))
@@ -250,9 +249,20 @@ def _quadratic(jacobian: Tensor, covariance: Tensor) -> Tensor:
     return product(spread, jacobian.mT).double()
 
 
+def joined(sites: list[ElementSites]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of all R numbers of a record: A (B, R, R), residuals and what they can be, (B, R) each."""
+    return (
+        _joined([_block_diagonal(each.precision) for each in sites]),
+        torch.cat([each.residual.flatten(1, 2) for each in sites], dim=1),
+        torch.cat([each.largest.flatten(1, 2) for each in sites], dim=1),
+    )
+
+
 def _block_diagonal(blocks: Tensor) -> Tensor:
     """(B, E, r, r) -> (B, E r, E r)."""
     batch, count, rank, _ = blocks.shape
+    if count == 1:
+        return blocks[:, 0]
     identity = torch.eye(count, dtype=blocks.dtype, device=blocks.device)
     spread = torch.einsum("beij,ef->beifj", blocks, identity)
     return spread.reshape(batch, count * rank, count * rank)

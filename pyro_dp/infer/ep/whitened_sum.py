@@ -51,36 +51,23 @@ class WhitenedSum(SiteSum):
         weight = torch.tensor(frame.weight, dtype=torch.float64, device=frame.root.device)
         return [*public, frame.root, weight]
 
-    def _contributions(
-        self, public: Public, indices: Tensor, rows: list[Tensor], bound: Tensor
-    ) -> list[Contributions]:
+    def _blocks(self, sites: Factors, public: Public, bound: Tensor) -> list[Contributions]:
         """The blocks of the joint release: sites, histogram; before the first frame only this."""
-        sites, weight = self._whitened(public, indices, rows)
-        if weight is None:
-            return [one_hot(torch.linalg.vector_norm(sites.residual, dim=1, keepdim=True))]
-        part = _part(sites, weight)
+        part = self._part(sites, public)
         norms = part.norms()
-        largest = sites.largest_residual() + weight**2 * sites.squared_norm()
+        if len(public) == _WITHOUT_FRAME:
+            return [one_hot(norms)]
+        largest = sites.largest_residual() + public[-1] ** 2 * sites.squared_norm()
         largest = largest.sqrt().unsqueeze(1).maximum(norms)
         weighted = Scaled(Kept(part, norms), (bound / largest).clamp(max=1.0))
         return [weighted, Bins(norms)] if self.num_blocks > 1 else [weighted]
 
-    def _sites(self, public: Public, indices: Tensor, rows: list[Tensor]) -> Measured:
-        sites, weight = self._whitened(public, indices, rows)
-        return Rows(sites.residual) if weight is None else _part(sites, weight)
+    def _part(self, sites: Factors, public: Public) -> Measured:
+        if len(public) == _WITHOUT_FRAME:
+            return Rows(sites.residual)
+        return FullRows(sites.gradients(), sites, public[-1])
 
-    def _whitened(
-        self, public: Public, indices: Tensor, rows: list[Tensor]
-    ) -> tuple[Factors, Tensor | None]:
-        """Sites in the frame's coordinates, and kappa; before the first frame in the latents'."""
-        mean, spread, *frame = public
-        sites = self._moments.factors(mean, spread, indices, rows)
-        if not frame:
-            return sites, None
-        root, weight = frame
-        return sites.whitened(root), weight
-
-
-def _part(sites: Factors, weight: Tensor) -> FullRows:
-    """What is released of each record, before weights."""
-    return FullRows(sites.residual, sites, weight)
+    def _factors(self, public: Public, indices: Tensor, rows: list[Tensor]) -> Factors:
+        """In the frame's coordinates; before the first frame in the latents'."""
+        sites = super()._factors(public[:_WITHOUT_FRAME], indices, rows)
+        return sites if len(public) == _WITHOUT_FRAME else sites.whitened(public[-2])

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributions import transform_to
 from torch.distributions.constraints import Constraint
 
+from pyro_dp.records.few_indices import FewIndices
 from pyro_dp.records.latents import Latent, latents_of
 from pyro_dp.records.plate import PrivatePlate, Sites, random_sites
 from pyro_dp.records.records import Records
@@ -201,9 +202,12 @@ class _Reads(Messenger):
 
 def _run(model: Callable, guide: Callable, records: Records) -> tuple[Sites, Sites, list]:
     """Sites of the guide, global latent sites of the model, and the guide's parameters."""
-    # All N rows, so that a guide with latents per record shows it.
-    args, kwargs = records.arguments(records.placeholder(), length=records.plate.size)
-    with forked_rng(), guarded("Running guide and model on placeholder data", public=True):
+    # All N rows, so that a guide with latents per record shows it; a few, where N are too many.
+    size, few = records.plate.size, FewIndices(records.plate.size, records.shown)
+    length = records.shown if records.slice_data else size
+    args, kwargs = records.arguments(records.placeholder(), length=length)
+    public = guarded("Running guide and model on placeholder data", public=True)
+    with forked_rng(), few.shown(), public:
         with _Reads() as by_guide:
             trace = poutine.trace(guide).get_trace(*args, **kwargs)
         with _Reads() as by_model:

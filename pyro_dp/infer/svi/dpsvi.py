@@ -5,7 +5,7 @@ plate of individuals.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -34,6 +34,7 @@ from pyro_dp.mechanism import norm_histogram
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFraction
+from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.contributions import with_bit
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.norm_histogram import SIZE, bins_alone, with_bins
@@ -63,6 +64,13 @@ _CLIPPED = (
     "About {fraction:.0%} of the records were clipped at {bound:g}, the bound that costs least at "
     "this budget: the posterior is drawn by the clipped ones. More records or a larger epsilon "
     "raise it; max_grad_norm sets it by hand."
+)
+
+
+_PER_RECORD = (
+    "cluster: model or guide have latents or parameters of each record, or draw for each, as "
+    "dropout does. Such records must stay in one process: leave cluster=None, or sum latents out "
+    '(infer={"enumerate": "parallel"}).'
 )
 
 
@@ -195,9 +203,11 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         A bit of each record joins the release as a further block with 1% of the privacy cost: the
         gradient's noise grows by half a per cent. :class:`AdaptiveClip` has such a bit anyway, of
         which no warning is made; the histogram of ``max_grad_norm=None`` tells without one.
+    :param cluster: processes that share the work, each with its own records: :class:`Cluster`.
     :raises ConfigurationError: a setting is out of range or does not fit the others; at the first
         step, parameters per record with ``sampling="fixed"``, or without ``local_optim`` if
-        ``optim`` is no plain Adam.
+        ``optim`` is no plain Adam; with a ``cluster``, latents or parameters per record.
+    :raises ClusterError: another process of the cluster failed, or is lost.
     """
 
     def __init__(
@@ -224,6 +234,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         generator: torch.Generator | int | None = None,
         secure: bool = False,
         report_clipping: bool = True,
+        cluster: Cluster | None = None,
     ):
         if not isinstance(optim, PyroOptim | None):
             raise ConfigurationError(
@@ -280,7 +291,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         self._histogram: HistogramBound | None = None  # before the first
         self._history = RunHistory(model, guide)
         self._concluded: str | None = None  # what the guide holds, if it is no posterior
-        self._optimizer = PublicOptimizer(optim or pyro.optim.Adam({}))
+        self._optimizer = PublicOptimizer(optim or pyro.optim.Adam({"fused": True}))
         self._loaded = SavedParameters()
         self._rows = RowOptimizer(partial(_row_adam, local_optim, optim))
         self._chooses_rows = self._automatic and local_optim is None
@@ -486,6 +497,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             )
         if term.local and self.sampling == "fixed":
             raise ConfigurationError(FIXED.format(names=term.local.listed))
+        if self._ranks is not None and (term.local or term.draws or term.samples):
+            raise ConfigurationError(_PER_RECORD)
         self._rows.use(term.local)
         if term.local:
             self.accountant.note(NOTE.format(names=term.local.listed))
@@ -507,6 +520,9 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         step = self._traced(
             partial(step_from_graphs, eager, self._sum_type, sampler.usual_size), term
         )
+        kind = None if step is None else type(step)
+        if self._ranks is not None and not self._ranks.all_have(kind):
+            step = None
         if self._automatic and self.num_steps is None:
             self.num_steps = usual_steps()
         self._history.start(
@@ -562,6 +578,10 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         super()._refuse_steps_beyond_calibration()
         if self._automatic and self.num_steps is not None and self._steps >= self.num_steps:
             raise ConfigurationError(f"num_steps={self.num_steps} are done: start anew to go on.")
+
+    def _public(self) -> Sequence[Tensor]:
+        known = self._prepared
+        return [*super()._public(), *(known.parameters.values() if known else ())]
 
     def _is_current(self, prepared: PreparedGradient) -> bool:
         if self._optimizer.failed:

@@ -17,6 +17,7 @@ from torch import Tensor
 from pyro_dp.infer.svi.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Measured, Rows
+from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.record_term import Batch, RecordTerm
@@ -87,7 +88,7 @@ class EagerStep:
         return self.coordinates(draws, self.parameters).size
 
     def add(
-        self, clipped: ClippedSum, draws: list[Particle], indices: Tensor, new_stream: NewStream
+        self, clipped: ClippedSum, draws: list[Particle], indices: Indices, new_stream: NewStream
     ) -> list[LocalGradients]:
         """Clip and sum what these records contribute, one microbatch after the other.
 
@@ -176,7 +177,7 @@ class GradientStep(Protocol):
     def size(self, draws: Any) -> int: ...
 
     def add(
-        self, clipped: ClippedSum, draws: Any, indices: Tensor, new_stream: NewStream
+        self, clipped: ClippedSum, draws: Any, indices: Indices, new_stream: NewStream
     ) -> list[LocalGradients]: ...
 
     def gradients(self, draws: Any, released: Tensor) -> Gradients: ...

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from pyro_dp.infer.svi.joint_adam import JointAdam
 from pyro_dp.utils.errors import ConfigurationError
 
 STARTED = "Parameter {name!r} is NaN or infinite before the step: start it at a finite value."
@@ -31,6 +32,7 @@ class PublicOptimizer:
 
     def __init__(self, optim: PyroOptim):
         self.optim = optim
+        self._joint = JointAdam()
         self.failed = False  # then parameters are looked at anew before more is spent
 
     @property
@@ -76,7 +78,8 @@ class PublicOptimizer:
                 leaf.grad = gradient.clone(memory_format=torch.contiguous_format)
         self.failed = True
         try:
-            self.optim(set(leaves.values()))
+            if not self._joint.step(self.optim, list(leaves.values())):
+                self.optim(set(leaves.values()))
         except Exception as error:
             raise ConfigurationError(_FAILED.format(error=_named(error))) from error
         finally:

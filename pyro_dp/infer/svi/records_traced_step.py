@@ -19,6 +19,7 @@ from pyro_dp.infer.padded_sum import parted
 from pyro_dp.infer.svi.eager_step import EagerStep, Gradients, LocalGradients, NewStream
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.records.global_draw import Particle
 
 _PARTLY = (
@@ -76,7 +77,7 @@ class RecordsTracedStep(TracedStep):
         return self.eager.size(draws)
 
     def add(
-        self, clipped: ClippedSum, draws: Any, indices: Tensor, new_stream: NewStream
+        self, clipped: ClippedSum, draws: Any, indices: Indices, new_stream: NewStream
     ) -> list[LocalGradients]:
         """As :meth:`EagerStep.add`."""
         if not self._fits(draws):

@@ -130,10 +130,12 @@ class RowOptimizer:
         finite = torch.ones(len(indices), dtype=torch.bool, device=indices.device)
         for gradient in gradients.values():
             finite &= gradient.reshape(len(indices), -1).isfinite().all(dim=1)
-        moved = indices[finite]
+        if not finite.all():
+            indices = indices[finite]
+            gradients = {name: gradient[finite] for name, gradient in gradients.items()}
         for name, gradient in gradients.items():
             if self._local.leaves[name].requires_grad:
-                self._move(name, moved, gradient[finite])
+                self._move(name, indices, gradient)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Rows, step counts and moments by parameter: private."""
@@ -163,13 +165,17 @@ class RowOptimizer:
 
     def _move(self, name: str, indices: Tensor, gradient: Tensor) -> None:
         adam, moments = self._adams[name], self._moments[name]
-        steps = moments.steps[indices] + 1
-        mean = moments.mean[indices].lerp(gradient, 1 - adam.betas[0])
-        square = adam.betas[1] * moments.square[indices] + (1 - adam.betas[1]) * gradient**2
+        steps = moments.steps.index_select(0, indices).add_(1)
+        gradient = gradient.to(moments.mean.dtype)
+        mean = moments.mean.index_select(0, indices).lerp_(gradient, 1 - adam.betas[0])
+        square = moments.square.index_select(0, indices).mul_(adam.betas[1])
+        square.addcmul_(gradient, gradient, value=1 - adam.betas[1])
         shape = (-1, *[1] * (gradient.dim() - 1))
-        first, second = ((1 - b ** steps.double()).view(shape) for b in adam.betas)
-        change = adam.lr / first * mean / (square.sqrt() / second.sqrt() + adam.eps)
+        counts = steps.double()
+        first, second = (1 - torch.pow(beta, counts).view(shape) for beta in adam.betas)
+        spread = (square / second).sqrt_().add_(adam.eps)
+        change = (adam.lr / first) * mean / spread
         rows = self._local.leaves[name].detach().movedim(self._local.dims[name], 0)
-        rows.index_copy_(0, indices, (rows[indices] - change).to(rows.dtype))
+        rows.index_add_(0, indices, change.to(rows.dtype), alpha=-1)
         for old, new in ((moments.steps, steps), (moments.mean, mean), (moments.square, square)):
             old.index_copy_(0, indices, new)

@@ -10,6 +10,7 @@ _SAMPLE_RATE, _RECORDS = 0.05, 1000  # in a step, at least
 _LARGEST, _LEAST, _LAST = 0.1, 0.02, 0.001  # step sizes: first ones, and the last
 _OF_MANY = 0.1, 0.01  # first and last, of many latents
 _OF_NETWORKS = 0.03, 0.003  # and of many parameters that records see
+_OF_QUIET_NETWORKS = 0.01, 0.001  # without noise, which makes Adam's steps shorter
 _NOISE = 0.05  # rho, from which the first step size falls
 _OF_ROWS = 0.1, 0.01  # first and last, of parameters per record
 
@@ -59,11 +60,17 @@ class StepPlan:
         :param step: from 0.
         """
         if self.is_of_many:
-            return self._between(*(_OF_NETWORKS if self.sees_parameters else _OF_MANY), step)
+            return self._between(*self._of_many, step)
         first = _LARGEST
         if self.ratio > _NOISE:
             first = max(_LEAST, _LARGEST * (_NOISE / self.ratio) ** 0.3)
         return self._between(first, _LAST, step)
+
+    @property
+    def _of_many(self) -> tuple[float, float]:
+        if not self.sees_parameters:
+            return _OF_MANY
+        return _OF_NETWORKS if self.noise else _OF_QUIET_NETWORKS
 
     def row_step_size(self, step: int) -> float:
         """Of parameters per record, whose gradients have no noise of privacy.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.graphs.factorisation import factorised
+from pyro_dp.graphs.torch_calls import called_by_torch
 from pyro_dp.graphs.tracing import Compiler, trace
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, parted, pass_size, placeholder_batch
 from pyro_dp.infer.svi.coordinates import mean, mean_loss
@@ -22,6 +23,7 @@ from pyro_dp.infer.svi.eager_step import EagerStep, Gradients, LocalGradients, N
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions
 from pyro_dp.mechanism.outer_products import Joined
+from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import LocalDraws, PublicDraws
@@ -77,7 +79,7 @@ class TracedStep:
         return self._size
 
     def add(
-        self, clipped: ClippedSum, draws: PublicTables, indices: Tensor, new_stream: NewStream
+        self, clipped: ClippedSum, draws: PublicTables, indices: Indices, new_stream: NewStream
     ) -> list[LocalGradients]:
         """As :meth:`EagerStep.add`."""
         stream = new_stream() if self.eager.term.draws or self.eager.term.samples else None
@@ -186,7 +188,7 @@ class TracedStep:
             return [each for draws in made for each in (*draws.table, *draws.sampled)]
 
         graph = trace(drawn, [leaf.detach() for leaf in self._leaves], draws=True)
-        return graph.forward, [(len(draws.table), len(draws.sampled)) for draws in made]
+        return called_by_torch(graph), [(len(draws.table), len(draws.sampled)) for draws in made]
 
     def _trace_records(
         self, size: int, sum_type: type[ClippedSum], compiler: Compiler
@@ -236,7 +238,8 @@ class TracedStep:
 
         others = 1 + len(names) + bool(term.answers)
         inputs = [*public, *placeholder_batch(term, size, local)]
-        sampling = trace(sampled, inputs, draws=True).forward if term.samples else None
+        drawing = trace(sampled, inputs, draws=True) if term.samples else None
+        sampling = called_by_torch(drawing) if drawing else None
         values = sampling(*inputs) if sampling else []
         graph = trace(per_record, [*inputs, *values])
         graph, products = factorised(graph, fused=compiler.enabled, others=others)

@@ -18,6 +18,7 @@ from pyro_dp.utils.linalg import (
     stacked,
     unstacked,
 )
+from pyro_dp.utils.memory import rows_in_cache
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
@@ -78,6 +79,7 @@ class LinearRegression(ConjugateModel):
         rate: float = 1.0,
     ):
         self.dim = require_count("dim", dim)
+        self.microbatch_size = rows_in_cache(dim)
         self.x_bound = require_scale("x_bound", x_bound)
         self.y_bound = require_scale("y_bound", y_bound)
         self.weight_precision = require_scale("weight_precision", weight_precision)

@@ -14,7 +14,8 @@ from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.linalg import clipped_rows
+from pyro_dp.utils.linalg import clipped_rows, times
+from pyro_dp.utils.memory import rows_in_cache
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
@@ -64,6 +65,7 @@ class LogisticRegression(ConjugateModel):
 
     def __init__(self, dim: int, *, concentration: float = 1.0, rate: float = 1.0):
         self.dim = require_count("dim", dim)
+        self.microbatch_size = rows_in_cache(dim)
         self.concentration = require_scale("concentration", concentration)
         self.rate = require_scale("rate", rate)
 
@@ -94,7 +96,7 @@ class LogisticRegression(ConjugateModel):
     ) -> dict[str, WeightedSquares]:
         x = clipped_rows(x.double(), 1.0)
         second_moment = posterior.covariance + torch.outer(posterior.mean, posterior.mean)
-        squared = ((x @ second_moment) * x).sum(dim=1)
+        squared = (times(x, second_moment) * x).sum(dim=1)
         return {"curvature": WeightedSquares(x, polya_gamma_mean(squared))}
 
     def posterior(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.posterior.doubts import mostly_in
-from pyro_dp.mechanism.outer_products import finite
+from pyro_dp.mechanism.outer_products import counted, weighted_gram
 from pyro_dp.utils.linalg import noise_radius, stacked, unstacked
 
 
@@ -32,10 +32,10 @@ class WeightedSquares:
         return (self.weights.abs() * self.rows.square().sum(dim=1)).unsqueeze(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        rows, own = finite(self.rows), finite(self.weights).unsqueeze(1) * weights
         # What does not count is zero before anything can overflow.
-        rows = torch.where(weights > 0, rows, 0.0)
-        total = (rows * own).T @ rows
+        rows = counted(self.rows, weights)
+        own = counted(self.weights.unsqueeze(1), weights) * weights
+        total = weighted_gram(rows, own)
         return stacked((total + total.T) / 2)
 
     def dense(self) -> Tensor:

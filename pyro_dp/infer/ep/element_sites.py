@@ -1,0 +1,122 @@
+"""Sites of single elements: of the one or two numbers that an observation depends on.
+
+:func:`element_sites` is quadrature around each element's mode
+(:mod:`~pyro_dp.infer.ep.gauss_hermite`), but where a family allows less: a Gaussian of known scale
+has its site in closed form, and of a Bernoulli outcome in a narrow cavity the mode need not be
+found. Which way an element is taken depends on its own numbers alone, and both ways agree to
+1e-10.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Normal
+
+from pyro_dp.graphs.tracing import tracing
+from pyro_dp.infer.ep.gauss_hermite import tilted_moments
+from pyro_dp.infer.ep.observation_family import Family
+
+_USUAL = 2.0  # residuals, in standard deviations
+# Where 15 nodes around the cavity's mean are as good as around the mode.
+_WIDEST, _FARTHEST = 0.25, 12.0  # variance of a logit, and its distance from zero
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
+
+
+@dataclass
+class ElementSites:
+    """Sites of E elements of each of B records, on r numbers.
+
+    :param precision: (B, E, r, r).
+    :param residual: (B, E, r).
+    :param largest: what residuals can be for other outcomes, in absolute value, (B, E, r).
+    """
+
+    precision: Tensor
+    residual: Tensor
+    largest: Tensor
+
+    def replaced(self, places: Tensor, other: "ElementSites") -> "ElementSites":
+        """Those of the elements where ``places``, (B, E), is true are others."""
+        parts = zip(vars(self).values(), vars(other).values(), strict=True)
+        return ElementSites(*(one.index_put((places,), new) for one, new in parts))
+
+
+def element_sites(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
+    """Sites in a cavity.
+
+    :param mean: of the numbers in the cavity, (B, E, r), in float64.
+    :param variance: of the numbers in the cavity, (B, E, r, r).
+    :param rest: what else the family's density needs, (B, E) each.
+    """
+    if family.kind is Normal:
+        return _normal(mean, rest)
+    if family.kind is not Bernoulli or tracing():
+        return by_quadrature(family, mean, variance, rest)
+    value, weight = rest
+    one = (value == 0) | (value == 1)
+    quick = one & (weight == 1) & (mean[..., 0].abs() < _FARTHEST)
+    quick &= variance[..., 0, 0] < _WIDEST  # of a NaN, false
+    sites = _bernoulli(mean[..., 0], variance[..., 0, 0], value)
+    if quick.all():
+        return sites
+    others = ~quick
+    slow = [x[others].unsqueeze(1) for x in (mean, variance, *rest)]
+    found = by_quadrature(family, slow[0], slow[1], slow[2:])
+    found = ElementSites(*(each.squeeze(1) for each in vars(found).values()))
+    return sites.replaced(others, found)
+
+
+def by_quadrature(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
+    """As :func:`element_sites`, of any family."""
+    log_prob = partial(family.log_prob, rest=rest)
+    precision, residual = tilted_moments(log_prob, mean, variance).site()
+    largest = family.largest_gradient(mean, rest)
+    if largest is None:  # as far as residuals usually go
+        largest = _usual(precision)
+    return ElementSites(precision, residual, largest)
+
+
+def _usual(precision: Tensor) -> Tensor:
+    return _USUAL * precision.diagonal(dim1=2, dim2=3).clamp(min=0.0).sqrt()
+
+
+def _normal(mean: Tensor, rest: Any) -> ElementSites:
+    """Of a location: the likelihood itself."""
+    scale, value, weight = (each.unsqueeze(-1) for each in rest)
+    precision = weight / scale.square()
+    residual = torch.where(weight == 0, 0.0, precision * (value - mean))
+    precision = precision.unsqueeze(-1) + 0 * mean.unsqueeze(-1)  # NaN where that is broken
+    return ElementSites(precision, residual, _usual(precision))
+
+
+def _bernoulli(mean: Tensor, variance: Tensor, value: Tensor) -> ElementSites:
+    """Of a logit in a narrow cavity, whose nodes are the same for all; (B, E) each.
+
+    In t, the logit's distance from the outcome that was not, the likelihood is p = sigmoid(t), its
+    log gradient 1 - p and its curvature p (1 - p). All moments of the tilted distribution are sums
+    of p, p^2 and p^3 over the nodes.
+    """
+    shape = mean.shape
+    sign = (2 * value - 1).flatten()
+    centre, width = mean.flatten() * sign, variance.flatten().clamp(min=0.0).sqrt()
+    nodes = torch.from_numpy(_NODES).to(centre)
+    weights = torch.from_numpy(np.stack([_WEIGHTS * _NODES**k for k in range(3)])).to(centre)
+    p = torch.outer(nodes, width).add_(centre).sigmoid_()  # (15, B E)
+    total, first, second = weights @ p
+    power = p * p
+    own, cross = weights[:2] @ power
+    (square,) = weights[:1] @ power.mul_(p)
+    own, square, first, second, cross = (x / total for x in (own, square, first, second, cross))
+    # In units of the cavity's standard deviation: shift `first`, spread, and covariance with p.
+    gain = (cross - own * first) / (second - first * first)
+    precision = own - square - (square - own * own) + gain * (cross - own * first)
+    residual = (1 - own + gain * first) * sign
+    largest = centre.sigmoid_()
+    largest = largest.maximum(1 - largest)
+    return ElementSites(
+        precision.reshape(*shape, 1, 1), residual.reshape(*shape, 1), largest.reshape(*shape, 1)
+    )

@@ -1,0 +1,214 @@
+"""Predictors that are linear in the latents, with coefficients that are affine in a record's row.
+
+All generalised linear models are such: a(z) = J z + c, and J = J_0 + sum_k row_k J_k with public
+J_k, most of which are zeros and ones. Then a batch's J times a public matrix is *one product of
+the data with a public matrix*, and no J is made: from (rows) (J_k T) follow what a record's site
+is long, how far the cavity's predictors vary, and what it adds to the sum.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_dp.graphs.linearity import is_affine
+from pyro_dp.graphs.simplify import only_reads
+from pyro_dp.graphs.torch_calls import called_by_torch
+from pyro_dp.graphs.tracing import NotTraceable, trace
+from pyro_dp.infer.ep.likelihood import Likelihood
+from pyro_dp.infer.ep.observation_family import Family
+from pyro_dp.records.stand_ins import on_varied, varied
+from pyro_dp.utils.agreement import agree
+from pyro_dp.utils.linalg import cholesky, times
+
+_MOST_COEFFICIENTS = 2**22
+_NUM_VARIED = 3
+Numbers = list[tuple[Tensor, list[Tensor]]]  # of each family: a (B, E, r), and what else it needs
+
+
+@dataclass(frozen=True, eq=False)
+class Axes:
+    """Coordinates in which squared norms are those of W, and the cavity's covariance is diagonal.
+
+    A row j of J becomes u = T' j: the norm of W j is that of u, and the variance of j z in the
+    cavity is the sum of D u^2. Both come of one product.
+
+    :param basis: T = W Q, (d, d).
+    :param variances: D, (d,): the cavity's covariance is T D T'.
+    :param turn: Q, orthogonal: a vector W v is Q (T' v).
+    """
+
+    basis: Tensor
+    variances: Tensor
+    turn: Tensor
+
+    @staticmethod
+    def of(covariance: Tensor, root: Tensor | None) -> "Axes":
+        """
+        :param covariance: of the cavity, (d, d).
+        :param root: W, symmetric, (d, d); None: the identity.
+        """
+        half = cholesky(covariance)
+        if root is not None:
+            half = torch.linalg.solve(root, half)
+        variances, turn = torch.linalg.eigh(half @ half.mT)
+        basis = turn if root is None else root @ turn
+        return Axes(basis, variances.clamp(min=0.0), turn)
+
+
+class LinearDesign:
+    """
+    :param constant: J_0, (R, d), for R numbers of a record.
+    :param coefficients: of each data tensor J_k, (K, R, d), or None where all are zero.
+    :param numbers: from (z, indices, rows) of ``size`` records.
+    :param affine: whether numbers are affine in z whatever the row, and not at some z only.
+    :param num_records: that are here.
+    """
+
+    def __init__(
+        self,
+        constant: Tensor,
+        coefficients: list[Tensor | None],
+        numbers: Callable[..., Numbers],
+        affine: bool,
+        size: int,
+        num_records: int,
+    ):
+        self._constant, self._coefficients = constant, coefficients
+        self._numbers, self.affine, self.size = numbers, affine, size
+        # By index: records that were found straight. Each is asked for itself: what becomes of one
+        # record must not depend on another one.
+        self.straight = torch.zeros(num_records, dtype=torch.bool, device=constant.device)
+
+    @staticmethod
+    def find(
+        likelihood: Likelihood, families: list[Family], predictors: Callable, z: Tensor, size: int
+    ) -> "LinearDesign | None":
+        """None: predictors are not such, as far as public rows tell.
+
+        :param predictors: from (z, indices, rows), with Jacobians (B, E, r, d).
+        :param size: of a pass.
+        """
+        if not likelihood.term.vectorizes:
+            return None
+        try:
+            found = on_varied(lambda integers: _affine(likelihood, predictors, z, integers))
+            if found is None:
+                return None
+            graph = _graph(likelihood, families, z, size)
+        except NotTraceable:
+            return None
+        return LinearDesign(*found, *graph, size, likelihood.term.records.count)
+
+    def along(self, basis: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
+        """J T of B records, (B, R, d), from their rows.
+
+        :param basis: T, (d, d).
+        """
+        count, dim = self._constant.shape
+        constant = (self._constant @ basis).flatten()
+        matrices = [None if k is None else (k @ basis).flatten(1) for k in self._coefficients]
+
+        def product(rows: Sequence[Tensor]) -> Tensor:
+            total = None
+            for row, matrix in zip(rows, matrices, strict=True):
+                if matrix is not None:
+                    part = times(row.reshape(len(row), -1).double(), matrix)
+                    total = part if total is None else total.add_(part)
+            if total is None:
+                total = constant.expand(len(rows[0]), -1).clone()
+            elif constant.any():
+                total += constant
+            return total.unflatten(1, (count, dim))
+
+        return product
+
+    def numbers(self, z: Tensor, indices: Tensor, rows: Sequence[Tensor]) -> Numbers:
+        """Of at most ``size`` records."""
+        count = len(indices)
+        if count < self.size:
+            rows = [torch.cat([x, x[:1].expand(self.size - count, *x.shape[1:])]) for x in rows]
+            indices = torch.cat([indices, indices[:1].expand(self.size - count)])
+        found = self._numbers(z, indices, rows)
+        return pytree.tree_map(
+            lambda x: x[:count].double() if x.is_floating_point() else x[:count], found
+        )
+
+
+def _affine(
+    likelihood: Likelihood, predictors: Callable, z: Tensor, integers: bool
+) -> tuple[Tensor, list[Tensor | None]] | None:
+    """J_0 and J_k by differences of public rows."""
+    records = likelihood.term.records
+    base = records.placeholder()
+    sizes = [row.numel() if row.is_floating_point() else 0 for row in base]
+    if any(row.is_complex() for row in base) or sum(sizes) * len(z) > _MOST_COEFFICIENTS:
+        return None
+
+    def jacobians(rows: list[Tensor]) -> Tensor:
+        indices = torch.arange(len(rows[0]), device=records.device) % records.plate.size
+        found = predictors(z, indices, rows)
+        return torch.cat([each[2].flatten(1, 2) for each in found], dim=1).double()  # (B, R, d)
+
+    probes = [row.expand(1 + sum(sizes), *row.shape).clone() for row in base]
+    start = 1
+    for probe, size in zip(probes, sizes, strict=True):
+        for k in range(size):
+            probe[start + k].view(-1)[k] += 1
+        start += size
+    found = jacobians(probes)
+    if found[0].numel() * sum(sizes) > _MOST_COEFFICIENTS or not found.isfinite().all():
+        return None
+    slopes = found[1:] - found[0]
+    constant = found[0] - slopes.sum(dim=0)
+    coefficients = list(slopes.split(sizes))
+    rows = [varied(table, _NUM_VARIED, 1, integers=integers) for table in records.likes]
+    expected = constant.expand(_NUM_VARIED, -1, -1)
+    for row, k in zip(rows, coefficients, strict=True):
+        if len(k):
+            expected = expected + torch.tensordot(row.reshape(_NUM_VARIED, -1).double(), k, dims=1)
+    tolerance = 1e-8 if likelihood.dtype == torch.float64 else 1e-4
+    if not agree(jacobians(rows), expected, tolerance=tolerance):
+        return None
+    return constant, [k if k.any() else None for k in coefficients]
+
+
+def _graph(
+    likelihood: Likelihood, families: list[Family], z: Tensor, size: int
+) -> tuple[Callable[..., Numbers], bool]:
+    """The model's own code as tensor operations, that read rows and never write to them; whether
+    they are affine in z.
+    """
+    records = likelihood.term.records
+    spec: Any = None
+
+    def read(z: Tensor, index: Tensor, row: list[Tensor]) -> Numbers:
+        sites = {s["name"]: s for s in likelihood.observations(z, index, row)}
+        return [family.read(sites[family.name]) for family in families]
+
+    def function(z: Tensor, indices: Tensor, *rows: Tensor) -> list[Tensor]:
+        nonlocal spec
+        leaves, spec = pytree.tree_flatten(
+            likelihood.for_each("numbers", read, z, indices, list(rows))
+        )
+        return leaves
+
+    z = z.to(likelihood.dtype)
+    rows = [row.expand(size, *row.shape).contiguous() for row in records.placeholder()]
+    inputs = [z, torch.zeros(size, dtype=torch.long, device=records.device), *rows]
+    function(z, *(x[:1] for x in inputs[1:]))  # the first call tells what a broken record gives
+    graph = trace(function, inputs)
+    if not only_reads(graph):
+        raise NotTraceable("it writes to its arguments")
+    call = called_by_torch(graph)
+
+    def numbers(z: Tensor, indices: Tensor, rows: Sequence[Tensor]) -> Numbers:
+        found: Numbers = pytree.tree_unflatten(
+            list(call(z.to(likelihood.dtype), indices, *rows)), spec
+        )
+        return found
+
+    return numbers, is_affine(graph, 0)

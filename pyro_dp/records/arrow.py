@@ -1,0 +1,254 @@
+"""Columns of Arrow tables and Parquet files, of which some thousand rows are decoded at a time."""
+
+import abc
+import importlib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_dp.records.column import Column, block_size, dtype_of, joint_dtype, own_tensor
+from pyro_dp.records.column_names import Name, parts, require_names
+from pyro_dp.records.tables import OTHERS, no_numbers
+from pyro_dp.utils.errors import ModelError
+
+_BUFFER = 2**18  # bytes of each column of a file that are read at a time
+_EXTRA = "columns(): Parquet files are read with pyarrow: pip install 'pyro-dp[data]'."
+_NO_FILES = "columns(): the directory has no files that end in .parquet."
+_UNREADABLE = "columns(): file {file!r} is no Parquet file that pyarrow can read."
+_SCHEMAS = "columns(): the files of a directory must have the same columns; {file!r} has others."
+_MISSING = (
+    "Column {name!r} has missing values where it has integers, booleans or lists: impute them, or "
+    "drop the records. (This message depends on the data: it is for the curator only.)"
+)
+_RAGGED = (
+    "Column {name!r} holds lists without a fixed length: pad them to one, and write them as "
+    "pyarrow.list_(value_type, length)."
+)
+_KINDS = (
+    ("is_floating", "f"),
+    ("is_integer", "i"),
+    ("is_boolean", "b"),
+)
+_ROWS = "columns(): {name!r} makes one row of several columns, of which each must be one number."
+
+
+def is_arrow(source: Any) -> bool:
+    """Whether this is a table of Arrow."""
+    return type(source).__module__.split(".")[0] == "pyarrow" and hasattr(source, "to_batches")
+
+
+def of_arrow(source: Any, names: Sequence[Name]) -> list[Column]:
+    """
+    :param source: a table, or the path of a Parquet file or of a directory of them.
+    :raises ModelError: pyarrow is missing; there is no such file, or no such column; or it holds
+        other things than numbers.
+    """
+    files = _Files(source) if isinstance(source, Path) else None
+    schema = files.schema if files else source.schema
+    require_names([part for name in names for part in parts(name)], schema.names)
+    found: list[Column] = []
+    for name in names:
+        if files:
+            found.append(_ParquetColumn(name, schema, files))
+        else:
+            found.append(_TableColumn(name, schema, source))
+    return found
+
+
+class _ArrowColumn(Column):
+    """One column; or several, whose numbers make one row."""
+
+    def __init__(self, name: Name, schema: Any, size: int):
+        self._parts = parts(name)
+        kinds = [_kind(part, schema.field(part).type) for part in self._parts]
+        stacked = not isinstance(name, str)
+        if stacked and any(shape for shape, _ in kinds):
+            raise ModelError(_ROWS.format(name=name))
+        self._stacked, self._kinds = stacked, [kind for _, kind in kinds]
+        super().__init__((size, *((len(kinds),) if stacked else kinds[0][0])))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return joint_dtype([dtype_of(kind) for kind in self._kinds])
+
+    def _between(self, start: int, stop: int) -> Tensor:
+        return torch.cat(list(self._pieces(np.arange(start, stop))))
+
+    def _at(self, indices: Tensor) -> Tensor:
+        return torch.cat(list(self._pieces(indices.cpu().numpy())))
+
+    @abc.abstractmethod
+    def _pieces(self, indices: np.ndarray) -> Iterator[Tensor]:
+        """These rows, in their order."""
+
+    def _rows_of(self, batch: Any) -> Tensor:
+        """All of a batch, (B, ...)."""
+        dtype, values = self.dtype, [_numbers(x, batch.column(x)) for x in self._parts]
+        if self._stacked:
+            return torch.stack([own_tensor(each, dtype) for each in values], dim=1)
+        return own_tensor(values[0].reshape(-1, *self.row_shape), dtype)
+
+
+class _TableColumn(_ArrowColumn):
+    """Of a table, which may be mapped from a file."""
+
+    def __init__(self, name: Name, schema: Any, table: Any):
+        super().__init__(name, schema, table.num_rows)
+        self._table = table.select(self._parts).to_batches()
+        self._ends = np.cumsum([batch.num_rows for batch in self._table])
+
+    def _pieces(self, indices: np.ndarray) -> Iterator[Tensor]:
+        done = 0
+        while done < len(indices):
+            place = int(np.searchsorted(self._ends, indices[done], side="right"))
+            batch, end = self._table[place], int(self._ends[place])
+            upto = int(np.searchsorted(indices, end))
+            yield self._rows_of(_taken(batch, indices[done:upto] - (end - batch.num_rows)))
+            done = upto
+
+
+class _ParquetColumn(_ArrowColumn):
+    """Of Parquet files: what stands before the first row in its row group is decoded, too.
+
+    Rows that are asked for in their order are decoded once.
+    """
+
+    def __init__(self, name: Name, schema: Any, files: "_Files"):
+        super().__init__(name, schema, files.size)
+        self._files = files
+        self._coming: Iterator[Any] = iter(())
+        self._rows: Tensor | None = None  # of the batch that was decoded last
+        self._start = self._end = self._group_end = 0  # of the batch, and of its row group
+
+    def _pieces(self, indices: np.ndarray) -> Iterator[Tensor]:
+        done = 0
+        while done < len(indices):
+            rows = self._decoded(int(indices[done]))
+            upto = int(np.searchsorted(indices, self._end))
+            places = indices[done:upto] - self._start
+            if len(places) == places[-1] - places[0] + 1:
+                yield rows[places[0] : places[-1] + 1]
+            else:
+                yield rows[torch.from_numpy(places)]
+            done = upto
+
+    def _decoded(self, index: int) -> Tensor:
+        """The batch that has this row."""
+        try:
+            if not self._start <= index < self._group_end:
+                self._begin_group(int(np.searchsorted(self._files.ends, index, side="right")))
+            batch = None
+            while index >= self._end:
+                batch = next(self._coming)
+                self._start, self._end = self._end, self._end + batch.num_rows
+            if batch is not None:
+                self._rows = self._rows_of(batch)
+        except BaseException:  # what is known of the batch may not be its rows
+            self._start = self._end = self._group_end = 0
+            raise
+        assert self._rows is not None  # of the batch in which the row is
+        return self._rows.to(self.dtype)
+
+    def _begin_group(self, group: int) -> None:
+        size = block_size(max(len(self._parts), math.prod(self.row_shape)))
+        self._group_end = int(self._files.ends[group])
+        self._start = self._end = self._group_end - self._files.counts[group]
+        self._coming, self._rows = self._files.batches(group, self._parts, size), None
+
+
+class _Files:
+    """The row groups of Parquet files, in the order of the files' names.
+
+    :param path: of a file, or of a directory.
+    """
+
+    def __init__(self, path: Path):
+        self._parquet = _module("pyarrow.parquet")
+        inside = path.iterdir() if path.is_dir() else [path]
+        paths = sorted(x for x in inside if x.suffix == ".parquet" or x == path)
+        if not paths:
+            raise ModelError(_NO_FILES)
+        self.counts: list[int] = []  # of the rows of each group
+        self._groups: list[tuple[Path, int]] = []
+        self._open: tuple[Path, Any] | None = None
+        for each in paths:
+            file = self._file(each)
+            if each == paths[0]:
+                self.schema = file.schema_arrow
+            elif not file.schema_arrow.equals(self.schema):
+                raise ModelError(_SCHEMAS.format(file=each.name))
+            groups = range(file.metadata.num_row_groups)
+            self._groups += [(each, group) for group in groups]
+            self.counts += [file.metadata.row_group(group).num_rows for group in groups]
+        self.ends = np.cumsum(self.counts)
+        self.size = sum(self.counts)
+
+    def batches(self, group: int, names: list[str], size: int) -> Iterator[Any]:
+        """Of some columns of a row group, so many rows at a time."""
+        path, place = self._groups[group]
+        batches: Iterator[Any] = self._file(path).iter_batches(
+            size, row_groups=[place], columns=names, use_threads=False
+        )
+        return batches
+
+    def _file(self, path: Path) -> Any:
+        if self._open is None or self._open[0] != path:
+            try:
+                file = self._parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
+            except (OSError, ValueError):  # pyarrow's errors are such
+                raise ModelError(_UNREADABLE.format(file=path.name)) from None
+            self._open = path, file
+        return self._open[1]
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ModelError(_EXTRA) from None
+
+
+def _kind(name: str, kind: Any) -> tuple[tuple[int, ...], str]:
+    """Shape of a row, and kind of its numbers as NumPy calls it."""
+    types = _module("pyarrow").types
+    if types.is_fixed_size_list(kind):
+        shape, inner = _kind(name, kind.value_type)
+        return (kind.list_size, *shape), inner
+    if types.is_list(kind) or types.is_large_list(kind):
+        raise ModelError(_RAGGED.format(name=name))
+    if hasattr(kind, "storage_type") and hasattr(kind, "shape"):  # a tensor
+        _, inner = _kind(name, kind.storage_type)
+        return tuple(kind.shape), inner
+    for test, found in _KINDS:
+        if getattr(types, test)(kind):
+            return (), found
+    raise no_numbers(name, "text" if types.is_string(kind) else OTHERS)
+
+
+def _numbers(name: str, array: Any) -> np.ndarray:
+    """All numbers of some rows, flat; what is missing is NaN, where there are floats."""
+    array = getattr(array, "storage", array)  # of a tensor
+    while hasattr(array, "flatten") and hasattr(array.type, "list_size"):
+        _require_no_missing(name, array)
+        array = array.flatten()
+    if not _module("pyarrow").types.is_floating(array.type):
+        _require_no_missing(name, array)
+    found: np.ndarray = array.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _require_no_missing(name: str, array: Any) -> None:
+    if array.null_count:
+        raise ModelError(_MISSING.format(name=name))
+
+
+def _taken(batch: Any, places: np.ndarray) -> Any:
+    """Of a batch, the rows at ascending places."""
+    if len(places) == places[-1] - places[0] + 1:
+        return batch.slice(int(places[0]), len(places))
+    return batch.take(_module("pyarrow").array(places))

@@ -1,0 +1,240 @@
+"""A column: one argument with a row per record, of which a part is read at a time."""
+
+import abc
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_dp.records.stand_ins import is_table
+from pyro_dp.utils.errors import ModelError
+
+_BLOCK = 2**20  # numbers that are read at a time: 8 MB
+_FLOATS = "f"
+
+
+class Column(abc.ABC):
+    """One row for each record, wherever they lie: what :func:`pyro_dp.columns` returns.
+
+    Of the data only the rows that are asked for are in memory. A model is shown them as it is shown
+    those of a tensor: one at a time.
+
+    Floats are read in torch's default dtype, integers as int64, booleans as they are.
+
+    :ivar shape: (N, ...).
+    """
+
+    shape: torch.Size
+
+    def __init__(self, shape: Sequence[int]):
+        self.shape = torch.Size(shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Of what is read."""
+
+    @property
+    def row_shape(self) -> torch.Size:
+        """Of one row; empty for a number."""
+        return self.shape[1:]
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the same shape and dtype: zeros that take no memory."""
+        zero = torch.zeros(self.row_shape, dtype=self.dtype, device=self.device)
+        return zero.expand(self.shape)
+
+    def take(self, indices: Tensor) -> Tensor:
+        """Rows of these records, (B, ...), with memory of their own.
+
+        :param indices: (B,), ascending.
+        :raises ModelError: they are not, or lie outside of the column.
+        """
+        indices = torch.as_tensor(indices)
+        ordered = indices.dim() == 1 and not indices.is_floating_point()
+        if not ordered or (indices[1:] <= indices[:-1]).any():
+            raise ModelError("take() needs the indices of records, each once, in ascending order.")
+        if len(indices) and not (indices[0] >= 0 and indices[-1] < len(self)):
+            raise ModelError(f"take() was asked for rows beyond the {len(self)} of this column.")
+        return self.rows(indices)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """As :meth:`take`, of indices that are in order."""
+        if not len(indices):
+            return self.like[:0].clone()
+        first, last = int(indices[0]), int(indices[-1])
+        if last - first + 1 == len(indices):  # those that stand together
+            return self._between(first, last + 1)
+        return self._at(indices)
+
+    def repeated_rows(self, indices: Tensor) -> Tensor:
+        """Of any indices, also several times the same one."""
+        found, places = indices.unique(return_inverse=True)
+        return self.rows(found)[places]
+
+    def blocks(self) -> Iterator[Tensor]:
+        """All rows in their order, some megabytes at a time."""
+        count = block_size(self.row_shape.numel())
+        for start in range(0, len(self), count):
+            yield self._between(start, min(start + count, len(self)))
+
+    def only_read(self, start: int, stop: int) -> Tensor:
+        """Rows start, ..., stop - 1, where they are if that is memory: nobody writes into them."""
+        return self._between(start, stop)
+
+    @abc.abstractmethod
+    def _between(self, start: int, stop: int) -> Tensor:
+        """Rows start, ..., stop - 1, with memory of their own."""
+
+    @abc.abstractmethod
+    def _at(self, indices: Tensor) -> Tensor:
+        """Rows at ascending indices, with memory of their own."""
+
+
+class TensorColumn(Column):
+    """Rows of a tensor, which may be mapped from a file (``torch.from_file``).
+
+    :param dtype: in which they are read; by default torch's for floats, else the tensor's own.
+    """
+
+    def __init__(self, tensor: Tensor, dtype: torch.dtype | None = None):
+        super().__init__(tensor.shape)
+        self.tensor, self._dtype = tensor, dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype or _dtype(self.tensor.is_floating_point(), self.tensor.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensor.device
+
+    def rows(self, indices: Tensor) -> Tensor:
+        if indices.device.type != "cpu":  # to look at an index would wait for the device
+            return self._at(indices)
+        return super().rows(indices)
+
+    def repeated_rows(self, indices: Tensor) -> Tensor:
+        return self._at(indices)
+
+    def only_read(self, start: int, stop: int) -> Tensor:
+        return self.tensor[start:stop].to(self.dtype).contiguous()
+
+    def _between(self, start: int, stop: int) -> Tensor:
+        return self.tensor[start:stop].to(self.dtype, copy=True)
+
+    def _at(self, indices: Tensor) -> Tensor:
+        rows = self.tensor.index_select(0, indices.to(self.device))
+        return rows.to(self.dtype)
+
+
+class ArrayColumn(Column):
+    """Rows of an array that is read by slices and by ascending indices, as NumPy's are.
+
+    :param array: with shape, dtype and ``__getitem__``.
+    """
+
+    def __init__(self, array: Any):
+        super().__init__(array.shape)
+        self.array = array
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return dtype_of(self.array.dtype.kind)
+
+    def _between(self, start: int, stop: int) -> Tensor:
+        return self._read(self.array[start:stop])
+
+    def _at(self, indices: Tensor) -> Tensor:
+        return self._read(self.array[indices.cpu().numpy()])
+
+    def _read(self, rows: Any) -> Tensor:
+        return own_tensor(np.asarray(rows), self.dtype)
+
+
+class StackedColumn(Column):
+    """Columns of numbers side by side, as the features of a row.
+
+    :param columns: (N,) each.
+    """
+
+    def __init__(self, columns: Sequence[Column]):
+        super().__init__((len(columns[0]), len(columns)))
+        self._columns = columns
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return joint_dtype([column.dtype for column in self._columns])
+
+    def _between(self, start: int, stop: int) -> Tensor:
+        return self._stacked(lambda column: column._between(start, stop))
+
+    def _at(self, indices: Tensor) -> Tensor:
+        return self._stacked(lambda column: column._at(indices))
+
+    def _stacked(self, read: Callable[[Column], Tensor]) -> Tensor:
+        return torch.stack([read(column).to(self.dtype) for column in self._columns], dim=1)
+
+
+def block_size(numbers: int) -> int:
+    """How many records are read at a time.
+
+    :param numbers: in the rows of a record.
+    """
+    return max(1, _BLOCK // max(1, numbers))
+
+
+def as_column(table: Tensor | Column) -> Column:
+    return TensorColumn(table, table.dtype) if isinstance(table, Tensor) else table
+
+
+def equal(one: Column, other: Column) -> bool:
+    """Whether all rows are, some megabytes at a time."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    blocks = zip(one.blocks(), other.blocks(), strict=True)
+    return all(torch.equal(these, those.to(these.device)) for these, those in blocks)
+
+
+def has_rows(leaf: Any) -> TypeGuard[Tensor | Column]:
+    """Whether an argument can have a row per record."""
+    return isinstance(leaf, Column) or is_table(leaf)
+
+
+def like(leaf: Any) -> Any:
+    """Of a column, a tensor of its shape without its numbers; all else as it is."""
+    return leaf.like if isinstance(leaf, Column) else leaf
+
+
+def dtype_of(kind: str) -> torch.dtype:
+    """Of what is read from an array of this kind."""
+    return _dtype(kind == _FLOATS, torch.bool if kind == "b" else torch.int64)
+
+
+def joint_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
+    """Booleans or integers only where all are."""
+    return dtypes[0] if len(set(dtypes)) == 1 else torch.get_default_dtype()
+
+
+def own_tensor(array: Any, dtype: torch.dtype) -> Tensor:
+    """A copy."""
+    floats = np.float64 if dtype == torch.float64 else np.float32
+    plain = {torch.int64: np.int64, torch.bool: np.bool_}.get(dtype, floats)
+    return torch.from_numpy(np.array(array, dtype=plain, order="C", subok=False)).to(dtype)
+
+
+def _dtype(floats: bool, other: torch.dtype) -> torch.dtype:
+    return torch.get_default_dtype() if floats else other

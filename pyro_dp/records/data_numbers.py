@@ -1,0 +1,141 @@
+"""Numbers of the data that somebody might start from: rows, means, standard deviations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pyro_dp.records.column import Column
+
+_CHANCE = 1e-4  # with which an innocent number may look like one of the data's
+_MOST_FOR_MEDIANS = 2**22  # numbers: a median needs all of them at once
+
+
+class DataNumbers:
+    """Of the columns of floats. They are read once, some megabytes at a time, when it matters.
+
+    :param columns: with a row per record.
+    """
+
+    def __init__(self, columns: Sequence[Column]):
+        self._columns = [x for x in columns if x.dtype.is_floating_point and len(x) > 1]
+        self._known: list[tuple[str, Tensor, float]] | None = None
+
+    def found_in(self, value: Tensor) -> str | None:
+        """What of the data stands in a value, and not by chance: "rows", "means", ..."""
+        if not value.is_floating_point() or value.numel() == 0 or value.is_meta or value.is_sparse:
+            return None
+        value = value.detach().cpu()
+        if not self._columns or not _is_telling(value).any():
+            return None
+        flat = value.flatten().double()
+        for what, numbers, rounding in self._statistics:
+            if _holds_all(flat, numbers, max(rounding, _rounding(value.dtype))):
+                return what
+        return "rows" if any(holds_rows(value, column) for column in self._columns) else None
+
+    @property
+    def _statistics(self) -> list[tuple[str, Tensor, float]]:
+        """What each is, its values, and how far they may be rounded."""
+        if self._known is None:
+            self._known = [
+                (what, numbers.flatten().cpu(), _rounding(column.dtype))
+                for column in self._columns
+                for what, numbers in _statistics_of(column)
+            ]
+        return self._known
+
+
+@dataclass
+class _Moments:
+    """Of blocks of rows, merged as by Chan, Golub & LeVeque (1979): in float64."""
+
+    count: int = 0
+    mean: Tensor = field(default_factory=lambda: torch.zeros(()))
+    squares: Tensor = field(default_factory=lambda: torch.zeros(()))  # of what is off the mean
+    least: Tensor | None = None
+    most: Tensor | None = None
+
+    def add(self, rows: Tensor) -> None:
+        count, mean = len(rows), rows.mean(0)
+        away, total = mean - self.mean, self.count + count
+        own = (rows - mean).square_().sum(0)
+        self.squares = self.squares + own + away.square() * (self.count * count / total)
+        self.mean = self.mean + away * (count / total)
+        self.count = total
+        least, most = rows.amin(0), rows.amax(0)
+        self.least = least if self.least is None else torch.minimum(self.least, least)
+        self.most = most if self.most is None else torch.maximum(self.most, most)
+
+    def variance(self, correction: int = 1) -> Tensor:
+        return self.squares / (self.count - correction)
+
+
+def _statistics_of(column: Column) -> list[tuple[str, Tensor]]:
+    moments = _Moments()
+    for rows in column.blocks():
+        moments.add(rows.detach().double())
+    mean = moments.mean.mean()
+    # That of all numbers: within the columns of a row, and between them.
+    numbers = moments.count * moments.mean.numel()
+    squares = moments.squares.sum() + moments.count * (moments.mean - mean).square().sum()
+    assert moments.least is not None and moments.most is not None  # there are rows
+    found = [
+        ("means", moments.mean),
+        ("standard deviations", moments.variance().sqrt()),
+        ("standard deviations", moments.variance(0).sqrt()),
+        ("variances", moments.variance()),
+        ("smallest values", moments.least),
+        ("largest values", moments.most),
+        ("the mean", mean),
+        ("the standard deviation", (squares / (numbers - 1)).sqrt()),
+    ]
+    if numbers <= _MOST_FOR_MEDIANS:
+        rows = torch.cat(list(column.blocks())).detach().double()
+        found.append(("medians", rows.median(0).values))
+    return found
+
+
+def holds_rows(value: Tensor, column: Column) -> bool:
+    """Whether rows of the column stand in the value, and not by chance."""
+    width, exact = column.row_shape.numel(), column.dtype == torch.float64
+    if len(column.shape) > 2 or (len(column.shape) == 2 and value.shape[-1:] != (width,)):
+        return False
+    wanted = value.reshape(-1, width).to(column.dtype)
+    wanted = wanted[_is_telling(wanted).all(dim=1)][:64].to(column.device)
+    if not len(wanted):
+        return False
+    seen = torch.zeros(len(wanted), dtype=torch.bool, device=column.device)
+    for rows in column.blocks():
+        rows = rows.detach().reshape(-1, width)
+        for i, row in enumerate(wanted):
+            # The first number tells most rows apart.
+            near = rows[:, 0] == row[0]
+            if not seen[i] and near.any():
+                seen[i] = (rows[near] == row).all(dim=1).any()
+    found = int(seen.sum())
+    by_chance = min(1.0, len(wanted) * len(column) * (2.0**-50 if exact else 2.0**-20))
+    return found > 0 and by_chance ** (found * width) < _CHANCE
+
+
+def _is_telling(values: Tensor) -> Tensor:
+    """Not round: 0, 1, 0.5 or 0.25 are nobody's."""
+    values = values.double()
+    return values.isfinite() & ((values * 1000 - (values * 1000).round()).abs() > 1e-3)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    return 1e-9 if dtype == torch.float64 else 1e-5
+
+
+def _holds_all(values: Tensor, wanted: Tensor, rounding: float) -> bool:
+    """Whether each of the wanted numbers is among the values, and not by chance."""
+    wanted = wanted[_is_telling(wanted)]
+    by_chance = min(1.0, len(values) * 2 * rounding)  # of one of them
+    if not 0 < len(wanted) <= len(values) or by_chance ** len(wanted) > _CHANCE:
+        return False
+    values = values.sort().values
+    places = torch.searchsorted(values, wanted).clamp(max=len(values) - 1)
+    nearest = torch.stack([values[places], values[(places - 1).clamp(min=0)]])
+    return bool(((nearest - wanted).abs().amin(0) <= rounding * wanted.abs()).all())

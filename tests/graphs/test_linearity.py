@@ -1,0 +1,56 @@
+"""Which graphs are affine in an input."""
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pyro_dp.graphs.linearity import is_affine
+
+Z, ROWS, GROUP = torch.randn(5), torch.randn(7, 4), torch.tensor([0, 1, 1, 0, 1, 0, 0])
+
+
+def _glm(z, x):
+    return [x @ z[:4] + z[4], 2 - x * z[4:]]
+
+
+def _groups(z, x):
+    return [x @ z[:4] + torch.stack([z[4], -z[4] / 3])[GROUP]]
+
+
+def _squared_rows(z, x):
+    return [(x**2).exp() @ z[:4]]
+
+
+def _clamped(z, x):
+    return [(x @ z[:4]).clamp(-30.0, 30.0)]
+
+
+def _scaled(z, x):
+    return [(x @ z[:4]) * z[4]]
+
+
+def _divided(z, x):
+    return [x / z[:4]]
+
+
+def _branching(z, x):
+    return [torch.where(z[4] > 0, x @ z[:4], x @ z[1:])]
+
+
+def _powers(z, x):
+    return [x @ z[:4] ** 2]
+
+
+@pytest.mark.parametrize("function", [_glm, _groups, _squared_rows])
+def test_affine(function):
+    assert is_affine(make_fx(function)(Z, ROWS), 0)
+
+
+@pytest.mark.parametrize("function", [_clamped, _scaled, _divided, _branching, _powers])
+def test_not_affine(function):
+    assert not is_affine(make_fx(function)(Z, ROWS), 0)
+
+
+def test_in_another_input():
+    assert is_affine(make_fx(_glm)(Z, ROWS), 1)
+    assert not is_affine(make_fx(_squared_rows)(Z, ROWS), 1)

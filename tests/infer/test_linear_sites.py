@@ -1,0 +1,357 @@
+"""Sites by one product of a batch's rows, against one record after the other."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import logistic as plain_logistic
+from pyro.infer.autoguide import AutoMultivariateNormal
+from sums import exact_sums
+
+from pyro_dp import DPSEP, PrivacyAccountant
+from pyro_dp.infer.ep.element_sites import by_quadrature, element_sites
+from pyro_dp.infer.ep.linear_design import Axes
+from pyro_dp.infer.ep.site_sum import SiteSum
+from pyro_dp.infer.ep.whitened import Frame
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.fixed_point import FixedPointSum
+
+SIZE, DIM = 60, 3
+
+
+def weights(shape=(DIM,)):
+    prior = dist.Normal(0.0, 1.0).expand(list(shape)).to_event(len(shape))
+    return pyro.sample("w", prior)
+
+
+def logistic(x, y):
+    w, b = weights(), pyro.sample("b", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)) as i:
+        pyro.sample("y", dist.Bernoulli(logits=x[i] @ w + b), obs=y[i])
+
+
+def probabilities(x, y):
+    w = weights()
+    with pyro.plate("data", len(x)) as i:
+        pyro.sample("y", dist.Bernoulli(torch.sigmoid(x[i] @ w)), obs=y[i])
+
+
+def with_offset(x, y, z):
+    w = weights()
+    with pyro.plate("data", len(x)) as i:
+        pyro.sample("y", dist.Bernoulli(logits=x[i] @ w + z[i].square()), obs=y[i])
+
+
+def clamped(x, y):
+    """Linear where public rows are, and not for all records."""
+    w = weights()
+    with pyro.plate("data", len(x)) as i:
+        pyro.sample("y", dist.Bernoulli(logits=x[i].clamp(-3.0, 3.0) @ w), obs=y[i])
+
+
+def poisson(x, y):
+    w = weights()
+    with pyro.plate("data", len(x)) as i:
+        pyro.sample("y", dist.Poisson((0.3 * x[i] @ w).exp()), obs=y[i])
+
+
+def gaussian(x, y):
+    w = weights()
+    with pyro.plate("data", len(x)) as i:
+        pyro.sample("y", dist.Normal(x[i] @ w, 0.7), obs=y[i])
+
+
+def categorical(x, y):
+    w = weights((2, DIM))
+    with pyro.plate("data", len(x)) as i:
+        logits = torch.cat([(x[i].unsqueeze(-2) * w).sum(-1), torch.zeros(len(i), 1)], dim=-1)
+        pyro.sample("y", dist.Categorical(logits=logits), obs=y[i])
+
+
+def masked(x, y, z):
+    w = weights()
+    with pyro.plate("data", len(x)) as i:
+        likelihood = dist.Bernoulli(logits=x[i] @ w).mask(z[i] > 0)
+        pyro.sample("y", likelihood, obs=y[i])
+
+
+def two_elements(x, y, z):
+    """A record of two observations, of which one has a weight."""
+    w = weights()
+    with pyro.plate("data", len(x)) as i:
+        pyro.sample("y", dist.Bernoulli(logits=x[i] @ w), obs=y[i])
+        with pyro.poutine.scale(scale=0.5):
+            pyro.sample("z", dist.Normal(x[i, 0] * w[1], 2.0), obs=z[i])
+
+
+MODELS = {
+    each.__name__: each
+    for each in (
+        *(logistic, probabilities, with_offset, clamped, poisson, gaussian, categorical),
+        *(masked, two_elements),
+    )
+}
+
+
+def data(model, size=SIZE):
+    """With outliers, of which one is broken."""
+    x = torch.randn(size, DIM)
+    x[1], x[2], x[3], x[4, 1] = 30 * x[1], 1e3 * x[2], 1e-6 * x[3], math.nan
+    y = torch.bernoulli(torch.full((size,), 0.4))
+    if model is poisson:
+        x[1:3] /= 1e3
+        y = torch.poisson(torch.ones(size))
+    if model is categorical:
+        y = torch.randint(0, 3, (size,))
+    if model in (with_offset, masked, two_elements):
+        return x, y, torch.randn(size)
+    return x, y
+
+
+def sites_of(model, tensors, *, scale=0.1, **options):
+    """Prepared sites, and where DPSEP would make them in its first step with a frame."""
+    pyro.clear_param_store()
+    finite = [torch.nan_to_num(x) if x.is_floating_point() else x for x in tensors]
+    sep = DPSEP(
+        model,
+        AutoMultivariateNormal(model, init_scale=scale),
+        accountant=PrivacyAccountant(),
+        noise_multiplier=1.0,
+        num_steps=9,
+        **options,
+    )
+    prepared = sep._prepare(tuple(finite), {})
+    for column, given in zip(prepared.records.columns, tensors, strict=True):
+        column.tensor.copy_(given)  # a NaN that no check saw
+    return sep, prepared.sites
+
+
+def sums(sites, at, blocks, indices, fast=True, kind=ClippedSum):
+    clipped = kind(blocks)
+    with pytest.MonkeyPatch.context() as patch:
+        if not fast:
+            patch.setattr(SiteSum, "_linear", lambda self, public: None)
+        sites.add(clipped, at, indices, np.random.default_rng(0))
+    return exact_sums(clipped)
+
+
+def frame(dim, bound):
+    root = torch.randn(dim, dim)
+    return Frame(root @ root.T + torch.eye(dim), 0.7, bound)
+
+
+def both(model, tensors, *, bound=2.0, scale=0.1, options=None, kind=ClippedSum, indices=None):
+    sep, sites = sites_of(model, tensors, scale=scale, **(options or {}))
+    assert sites._moments.design is not None
+    known = sep._approximation
+    at, blocks = known.at(SIZE), known.blocks
+    if not options:
+        own = frame(len(known.problem.places), bound)
+        at, blocks = (at[0], own), replace(known, frame=own).blocks
+    indices = torch.arange(len(tensors[0])) if indices is None else indices
+    return [sums(sites, at, blocks, indices, fast, kind) for fast in (True, False)]
+
+
+def close(found, tolerance=1e-9):
+    for one, other in zip(*found, strict=True):
+        scale = max(1.0, other.abs().max().item())
+        torch.testing.assert_close(one, other, rtol=0.0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("bound", [0.05, 2.0])
+def test_the_fast_sum_is_the_slow_one(model, bound):
+    """Of all blocks, the histogram of norms too; with outliers and a broken record."""
+    close(both(model, data(model), bound=bound))
+
+
+@pytest.mark.parametrize("scale", [1e-4, 0.3, 2.0])
+def test_in_cavities_of_any_width(scale):
+    close(both(logistic, data(logistic), scale=scale))
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("model", [logistic, categorical])
+def test_with_a_bound_of_ones_own(model, centred):
+    options = {"max_factor_norm": 1.5, "centred": centred, "report_clipping": True}
+    close(both(model, data(model), options=options))
+
+
+def test_of_a_batch():
+    indices = torch.tensor([0, 2, 3, 4, 7, 50])
+    close(both(logistic, data(logistic), indices=indices))
+
+
+def test_in_integers():
+    close(both(logistic, data(logistic), kind=FixedPointSum), tolerance=1e-6)
+
+
+def test_one_record_adds_the_bound_at_most():
+    """Both relations follow: zeroed out it is C, replaced 2 C."""
+    tensors = data(logistic)
+    sep, sites = sites_of(logistic, tensors)
+    known = sep._approximation
+    own = frame(DIM + 1, 0.5)
+    at, blocks = (known.at(SIZE)[0], own), replace(known, frame=own).blocks
+    all_but = [torch.cat([torch.arange(n), torch.arange(n + 1, SIZE)]) for n in range(SIZE)]
+    whole = sums(sites, at, blocks, torch.arange(SIZE))
+    largest = 0.0
+    for n in range(SIZE):
+        part = whole[0] - sums(sites, at, blocks, all_but[n])[0]
+        alone = sums(sites, at, blocks, torch.tensor([n]))
+        torch.testing.assert_close(part, alone[0], rtol=0.0, atol=1e-12)  # no record moves others
+        assert alone[0].norm() <= 0.5 * (1 + 1e-12)
+        assert alone[1].sum() == (0 if n == 4 else 1)
+        largest = max(largest, part.norm().item())
+    assert largest > 0.49
+
+
+def saturated(x, y):
+    """Linear on public rows, and constant where a predictor is large."""
+    w = weights()
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=(x @ w).clamp(-3.0, 3.0)), obs=y)
+
+
+def test_no_record_decides_how_another_one_is_taken():
+    """Step after step: one that bends does not make the others be looked at any longer."""
+    x, y = torch.randn(SIZE, DIM), torch.ones(SIZE)
+    x[0] *= 1e3
+    runs = []
+    for indices in (torch.arange(SIZE), torch.arange(1, SIZE)):
+        torch.manual_seed(0)
+        sep, sites = sites_of(saturated, (x, y))
+        known, own = sep._approximation, frame(DIM, 0.5)
+        (cavity, blocks) = known.at(SIZE)[0], replace(known, frame=own).blocks
+        found = []
+        for shift in (0.0, 1.5):  # in the second step many predictors are beyond 3
+            moved = replace(cavity, eta=cavity.eta + shift * cavity.precision.sum(-1))
+            found.append(torch.cat(sums(sites, (moved, own), blocks, indices)[:1]))
+        runs.append(found)
+    for one, other in zip(*runs, strict=True):
+        assert (one - other).norm() <= 0.5 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("model, kept", [(logistic, True), (saturated, False)])
+def test_records_are_known_to_be_straight_where_the_code_is_affine(model, kept):
+    sep, sites = sites_of(model, data(model))
+    known, own = sep._approximation, frame(DIM + kept, 0.5)
+    blocks = replace(known, frame=own).blocks
+    sums(sites, (known.at(SIZE)[0], own), blocks, torch.arange(SIZE))
+    assert sites._moments.design.affine is kept
+    assert sites._moments.design.straight.any() == kept
+
+
+def test_axes_have_the_norm_of_the_frame_and_the_variance_of_the_cavity():
+    root, half = frame(5, 1.0).root, torch.randn(5, 5)
+    covariance, row = half @ half.T, torch.randn(5)
+    axes = Axes.of(covariance, root)
+    along = row @ axes.basis
+    torch.testing.assert_close(along.norm(), (root @ row).norm())
+    torch.testing.assert_close((along.square() * axes.variances).sum(), row @ covariance @ row)
+    torch.testing.assert_close(axes.turn @ along, root @ row)
+
+
+@pytest.mark.parametrize("model", [logistic, gaussian])
+@pytest.mark.parametrize("variance", [0.0, 1e-8, 0.01, 0.24, 0.26, 9.0])
+def test_elements_without_a_search_are_those_of_quadrature(model, variance):
+    """In the middle, and where an outcome is a great surprise."""
+    _, sites = sites_of(model, data(gaussian))
+    (family,) = sites._moments.families
+    mean = torch.linspace(-14, 14, 57).reshape(57, 1, 1)
+    spread = torch.full((57, 1, 1, 1), variance)
+    value, weight = (torch.arange(57) % 2).double().unsqueeze(1), torch.ones(57, 1)
+    rest = [value, weight] if model is logistic else [torch.full((57, 1), 0.7), value, weight]
+    found = element_sites(family, mean, spread, rest)
+    expected = by_quadrature(family, mean, spread, rest)
+    for one, other in zip(vars(found).values(), vars(expected).values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_predictors_that_are_not_linear_have_no_design():
+    def squares(x, y):
+        w = weights()
+        with pyro.plate("data", len(x)) as i:
+            pyro.sample("y", dist.Bernoulli(logits=x[i].square() @ w), obs=y[i])
+
+    def curved(x, y):
+        w = weights()
+        with pyro.plate("data", len(x)) as i:
+            pyro.sample("y", dist.Normal((x[i] @ w).square(), 1.0), obs=y[i])
+
+    for model in (squares, curved):
+        assert sites_of(model, data(logistic))[1]._moments.design is None
+
+
+def test_what_a_model_refers_to_may_change():
+    """The graph of a design is of what it was."""
+    sharpness = [1.0]
+
+    def model(x, y):
+        w = weights()
+        with pyro.plate("data", len(x)) as i:
+            pyro.sample("y", dist.Bernoulli(logits=sharpness[0] * (x[i] @ w)), obs=y[i])
+
+    sep, sites = sites_of(model, data(logistic))
+    at, blocks = (sep._approximation.at(SIZE)[0], frame(DIM, 2.0)), None
+    blocks = replace(sep._approximation, frame=at[1]).blocks
+    before = sums(sites, at, blocks, torch.arange(SIZE))[0]
+    sharpness[0] = 2.0
+    after = sums(sites, at, blocks, torch.arange(SIZE))[0]
+    assert (after - before).norm() > 1e-3
+    close([[after], sums(sites, at, blocks, torch.arange(SIZE), fast=False)[:1]])
+
+
+def test_a_model_that_writes_to_its_row_leaves_the_data_alone():
+    def model(x, y):
+        w = weights()
+        with pyro.plate("data", len(x)) as i:
+            row = x[i]
+            row *= 2.0
+            pyro.sample("y", dist.Bernoulli(logits=row @ w), obs=y[i])
+
+    x, y = data(logistic)
+    x[4] = 0.0
+    _, sites = sites_of(model, (x, y))
+    kept = x.clone()
+    sep, sites = sites_of(model, (x, y))
+    at = (sep._approximation.at(SIZE)[0], frame(DIM, 2.0))
+    sums(sites, at, replace(sep._approximation, frame=at[1]).blocks, torch.arange(SIZE))
+    assert torch.equal(x, kept)
+
+
+def test_threads_change_nothing(monkeypatch):
+    tensors = data(clamped)
+    sep, sites = sites_of(clamped, tensors, microbatch_size=7)
+    at = (sep._approximation.at(SIZE)[0], frame(DIM, 2.0))
+    blocks = replace(sep._approximation, frame=at[1]).blocks
+    one = sums(sites, at, blocks, torch.arange(SIZE))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        three = sums(sites, at, blocks, torch.arange(SIZE))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
+
+
+def test_runs_are_as_before():
+    x, y = data(logistic, 500)
+    x[4] = 1.0
+    found = []
+    for fast in (True, False):
+        pyro.clear_param_store()
+        with pytest.MonkeyPatch.context() as patch:
+            if not fast:
+                patch.setattr(SiteSum, "_linear", lambda self, public: None)
+            guide = AutoMultivariateNormal(plain_logistic)
+            accountant = PrivacyAccountant(epsilon=3.0)
+            sep = DPSEP(plain_logistic, guide, accountant=accountant, generator=0)
+            sep.run(x, y, progress=False)
+            found.append((sep.posterior().mean, sep.posterior().covariance_matrix))
+    close(found)

@@ -1,0 +1,379 @@
+"""Several processes: the numbers of one, one noise and one ledger, and no wait without an end.
+
+What needs processes is in cluster_runs.py, which runs once for each group of tests.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import cluster_runs
+import pytest
+import torch
+import torch.distributed
+from cluster_runs import make, model
+
+from pyro_dp import (
+    Cluster,
+    ClusterError,
+    ClusterWarning,
+    ConfigurationError,
+    ModelError,
+    PrivacyAccountant,
+    PrivacyBudgetExceeded,
+    PrivacyError,
+    SubsampledGaussian,
+    nonprivate,
+)
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.fixed_point import FixedPointSum
+from pyro_dp.mechanism.ranks import Ranks
+from pyro_dp.mechanism.sampling import AllRecords, RecordSampler
+from pyro_dp.mechanism.streams import Randomness
+from pyro_dp.records.shards import as_of_all, find_shards
+
+EVENT = SubsampledGaussian(1.0)
+
+
+ALWAYS = tuple(each.__name__ for each in cluster_runs.ALWAYS)
+
+
+@functools.cache
+def found_by(*trials):
+    """What :mod:`cluster_runs` found, in a process of its own."""
+    script = Path(cluster_runs.__file__)
+    done = subprocess.run([sys.executable, str(script), *trials], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def results(trial):
+    """All that is always run, at once: the process takes seconds to begin."""
+    return found_by(*(ALWAYS if trial in ALWAYS else (trial,)))[trial]
+
+
+def require_equal(found):
+    one = found.pop("one process")
+    for name, of_ranks in found.items():
+        assert len(of_ranks) == int(name[0])
+        for own in of_ranks:
+            assert own.keys() == one.keys()
+            for method, values in one.items():
+                assert own[method] == pytest.approx(values, rel=0, abs=1e-9), (name, method)
+
+
+def test_ranks_find_what_one_process_finds():
+    require_equal(dict(results("equality")))
+
+
+@pytest.mark.slow
+def test_all_methods_find_what_one_process_finds():
+    require_equal(dict(results("equality_of_all")))
+
+
+def test_integers_are_equal_bit_for_bit():
+    one, *others = results("secure").values()
+    assert len(one) == 3 and all(sums and any(sums[0][0]) for sums in one.values())
+    assert others and all(each == one for each in others)
+
+
+def test_ranks_with_one_seed_draw_records_of_their_own():
+    first, second = (each["drawn"] for each in results("samples"))
+    assert len(first) == len(second) == 21
+    both = sum(len(set(a) & set(b)) for a, b in zip(first, second, strict=True))
+    # Independent at rate 1/2: a quarter of 21 x 30 pairs; with one stream, a half.
+    assert abs(both / 630 - 0.25) < 0.09
+    assert not any(a == b for a, b in zip(first, second, strict=True))
+
+
+def test_noise_is_drawn_once_and_sums_stay_with_rank_0():
+    first, second = results("samples")
+    assert (first["noises"], second["noises"]) == (21, 0)
+    assert (first["releases"], second["releases"]) == (21, 21)
+    assert all(first["left"]) and not any(second["left"])
+    assert first["global draws"] and second["global draws"]
+
+
+def test_mirrors_refuse_what_only_the_ledger_can_tell():
+    first, second = (each["refused"] for each in results("samples"))
+    assert first[0] is first[2] is first[3] is None
+    for said, name in zip(second, ("save()", "journal()", "report()", "state_dict"), strict=True):
+        assert said.startswith(f"PrivacyError: {name}: ") and "rank 0" in said.lower()
+
+
+@pytest.mark.parametrize(
+    ("case", "of_first", "of_second"),
+    [
+        ("other_settings", "ClusterError: noise_multiplier differs", "ClusterError: noise_mult"),
+        ("other_parameters", "ClusterError: The parameters", "ClusterError: The parameters"),
+        ("other_constants", "ClusterError: The parameters", "ClusterError: The parameters"),
+        ("other_rows", "ModelError: The rows of 'x'", "ModelError: The rows of 'x'"),
+        ("other_calls", "ClusterError: The ranks are not", "ClusterError: The ranks are not"),
+        ("earlier_releases", "ClusterError: Rank 1 failed", "PrivacyError: This process counts 1"),
+    ],
+)
+def test_ranks_that_differ_are_told(case, of_first, of_second):
+    for said, expected in zip(results("differences"), (of_first, of_second), strict=True):
+        assert said[case].startswith(expected)
+
+
+def test_what_users_draw_and_pass_between_steps_changes_nothing():
+    for found in results("differences"):
+        for case in ("draws_between_steps", "new_arguments"):
+            assert found[case] == found["no_draws_between_steps"]
+
+
+def test_ranks_use_graphs_together_or_not_at_all():
+    assert [each["graphs_on_one"] for each in results("differences")] == ["EagerStep"] * 2
+
+
+def test_what_rank_0_refuses_is_no_release():
+    first, second = (each["refused_by_first"] for each in results("differences"))
+    assert first == ["PrivacyError", 0, 0, 1, 1]  # and it is not the end of the cluster
+    assert second == ["ClusterError", 0, 0, 1, 1]
+
+
+def test_a_callback_of_one_rank_stops_all():
+    first, second = (each["stopped_by_one"] for each in results("differences"))
+    assert first == second
+    assert first[-3:-1] == [2, "a callback stopped it"]
+
+
+@pytest.mark.parametrize("case", cluster_runs.SOME)
+def test_failures(case):
+    """Typed errors in time, nothing before the ledger, and another number of ranks goes on."""
+    assert results("failures")[case] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cluster_runs.MORE)
+def test_more_failures(case):
+    assert results("more_failures")[case] == []
+
+
+@pytest.fixture
+def cluster():
+    """Of this process alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = f"file://{folder}/meeting"
+        torch.distributed.init_process_group("gloo", meeting, rank=0, world_size=1)
+        try:
+            yield Cluster(timeout=20)
+        finally:
+            torch.distributed.destroy_process_group()
+
+
+def test_it_needs_a_process_group(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ConfigurationError, match="torchrun"):
+        Cluster()
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf"), float("nan"), "60", None])
+def test_a_timeout_is_a_number_of_seconds(timeout):
+    with pytest.raises(ConfigurationError, match="timeout"):
+        Cluster(timeout)
+
+
+def test_settings_that_do_not_go_with_a_cluster(cluster):
+    with pytest.raises(ConfigurationError, match="sampling='fixed'"):
+        accountant = PrivacyAccountant(neighboring="replace_one")
+        make("vips", accountant, cluster, noise_multiplier=1.0, sampling="fixed", sample_rate=0.5)
+    with pytest.raises(ConfigurationError, match="cluster must be"):
+        make("vips", PrivacyAccountant(), "loopback", noise_multiplier=1.0)
+
+
+def test_no_look_without_noise(cluster):
+    with pytest.raises(ConfigurationError, match="nonprivate"):
+        nonprivate(make("vips", PrivacyAccountant(), cluster, noise_multiplier=1.0))
+
+
+@pytest.mark.parametrize("amortised", [False, True])
+def test_latents_of_a_record_are_refused(cluster, amortised):
+    import pyro
+    import pyro.distributions as dist
+    from pyro.infer.autoguide import AutoNormal
+
+    from pyro_dp import DPSVI
+
+    def hierarchy(x):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("people", len(x)):
+            own = pyro.sample("own", dist.Normal(mean, 1.0))
+            pyro.sample("x", dist.Normal(own, 1.0), obs=x)
+
+    def guide(x):
+        weight = pyro.param("weight", torch.tensor(0.5))
+        pyro.sample("mean", dist.Normal(weight, 1.0))
+        with pyro.plate("people", len(x)):
+            pyro.sample("own", dist.Normal(weight * x, 1.0))
+
+    accountant = PrivacyAccountant()
+    options = dict(accountant=accountant, noise_multiplier=1.0, num_steps=2, cluster=cluster)
+    svi = DPSVI(hierarchy, guide if amortised else AutoNormal(hierarchy), **options)
+    with pytest.raises(ConfigurationError, match="of each record"):
+        svi.step(torch.linspace(0.0, 1.0, 7))
+    assert not accountant.num_releases
+
+
+def test_a_cluster_that_failed_is_of_no_more_use(cluster):
+    def lost():
+        raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises(ClusterError, match="Rank 0 lost the others while adding up"):
+        cluster._heard("adding up", lost)
+    with pytest.raises(ClusterError, match="cannot go on"):
+        cluster.tell_all([1])
+
+
+def test_what_refuses_a_release_on_rank_0_leaves_it_undone(cluster):
+    accountant = PrivacyAccountant(0.5)
+    vips = make("vips", accountant, cluster, noise_multiplier=0.5)
+    with pytest.raises(PrivacyBudgetExceeded):
+        vips.step(*cluster_runs.data())
+    assert not accountant.num_releases
+
+
+def test_a_step_that_is_mostly_talk_is_told(cluster, monkeypatch):
+    ranks = Ranks(cluster)
+    cluster.size = 2
+    assert ranks.warnings() == []
+    monkeypatch.setattr(ranks, "_times", [(0.010, 0.007)] * 20)
+    assert ranks.warnings() == []
+    monkeypatch.setattr(ranks, "_times", [(0.010, 0.002)] * 20)
+    (warning,) = ranks.warnings()
+    assert isinstance(warning, ClusterWarning) and "10 ms" in str(warning)
+
+
+def test_a_rank_has_streams_of_its_own():
+    for purpose in ("sampling", "local", "noise"):
+        draws = [
+            Randomness(3, rank=rank).stream(purpose, position).random()
+            for rank in range(3)
+            for position in range(3)
+        ]
+        assert len(set(draws)) == 9
+        assert Randomness(3).stream(purpose, 1).random() == draws[1]
+
+
+def test_a_sampler_draws_from_the_records_that_are_here():
+    stream = Randomness(0).stream("sampling", 0)
+    drawn = torch.cat([RecordSampler("poisson", 1000, 0.5, 40).draw(stream) for _ in range(200)])
+    assert drawn.max() == 39 and abs(len(drawn) / 8000 - 0.5) < 0.03
+    assert len(RecordSampler("poisson", 1000, 0.5, 0).draw(stream)) == 0
+    assert RecordSampler("full", 1000, 1.0, 40).draw(stream) == AllRecords(40)
+    assert RecordSampler("poisson", 1000, 0.5, 0).usual_size == 1
+
+
+@pytest.mark.parametrize("sum_type", [ClippedSum, FixedPointSum])
+def test_a_sum_over_ranks_is_total_or_empty(sum_type):
+    blocks = [Block(2, 1.0, 0.5), Block(1, 1.0, 0.5)]
+    seen = []
+
+    def doubled(part):
+        seen.append(part)
+        return 2 * part
+
+    total, left = sum_type(blocks), sum_type(blocks)
+    for each in (total, left):
+        each.add(torch.tensor([[0.25, 0.5]]), torch.tensor([[0.5]]))
+    total.over_ranks(doubled)
+    left.over_ranks(lambda part: None)
+    assert seen[0].dtype == sum_type.dtype and seen[0].shape == (3,)
+    assert torch.allclose(torch.cat(total._exact_sums), torch.tensor([0.5, 1.0, 1.0]), atol=1e-8)
+    assert not torch.cat(left._exact_sums).any()
+    empty = sum_type(blocks)
+    empty.over_ranks(doubled)
+    assert not torch.cat(empty._exact_sums).any()
+
+
+def test_a_mirror_shows_another_ledger():
+    leader, mirror = PrivacyAccountant(9.0), PrivacyAccountant(9.0)
+    leader.record(EVENT)
+    mirror.follow()
+    mirror.follow(leader.state_dict())
+    assert mirror.num_releases == 1 and mirror.get_epsilon() == leader.get_epsilon()
+    mirror.mirror(EVENT)
+    assert mirror.num_releases == 2
+    with pytest.raises(PrivacyError, match=r"record\(\)"):
+        mirror.record(EVENT)
+    with pytest.raises(PrivacyError, match="counts 2"):
+        mirror.follow(leader.state_dict())
+    with pytest.raises(PrivacyError, match="follows none"):
+        leader.mirror(EVENT)
+
+
+def test_a_mirror_has_no_journal(tmp_path):
+    accountant = PrivacyAccountant()
+    with accountant.journal(tmp_path / "journal"), pytest.raises(PrivacyError, match="rank 0"):
+        accountant.follow()
+
+
+def test_a_model_sees_as_many_rows_as_all_have():
+    x, z = torch.ones(3, 2), torch.zeros(5)
+    own = ((x, torch.ones(3), z, 2), {})
+    names = ["x", "y", "z", "k"]
+
+    def of_all(counts, *, names=names, kind="torch.float64"):
+        def exchange(given):
+            rows = [
+                [(n, (2,), kind), (n, (), kind), (5, (), kind), (0, "2", "int")] for n in counts
+            ]
+            return [given, *((names, each) for each in rows)]
+
+        return exchange
+
+    constants, shard = find_shards(names, own, of_all([0, 7]))
+    assert (constants.size, constants.places) == (15, {2})  # only the model knows which is which
+    assert (shard.count, shard.size, shard.places) == (3, 10, {0, 1})
+    (shown, also, constant, k), _ = as_of_all(own, shard)
+    assert shown.shape == (10, 2) and also.shape == (10,) and constant is z and k == 2
+    with pytest.raises(ModelError, match="number or kind"):
+        find_shards(names, own, of_all([7], names=["x", "y"]))
+    with pytest.raises(ModelError, match="dtype"):
+        find_shards(names, own, of_all([7], kind="torch.float32"))
+    with pytest.raises(ModelError, match="No process"):
+        find_shards(["x"], ((x[:0],), {}), lambda given: [given])
+
+
+def test_an_alone_rank_is_as_no_cluster(cluster):
+    found = []
+    for own in (cluster, None):
+        cluster_runs.fresh()
+        inference = make("svi", PrivacyAccountant(3.0), own, generator=2, jit="none")
+        inference.run(*cluster_runs.data(), progress=False)
+        found.append(cluster_runs.found(inference))
+    assert found[0] == found[1]
+    assert model is inference.model
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "ray", "pyspark"])
+def test_examples(launcher, tmp_path):
+    """Under torchrun, and under Ray and Spark where they are installed."""
+    launch = {
+        "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+        "ray": [],
+        "pyspark": [],
+    }[launcher]
+    if launcher != "torchrun":
+        pytest.importorskip(launcher)
+    name = {"torchrun": "logistic", "ray": "ray", "pyspark": "spark"}[launcher]
+    folders = [str(EXAMPLES), str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, *launch, str(EXAMPLES / f"cluster_{name}.py")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "epsilon = 1.000 of 1, by 2 processes" in done.stdout + done.stderr

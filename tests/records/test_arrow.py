@@ -1,0 +1,155 @@
+"""Columns of Arrow tables and Parquet files."""
+
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyro
+import pytest
+import torch
+from problems import new_dpsvi
+from pyro.infer.autoguide import AutoMultivariateNormal
+from test_columns import N, X, Y, logistic, require_rows
+
+import pyro_dp
+from pyro_dp import ModelError
+from pyro_dp.records import column
+
+NUMBERS = ["x0", "x1", "x2"]
+
+
+def arrow_table():
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(X.flatten().numpy()), 3)
+    columns = {"x": lists, "y": pa.array(Y.numpy())}
+    return pa.table(columns | {f"x{j}": pa.array(X[:, j].numpy()) for j in range(3)})
+
+
+def sources(path):
+    table = arrow_table()
+    yield table, "x"
+    yield pa.concat_tables([table.slice(0, 100), table.slice(100, 1), table.slice(101)]), "x"
+    yield table, NUMBERS
+    with pa.ipc.new_file(path / "x.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=60)
+    yield pa.ipc.open_file(pa.memory_map(str(path / "x.arrow"))).read_all(), "x"
+    pq.write_table(table, path / "data.parquet", row_group_size=77)
+    yield str(path / "data.parquet"), "x"
+    yield path / "data.parquet", NUMBERS
+    (path / "parts").mkdir()
+    for i, rows in enumerate((table.slice(0, 130), table.slice(130, 0), table.slice(130))):
+        pq.write_table(rows, path / "parts" / f"{i}.parquet", row_group_size=50)
+    yield path / "parts", "x"
+
+
+def test_every_source_has_the_same_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(column, "_BLOCK", 100)
+    for source, name in sources(tmp_path):
+        require_rows(source, name)
+
+
+def test_runs_are_those_of_tensors(tmp_path):
+    """To the last bit."""
+    pq.write_table(arrow_table(), tmp_path / "data.parquet", row_group_size=77)
+    found = []
+    for data in ((X, Y), pyro_dp.columns(tmp_path / "data.parquet", "x", "y")):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        guide = AutoMultivariateNormal(logistic)
+        own = {"sample_rate": 0.3, "microbatch_size": 64, "generator": 0, "num_steps": 2}
+        svi = new_dpsvi(logistic, guide, noise_multiplier=1.0, **own)
+        svi.run(*data, progress=False)
+        found.append(guide.loc.detach().clone())
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (pa.array([1, 2], pa.int8()), torch.int64),
+        (pa.array([True, False]), torch.bool),
+        (pa.array([1.0, 2.0], pa.float16()), torch.float64),
+    ],
+)
+def test_dtypes(given, found):
+    x = pyro_dp.columns(pa.table({"x": given, "z": [1.0, 2.0]}), "x")
+    assert x.dtype == x.take(torch.arange(2)).dtype == found
+    both = pyro_dp.columns(pa.table({"x": given, "z": [1.0, 2.0]}), ["x", "z"])
+    assert both.take(torch.arange(2)).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("source", "names", "says"),
+    [
+        (pa.table({"x": pa.array(["61.803"] * 4)}), ["x"], "'x' holds text"),
+        (pa.table({"x": pa.array([[1.0], [1.0, 2.0]])}), ["x"], "'x' holds lists.*pad"),
+        (pa.table({"x": pa.array([1, None, 3])}), ["x"], "'x' has missing values"),
+        (pa.table({"x": pa.array([1.0, 2.0])}), ["y"], "no column 'y'"),
+        (pa.table({"x": pa.array([[1.0], [2.0]], pa.list_(pa.float64(), 1))}), [["x"]], "one row"),
+        (pa.table({"x": pa.array([[1.0], None], pa.list_(pa.float64(), 1))}), ["x"], "missing"),
+    ],
+)
+def test_sources_that_are_refused(source, names, says):
+    with pytest.raises(ModelError, match=says) as caught:
+        list(pyro_dp.columns(source, *names).blocks())
+    assert "61.8" not in str(caught.value)
+
+
+def test_files_that_are_refused(tmp_path):
+    (tmp_path / "x.parquet").write_text("61.803")
+    with pytest.raises(ModelError, match=r"'x\.parquet' is no Parquet") as caught:
+        pyro_dp.columns(tmp_path / "x.parquet", "x")
+    assert "61.8" not in str(caught.value)
+    (tmp_path / "x.parquet").unlink()
+    with pytest.raises(ModelError, match="no files"):
+        pyro_dp.columns(tmp_path, "x")
+    pq.write_table(pa.table({"x": [1.0]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "2.parquet")
+    with pytest.raises(ModelError, match=r"'2\.parquet' has others"):
+        pyro_dp.columns(tmp_path, "x")
+
+
+def test_without_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ModelError, match=r"pip install 'pyro-dp\[data\]'"):
+        pyro_dp.columns(tmp_path, "x")
+
+
+def test_missing_floats_are_nan_and_refused():
+    x = pyro_dp.columns(pa.table({"x": pa.array([1.0, None])}), "x")
+    assert x.take(torch.arange(2)).isnan().tolist() == [False, True]
+
+
+def test_parquet_in_order_is_decoded_once(tmp_path, monkeypatch):
+    """Ascending reads go on where the last one ended; a step back begins its row group anew."""
+    pq.write_table(arrow_table(), tmp_path / "x.parquet", row_group_size=100)
+    x = pyro_dp.columns(tmp_path / "x.parquet", "x")
+    decoded, batches = [], x._files.batches
+
+    def counted(group, names, size):
+        decoded.append(group)
+        return batches(group, names, size)
+
+    monkeypatch.setattr(x._files, "batches", counted)
+    for start in range(0, N, 30):
+        x.take(torch.arange(start, min(start + 30, N)))
+    assert decoded == [0, 1, 2, 3, 4]
+    x.take(torch.tensor([5, 350]))
+    assert decoded[5:] == [0, 3]
+
+
+def test_an_interrupted_read_begins_anew(tmp_path, monkeypatch):
+    """No batch is taken for another one."""
+    monkeypatch.setattr(column, "_BLOCK", 30)
+    pq.write_table(arrow_table(), tmp_path / "x.parquet", row_group_size=100)
+    x = pyro_dp.columns(tmp_path / "x.parquet", "x")
+    assert torch.equal(x.take(torch.arange(15)), X[:15])
+    decode = x._rows_of
+
+    def interrupted(batch):
+        monkeypatch.setattr(x, "_rows_of", decode)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(x, "_rows_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        x.take(torch.arange(15, 25))
+    assert torch.equal(x.take(torch.arange(12, 31)), X[12:31])

@@ -1,0 +1,465 @@
+"""Data that need not fit into memory: columns, their sources, and runs on them."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import new_dpsvi
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+)
+
+import pyro_dp
+from pyro_dp import DPSEP, VIPS, ModelError, PrivacyAccountant
+from pyro_dp.records import column, stand_ins
+from pyro_dp.records.arguments import as_tensors
+from pyro_dp.records.column import ArrayColumn, Column, TensorColumn
+from pyro_dp.records.data_numbers import DataNumbers
+from pyro_dp.vips import GaussianMixture, LogisticRegression
+
+N = 500
+X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = (X.sum(1) > 0).double()
+INDICES = [torch.tensor(i) for i in ([], [0], [N - 1], [3, 4, 5], [0, 7, 8, 123, 130, 499])]
+INDICES = [each.long() for each in INDICES] + [torch.arange(N), torch.arange(0, N, 3)]
+
+
+def logistic(x, y):
+    w = pyro.sample("w", dist.Normal(x.new_zeros(3), 1.0).to_event(1))
+    with pyro.plate("data", len(x)) as i:
+        pyro.sample("y", dist.Bernoulli(logits=x[i] @ w), obs=y[i])
+
+
+def whole(x, y):
+    w = pyro.sample("w", dist.Normal(x.new_zeros(3), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+class Items(Dataset):
+    def __init__(self, make, size=N):
+        self.make, self.size = make, size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, i):
+        return self.make(i)
+
+
+def sources(path):
+    """The same x and y, from everything that there is; of numbers by a list of names."""
+    np.save(path / "x.npy", X.numpy())
+    np.save(path / "y.npy", Y.numpy())
+    mapped = {name: np.load(path / f"{name}.npy", mmap_mode="r") for name in ("x", "y")}
+    yield mapped, "x"
+    X.float().numpy().tofile(path / "x.bin")
+    floats = torch.from_file(str(path / "x.bin"), size=3 * N, dtype=torch.float32).reshape(N, 3)
+    yield {"x": floats, "y": Y.bool()}, "x"
+    yield {"x": X.tolist(), "y": pd.Series(Y.numpy())}, "x"
+    fields = [("y", "<f8"), ("x", "<f4", 3)]
+    structured = np.zeros(N, fields)
+    structured["x"], structured["y"] = X.numpy(), Y.numpy()
+    np.save(path / "both.npy", structured)
+    yield path / "both.npy", "x"
+    yield {"y": Y} | {f"x{j}": X[:, j].numpy() for j in range(3)}, ["x0", "x1", "x2"]
+    yield TensorDataset(X, Y), "x"
+    yield Items(lambda i: {"y": Y[i].item(), "more": 1, "x": X[i].numpy()}), "x"
+
+
+def require_rows(source, name):
+    """Of x, under this name, and y: those of X and Y, however they are asked for."""
+    x, y = pyro_dp.columns(source, name, "y")
+    assert (x.row_shape, y.row_shape, len(x), len(y)) == ((3,), (), N, N)
+    assert x.dtype == x.take(torch.arange(2)).dtype == torch.float64
+    single = torch.equal(x.take(torch.tensor([0])), X[:1].float().double())
+    wanted = X.float().double() if single else X
+    for indices in (*INDICES, *INDICES[::-1]):
+        assert torch.equal(x.take(indices), wanted[indices])
+        assert torch.equal(y.take(indices).double(), Y[indices])
+    blocks = list(x.blocks())
+    assert torch.equal(torch.cat(blocks), wanted) and len(blocks) == 16
+    x.take(torch.arange(5)).zero_()  # what is read is a copy
+    assert torch.equal(x.take(torch.arange(5)), wanted[:5])
+
+
+def test_every_source_has_the_same_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(column, "_BLOCK", 100)
+    for source, name in sources(tmp_path):
+        require_rows(source, name)
+
+
+def test_one_array_is_one_column(tmp_path):
+    np.save(tmp_path / "x.npy", X.numpy())
+    for source in (X, X.numpy(), np.load(tmp_path / "x.npy", mmap_mode="r"), tmp_path / "x.npy"):
+        x = pyro_dp.columns(source)
+        assert isinstance(x, Column) and torch.equal(x.take(torch.arange(N)), X)
+    assert repr(x) == f"ArrayColumn(shape=({N}, 3), dtype=torch.float64)"
+    assert isinstance(pyro_dp.columns({"x": X}, "x"), Column)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (np.arange(4, dtype=np.uint8), torch.int64),
+        (np.arange(4, dtype=">i4"), torch.int64),
+        (np.arange(4, dtype=">f4"), torch.float64),
+        (np.ones(4, bool), torch.bool),
+        (np.ones(4, np.float16), torch.float64),
+        (torch.ones(4, dtype=torch.float32), torch.float64),
+        (torch.ones(4, dtype=torch.uint8), torch.uint8),
+    ],
+)
+def test_dtypes(given, found):
+    x = pyro_dp.columns(given)
+    rows = x.take(torch.tensor([1, 3]))
+    assert x.dtype == rows.dtype == x.like.dtype == found
+    assert rows.tolist() == torch.as_tensor(given.tolist())[[1, 3]].tolist()
+
+
+@pytest.mark.parametrize(
+    ("indices", "says"),
+    [
+        ([1, 0], "ascending"),
+        ([1, 1], "ascending"),
+        ([-1], "beyond"),
+        ([N], "beyond"),
+        ([0.5], "ascending"),
+    ],
+)
+def test_take_refuses(indices, says):
+    with pytest.raises(ModelError, match=says):
+        pyro_dp.columns(X).take(torch.tensor(indices))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+_EMPTY = type("Empty", (Dataset,), {"__len__": lambda _: 0, "__getitem__": lambda *_: 1})()
+
+
+@pytest.mark.parametrize(
+    ("source", "names", "says"),
+    [
+        (Stream(), ["x"], "'source' is a Stream.*__getitem__"),
+        (DataLoader(TensorDataset(X, Y)), ["x"], r"batches.*source\.dataset"),
+        (
+            DataLoader(TensorDataset(X), sampler=DistributedSampler(TensorDataset(X), 2, 0)),
+            ["x"],
+            "has a DistributedSampler, which repeats records",
+        ),
+        (DistributedSampler(TensorDataset(X), 2, 0), ["x"], "is a DistributedSampler.*twice"),
+        (SequentialSampler(X), ["x"], "drawn privately"),
+        (X, ["x"], "no columns by name"),
+        ({"x": X}, [], "say which columns.*'x'"),
+        ({"x": X}, ["y"], "no column 'y'.*'x'"),
+        ({"x": X}, [3], "a name is a text"),
+        ({"x": X}, [[]], "a name is a text"),
+        ({"x": X, "y": Y[:3]}, ["x", "y"], "'x' has 500 rows, 'y' has 3"),
+        ({"x": X, "y": Y}, [["x", "y"]], r"'x' of them has rows.*\(3,\)"),
+        ({"x": torch.ones(())}, ["x"], "single number"),
+        ({"x": np.array(["61.803"])}, ["x"], "'x' holds text"),
+        ({"x": np.ma.masked_greater(X.numpy(), 1.0)}, ["x"], "masked"),
+        (3, ["x"], "source is a int"),
+        ("no/such/file", ["x"], "no file"),
+        (TensorDataset(X, Y), ["x"], "has 2 parts, and 1 names"),
+        (Items(lambda i: {"x": 1}), ["y"], "no column 'y'"),
+        (Items(lambda i: torch.ones(i % 2)), ["x"], "one shape"),
+        (_EMPTY, ["x"], "without records"),
+    ],
+)
+def test_sources_that_are_refused(source, names, says):
+    with pytest.raises(ModelError, match=says) as caught:
+        found = pyro_dp.columns(source, *names)
+        list(found.blocks())
+    assert "61.8" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sampler", [DistributedSampler(X, 2, 0), SequentialSampler(X)])
+def test_samplers_are_no_arguments(sampler):
+    with pytest.raises(ModelError, match="'x'.*drawn privately"):
+        as_tensors(logistic, (sampler, Y), {})
+
+
+def test_items_are_functions_of_their_index():
+    """What transforms draw is the same in each step, whoever else is read; nothing public moves."""
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    x = pyro_dp.columns(Items(lambda i: X[i] + torch.randn(3) + np.random.randn()), "x")
+    alone = torch.cat([x.take(torch.tensor([i])) for i in (3, 9, 11)])
+    assert torch.equal(x.take(torch.tensor([3, 9, 11])), alone)
+    assert torch.equal(x.take(torch.arange(20))[[3, 9, 11]], alone)
+    assert not torch.equal(alone[0] - X[3], alone[1] - X[9])
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()
+
+
+# Runs.
+
+
+def dpsvi(model, *data, **settings):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    settings = {"sample_rate": 0.3, "microbatch_size": 64, "generator": 0} | settings
+    guide = AutoMultivariateNormal(model)
+    svi = new_dpsvi(model, guide, noise_multiplier=1.0, num_steps=3, **settings)
+    svi.run(*data, progress=False)
+    return torch.cat([x.detach().flatten() for x in guide.parameters()])
+
+
+def dpsep(model, *data):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    accountant, guide = PrivacyAccountant(), AutoNormal(model)
+    sep = DPSEP(model, guide, accountant=accountant, num_steps=2, noise_multiplier=1.0, generator=0)
+    sep.run(*data, progress=False)
+    return torch.cat([x.detach().flatten() for x in guide.parameters()])
+
+
+def vips(_, *data):
+    pyro.set_rng_seed(0)
+    own = {"accountant": PrivacyAccountant(), "num_steps": 2, "noise_multiplier": 1.0}
+    run = VIPS(LogisticRegression(3), **own, generator=0, microbatch_size=64)
+    run.run(*data, progress=False)
+    return run.posterior()["weights"].mean
+
+
+@pytest.mark.parametrize("model", [logistic, whole])
+@pytest.mark.parametrize("fit", [dpsvi, dpsep, vips])
+def test_runs_are_those_of_tensors(fit, model, tmp_path):
+    """To the last bit, whatever the data lie in."""
+    expected = fit(model, X, Y)
+    np.save(tmp_path / "x.npy", X.numpy())
+    np.save(tmp_path / "y.npy", Y.bool().numpy())
+    mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r+") for name in ("x", "y")]
+    labels = pyro_dp.columns(Y.numpy())
+    for data in (
+        (mapped[0], labels),
+        (pyro_dp.columns(TensorDataset(X, Y), "x", "y")[0], Y),
+    ):
+        assert torch.equal(fit(model, *data), expected)
+
+
+@pytest.mark.parametrize("model", [logistic, whole])
+@pytest.mark.parametrize("fit", [dpsvi, dpsep])
+def test_checks_on_few_placeholders(fit, model, monkeypatch):
+    """Where all N would take much memory, a few stand for them, and nothing else changes."""
+    expected = fit(model, X, Y)
+    monkeypatch.setattr(stand_ins, "_MOST_SHOWN", 50)
+    assert torch.equal(fit(model, X, Y), expected)
+    assert stand_ins.rows_shown(N, 4) == 11
+
+
+def test_what_has_a_row_per_record_is_shown_all(monkeypatch):
+    """Latents, parameters and declared batches of many records, although few are shown else."""
+
+    def model(x, y):
+        loc = pyro.param("loc", lambda: torch.zeros(len(x)))
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x), subsample_size=len(x) // 5) as i:
+            pyro.sample("y", dist.Normal(w + loc[i], 1.0), obs=x[i, 0])
+
+    def guide(x, y):
+        start = pyro.param("start", lambda: torch.tensor(1.0 / len(x)))
+        pyro.sample("w", dist.Normal(start, 1.0))
+
+    found = []
+    for most in (2**20, 50):
+        monkeypatch.setattr(stand_ins, "_MOST_SHOWN", most)
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        svi = new_dpsvi(model, guide, noise_multiplier=1.0, num_steps=1, generator=0)
+        svi.run(X, Y, progress=False)
+        store = pyro.get_param_store()
+        found.append({name: store[name].detach().clone() for name in ("loc", "start")})
+        assert svi._prepared.sampler.sample_rate == 0.2
+        assert svi._prepared.records.plate.size == N
+    assert all(torch.equal(found[0][name], found[1][name]) for name in ("loc", "start"))
+    assert len(found[0]["loc"]) == N
+
+
+@pytest.mark.parametrize("fit", [dpsvi, dpsep, vips])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda x, y: x[300].fill_(torch.nan), "'x' holds NaN"),
+        (lambda x, y: y[301].fill_(2.0), "curator"),
+    ],
+)
+def test_every_record_is_checked(fit, change, says, monkeypatch):
+    """In whichever block it is, and before anything is spent."""
+    monkeypatch.setattr(column, "_BLOCK", 400)
+    x, y = X.clone(), Y.clone()
+    change(x, y)
+    with pytest.raises(ModelError, match=says):
+        fit(logistic, pyro_dp.columns(x.numpy()), y)
+
+
+def test_a_user_check_sees_all_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(column, "_BLOCK", 400)
+    path = str(tmp_path / "seen")
+
+    class Watched(LogisticRegression):
+        def check(self, *data):
+            with open(path, "a") as file:
+                file.write(f"{len(data[0])} ")
+            super().check(*data)
+
+    run = VIPS(Watched(3), accountant=PrivacyAccountant(), num_steps=1, noise_multiplier=1.0)
+    run.run(pyro_dp.columns(X.numpy()), Y, progress=False)
+    assert Path(path).read_text() == "100 " * 5
+
+
+def test_captured_columns_are_refused():
+    """A column that the model holds, and numbers of one that is read in parts."""
+    x = pyro_dp.columns(X.numpy())
+    array, mean = ArrayColumn(X.numpy()), X.mean(0)
+
+    def holds(x, y):
+        array  # noqa: B018
+        logistic(x, y)
+
+    def starts(x, y):
+        pyro.sample("v", dist.Normal(mean, 1.0).to_event(1))
+        logistic(x, y)
+
+    for model, says in ((holds, "'array'.*500 rows"), (starts, "'mean'.*means")):
+        with pytest.raises(ModelError, match=says):
+            new_dpsvi(model, AutoNormal(model), noise_multiplier=1.0).step(x, Y)
+
+
+def test_other_data_later(tmp_path):
+    """Columns that are made anew are the same data; others are refused."""
+    pyro.clear_param_store()
+    svi = new_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0)
+    svi.step(pyro_dp.columns(X.numpy()), Y)
+    svi.step(pyro_dp.columns(X.numpy()), Y)
+    with pytest.raises(ModelError, match="'x' has other values"):
+        svi.step(pyro_dp.columns(X.numpy() + 1.0), Y)
+
+
+def test_predictions_on_columns(tmp_path):
+    pyro.clear_param_store()
+    svi = new_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0)
+    svi.step(pyro_dp.columns(X.numpy()), Y)
+    predictive = svi.predictive(num_samples=3)
+    assert predictive(pyro_dp.columns(X[:7].numpy() + 1.0))["y"].shape == (3, 7)
+    with pytest.warns(pyro_dp.NotPrivateWarning):
+        predictive(X[:7])
+
+
+def test_mixtures_of_a_column():
+    """A model with one argument."""
+    model = GaussianMixture(2, 3, radius=5.0)
+    run = VIPS(model, accountant=PrivacyAccountant(), num_steps=1, noise_multiplier=1.0)
+    run.run(pyro_dp.columns(X.numpy()), progress=False)
+
+
+_LIMITED = """
+    import resource, sys, threading
+    import numpy as np, pyro, pyro.distributions as dist, torch
+    from pyro.infer.autoguide import AutoNormal
+    from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant
+    from pyro_dp.vips import LogisticRegression
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(x.new_zeros(x.shape[1]), 1.0).to_event(1))
+        with pyro.plate("data", len(x)) as i:
+            pyro.sample("y", dist.Bernoulli(logits=x[i] @ w), obs=y[i])
+
+    def whole(x, y):
+        w = pyro.sample("w", dist.Normal(x.new_zeros(x.shape[1]), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+    def run(make, x, y, steps):
+        own = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0, "num_steps": steps}
+        make(own).run(x, y, progress=False)
+
+    def used():
+        lines = open("/proc/self/status").read().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmData")) * 1024
+
+    METHODS = {
+        "dpsep": (lambda own: DPSEP(model, AutoNormal(model), microbatch_size=2000, **own), 1),
+        "vips": (lambda own: VIPS(LogisticRegression(20), **own), 1),
+        "dpsvi": (lambda own: DPSVI(model, AutoNormal(model), sample_rate=1e-3, **own), 5),
+    }
+    def many():
+        # The same row of zeros very often: a list of all indices would take 64 MB.
+        few = torch.zeros(2, 1)
+        x, y = few[:1].expand(8_000_000, 1), few[0].expand(8_000_000)
+        rare = {"sample_rate": 1e-4}
+        for make in (
+            lambda own: DPSVI(model, AutoNormal(model), **rare, **own),
+            lambda own: DPSVI(whole, AutoNormal(whole), **rare, **own),
+            lambda own: DPSEP(whole, AutoNormal(whole), **rare, **own),
+            lambda own: VIPS(LogisticRegression(1), **rare, **own),
+        ):
+            pyro.clear_param_store()
+            yield make, few, few[:, 0], x, y, 1
+
+    def mapped(method, path):
+        make, steps = METHODS[method]
+        x, y = (np.load(f"{path}/{name}.npy", mmap_mode="r") for name in "xy")
+        yield make, x[:2000].copy(), y[:2000].copy(), x, y, steps
+
+    method, path = sys.argv[1:]
+    for make, *few, x, y, steps in many() if method == "many" else mapped(method, path):
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        run(make, *few, steps)  # whatever is made once
+        pyro.clear_param_store()
+        resource.setrlimit(resource.RLIMIT_DATA, (used() + 2**20 * 56, limit))
+        run(make, x, y, steps)
+    print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["dpsep", "many", *(pytest.param(x, marks=pytest.mark.slow) for x in ("vips", "dpsvi"))],
+)
+def test_memory(tmp_path, method):
+    """72 MB of features and labels, mapped, with 56 MB to run in, checks included."""
+    size = 450_000
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float64, (size, 20))
+    for start in range(0, size, 50_000):
+        x[start : start + 50_000] = np.random.default_rng(start).normal(size=(50_000, 20))
+    x.flush()
+    np.save(tmp_path / "y.npy", x[:, 0] > 0)
+    root = Path(pyro_dp.__file__).parents[1]
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_LIMITED), method, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=root,
+        timeout=120,
+    )
+    assert found.stdout == "done\n", found.stderr
+
+
+def test_wide_rows_beside_many_weights():
+    """A chance of one number above 1 is no chance of hundreds of them."""
+    rows = torch.rand(50, 784)
+    numbers = DataNumbers([TensorColumn(rows.float(), torch.float32)])
+    torch.manual_seed(1)
+    assert numbers.found_in(torch.rand(500_000, dtype=torch.float32)) is None
+    assert numbers.found_in(torch.rand(400, 784, dtype=torch.float32)) is None
+    assert numbers.found_in(rows[3:5].float()) == "rows"

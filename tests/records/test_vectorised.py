@@ -1,0 +1,55 @@
+"""Torch functions where all records run at once: the same as one record after the other."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pyro_dp.records.local_draws import LocalDraws
+from pyro_dp.records.torch_modes import RecordMode
+
+ROWS = torch.linspace(-40.0, 40.0, 12, dtype=torch.float64).reshape(4, 3)
+
+
+def _clamped(x):
+    y = x * 1.0
+    y.detach().clamp_(min=0.5)
+    return y
+
+
+def _lerped(x):
+    return x.clone().lerp_(torch.ones(3), 0.3)
+
+
+def _summed(x):
+    return (2 * x).cumsum_(0)
+
+
+def _cross_entropy(x):
+    return functional.binary_cross_entropy_with_logits(x, x.sigmoid().detach(), reduction="none")
+
+
+def _weighted(x):
+    return functional.binary_cross_entropy_with_logits(x, x.sigmoid().detach(), torch.ones(3))
+
+
+@pytest.mark.parametrize("function", [_clamped, _lerped, _summed, _cross_entropy, _weighted])
+def test_equals_one_record_after_the_other(function):
+    def loss(row):
+        with RecordMode(LocalDraws()):
+            return function(row).sum()
+
+    together = torch.vmap(torch.func.grad_and_value(loss))(ROWS)
+    alone = [torch.func.grad_and_value(lambda x: function(x).sum())(row) for row in ROWS]
+    for found, expected in zip(together, zip(*alone, strict=True), strict=True):
+        assert torch.allclose(found, torch.stack(expected), rtol=1e-12, atol=1e-14)
+
+
+def test_nothing_is_taken_one_record_after_the_other():
+    """Torch warns where it does so."""
+    torch._C._functorch._set_vmap_fallback_warning_enabled(True)
+    try:
+        for function in (_clamped, _lerped, _summed):
+            with RecordMode(LocalDraws()):
+                torch.vmap(function)(ROWS)
+    finally:
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)
