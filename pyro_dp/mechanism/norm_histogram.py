@@ -28,7 +28,7 @@ _WIDTHS = (0.25, 0.45, 0.8)  # of the bells that are tried, in nats
 _REFUTED = 5.0  # standard deviations of what a bell leaves
 _SIGNIFICANT = 2.0  # standard deviations of four bins
 _NEIGHBOURS = np.ones(4)
-_APART = 5.0  # standard deviations of a group's bins together
+_APART = 5.5  # standard deviations of a group's bins together: some 200 places, tens of readings
 _GROUPS = (4, 8, 16)  # bins
 _TAIL = 0.55  # the slowest fall of a tail, from bin to bin: to a tenth in an octave
 

@@ -714,6 +714,13 @@ MUTATIONS = [
         "test_histogram_bound.py",
     ),
     Mutation(
+        "DPSVI's bound: what looks like noise is a group of records",
+        "_seen",
+        "if (height[each] > _STANDS_OUT_ALONE).any()",
+        "",
+        "test_gradient_regression.py",
+    ),
+    Mutation(
         "DPSVI's regression: sampling makes no noise",
         "fitted",
         "noise = variance * torch.eye(dim).to(curvature) + sampled * curvature",

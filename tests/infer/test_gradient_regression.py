@@ -346,6 +346,23 @@ class TestBound:
         noisy = counts + 5 * np.random.default_rng(0).normal(size=SIZE)
         assert read(noisy, 5.0, 20_000, 1.0, 1.0).share_above(8.0) > 0.15
 
+    def test_no_group_is_made_up(self):
+        """A run reads some fifteen histograms of 160 places: one false alarm loses it."""
+        counts = np.where(np.arange(SIZE) < SIZE // 2, log_normal(0.6, 0.8, 0.15, 20_000), 0.0)
+        generator = np.random.default_rng(0)
+        for _ in range(1000):
+            noisy = counts + 30 * generator.normal(size=SIZE)
+            assert read(noisy, 30.0, 20_000, 0.6, 1.0).norms[-1] < 10.0
+
+    def test_a_group_far_away_is_seen(self):
+        """Nine standard deviations of four bins, where noise of that size is not to be had."""
+        counts = np.where(np.arange(SIZE) < SIZE // 2, log_normal(0.6, 0.8, 0.15, 20_000), 0.0)
+        counts[120:124] = 9 * 30 / 2
+        generator = np.random.default_rng(0)
+        for _ in range(20):
+            noisy = counts + 30 * generator.normal(size=SIZE)
+            assert read(noisy, 30.0, 20_000, 0.6, 1.0).norms[-1] > 500.0
+
     def test_more_noise_means_a_smaller_bound(self):
         norms = norms_of(log_normal(1.0, 0.5, 0.5, 10_000))
         found = [bound(norms, 10, noise) for noise in (0.1, 1.0, 10.0, 100.0)]

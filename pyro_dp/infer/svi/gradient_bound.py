@@ -18,7 +18,9 @@ _RIGHT = (0.15, 0.25, 0.4, 0.65, 1.0)
 _USUAL_RIGHT = 0.35  # a bell twice as wide to the right is exp(-3/2) as likely before a look
 _ALIGNED = 1 / 8  # square of how far parts cut off point to one side
 _REFUTED = 5.0  # standard deviations of what a bell leaves
-_STANDS_OUT = 4.0  # standard deviations of four bins
+_STANDS_OUT = 4.0  # standard deviations of four bins, next to others that do
+_STANDS_OUT_ALONE = 6.0  # and anywhere: a run looks at 160 places some 15 times
+_NEAR = 8  # bins from four to four
 
 
 def bound(norms: Norms, dim: int, noise: float) -> float:
@@ -84,8 +86,15 @@ def read(counts: Floats, sd: float, size: int, typical: float, spread: float) ->
 
 def _seen(shares: Floats, sd: float) -> Floats:
     """What stands out of the noise together with its neighbours, and zero elsewhere."""
-    four = np.convolve(shares, np.ones(4), "valid") > 2.0 * _STANDS_OUT * sd
-    return np.where(np.convolve(four, np.ones(4)) > 0, np.maximum(shares, 0.0), 0.0)
+    height = np.convolve(shares, np.ones(4), "valid") / (2.0 * sd)  # of four bins each
+    candidates = np.flatnonzero(height > _STANDS_OUT)
+    groups = np.split(candidates, np.flatnonzero(np.diff(candidates) > _NEAR) + 1)
+    sure = [each for each in groups if (height[each] > _STANDS_OUT_ALONE).any()]
+    places = np.concatenate([np.arange(SIZE)[:0], *sure])
+    seen = np.zeros(SIZE)
+    for offset in range(4):
+        seen[places + offset] = np.maximum(shares[places + offset], 0.0)
+    return seen
 
 
 def _bells() -> tuple[Floats, Floats, Floats]:
