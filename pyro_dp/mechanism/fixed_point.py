@@ -50,6 +50,7 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, divisible
 from pyro_dp.mechanism.discrete_gaussian import MOST, discrete_gaussian
 from pyro_dp.mechanism.system_random import Stream
+from pyro_dp.utils.devices import sent
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 
 _UNITS = 2**30  # of the grid in a block's bound: 2^32 records fit into 63 bits
@@ -122,7 +123,7 @@ class FixedPointSum(ClippedSum):
             # (a + 1)^2 >= a^2 + 16 from a = 8 on.
             scale = math.ceil(sigma * _UNITS) + 1
             draw = torch.from_numpy(discrete_gaussian(scale, block.size, noise))
-            released.append(self._in_bounds(draw.to(units.device).add_(units), block.bound))
+            released.append(self._in_bounds(sent(draw, units.device).add_(units), block.bound))
         return released
 
     @property

@@ -91,8 +91,9 @@ def floored(matrix: Tensor, least: Tensor | float) -> Tensor:
     :param matrix: (d, d), or (d,) for a diagonal.
     :param least: a number, or (d,) for a diagonal.
     """
+    least = torch.as_tensor(least, dtype=matrix.dtype, device=matrix.device)
     if matrix.dim() == 1:
-        return matrix.clamp(min=torch.as_tensor(least, dtype=matrix.dtype))
+        return matrix.clamp(min=least)
     values, vectors = torch.linalg.eigh(matrix)
     if values[0] >= least:
         return matrix
