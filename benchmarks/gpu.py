@@ -18,10 +18,10 @@ import pyro
 import pyro.distributions as dist
 import torch
 from common import ROOT, write_section
-from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from pyro.infer.autoguide import AutoNormal
 
 sys.path.insert(0, str(ROOT / "tests"))
-from device_runs import PROBLEMS, VAE, apart, fitted, logistic, steps_that_wait
+from device_runs import PROBLEMS, VAE, apart, fitted, gaussian_guide, logistic, steps_that_wait
 
 from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant
 from pyro_dp.vips import LogisticRegression
@@ -155,7 +155,7 @@ def full_passes(device: str, count: int) -> str:
     pyro.clear_param_store()
     own = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0, "num_steps": 6}
     for inference in (
-        DPSEP(logistic, AutoMultivariateNormal(logistic), **own),
+        DPSEP(logistic, gaussian_guide(), **own),
         VIPS(LogisticRegression(DIM), **own),
     ):
         found = []

@@ -10,7 +10,7 @@ import warnings
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.infer.autoguide import AutoMultivariateNormal
+from pyro.infer.autoguide import AutoMultivariateNormal, init_to_mean
 from torch.distributions import constraints
 
 from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant
@@ -39,6 +39,11 @@ def logistic_guide(x, y, draw):
     loc = pyro.param("loc", lambda: x.new_zeros(x.shape[1]))
     scale = pyro.param("scale", lambda: x.new_ones(x.shape[1]), constraint=constraints.positive)
     pyro.sample("w", dist.Delta(loc + scale * draw, event_dim=1))
+
+
+def gaussian_guide():
+    """It starts at the same place on every device."""
+    return AutoMultivariateNormal(logistic, init_loc_fn=init_to_mean)
 
 
 class Network:
@@ -152,7 +157,7 @@ def fitted(method, device, **settings):
         if method == "vips":
             inference = VIPS(LogisticRegression(4), num_steps=5, **own)
         else:
-            inference = DPSEP(logistic, AutoMultivariateNormal(logistic), num_steps=5, **own)
+            inference = DPSEP(logistic, gaussian_guide(), num_steps=5, **own)
         inference.run(*data, progress=False)
         quantiles = inference.posterior().quantiles([0.1, 0.5, 0.9])
         return {name: value.cpu() for name, value in quantiles.items()}
@@ -177,14 +182,15 @@ def counted_waits(device, stand_in=None):
     """
     found = []
     if device == "cuda":
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("always")
-                warnings.showwarning = lambda message, *_: found.append(str(message))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that this mode does not see all
+            torch.cuda.set_sync_debug_mode("warn")
+            warnings.simplefilter("always")
+            warnings.showwarning = lambda message, *_, **__: found.append(str(message))
+            try:
                 yield found
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
     elif stand_in is not None:
         stand_in.on_wait(found.append)
         try:

@@ -148,8 +148,7 @@ class ClippedSum:
         released = []
         for block, total, sigma in zip(self.blocks, self._exact_sums, sigmas, strict=True):
             if sigma > 0:
-                draw = normals(noise, block.size, total.device)
-                draw *= sigma * block.bound
+                draw = normals(noise, block.size, sigma * block.bound, total.device)
                 released.append(draw.add_(total))
             else:
                 released.append(total.clone())

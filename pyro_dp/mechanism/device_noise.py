@@ -1,4 +1,4 @@
-"""Standard normals of a private stream, on the device where the sums are.
+"""Normals of a private stream, on the device where the sums are.
 
 On the CPU they are the stream's own. So they are elsewhere where they are few: they are sent in
 less time than an accelerator takes to begin. Many are a function of counters there, keyed by 128
@@ -28,18 +28,21 @@ _WORD = 2**64
 _POSITIVE = 2**63 - 1
 
 
-def normals(stream: np.random.Generator, size: int, device: torch.device) -> Tensor:
-    """Independent standard normals, (size,) in float64, private.
+def normals(stream: np.random.Generator, size: int, sd: float, device: torch.device) -> Tensor:
+    """Independent normals of mean zero, (size,) in float64, private.
 
     :param stream: the private stream of one release.
+    :param sd: their standard deviation.
     """
-    if device.type == "cpu" or size <= _FEW:
-        return sent(torch.from_numpy(stream.standard_normal(size)), device)
-    return counted_normals(stream, size, device)
+    if device.type != "cpu" and size > _FEW:
+        return counted_normals(stream, size, device).mul_(sd)
+    drawn = stream.standard_normal(size)
+    drawn *= sd
+    return sent(torch.from_numpy(drawn), device)
 
 
 def counted_normals(stream: np.random.Generator, size: int, device: torch.device) -> Tensor:
-    """As :func:`normals`, from counters. On every device the same, but for rounding."""
+    """Standard normals from counters, on every device the same but for rounding."""
     key = tuple(int(word) for word in stream.integers(_WORD, size=2, dtype=np.uint64))
     half = (size + 1) // 2
     found = torch.empty(2, half, dtype=torch.float64, device=device)

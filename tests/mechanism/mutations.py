@@ -13,8 +13,8 @@ MUTATIONS = [
     Mutation(
         "half the noise",
         "ClippedSum._noisy",
-        "draw *= sigma * block.bound",
-        "draw *= 0.5 * sigma * block.bound",
+        "normals(noise, block.size, sigma * block.bound,",
+        "normals(noise, block.size, 0.5 * sigma * block.bound,",
         "test_clipping.py",
     ),
     Mutation(

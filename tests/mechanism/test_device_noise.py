@@ -72,5 +72,6 @@ def test_parts_do_not_show(monkeypatch):
 
 def test_on_the_cpu_they_are_those_of_the_stream():
     for size in (10, 2 * device_noise._FEW):
-        found = normals(np.random.default_rng(0), size, CPU)
-        assert np.array_equal(found.numpy(), np.random.default_rng(0).standard_normal(size))
+        found = normals(np.random.default_rng(0), size, 1.7, CPU)
+        expected = 1.7 * np.random.default_rng(0).standard_normal(size)
+        assert np.array_equal(found.numpy(), expected)
