@@ -111,7 +111,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     def _add_bit(self, bit: Block, released: Tensor, prepared: Prepared) -> None:
         rate, size = prepared.sampler.sample_rate, prepared.records.plate.size
-        self._fractions.add(released, size, rate, self.noise_multiplier, bit.share)
+        self._fractions.add(released, size, rate, self._noise_in_sums, bit.share)
 
     def _warnings(self) -> list[Warning]:
         clipped = self.clipped_fraction

@@ -377,7 +377,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         clipped = once.static_sum(prepared.records, self._sample(sampler, position))
         sigma = self._once_multiplier(self._calibrate(sampler.sample_rate))
         released = self._account_and_release(clipped, sigma, sampler)
-        self._static = once.estimates(released, sigma, sampler.sample_rate)
+        self._static = once.estimates(released, self._in_sums(sigma), sampler.sample_rate)
 
     def _release_expected(self, each: StatisticsSum, prepared: Prepared) -> MixedStatistics:
         sampler, position = prepared.sampler, self.accountant.position
@@ -385,7 +385,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         indices = self._sample(sampler, position)
         clipped = each.expected_sum(self._posterior, local, prepared.records, indices)
         released = self._release(clipped, sampler)
-        return each.estimates(released, self.noise_multiplier, sampler.sample_rate)
+        return each.estimates(released, self._noise_in_sums, sampler.sample_rate)
 
     def _exact(self) -> dict[str, Callable]:
         return {"gradient_norms": self._exact_norms}

@@ -240,7 +240,7 @@ def test_what_refuses_a_release_on_rank_0_leaves_it_undone(cluster):
 
 
 def test_a_step_that_is_mostly_talk_is_told(cluster, monkeypatch):
-    ranks = Ranks(cluster)
+    ranks = Ranks(cluster, PrivacyAccountant(epsilon=1.0))
     cluster.size = 2
     assert ranks.warnings() == []
     monkeypatch.setattr(ranks, "_times", [(0.010, 0.007)] * 20)

@@ -25,6 +25,15 @@ USES = {
     """,
     # Of all processes of a cluster: to rank 0, and nowhere else.
     "over_ranks": "mechanism.clipping.ClippedSum mechanism.ranks.Ranks.add_up",
+    # Of all owners of a federation: with noise, to the aggregator.
+    "in_shares": """
+        mechanism.clipping.ClippedSum mechanism.fixed_point.FixedPointSum
+        mechanism.holders.Holders.add_up
+    """,
+    "_total": """
+        mechanism.fixed_point.FixedPointSum mechanism.fixed_point.FixedPointSum.in_shares
+        mechanism.fixed_point.FixedPointSum._noisy mechanism.fixed_point.FixedPointSum._noisy
+    """,
     ".reduce": """
         mechanism.cluster.Cluster.reduce mechanism.ranks.Ranks.add_up
         records.mixed_dtypes accounting.second_opinion._pld_pessimistic

@@ -294,7 +294,7 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
                 released,
                 at,
                 damping=damping,
-                multiplier=self.noise_multiplier / rate,
+                multiplier=self._noise_in_sums / rate,
                 sample_rate=rate,
             )
             mean, covariance = approximation.moments(self.noise_aware)

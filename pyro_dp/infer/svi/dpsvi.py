@@ -613,7 +613,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _noise(self, block: Block, sampler: RecordSampler) -> float:
         """Standard deviation of the noise in a coordinate of a block, as an estimate for all N."""
-        return block.noise(self.noise_multiplier) / sampler.sample_rate
+        return block.noise(self._noise_in_sums) / sampler.sample_rate
 
     def _warnings(self) -> list[Warning]:
         found: list[Warning] = []
