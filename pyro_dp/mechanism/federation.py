@@ -25,8 +25,8 @@ _WHY = {
         "others find does not count its records any more."
     ),
     "mixed": (
-        "The holders are not at the same place of the run, or one of them failed: all must make the "
-        "same calls, in the same order, on the same inference. Nothing was opened."
+        "The holders are not at the same place of the run, or one of them failed: all must make "
+        "the same calls, in the same order, on the same inference. Nothing was opened."
     ),
     "other numbers": "holders or dropouts differ from what the aggregator was told.",
 }
@@ -35,6 +35,7 @@ _OTHER_NUMBERS = (
     "Federation: holders, dropouts or colluders differ between the holders, and with them the "
     "noise that each must add. Pass the same numbers everywhere."
 )
+_OVER = "This holder left the federation: make a new one, at all holders."
 _ABSENT = (
     "Holder {holder} is missing, and the data can only be looked at together: start all anew, "
     "without it."
@@ -117,6 +118,7 @@ class Federation:
             raise ConfigurationError("line.index must be less than holders.")
         self._line = line
         self.present = list(range(holders))
+        self._over = False
         numbers = [holders, dropouts, colluders]
         if any(each != numbers for each in self.tell_all(numbers)):
             raise ConfigurationError(_OTHER_NUMBERS)
@@ -129,7 +131,8 @@ class Federation:
 
     def tell_all(self, numbers: list[int]) -> list[list[int]]:
         """A few numbers of each holder that is present, to all."""
-        return [_read(each) for each in self._talk(numbers).values()]
+        plain = [int(each) for each in numbers]
+        return [_read(each) for each in self._talk(plain).values()]
 
     def exchange(self, public: Any) -> list[Any]:
         """Something public of each holder, to all; by rank.
@@ -157,6 +160,9 @@ class Federation:
 
     def leave(self) -> None:
         """Say that this holder is done; a lost line is none of its business any more."""
+        if self._over:
+            return
+        self._over = True
         with contextlib.suppress(ClusterError):
             self._line.ask(Message("leave", {}).packed())
 
@@ -173,12 +179,16 @@ class Federation:
         return found
 
     def _answer(self, message: Message) -> Message:
+        if self._over:
+            raise ClusterError(_OVER)
         try:
             answer = Message.read(self._line.ask(message.packed()))
         except ValueError as error:
             raise ClusterError(_DAMAGED) from error
         if answer.kind == "failed":
-            text = _WHY.get(answer.facts.get("reason", ""), _DAMAGED)
+            reason = answer.facts.get("reason", "")
+            self._over = reason in ("too few", "left out")
+            text = _WHY.get(reason, _DAMAGED)
             raise ClusterError(text.format(left=answer.facts.get("left")))
         present = answer.facts.get("present", [])
         if answer.kind != message.kind or not set(present) <= set(self.present):

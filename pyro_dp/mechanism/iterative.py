@@ -272,6 +272,12 @@ class IterativeMechanism(abc.ABC):
         """sigma, as what was released has it: more where several owners add their shares."""
         return self._in_sums(self.noise_multiplier)
 
+    def _agreed(self, noise_multiplier: float) -> float:
+        """With whom the steps are made, where it was calibrated to a budget."""
+        if self._ranks is None:
+            return noise_multiplier
+        return self._ranks.agreed_noise(noise_multiplier)
+
     def _in_sums(self, noise_multiplier: float) -> float:
         return noise_multiplier * (1.0 if self._ranks is None else self._ranks.noise_factor)
 
@@ -290,9 +296,7 @@ class IterativeMechanism(abc.ABC):
                     "be used as it is."
                 )
                 raise PrivacyBudgetExceeded(f"{error}{text if self._lost else ''}") from None
-            if self._ranks is not None:
-                sigma = self._ranks.agreed_noise(sigma)
-            self._noise_multiplier = sigma
+            self._noise_multiplier = self._agreed(sigma)
         return self._noise_multiplier
 
     def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

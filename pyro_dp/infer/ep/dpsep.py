@@ -488,9 +488,10 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
             return ReleasePlan(**self._loaded["plan"])
         sigma = self._noise_multiplier
         if sigma is not None:
-            return ReleasePlan(dim, size, sigma / math.sqrt(self.num_steps or FEWEST_STEPS))
+            noise = self._in_sums(sigma) / math.sqrt(self.num_steps or FEWEST_STEPS)
+            return ReleasePlan(dim, size, noise)
         sigma = self.accountant.noise_multiplier(num_steps=1, sample_rate=1.0, sampling="full")
-        return ReleasePlan(dim, size, sigma)
+        return ReleasePlan(dim, size, self._in_sums(self._agreed(sigma)))
 
     def _public(self) -> Sequence[Tensor]:
         q = self._approximation.posterior
