@@ -4,12 +4,14 @@ The aggregator is a thread of the parent; messages go through pipes. As :mod:`cl
 processes and models these are.
 """
 
+import contextlib
 import io
 import json
 import math
 import multiprocessing as mp
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -20,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import cluster_runs
+import numpy as np
 import pyro
 import torch
 from cluster_runs import data, fresh, make, shard
 
 from pyro_dp import VIPS, ClusterError, ClusterWarning, PrivacyAccountant, PrivacyError
-from pyro_dp.federated import Federation, TrustedAggregator
+from pyro_dp.federated import AtTrustedAggregator, Federation, ShamirSums, TrustedAggregator
 from pyro_dp.mechanism import fixed_point
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 
@@ -83,37 +86,50 @@ def holders(
 ) -> list[cluster_runs.Ended]:
     """Run a function of the index and a line in so many processes."""
     pipes = [mp.Pipe() for _ in range(size)]
+
+    def be(index: int) -> Any:
+        for other, (ours, theirs) in enumerate(pipes):
+            ours.close()
+            if other != index:
+                theirs.close()
+        return body(index, PipeLine(index, pipes[index][1]))
+
+    ended = started(size, be)
+    for _, theirs in pipes:
+        theirs.close()
+    lines = {index: ours for index, (ours, _) in enumerate(pipes)}
     aggregator = TrustedAggregator(size, dropouts, timeout)
+    thread = threading.Thread(target=serve, args=(aggregator, lines, seen), daemon=True)
+    thread.start()
+    found = ended()
+    thread.join(timeout=timeout)
+    return found
+
+
+def started(size: int, body: Callable[[int], Any]) -> Callable[[], list[cluster_runs.Ended]]:
+    """Processes that run a function of the index; what waits for them."""
     folder = Path(tempfile.mkdtemp(prefix="federation"))
     start, pids = time.monotonic(), []
     for index in range(size):
         pid = os.fork()
         if pid == 0:
-            for other, (ours, theirs) in enumerate(pipes):
-                ours.close()
-                if other != index:
-                    theirs.close()
-            _be_holder(index, PipeLine(index, pipes[index][1]), folder, body)
+            _be_holder(index, folder, body)
         pids.append(pid)
-    for _, theirs in pipes:
-        theirs.close()
-    lines = {index: ours for index, (ours, _) in enumerate(pipes)}
-    thread = threading.Thread(target=serve, args=(aggregator, lines, seen), daemon=True)
-    thread.start()
-    found = []
-    for index, pid in enumerate(pids):
-        _, status = os.waitpid(pid, 0)
-        path = folder / f"{index}.json"
-        value = json.loads(path.read_text()) if path.exists() else None
-        code = os.waitstatus_to_exitcode(status)
-        found.append(cluster_runs.Ended(code, value, time.monotonic() - start))
-    thread.join(timeout=timeout)
-    return found
+
+    def ended() -> list[cluster_runs.Ended]:
+        found = []
+        for index, pid in enumerate(pids):
+            _, status = os.waitpid(pid, 0)
+            path = folder / f"{index}.json"
+            value = json.loads(path.read_text()) if path.exists() else None
+            code = os.waitstatus_to_exitcode(status)
+            found.append(cluster_runs.Ended(code, value, time.monotonic() - start))
+        return found
+
+    return ended
 
 
-def _be_holder(
-    index: int, line: PipeLine, folder: Path, body: Callable[[int, PipeLine], Any]
-) -> None:
+def _be_holder(index: int, folder: Path, body: Callable[[int], Any]) -> None:
     status, value = 1, None
     signal.alarm(120)
     try:
@@ -121,7 +137,7 @@ def _be_holder(
         torch.set_default_dtype(torch.float64)
         fresh()
         torch.manual_seed(index)
-        status, value = 0, body(index, line)
+        status, value = 0, body(index)
     except BaseException as error:
         value = (type(error).__name__, str(error))
     finally:
@@ -167,7 +183,7 @@ def equality() -> dict[str, Any]:
 
     def body(index: int, line: PipeLine) -> Any:
         warnings.simplefilter("ignore")
-        federation = Federation(line, holders=3, colluders=2)
+        federation = Federation(AtTrustedAggregator(line), holders=3, colluders=2)
         found = all_of(index, federation, shard(index, CUTS))
         federation.leave()
         return found
@@ -187,7 +203,7 @@ def nothing_set() -> list[dict[str, Any]]:
 
     def body(index: int, line: PipeLine) -> Any:
         warnings.simplefilter("ignore")
-        federation = Federation(line, holders=3, dropouts=1)
+        federation = Federation(AtTrustedAggregator(line), holders=3, dropouts=1)
         accountant = PrivacyAccountant(epsilon=1.0)
         sep = make("sep", accountant, federation, secure=True)
         values = list(sep.run(*shard(index, CUTS), progress=False))
@@ -215,7 +231,7 @@ def uploads() -> dict[str, Any]:
             return exact(self, sigmas, noise)
 
         FixedPointSum._noisy = noisy
-        federation = Federation(line, holders=3, dropouts=1)
+        federation = Federation(AtTrustedAggregator(line), holders=3, dropouts=1)
         accountant = PrivacyAccountant(epsilon=1.0)
         path = Path(tempfile.mkdtemp()) / "journal"
         accountant.journal(path)
@@ -257,7 +273,7 @@ def _time_told(message: bytes) -> int | None:
 def _until(how: str, index: int, line: PipeLine) -> Any:
     """One of three holders is lost in its second upload, or before its third step."""
     warnings.simplefilter("ignore", UserWarning)
-    federation = Federation(line, holders=3, dropouts=1)
+    federation = Federation(AtTrustedAggregator(line), holders=3, dropouts=1)
     path = Path(tempfile.mkdtemp()) / "journal"
     accountant = PrivacyAccountant(epsilon=1.0)
     accountant.journal(path)
@@ -302,20 +318,20 @@ def refusals() -> dict[str, Any]:
     """The second of two holders fails in its way; what both are told."""
 
     def budget(index: int, line: PipeLine) -> Any:
-        federation = Federation(line, holders=2)
+        federation = Federation(AtTrustedAggregator(line), holders=2)
         accountant = PrivacyAccountant(epsilon=3.0 if index == 0 else 1.0)
         vips = make("vips", accountant, federation, secure=True, noise_multiplier=20.0, num_steps=9)
         return _outcome(federation, accountant, vips, shard(index, [0, 30, 60]), 100)
 
     def calibrated(index: int, line: PipeLine) -> Any:
-        federation = Federation(line, holders=2)
+        federation = Federation(AtTrustedAggregator(line), holders=2)
         accountant = PrivacyAccountant(epsilon=3.0 if index == 0 else 1.0)
         vips = make("vips", accountant, federation, secure=True)
         found = _outcome(federation, accountant, vips, shard(index, [0, 30, 60]), 4)
         return [*found, vips.noise_multiplier]
 
     def broken(index: int, line: PipeLine) -> Any:
-        federation = Federation(line, holders=2)
+        federation = Federation(AtTrustedAggregator(line), holders=2)
         own = shard(index, [0, 30, 60])
         if index:
             own[0][3] = float("nan")
@@ -324,16 +340,101 @@ def refusals() -> dict[str, Any]:
         return _outcome(federation, accountant, vips, own, 1)
 
     def other_numbers(index: int, line: PipeLine) -> Any:
-        Federation(line, holders=2, colluders=index)
+        Federation(AtTrustedAggregator(line), holders=2, colluders=index)
 
     def other_settings(index: int, line: PipeLine) -> Any:
-        federation = Federation(line, holders=2)
+        federation = Federation(AtTrustedAggregator(line), holders=2)
         accountant = PrivacyAccountant(epsilon=3.0)
         vips = make("vips", accountant, federation, secure=True, num_steps=4 + index)
         return _outcome(federation, accountant, vips, shard(index, [0, 30, 60]), 1)
 
     trials = [budget, calibrated, broken, other_numbers, other_settings]
     return {each.__name__: [e.value for e in holders(2, each)] for each in trials}
+
+
+def _addresses(size: int) -> list[str]:
+    """Free ones of this machine."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(size)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+
+
+def shamir() -> dict[str, Any]:
+    """Three holders who add up by themselves: a fit, what they send, and one that dies."""
+
+    def fit(index: int) -> Any:
+        warnings.simplefilter("ignore")
+        channel = ShamirSums(addresses, index, encrypted=False, timeout=30)
+        federation = Federation(channel, holders=3, colluders=2)
+        noise_of_first_only(index)
+        fresh()
+        vips = make("vips", PrivacyAccountant(), federation, secure=True, noise_multiplier=2.0)
+        vips.run(*shard(index, CUTS), progress=False)
+        federation.leave()
+        return cluster_runs.found(vips), list(vips.accountant.notes)
+
+    def sends(index: int) -> Any:
+        channel = ShamirSums(addresses, index, encrypted=False, timeout=30)
+        from mpyc.asyncoro import MessageExchanger  # after it was told to be quiet
+
+        kept, send = {}, MessageExchanger.send
+
+        def keep(self: Any, label: int, content: bytes) -> None:
+            kept.setdefault(self.peer_pid, []).append(content)
+            send(self, label, content)
+
+        MessageExchanger.send = keep
+        upload = np.full(400, [2**62, 7, -(2**63)][index])
+        total, present = channel.add(upload)
+        refused = []
+        for size in (1 + index, 1):
+            try:
+                channel.add(np.zeros(size, np.int64))
+            except ClusterError as error:
+                refused.append(str(error))
+        channel.leave()
+        # Lengths and their sum come first; then what is split, and what is opened.
+        width = channel._field.field.byte_length
+        shares = {
+            peer: [
+                int.from_bytes(each[i : i + width], "little") / 2.0**89
+                for i in range(0, len(each), width)
+            ]
+            for peer, several in kept.items()
+            for each in several[2:3]
+        }
+        return {"total": total.tolist(), "present": present, "shares": shares, "refused": refused}
+
+    def dies(index: int) -> Any:
+        channel = ShamirSums(addresses, index, encrypted=False, timeout=2)
+        channel.add(np.ones(1, np.int64))
+        if index == 2:
+            os._exit(9)
+        said = []
+        for _ in range(2):
+            try:
+                channel.add(np.ones(1, np.int64))
+            except ClusterError as error:
+                said.append(str(error))
+        return said
+
+    results = {}
+    for trial in (fit, sends, dies):
+        addresses = _addresses(3)
+        results[trial.__name__] = [each.value for each in started(3, trial)()]
+
+    def alone(index: int) -> Any:
+        warnings.simplefilter("ignore")
+        fresh()
+        noise_of_first_only(0)
+        sigma = 2.0 * math.sqrt(3)
+        vips = make("vips", PrivacyAccountant(), None, secure=True, noise_multiplier=sigma)
+        vips.run(*data(), progress=False)
+        return cluster_runs.found(vips)
+
+    return results | {"alone": started(1, alone)()[0].value}
 
 
 def _outcome(
@@ -350,7 +451,7 @@ def _outcome(
     return [said, accountant.num_releases, vips._steps]
 
 
-TRIALS = (equality, nothing_set, uploads, dropouts, refusals)
+TRIALS = (equality, nothing_set, uploads, dropouts, refusals, shamir)
 
 if __name__ == "__main__":
     pyro.set_rng_seed(0)

@@ -7,54 +7,64 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_dp.mechanism.trusted_aggregator import NUMBERS, Message
 from pyro_dp.utils.errors import ClusterError, ConfigurationError
 from pyro_dp.utils.rng import set_torch_states, torch_states
 from pyro_dp.utils.validation import require_count
 
-_WHY = {
-    "too few": (
-        "Only {left} holders are left, fewer than holders - dropouts: their shares of the noise "
-        "would be too little, and nothing is opened any more. What the ledger counts may have been "
-        "released. Start all anew, with journals and the last states, or with fewer holders."
-    ),
-    "left out": (
-        "This holder stayed away for longer than the aggregator waits, and was left out. What the "
-        "others find does not count its records any more."
-    ),
-    "mixed": (
-        "The holders are not at the same place of the run, or one of them failed: all must make "
-        "the same calls, in the same order, on the same inference. Nothing was opened."
-    ),
-    "other numbers": "holders or dropouts differ from what the aggregator was told.",
-}
-_DAMAGED = "What the aggregator answered cannot be read, or does not belong to what was asked."
+Numbers = NDArray[np.int64]
 _OTHER_NUMBERS = (
     "Federation: holders, dropouts or colluders differ between the holders, and with them the "
     "noise that each must add. Pass the same numbers everywhere."
 )
+_TOO_FEW = (
+    "Only {left} holders are left, fewer than holders - dropouts: their shares of the noise would "
+    "be too little, and what they opened is not used. Start all anew, with journals and the last "
+    "states."
+)
 _OVER = "This holder left the federation: make a new one, at all holders."
+_UNREADABLE = "What holder {holder} said cannot be read."
 _ABSENT = (
     "Holder {holder} is missing, and the data can only be looked at together: start all anew, "
     "without it."
 )
 
 
-class Line(Protocol):
-    """One holder's line to the aggregator.
+class Channel(Protocol):
+    """How what one holder says reaches the others, and how uploads become their sum.
+
+    All holders make the same calls in the same order, and each call waits for the others.
 
     :ivar index: of the holder, from 0 to K - 1.
+    :ivar note: for the ledger: towards whom the guarantee holds; a text with places for
+        ``holders``, ``dropouts`` and ``colluders``.
     """
 
     index: int
+    note: str
 
-    def ask(self, message: bytes) -> bytes:
-        """Send a message, and wait for the answer.
-
-        :raises ClusterError: the line is lost.
+    def begin(self, holders: int, dropouts: int) -> None:
         """
+        :raises ConfigurationError: it does not carry so many holders, or drop-outs.
+        """
+
+    def talk(self, public: bytes) -> dict[int, bytes]:
+        """What each holder that is present says.
+
+        :raises ClusterError: too few are left, or the line is lost.
+        """
+
+    def add(self, upload: Numbers) -> tuple[Numbers, list[int]]:
+        """The sum of what all present holders upload, (n,), and who they are.
+
+        :param upload: (n,) in int64; sums are those of integers modulo 2^64.
+        :raises ClusterError: too few are left, the line is lost, or sizes differ.
+        """
+
+    def leave(self) -> None:
+        """The last call."""
 
 
 class Federation:
@@ -68,9 +78,9 @@ class Federation:
     In a step each holder draws records from its own and adds up what they contribute, in integers.
     Its own accountant, and journal, counts the release, and refuses it beyond its own budget,
     whatever others ask for. Then it adds its share of the noise, discrete Gaussian of variance
-    sigma^2 / (K - t - c), and only that goes to the aggregator, which adds up and tells all the
-    total. With t drop-outs the shares of those that are left, and that do not collude, still make
-    sigma^2; with none there is more noise than sigma^2, which posteriors count in.
+    sigma^2 / (K - t - c), and only that is uploaded: the channel adds up, and tells all the total.
+    With t drop-outs the shares of those that are left, and that do not collude, still make sigma^2;
+    with none there is more noise than sigma^2, which posteriors count in.
 
     Make it before model and guide: torch's global generator becomes that of the first holder.
 
@@ -84,26 +94,26 @@ class Federation:
     compare the sum of n discrete Gaussians of scale s with one: their densities differ by a factor
     of at most exp(10 n exp(-pi^2 s^2)), and s is at least 2^13 units of the grid.)
 
-    **Towards the aggregator** it is weaker: it sees each holder's sum under a share of the noise
-    alone, as :class:`TrustedAggregator` says. No protocol hides the shares from it; :class:`Line`
-    is where one would go.
+    **Towards who adds up.** :class:`ShamirSums` shows nobody an upload: the holders add up among
+    themselves. With :class:`AtTrustedAggregator` the aggregator sees each upload, under a share of
+    the noise alone, and towards it the guarantee is weaker: its name and the ledger say so.
 
     **Not protected.** Each holder's number of records, column types, the time at which it answers,
     and whether its part of a step failed; all that :class:`DPSEP` and its like do not protect.
 
-    **What goes wrong.** Who stays away for longer than the aggregator waits is left out for good;
-    its records count as absent from then on. With more than t of them nothing is opened, and all
-    get a :class:`ClusterError`. A release counts in a holder's ledger before it leaves that holder.
+    **What goes wrong.** Who stays away for longer than the channel waits is left out for good; its
+    records count as absent from then on. With more than t of them nothing is opened, and all get a
+    :class:`ClusterError`. A release counts in a holder's ledger before it leaves that holder.
 
-    :param line: to the aggregator.
+    :param channel: to the others.
     :param holders: K, at least 2.
     :param dropouts: t: so many holders may stay away.
     :param colluders: c: so many holders may work together against another one.
     :raises ConfigurationError: numbers are out of range, or differ between holders.
-    :raises ClusterError: the aggregator or other holders did not come.
+    :raises ClusterError: others did not come.
     """
 
-    def __init__(self, line: Line, *, holders: int, dropouts: int = 0, colluders: int = 0):
+    def __init__(self, channel: Channel, *, holders: int, dropouts: int = 0, colluders: int = 0):
         self.size = require_count("holders", holders, least=2)
         self.dropouts = require_count("dropouts", dropouts, least=0)
         self.colluders = require_count("colluders", colluders, least=0)
@@ -113,16 +123,22 @@ class Federation:
                 "dropouts + colluders must be less than holders: nobody would be left whose noise "
                 "counts."
             )
-        self.rank = require_count("line.index", line.index, least=0)
+        self.rank = require_count("channel.index", channel.index, least=0)
         if self.rank >= holders:
-            raise ConfigurationError("line.index must be less than holders.")
-        self._line = line
+            raise ConfigurationError("channel.index must be less than holders.")
+        self._channel, self._over = channel, False
+        self._channel.begin(self.size, self.dropouts)
         self.present = list(range(holders))
-        self._over = False
         numbers = [holders, dropouts, colluders]
         if any(each != numbers for each in self.tell_all(numbers)):
             raise ConfigurationError(_OTHER_NUMBERS)
         set_torch_states(self.exchange(torch_states() if self.rank == 0 else None)[0])
+
+    @property
+    def note(self) -> str:
+        """For the ledger: towards whom the guarantee holds."""
+        numbers = {"dropouts": self.dropouts, "colluders": self.colluders}
+        return self._channel.note.format(holders=self.size, **numbers)
 
     @property
     def noise_factor(self) -> float:
@@ -131,8 +147,8 @@ class Federation:
 
     def tell_all(self, numbers: list[int]) -> list[list[int]]:
         """A few numbers of each holder that is present, to all."""
-        plain = [int(each) for each in numbers]
-        return [_read(each) for each in self._talk(plain).values()]
+        said = self._talk([int(each) for each in numbers])
+        return [said[holder] for holder in self.present]
 
     def exchange(self, public: Any) -> list[Any]:
         """Something public of each holder, to all; by rank.
@@ -143,60 +159,41 @@ class Federation:
         for holder in range(self.size):
             if holder not in said:
                 raise ClusterError(_ABSENT.format(holder=holder))
-        return [_read(said[holder]) for holder in range(self.size)]
+        return [said[holder] for holder in range(self.size)]
 
     def add(self, upload: Tensor) -> Tensor:
         """The sum of what all present holders upload.
 
         :param upload: sums with this holder's share of the noise, in int64, of any size.
         """
-        facts = {"holders": self.size, "dropouts": self.dropouts}
-        content = upload.cpu().numpy().astype(NUMBERS).tobytes()
-        answer = self._answer(Message("add", facts, content))
-        total = answer.numbers()
-        if total.size != upload.numel():
-            raise ClusterError(_DAMAGED)
-        return torch.from_numpy(total.astype(np.int64))
+        self._require_open()
+        total, present = self._channel.add(upload.cpu().numpy())
+        self._left(present)
+        return torch.from_numpy(total)
 
     def leave(self) -> None:
         """Say that this holder is done; a lost line is none of its business any more."""
-        if self._over:
-            return
-        self._over = True
-        with contextlib.suppress(ClusterError):
-            self._line.ask(Message("leave", {}).packed())
+        if not self._over:
+            self._over = True
+            with contextlib.suppress(ClusterError):
+                self._channel.leave()
 
-    def _talk(self, public: Any) -> dict[int, bytes]:
+    def _talk(self, public: Any) -> dict[int, Any]:
+        self._require_open()
         own = io.BytesIO()
         torch.save(public, own)
-        answer = self._answer(Message("talk", {}, own.getvalue()))
-        sizes, start, found = answer.facts.get("sizes", []), 0, {}
-        if len(sizes) != len(self.present):
-            raise ClusterError(_DAMAGED)
-        for holder, size in zip(self.present, sizes, strict=True):
-            found[holder] = answer.content[start : start + size]
-            start += size
-        return found
+        said = self._channel.talk(own.getvalue())
+        self._left(list(said))
+        return {holder: _read(holder, content) for holder, content in said.items()}
 
-    def _answer(self, message: Message) -> Message:
+    def _left(self, present: list[int]) -> None:
+        if len(present) < self.size - self.dropouts or not set(present) <= set(self.present):
+            raise ClusterError(_TOO_FEW.format(left=len(present)))
+        self.present = sorted(present)
+
+    def _require_open(self) -> None:
         if self._over:
             raise ClusterError(_OVER)
-        try:
-            answer = Message.read(self._line.ask(message.packed()))
-        except ValueError as error:
-            raise ClusterError(_DAMAGED) from error
-        if answer.kind == "failed":
-            reason = answer.facts.get("reason", "")
-            self._over = reason in ("too few", "left out")
-            text = _WHY.get(reason, _DAMAGED)
-            raise ClusterError(text.format(left=answer.facts.get("left")))
-        present = answer.facts.get("present", [])
-        if answer.kind != message.kind or not set(present) <= set(self.present):
-            raise ClusterError(_DAMAGED)
-        if len(present) < self.size - self.dropouts:
-            raise ClusterError(_WHY["too few"].format(left=len(present)))
-        self.present = present
-        return answer
 
     def __reduce__(self) -> NoReturn:
         raise ConfigurationError("A Federation belongs to its process: make one in each.")
@@ -208,9 +205,9 @@ class Federation:
         )
 
 
-def _read(content: bytes) -> Any:
+def _read(holder: int, content: bytes) -> Any:
     """What a holder sent: plain values and tensors, and no code."""
     try:
         return torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:
-        raise ClusterError(_DAMAGED) from error
+        raise ClusterError(_UNREADABLE.format(holder=holder)) from error

@@ -19,15 +19,6 @@ from pyro_dp.mechanism.federation import Federation
 from pyro_dp.mechanism.peers import Peers
 from pyro_dp.utils.errors import ClusterError, ClusterWarning, ConfigurationError
 
-_FEDERATED = (
-    "Sums of {holders} holders, each with a share of the noise, were added up by a trusted "
-    "aggregator (at most {dropouts} absent, {colluders} colluding holders): the guarantee holds "
-    "towards all but it."
-)
-_AGGREGATOR = (
-    "Towards the aggregator, which sees single uploads, a release counts as one of noise "
-    "multiplier {share:.4g} times the ledger's."
-)
 _FAILED = "Holder {holders} failed, and all left undone what they were at; it was told why."
 _NOT_YET = "noise_multiplier is agreed with the other holders in the first step."
 _LEFT = (
@@ -50,13 +41,10 @@ class Holders(Peers):
         self._federation = federation
         self._accountant = accountant
         self.noise_factor = federation.noise_factor
-        accountant.note(_AGGREGATOR.format(share=federation.honest**-0.5))
 
     @property
     def note(self) -> str:
-        ours = self._federation
-        numbers = {"dropouts": ours.dropouts, "colluders": ours.colluders}
-        return _FEDERATED.format(holders=ours.size, **numbers)
+        return self._federation.note
 
     def agreed_noise(self, noise_multiplier: float) -> float:
         """The largest: budgets may differ, and what is left of them.

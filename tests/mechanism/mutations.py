@@ -590,6 +590,20 @@ MUTATIONS = [
         "test_federation.py",
     ),
     Mutation(
+        "shares of which two tell an upload",
+        "_party",
+        "party.threshold = len(addresses) - 1",
+        "party.threshold = 1",
+        "test_federation.py",
+    ),
+    Mutation(
+        "sums that wrap at a prime",
+        "_in_64_bits",
+        "element if element <= _PRIME // 2 else element - _PRIME",
+        "element",
+        "test_federation.py",
+    ),
+    Mutation(
         "a rank that samples from all N indices",
         "RecordSampler._count",
         "self.size if self.here is None else self.here",

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 from cluster_runs import make
+from scipy.stats import kstest
 
 from pyro_dp import ClusterError, ConfigurationError, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.auditing import audit
-from pyro_dp.federated import Federation, TrustedAggregator
+from pyro_dp.federated import AtTrustedAggregator, Federation, ShamirSums, TrustedAggregator
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.fixed_point import FixedPointSum
@@ -84,7 +85,6 @@ class TestHolders:
             assert own["counted"] == 5 and 0.99 < own["epsilon"] <= 1.0
             notes = " ".join(own["notes"])
             assert "3 holders" in notes and "trusted aggregator" in notes
-            assert "0.7071 times" in notes
 
     def test_how_long_they_compute_is_not_told(self):
         assert results()["uploads"]["told"] == [0]
@@ -126,6 +126,66 @@ class TestHolders:
         for kind, text in (("other_numbers", "colluders differ"), ("other_settings", "num_steps")):
             for said in results()["refusals"][kind]:
                 assert text in " ".join(map(str, said))
+
+
+class TestShamirSums:
+    def test_the_posterior_is_that_of_one_process(self):
+        found = results()["shamir"]
+        for own, notes in found["fit"]:
+            assert own == pytest.approx(found["alone"], rel=0, abs=1e-9)
+            assert any("secret sharing" in each and "2 colluding" in each for each in notes)
+
+    def test_totals_are_exact(self):
+        for each in results()["shamir"]["sends"]:
+            assert each["total"] == [2**62 + 7 - 2**63] * 400
+            assert each["present"] == [0, 1, 2]
+
+    def test_all_others_together_see_uniform_numbers(self):
+        """Each share, and what a line through two of the three says of the upload."""
+        for index, each in enumerate(results()["shamir"]["sends"]):
+            shares = {int(other) + 1: np.array(own) for other, own in each["shares"].items()}
+            assert len(shares) == 2 and (index + 1) not in shares
+            (one, first), (two, second) = shares.items()
+            # The line at zero, times two - one, which is 1 or 2.
+            guessed = (two * first - one * second) % 1.0
+            for numbers in (first, second, (first + second) % 1.0, guessed):
+                assert len(numbers) == 400 and kstest(numbers, "uniform").pvalue > 1e-8
+
+    def test_sizes_that_differ_open_nothing(self):
+        for each in results()["shamir"]["sends"]:
+            assert len(each["refused"]) == 1 and "nothing was opened" in each["refused"][0]
+
+    def test_one_that_dies(self):
+        *others, dead = results()["shamir"]["dies"]
+        assert dead is None
+        for said in others:
+            assert len(said) == 2 and all("lost the others" in each for each in said)
+
+    @pytest.mark.parametrize(
+        ("given", "text"),
+        [
+            ((["a:1", "b:2"], 2), "index"),
+            ((["a:1", "b:2"], -1), "index"),
+            ((["a:1"], 0), "addresses"),
+        ],
+    )
+    def test_arguments_that_make_no_sense(self, given, text):
+        with pytest.raises(ConfigurationError, match=text):
+            ShamirSums(*given)
+
+    def test_what_it_does_not_carry(self):
+        channel = ShamirSums.__new__(ShamirSums)
+        channel._addresses = ["a:1", "b:2"]
+        channel.begin(2, 0)
+        with pytest.raises(ConfigurationError, match="holders"):
+            channel.begin(3, 0)
+        with pytest.raises(ConfigurationError, match="dropouts must be 0"):
+            channel.begin(2, 1)
+
+    def test_without_mpyc(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "mpyc.runtime", None)
+        with pytest.raises(ConfigurationError, match="pip install"):
+            ShamirSums(["a:1", "b:2"], 0)
 
 
 class TestShares:
@@ -266,7 +326,7 @@ class TestFederation:
     )
     def test_numbers_that_make_no_sense(self, given, text):
         with pytest.raises(ConfigurationError, match=text):
-            Federation(Alone(), **given)
+            Federation(AtTrustedAggregator(Alone()), **given)
 
     @pytest.mark.parametrize(
         ("given", "text"),
@@ -278,13 +338,13 @@ class TestFederation:
     )
     def test_settings_that_do_not_go_with_it(self, given, text):
         accountant = PrivacyAccountant(1.0, neighboring="replace_one")
-        federation = Federation(Alone(), holders=2)
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
         with pytest.raises(ConfigurationError, match=text):
             make("svi", accountant, federation, **{"secure": True} | given)
 
     def test_what_others_send_is_no_code(self, tmp_path):
         line = Alone()
-        federation = Federation(line, holders=2)
+        federation = Federation(AtTrustedAggregator(line), holders=2)
         line.other = Message("talk", {}, pickle.dumps(_Writes(tmp_path / "written"))).packed()
         with pytest.raises(ClusterError, match="cannot be read"):
             federation.exchange(1)
@@ -292,22 +352,24 @@ class TestFederation:
 
     @pytest.mark.parametrize("answer", [b"", b"5\n", b'{"kind": "add", "present": [0, 1, 2]}\n'])
     def test_answers_that_are_damaged(self, answer):
-        federation = Federation(Alone(), holders=2)
-        federation._line.ask = lambda message: answer
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        federation._channel._line.ask = lambda message: answer
         with pytest.raises(ClusterError, match="cannot be read"):
             federation.add(torch.zeros(1, dtype=torch.int64))
 
     def test_an_aggregator_that_opens_with_too_few(self):
-        federation = Federation(Alone(), holders=2)
-        federation._line.ask = lambda message: Message("add", {"present": [0]}, b"\0" * 8).packed()
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        federation._channel._line.ask = lambda message: Message(
+            "add", {"present": [0]}, b"\0" * 8
+        ).packed()
         with pytest.raises(ClusterError, match="Only 1"):
             federation.add(torch.zeros(1, dtype=torch.int64))
 
     def test_it_ends(self):
-        federation = Federation(Alone(), holders=2)
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
         federation.leave()
         federation.leave()
-        assert federation._line.aggregator.done
+        assert federation._channel._line.aggregator.done
         with pytest.raises(ClusterError, match="left the federation"):
             federation.tell_all([1])
         with pytest.raises(ConfigurationError, match="process"):

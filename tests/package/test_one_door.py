@@ -37,7 +37,8 @@ USES = {
     ".reduce": """
         mechanism.cluster.Cluster.reduce mechanism.ranks.Ranks.add_up
         records.mixed_dtypes accounting.second_opinion._pld_pessimistic
-    """,  # the last two are functools' and numpy's
+        mechanism.shamir_sums.ShamirSums.add
+    """,  # the last three are functools' and numpy's
     ".broadcast": """
         mechanism.cluster.Cluster.broadcast mechanism.ranks.Ranks.released
         mechanism.ranks.Ranks.released
