@@ -314,6 +314,37 @@ def dropouts() -> dict[str, Any]:
     return results
 
 
+def resumed() -> list[dict[str, Any]]:
+    """Three steps, a crash in which one holder loses a release, and the rest in new processes."""
+    folder = Path(tempfile.mkdtemp())
+
+    def start(index: int, line: PipeLine) -> tuple[Federation, PrivacyAccountant, VIPS]:
+        warnings.simplefilter("ignore")
+        federation = Federation(AtTrustedAggregator(line), holders=3)
+        accountant = PrivacyAccountant(epsilon=1.0)
+        accountant.journal(folder / f"{index}")
+        return federation, accountant, make("vips", accountant, federation, secure=True)
+
+    def before(index: int, line: PipeLine) -> Any:
+        _, accountant, vips = start(index, line)
+        for _ in range(2):
+            vips.step(*shard(index, CUTS))
+        torch.save(vips.state_dict(), folder / f"{index}.pt")
+        if index == 1:
+            accountant.record(vips._last_event)
+        return vips.noise_multiplier
+
+    def after(index: int, line: PipeLine) -> Any:
+        federation, accountant, vips = start(index, line)
+        vips.load_state_dict(torch.load(folder / f"{index}.pt", weights_only=True))
+        vips.run(*shard(index, CUTS), progress=False)
+        federation.leave()
+        counted = cluster_runs.counted(folder / f"{index}")
+        return [cluster_runs.found(vips), accountant.get_epsilon(), vips.noise_multiplier, counted]
+
+    return [[each.value for each in holders(3, trial)] for trial in (before, after)]
+
+
 def refusals() -> dict[str, Any]:
     """The second of two holders fails in its way; what both are told."""
 
@@ -451,7 +482,7 @@ def _outcome(
     return [said, accountant.num_releases, vips._steps]
 
 
-TRIALS = (equality, nothing_set, uploads, dropouts, refusals, shamir)
+TRIALS = (equality, nothing_set, uploads, dropouts, resumed, refusals, shamir)
 
 if __name__ == "__main__":
     pyro.set_rng_seed(0)

@@ -6,6 +6,7 @@ What needs processes is in federation_runs.py, which runs once.
 import functools
 import json
 import math
+import os
 import pickle
 import subprocess
 import sys
@@ -104,6 +105,16 @@ class TestHolders:
         assert "Only 1 holders are left" in first["said"]
         assert (first["steps"], first["counted"]) == (1, 3)
 
+    def test_they_go_on_after_a_crash(self):
+        """One journal counts a release more than its state: all add noise for its budget."""
+        before, after = results()["resumed"]
+        assert before[0] == before[1] == before[2]
+        (found, _, sigma, _), *others = after
+        assert all(each[0] == found and each[2] == sigma for each in others)
+        assert sigma > before[0]
+        assert [each[3] for each in after] == [5, 6, 5]
+        assert all(each[1] <= 1.0 for each in after) and after[1][1] > 0.99
+
     def test_a_budget_of_ones_own(self):
         """Nobody pays for a release that one of them refuses."""
         first, second = results()["refusals"]["budget"]
@@ -186,6 +197,31 @@ class TestShamirSums:
         monkeypatch.setitem(sys.modules, "mpyc.runtime", None)
         with pytest.raises(ConfigurationError, match="pip install"):
             ShamirSums(["a:1", "b:2"], 0)
+
+
+@pytest.mark.slow
+def test_the_example(tmp_path):
+    example = Path(federation_runs.__file__).parents[1] / "examples" / "federated_logistic.py"
+    addresses = federation_runs._addresses(2)
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(example.parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(example), str(index), "--plain", *addresses],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env=environment,
+        )
+        for index in range(2)
+    ]
+    said = [each.communicate(timeout=300) for each in started]
+    for out, errors in said:
+        assert "epsilon = 1.000 of 1, by 2 holders" in out, errors
+    assert said[0][0] == said[1][0]
 
 
 class TestShares:
