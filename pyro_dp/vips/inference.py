@@ -93,7 +93,8 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         is averaged and what early, poorer posteriors said is forgotten. ``None``: the model's own.
     :param microbatch_size: at most so many records are worked on at a time; the result is the same.
         ``None``: as the model says.
-    :param cluster: processes that share the work, each with its own records: :class:`Cluster`.
+    :param cluster: processes that share the work, each with its own records: :class:`Cluster`; or
+        owners who do not show them to each other: :class:`pyro_dp.federated.Federation`.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     :raises ClusterError: another process of the cluster failed, or is lost.
     """

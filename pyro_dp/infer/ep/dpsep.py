@@ -190,7 +190,8 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
         "trace": sites come from a graph that is traced once; "compile": the same, as machine code
         (needs a C++ compiler). A few dozen steps on full batches gain little: tracing takes a
         second or two, compiling up to a minute.
-    :param cluster: processes that share the work, each with its own records: :class:`Cluster`.
+    :param cluster: processes that share the work, each with its own records: :class:`Cluster`; or
+        owners who do not show them to each other: :class:`pyro_dp.federated.Federation`.
     :raises ClusterError: another process of the cluster failed, or is lost.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
