@@ -31,6 +31,7 @@ from pyro_dp import VIPS, ClusterError, ClusterWarning, PrivacyAccountant, Priva
 from pyro_dp.federated import AtTrustedAggregator, Federation, ShamirSums, TrustedAggregator
 from pyro_dp.mechanism import fixed_point
 from pyro_dp.mechanism.fixed_point import FixedPointSum
+from pyro_dp.utils.rng import torch_states
 
 CUTS = [0, 13, 13, 60]  # one holder has nothing
 
@@ -154,6 +155,7 @@ def noise_of_first_only(index: int) -> None:
         return (draw * 2.0**27 if index == 0 else 0 * draw).long().numpy()
 
     fixed_point.discrete_gaussian = known
+    Federation.agreed_states = lambda self: torch_states()  # public draws, too
 
 
 METHODS = {
@@ -342,7 +344,20 @@ def resumed() -> list[dict[str, Any]]:
         counted = cluster_runs.counted(folder / f"{index}")
         return [cluster_runs.found(vips), accountant.get_epsilon(), vips.noise_multiplier, counted]
 
-    return [[each.value for each in holders(3, trial)] for trial in (before, after)]
+    def reloaded(index: int, line: PipeLine) -> Any:
+        """In the same processes."""
+        federation, accountant, vips = start(index + 3, line)
+        for _ in range(2):
+            vips.step(*shard(index, CUTS))
+        if index == 1:
+            state = vips.state_dict()
+            accountant.record(vips._last_event)
+            vips.load_state_dict(state)
+        vips.run(*shard(index, CUTS), progress=False)
+        federation.leave()
+        return [cluster_runs.found(vips), accountant.get_epsilon(), vips.noise_multiplier]
+
+    return [[each.value for each in holders(3, trial)] for trial in (before, after, reloaded)]
 
 
 def refusals() -> dict[str, Any]:
@@ -371,7 +386,7 @@ def refusals() -> dict[str, Any]:
         return _outcome(federation, accountant, vips, own, 1)
 
     def other_numbers(index: int, line: PipeLine) -> Any:
-        Federation(AtTrustedAggregator(line), holders=2, colluders=index)
+        Federation(AtTrustedAggregator(line), holders=3, colluders=1 + index % 2)
 
     def other_settings(index: int, line: PipeLine) -> Any:
         federation = Federation(AtTrustedAggregator(line), holders=2)
@@ -379,8 +394,9 @@ def refusals() -> dict[str, Any]:
         vips = make("vips", accountant, federation, secure=True, num_steps=4 + index)
         return _outcome(federation, accountant, vips, shard(index, [0, 30, 60]), 1)
 
-    trials = [budget, calibrated, broken, other_numbers, other_settings]
-    return {each.__name__: [e.value for e in holders(2, each)] for each in trials}
+    trials = [budget, calibrated, broken, other_settings]
+    results = {each.__name__: [e.value for e in holders(2, each)] for each in trials}
+    return results | {"other_numbers": [each.value for each in holders(3, other_numbers)]}
 
 
 def _addresses(size: int) -> list[str]:
@@ -420,9 +436,12 @@ def shamir() -> dict[str, Any]:
         upload = np.full(400, [2**62, 7, -(2**63)][index])
         total, present = channel.add(upload)
         refused = []
-        for size in (1 + index, 1):
+        for size in (1 + index, 1, 0):
             try:
-                channel.add(np.zeros(size, np.int64))
+                if index == 2 and not size:
+                    channel.talk(b"")
+                else:
+                    channel.add(np.zeros(size, np.int64))
             except ClusterError as error:
                 refused.append(str(error))
         channel.leave()

@@ -90,7 +90,7 @@ class AtTrustedAggregator:
     def _answer(self, message: Message) -> tuple[Message, list[int]]:
         try:
             answer = Message.read(self._line.ask(message.packed()))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ClusterError(_DAMAGED) from error
         if answer.kind == "failed":
             reason = answer.facts.get("reason", "")

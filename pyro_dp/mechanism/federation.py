@@ -1,8 +1,11 @@
 """A federation: owners who fit one model together, and show each other only what is released."""
 
 import contextlib
+import hashlib
 import io
 import math
+import os
+from collections.abc import Iterator
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -11,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_dp.utils.errors import ClusterError, ConfigurationError
-from pyro_dp.utils.rng import set_torch_states, torch_states
+from pyro_dp.utils.rng import forked_rng, set_torch_states, torch_states
 from pyro_dp.utils.validation import require_count
 
 Numbers = NDArray[np.int64]
@@ -24,7 +27,7 @@ _TOO_FEW = (
     "be too little, and what they opened is not used. Start all anew, with journals and the last "
     "states."
 )
-_OVER = "This holder left the federation: make a new one, at all holders."
+_OVER = "This holder left the federation, or was interrupted: make a new one, at all holders."
 _UNREADABLE = "What holder {holder} said cannot be read."
 _ABSENT = (
     "Holder {holder} is missing, and the data can only be looked at together: start all anew, "
@@ -82,11 +85,13 @@ class Federation:
     With t drop-outs the shares of those that are left, and that do not collude, still make sigma^2;
     with none there is more noise than sigma^2, which posteriors count in.
 
-    Make it before model and guide: torch's global generator becomes that of the first holder.
+    Make it before model and guide: torch's global generators are set to numbers that all holders
+    have agreed on, and whatever is drawn from them afterwards is known to all. Prepare data before,
+    or with a generator of your own.
 
     **Guarantee.** For one record of one holder, as each holder's own accountant states it, towards
-    whoever sees all that is released: also towards at most c of the other holders who work together
-    and subtract their own shares of the noise. Shares are drawn as in
+    whoever sees all that is released: also towards the other holders, each of whom can subtract its
+    own share of the noise, and at most c of whom work together. Shares are drawn as in
     :mod:`pyro_dp.mechanism.fixed_point`: each is continuous Gaussian noise of variance at least
     sigma^2 / (K - t - c) and further processing, up to the factor stated there, once for each
     share. The sum of continuous shares is Gaussian noise of variance at least sigma^2, and the
@@ -108,15 +113,16 @@ class Federation:
     :param channel: to the others.
     :param holders: K, at least 2.
     :param dropouts: t: so many holders may stay away.
-    :param colluders: c: so many holders may work together against another one.
+    :param colluders: c: so many holders may work together against another one; at least 1, as each
+        knows its own share of the noise.
     :raises ConfigurationError: numbers are out of range, or differ between holders.
     :raises ClusterError: others did not come.
     """
 
-    def __init__(self, channel: Channel, *, holders: int, dropouts: int = 0, colluders: int = 0):
+    def __init__(self, channel: Channel, *, holders: int, dropouts: int = 0, colluders: int = 1):
         self.size = require_count("holders", holders, least=2)
         self.dropouts = require_count("dropouts", dropouts, least=0)
-        self.colluders = require_count("colluders", colluders, least=0)
+        self.colluders = require_count("colluders", colluders)
         self.honest = holders - dropouts - colluders
         if self.honest < 1:
             raise ConfigurationError(
@@ -132,7 +138,7 @@ class Federation:
         numbers = [holders, dropouts, colluders]
         if any(each != numbers for each in self.tell_all(numbers)):
             raise ConfigurationError(_OTHER_NUMBERS)
-        set_torch_states(self.exchange(torch_states() if self.rank == 0 else None)[0])
+        set_torch_states(self.agreed_states())
 
     @property
     def note(self) -> str:
@@ -148,6 +154,10 @@ class Federation:
     def tell_all(self, numbers: list[int]) -> list[list[int]]:
         """A few numbers of each holder that is present, to all."""
         said = self._talk([int(each) for each in numbers])
+        for holder, each in said.items():
+            counted = isinstance(each, list) and all(type(number) is int for number in each)
+            if not counted or len(each) != len(numbers):
+                raise ClusterError(_UNREADABLE.format(holder=holder))
         return [said[holder] for holder in self.present]
 
     def exchange(self, public: Any) -> list[Any]:
@@ -161,13 +171,21 @@ class Federation:
                 raise ClusterError(_ABSENT.format(holder=holder))
         return [said[holder] for holder in range(self.size)]
 
+    def agreed_states(self) -> list[Tensor]:
+        """Of torch's generators, from random numbers of all holders."""
+        numbers = self.exchange(int.from_bytes(os.urandom(8), "little"))
+        seed = hashlib.sha256(repr(numbers).encode()).digest()[:8]
+        with forked_rng():
+            torch.manual_seed(int.from_bytes(seed, "little") >> 1)
+            return torch_states()
+
     def add(self, upload: Tensor) -> Tensor:
         """The sum of what all present holders upload.
 
         :param upload: sums with this holder's share of the noise, in int64, of any size.
         """
-        self._require_open()
-        total, present = self._channel.add(upload.cpu().numpy())
+        with self._in_step():
+            total, present = self._channel.add(upload.cpu().numpy())
         self._left(present)
         return torch.from_numpy(total)
 
@@ -179,10 +197,10 @@ class Federation:
                 self._channel.leave()
 
     def _talk(self, public: Any) -> dict[int, Any]:
-        self._require_open()
         own = io.BytesIO()
         torch.save(public, own)
-        said = self._channel.talk(own.getvalue())
+        with self._in_step():
+            said = self._channel.talk(own.getvalue())
         self._left(list(said))
         return {holder: _read(holder, content) for holder, content in said.items()}
 
@@ -191,9 +209,18 @@ class Federation:
             raise ClusterError(_TOO_FEW.format(left=len(present)))
         self.present = sorted(present)
 
-    def _require_open(self) -> None:
+    @contextlib.contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Who is interrupted within is out of step with the others, for good."""
         if self._over:
             raise ClusterError(_OVER)
+        try:
+            yield
+        except ClusterError:
+            raise
+        except BaseException:
+            self._over = True
+            raise
 
     def __reduce__(self) -> NoReturn:
         raise ConfigurationError("A Federation belongs to its process: make one in each.")

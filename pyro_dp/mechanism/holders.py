@@ -9,6 +9,7 @@ Others learn that a holder failed, and not why: what an error says is for the ow
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -18,7 +19,9 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.federation import Federation
 from pyro_dp.mechanism.peers import Peers
 from pyro_dp.utils.errors import ClusterError, ClusterWarning, ConfigurationError
+from pyro_dp.utils.rng import set_torch_states
 
+T = TypeVar("T")
 _FAILED = "Holder {holders} failed, and all left undone what they were at; it was told why."
 _NOT_YET = "noise_multiplier is agreed with the other holders in the first step."
 _LEFT = (
@@ -45,6 +48,13 @@ class Holders(Peers):
     @property
     def note(self) -> str:
         return self._federation.note
+
+    def common(self, settings: dict[str, Any], of_first: T) -> T:
+        """Public draws are those of a generator that all have agreed on, and none has chosen."""
+        self._require_equal(settings, self.exchange(settings))
+        self._draws = self._federation.agreed_states()
+        set_torch_states(self._draws)
+        return of_first
 
     def agreed_noise(self, noise_multiplier: float) -> float:
         """The largest: budgets may differ, and what is left of them.

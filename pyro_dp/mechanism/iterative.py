@@ -50,6 +50,11 @@ def _peers(settings: ReleaseSettings) -> Peers | None:
     if settings.cluster is None:
         return None
     if isinstance(settings.cluster, Federation):
+        if settings.accountant.silent:
+            raise ConfigurationError(
+                "cluster: a private selection hides its trials, and a Federation shows each of "
+                "them to other owners. Let each owner choose settings by public knowledge."
+            )
         return Holders(settings.cluster, settings.accountant)
     return Ranks(settings.cluster, settings.accountant)
 
@@ -369,6 +374,8 @@ class IterativeMechanism(abc.ABC):
         self.accountant.load_state_dict(state["accountant"])
         counted = sum(line["count"] for line in state["accountant"]["ledger"])
         self._lost = self.accountant.num_releases - counted
+        if self._ranks is not None:
+            self._ranks.due = True
         self._steps = state["steps"]
         again = self._calibrates and self._lost
         self._noise_multiplier = None if again else state["noise_multiplier"]
@@ -426,7 +433,7 @@ class IterativeMechanism(abc.ABC):
         return {name: getattr(self, name) for name in names} | {
             "The inference": type(self).__name__,
             "noise_multiplier": None if self._calibrates else self._noise_multiplier,
-            "The bound": self._bound,
+            "The bound": float(self._bound),
             "secure": self._sum_type.__name__,
             "The number of steps taken": self._steps,
         }

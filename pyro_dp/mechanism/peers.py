@@ -30,6 +30,8 @@ from pyro_dp.utils.errors import ClusterError
 from pyro_dp.utils.rng import set_torch_states, torch_states
 
 T = TypeVar("T")
+_LOOKS = 10  # at data, in a step
+_EVER_NEW = "A rank has looked at new data again and again: pass the same tensors in each step."
 _ELSEWHERE = (
     "The ranks are not at the same place of the run: all must make the same calls, run() or "
     "step(), in the same order, on the same inference. (After a state: load it on every rank.)"
@@ -97,6 +99,7 @@ class Peers(abc.ABC):
         self._group = group
         self._draws: list[Tensor] | None = None  # of public draws, from the first look on
         self._asked = False  # whether another rank is waiting for a common look
+        self.due = False  # whether this one needs one, as a state was loaded
         self._depth = 0
         self._told: BaseException | None = None  # an error of which all know
         self._began = self._longest = 0.0
@@ -143,11 +146,12 @@ class Peers(abc.ABC):
     def step(self, step: Callable[[], T]) -> T:
         """Do this, a step or a part of it; again, where a rank must look at its data first."""
         with self.together():
-            while True:
+            for _ in range(_LOOKS):
                 self._began = time.perf_counter()
                 with contextlib.suppress(_LooksAnew), self._public_draws():
                     return step()
                 self._asked = True
+            raise ClusterError(_EVER_NEW)
 
     @contextlib.contextmanager
     def _public_draws(self) -> Iterator[None]:
@@ -167,6 +171,7 @@ class Peers(abc.ABC):
 
     def look_anew(self, needed: bool) -> bool:
         """Whether all ranks look at their data anew, now: where this one needs it, or another."""
+        needed, self.due = needed or self.due, False
         if not (needed or self._asked):
             return False
         if not self._asked and Says.STOPPED in self._agree(Says.LOOKS_ANEW):
@@ -181,13 +186,18 @@ class Peers(abc.ABC):
         :raises ClusterError: one of them differs between ranks; names it.
         """
         given = self.exchange((settings, torch_states(), of_first) if self.leads else (settings,))
-        for name, value in settings.items():
-            if any(each[0][name] != value for each in given):
-                raise ClusterError(_OTHER.format(name=name))
+        self._require_equal(settings, [each[0] for each in given])
         _, self._draws, of_first = given[0]
         assert self._draws is not None
         set_torch_states(self._draws)
         return of_first
+
+    @staticmethod
+    def _require_equal(settings: dict[str, Any], given: list[dict[str, Any]]) -> None:
+        """:raises ClusterError: a setting differs between ranks; names it."""
+        for name, value in settings.items():
+            if any(each.get(name) != value for each in given):
+                raise ClusterError(_OTHER.format(name=name))
 
     def exchange(self, public: Any) -> list[Any]:
         """Something public of each rank, by rank."""

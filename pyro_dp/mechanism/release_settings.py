@@ -67,7 +67,8 @@ class ReleaseSettings:
             )
         if self.sample_rate is not None:
             name = "sample_rate, the expected fraction of the records in a step,"
-            require_number(name, self.sample_rate, above=0.0, below=1.0, closed=True)
+            rate = require_number(name, self.sample_rate, above=0.0, below=1.0, closed=True)
+            object.__setattr__(self, "sample_rate", rate)
             if self.sampling == "full" and self.sample_rate != 1.0:
                 raise ConfigurationError("sample_rate must be 1 or None with sampling='full'.")
         sigma = self.noise_multiplier
@@ -83,6 +84,7 @@ class ReleaseSettings:
                 )
         else:
             require_number("noise_multiplier", sigma, above=0.0, below=math.inf, or_equal=True)
+            object.__setattr__(self, "noise_multiplier", float(sigma))
         if self.secure and sigma == 0:
             raise ConfigurationError("secure=True needs noise: noise_multiplier=0 adds none.")
         if self.bound == math.inf and sigma != 0:

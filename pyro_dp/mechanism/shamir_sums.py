@@ -7,7 +7,8 @@ which K - 1 are uniform whatever the upload is, and sends one to each; each adds
 it got, and tells all the result; K results make the total. So K - 1 holders together see of the
 last one's upload what the total tells them, and no more, also where they break the rules, for
 nothing that a holder sends depends on more than its upload, fresh random numbers, and sums of the
-shares that it was sent. A holder that breaks the rules can make the total wrong.
+shares that it was sent. A holder that breaks the rules can make the total wrong. (The total is that
+of integers, not modulo 2^64: it also tells how often sums of 2^33 records and more have wrapped.)
 """
 
 import asyncio
@@ -27,6 +28,11 @@ T = TypeVar("T")
 _LONGEST = 1e6  # seconds
 _PRIME = 2**89 - 1  # sums of 2^24 integers of 64 bits do not wrap
 _BYTES = 8  # of what is said, in a number
+_MOST = 2**32  # twice the bytes, or numbers, in a message
+_ELSEWHERE = (
+    "The holders are not at the same place of the run, or one of them failed: all must make the "
+    "same calls, in the same order, on the same inference. Nothing was opened."
+)
 _NO_MPYC = (
     "ShamirSums needs MPyC: pip install 'pyro_dp[federated]'. (AtTrustedAggregator does without, "
     "and needs somebody whom all holders trust.)"
@@ -93,20 +99,18 @@ class ShamirSums:
         """What is said to all is shared and opened as well: MPyC's messages to one would be pickles
         of Python objects, which must never be read from others.
         """
-        lengths = self._opened([len(public)], "talking")
-        length = max(int(each[0]) for each in lengths) + _BYTES
+        lengths = self._sizes(len(public), adds=False)
+        length = max(lengths) + _BYTES
         padded = public.ljust(length - length % _BYTES, b"\0")
-        numbers = np.frombuffer(padded, "<u8").tolist()
-        said = self._opened(numbers, "talking")
+        said = self._opened(np.frombuffer(padded, "<u8").tolist(), "talking")
         found = {}
-        for holder, each in enumerate(said):
-            content = np.array([int(number) for number in each], "<u8").tobytes()
-            found[holder] = content[: int(lengths[holder][0])]
+        for holder, (each, size) in enumerate(zip(said, lengths, strict=True)):
+            content = b"".join((int(number) % 2**64).to_bytes(_BYTES, "little") for number in each)
+            found[holder] = content[:size]
         return found
 
     def add(self, upload: Numbers) -> tuple[Numbers, list[int]]:
-        sizes = {int(each[0]) for each in self._opened([upload.size], "adding up")}
-        if len(sizes) > 1:
+        if len(set(self._sizes(upload.size, adds=True))) > 1:
             raise ClusterError("The uploads of the holders differ in size: nothing was opened.")
         own = [self._field(number % _PRIME) for number in upload.tolist()]
         parts = self._party.input(own)
@@ -121,6 +125,16 @@ class ShamirSums:
     @property
     def _all(self) -> list[int]:
         return list(range(len(self._addresses)))
+
+    def _sizes(self, own: int, *, adds: bool) -> list[int]:
+        """What each holder is about to send, if all are about to do the same.
+
+        :raises ClusterError: they are not.
+        """
+        said = [int(each[0]) for each in self._opened([2 * own + adds], "agreeing")]
+        if any(each % 2 != adds or each > _MOST for each in said):
+            raise ClusterError(_ELSEWHERE)
+        return [each // 2 for each in said]
 
     def _opened(self, numbers: list[int], doing: str) -> list[list[Any]]:
         """These of each holder, equally many, to all."""

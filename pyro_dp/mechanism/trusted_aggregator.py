@@ -8,7 +8,8 @@ of JSON and bytes after it:
   2^64, and the aggregator keeps nothing;
 * ``leave``: the last message.
 
-No message is ever unpickled.
+The aggregator reads no more of a message than this; holders read what others say as plain values
+and tensors (``torch.load(weights_only=True)``), never as code.
 """
 
 import json
@@ -133,6 +134,6 @@ def _read(data: bytes) -> Message:
         message = Message.read(data)
         if message.kind == "add":
             message.numbers()
-    except ValueError:
+    except (ValueError, RecursionError):
         return Message("damaged", {})
     return message

@@ -353,6 +353,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         state = self._own or CapturedState(*_methods(self.model))
         if self._own is not None:
             refuse_rows(state.references, size)
+            refuse_rows(state.references, records.count)
         refuse_captured_data(state.references, records)
         with state.pristine() as kept:
             for chosen in records.blocks(records.block):

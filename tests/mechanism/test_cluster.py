@@ -321,9 +321,7 @@ def test_a_model_sees_as_many_rows_as_all_have():
 
     def of_all(counts, *, names=names, kind="torch.float64"):
         def exchange(given):
-            rows = [
-                [(n, (2,), kind), (n, (), kind), (5, (), kind), (0, "2", "int")] for n in counts
-            ]
+            rows = [[(n, (2,), kind), (n, (), kind), (5, (), kind), (0, (), "int")] for n in counts]
             return [given, *((names, each) for each in rows)]
 
         return exchange

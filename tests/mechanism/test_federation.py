@@ -4,6 +4,7 @@ What needs processes is in federation_runs.py, which runs once.
 """
 
 import functools
+import io
 import json
 import math
 import os
@@ -14,19 +15,34 @@ from pathlib import Path
 
 import federation_runs
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
-from cluster_runs import make
+from cluster_runs import data, make
+from pyro.infer.autoguide import AutoNormal
 from scipy.stats import kstest
 
-from pyro_dp import ClusterError, ConfigurationError, PrivacyAccountant, SubsampledGaussian
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    ClusterError,
+    ConfigurationError,
+    ModelError,
+    PrivacyAccountant,
+    SubsampledGaussian,
+)
 from pyro_dp.auditing import audit
 from pyro_dp.federated import AtTrustedAggregator, Federation, ShamirSums, TrustedAggregator
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.fixed_point import FixedPointSum
+from pyro_dp.mechanism.holders import Holders
+from pyro_dp.mechanism.peers import _LooksAnew
 from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.mechanism.trusted_aggregator import Message
+from pyro_dp.records.arguments import argument_names
+from pyro_dp.records.shards import find_shards
 
 _UNITS = 2.0**30
 
@@ -64,7 +80,7 @@ class TestHolders:
         first, *others = results()["nothing_set"]
         assert all(each == first for each in others)
         assert first["releases"] > 5 and 0.99 < first["epsilon"] <= 1.0
-        assert first["noise factor"] == pytest.approx(math.sqrt(3 / 2))
+        assert first["noise factor"] == pytest.approx(math.sqrt(3))
 
     def test_what_leaves_them_has_a_share_of_the_noise(self):
         """Each release, each holder, each number: 5 x 3 x 2 and more draws of their own."""
@@ -75,11 +91,9 @@ class TestHolders:
                 sent = np.frombuffer(bytes.fromhex(upload), "<i8")
                 own = found["holders"][int(index)]
                 shares += list((sent - own["exact"][release]) / _UNITS)
-        bound = own["noise"] / own["sigma"] / math.sqrt(3 / 2)  # of the last release
         assert len(shares) >= 30 and len(set(shares)) == len(shares)
         # Blocks differ in their part of the cost: at least a share of sigma, below four times it.
-        spread = np.std(shares) / (own["sigma"] / math.sqrt(2))
-        assert bound > 0 and 0.6 < spread < 4.0
+        assert 0.6 < np.std(shares) / own["sigma"] < 4.0
 
     def test_each_counts_for_itself(self):
         for own in results()["uploads"]["holders"]:
@@ -107,13 +121,17 @@ class TestHolders:
 
     def test_they_go_on_after_a_crash(self):
         """One journal counts a release more than its state: all add noise for its budget."""
-        before, after = results()["resumed"]
+        before, after, _ = results()["resumed"]
         assert before[0] == before[1] == before[2]
         (found, _, sigma, _), *others = after
         assert all(each[0] == found and each[2] == sigma for each in others)
         assert sigma > before[0]
         assert [each[3] for each in after] == [5, 6, 5]
         assert all(each[1] <= 1.0 for each in after) and after[1][1] > 0.99
+
+    def test_one_that_loads_a_state_of_a_smaller_ledger(self):
+        (found, _, sigma), *others = results()["resumed"][2]
+        assert all(each[0] == found and each[2] == sigma for each in others)
 
     def test_a_budget_of_ones_own(self):
         """Nobody pays for a release that one of them refuses."""
@@ -164,7 +182,8 @@ class TestShamirSums:
 
     def test_sizes_that_differ_open_nothing(self):
         for each in results()["shamir"]["sends"]:
-            assert len(each["refused"]) == 1 and "nothing was opened" in each["refused"][0]
+            first, second = each["refused"]
+            assert "nothing was opened" in first and "not at the same place" in second
 
     def test_one_that_dies(self):
         *others, dead = results()["shamir"]["dies"]
@@ -232,7 +251,7 @@ class TestShares:
         assert (sent[0].double() / _UNITS).std().item() == pytest.approx(1.5, rel=0.021)
 
     @pytest.mark.parametrize(
-        ("holders", "dropouts", "colluders"), [(3, 1, 1), (5, 2, 0), (4, 0, 2)]
+        ("holders", "dropouts", "colluders"), [(3, 1, 1), (5, 2, 1), (4, 0, 2)]
     )
     def test_what_is_left_hides_a_record(self, holders, dropouts, colluders):
         """With the drop-outs' shares missing, and the colluders' subtracted."""
@@ -324,7 +343,8 @@ class TestAggregator:
             answers = TrustedAggregator(3, 1).answer({0: good, 1: good, 2: other.packed()})
             said = [Message.read(each) for each in answers.values()]
             assert all(each.kind == "failed" and not each.content for each in said), other
-        assert b"failed" in TrustedAggregator(3, 1).answer({0: good, 1: good, 2: b"[]"})[0]
+        for other in (b"[]", b"[" * 200_000 + b"\n"):
+            assert b"failed" in TrustedAggregator(3, 1).answer({0: good, 1: good, 2: other})[0]
 
     def test_it_is_done_when_all_have_left(self):
         aggregator, bye = TrustedAggregator(2), Message("leave", {}).packed()
@@ -358,6 +378,7 @@ class TestFederation:
             ({"holders": 1}, "holders"),
             ({"holders": 3, "dropouts": 2, "colluders": 1}, "dropouts \\+ colluders"),
             ({"holders": 2, "colluders": -1}, "colluders"),
+            ({"holders": 2, "colluders": 0}, "colluders"),
         ],
     )
     def test_numbers_that_make_no_sense(self, given, text):
@@ -401,6 +422,117 @@ class TestFederation:
         with pytest.raises(ClusterError, match="Only 1"):
             federation.add(torch.zeros(1, dtype=torch.int64))
 
+    def test_one_that_was_interrupted_is_out_of_step(self):
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+
+        def interrupted(message):
+            raise KeyboardInterrupt
+
+        federation._channel._line.ask = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            federation.tell_all([1])
+        with pytest.raises(ClusterError, match="was interrupted"):
+            federation.add(torch.zeros(1, dtype=torch.int64))
+
+    def test_numbers_that_are_none(self):
+        line = Alone()
+        federation = Federation(AtTrustedAggregator(line), holders=2)
+        own = io.BytesIO()
+        for said in (["1"], [1, 2], 1, None):
+            torch.save(said, own)
+            line.other = Message("talk", {}, own.getvalue()).packed()
+            with pytest.raises(ClusterError, match="holder 1 said cannot be read"):
+                federation.tell_all([1])
+
+    def test_its_own_generator_is_not_told(self):
+        """Splits and dithering of the past can be computed from a generator's state."""
+        torch.manual_seed(1)
+        own, line, said = torch.get_rng_state(), Alone(), []
+        ask = line.ask
+        line.ask = lambda message: said.append(message) or ask(message)
+        federation = Federation(AtTrustedAggregator(line), holders=2)
+        Holders(federation, PrivacyAccountant(1.0)).common({}, None)
+        # Any 64 bytes of it would do: a state is 5,056 bytes, most of them random.
+        state = own.numpy().tobytes()
+        parts = {state[i : i + 64] for i in range(64, 2048, 64)}
+        assert len(said) > 4 and not any(part in each for part in parts for each in said)
+
+    def test_public_draws_are_chosen_by_nobody(self):
+        """Half of the numbers are other ones, and so is the generator."""
+        line = Alone()
+        federation = Federation(AtTrustedAggregator(line), holders=2)
+        own = io.BytesIO()
+        torch.save(5, own)
+        line.other = Message("talk", {}, own.getvalue()).packed()
+        found = [federation.agreed_states()[0] for _ in range(3)]
+        assert not any(torch.equal(found[i], found[i - 1]) for i in range(3))
+
+    def test_a_selection_that_hides_its_trials(self):
+        accountant = PrivacyAccountant(1.0)
+        accountant.silent = True
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        with pytest.raises(ConfigurationError, match="private selection"):
+            make("svi", accountant, federation, secure=True)
+
+    @pytest.mark.parametrize("method", ["svi", "sep"])
+    def test_own_rows_that_a_model_holds(self, method):
+        """As many as here, and half of all."""
+        x, y = data()
+        kept = (x - 1.3) * 0.77
+
+        def holding(x, y):
+            w = pyro.sample("w", dist.Normal(torch.zeros(2), 2.0).to_event(1))
+            with pyro.plate("people", len(x)):
+                pyro.sample("y", dist.Bernoulli(logits=x @ w + kept.mean()), obs=y)
+
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        options = {"accountant": PrivacyAccountant(1.0), "secure": True, "cluster": federation}
+        inference = {"svi": DPSVI, "sep": DPSEP}[method](holding, AutoNormal(holding), **options)
+        with pytest.raises(ModelError, match="kept"):
+            inference.run(x, y, progress=False)
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            ([[63.725, 181.44]], [1.0]),
+            (torch.ones(1, 2), [1.0]),
+            ([{"age": 63.725}],),
+            ({"ann": {"age": 63.725}},),
+            (torch.ones(1, 2), ("Ann",)),
+        ],
+    )
+    def test_a_record_that_is_no_tensor_is_not_told(self, given):
+        said = []
+        names = argument_names(lambda x, y: None, given, {})
+        with pytest.raises(ModelError, match="must pass its records as tensors"):
+            find_shards(names, (given, {}), lambda public: said.append(public) or [public] * 2)
+        assert not said
+
+    def test_numbers_are_not_told(self):
+        said = []
+        given = (torch.ones(3, 2), 63.725)
+        names = argument_names(lambda x, y: None, given, {})
+        find_shards(names, (given, {}), lambda public: said.append(public) or [public] * 2)
+        assert said and "63" not in repr(said)
+
+    def test_settings_of_numpy(self):
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        options = {"sample_rate": np.float64(0.5), "noise_multiplier": np.float64(5.0)}
+        vips = make("vips", PrivacyAccountant(1.0), federation, secure=True, **options)
+        assert type(vips.sample_rate) is type(vips.noise_multiplier) is float
+
+    def test_one_that_always_looks_anew(self):
+        holders = Holders(Federation(AtTrustedAggregator(Alone()), holders=2), PrivacyAccountant(1))
+        looks = []
+
+        def step():
+            looks.append(holders.look_anew(True))
+            raise _LooksAnew
+
+        with pytest.raises(ClusterError, match="again and again"):
+            holders.step(step)
+        assert len(looks) == 10
+
     def test_it_ends(self):
         federation = Federation(AtTrustedAggregator(Alone()), holders=2)
         federation.leave()
@@ -410,7 +542,7 @@ class TestFederation:
             federation.tell_all([1])
         with pytest.raises(ConfigurationError, match="process"):
             pickle.dumps(federation)
-        assert repr(federation) == "Federation(index=0, holders=2, dropouts=0, colluders=0)"
+        assert repr(federation) == "Federation(index=0, holders=2, dropouts=0, colluders=1)"
 
 
 class _Writes:
