@@ -7,7 +7,7 @@ masks from seeds of 32 bits.
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyro_dp.mechanism.flower_relay import ANSWER, BEGIN, FAILED, LAST, RECORD, record
 from pyro_dp.utils.errors import ClusterError
@@ -97,7 +97,7 @@ class Nodes:
             for reply in self._grid.pull_messages(waiting):
                 waiting.discard(reply.metadata.reply_to_message_id)
                 if reply.has_content():  # else its relay failed, and its SuperNode's log says why
-                    said = reply.content.config_records[RECORD]
+                    said: Any = reply.content.config_records[RECORD]
                     found[reply.metadata.src_node_id] = (said["index"], said["message"])
         return found
 

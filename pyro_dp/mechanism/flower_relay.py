@@ -12,7 +12,7 @@ in each round.
 
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -40,7 +40,7 @@ def client_app() -> "ClientApp":
         address = context.node_config.get("line")
         if not isinstance(address, str):
             raise ValueError("This SuperNode has no line: start it with --node-config 'line=...'")
-        sent = message.content.config_records[RECORD]
+        sent: Any = message.content.config_records[RECORD]
         index, said = carry(address, sent["kind"], sent["answer"], sent["timeout"])
         return Message(record(index=index, message=said), reply_to=message)
 
