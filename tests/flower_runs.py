@@ -20,8 +20,9 @@ import numpy as np
 
 from pyro_dp.mechanism.flower_line import FlowerLine
 
-APP = Path(__file__).parent.parent / "examples" / "federated" / "app"
-SECONDS = 300  # for any wait
+ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "examples" / "federated"
+SECONDS = 600  # for any wait
 SUMS = """
 import numpy as np
 from pyro_dp.mechanism.flower import server_app
@@ -46,14 +47,14 @@ app = server_app(Sums())
 class Flower:
     """A SuperLink, and a SuperNode for each holder.
 
-    :param folder: for all files, with a short path: sockets of the lines lie there.
+    :param folder: for all files, with a short path: sockets lie in folders of it.
     """
 
     def __init__(self, folder: Path, holders: int):
         self.folder = folder
-        self.lines = [folder / "lines" / str(index) for index in range(holders)]
+        self.lines = [folder / str(index) / "line" for index in range(holders)]
         self._started: list[subprocess.Popen] = []
-        (folder / "lines").mkdir(mode=0o700)
+        self._logs: list[Path] = []
         runtime, fleet, *ports = _free_ports(2 + holders)
         (folder / "home").mkdir()
         (folder / "home" / "config.toml").write_text(
@@ -82,8 +83,7 @@ class Flower:
 
     def start(self, *command: str) -> subprocess.Popen:
         """A process in a group of its own, which ends with all others; its log is a file."""
-        name = f"{len(self._started)}-{Path(command[0]).name}.log"
-        with open(self.folder / name, "wb") as log:
+        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".log", delete=False) as log:
             started = subprocess.Popen(
                 command,
                 stdout=log,
@@ -92,15 +92,20 @@ class Flower:
                 start_new_session=True,
             )
         self._started.append(started)
+        self._logs.append(Path(log.name))
         return started
+
+    def log(self, started: subprocess.Popen) -> Path:
+        return self._logs[self._started.index(started)]
 
     def run(self, app: Path) -> None:
         """Start a run of an app; it goes on in the SuperLink."""
         self.start("flwr", "run", str(app), "here").wait(SECONDS)
 
     def logs(self) -> str:
-        files = sorted(self.folder.glob("*.log"))
-        return "\n".join(f"== {each.name}\n{each.read_text()[-3000:]}" for each in files)
+        """The ends of all."""
+        ends = zip(self._started, self._logs, strict=True)
+        return "\n".join(f"== {each.args}\n{log.read_text()[-3000:]}" for each, log in ends)
 
     def close(self) -> None:
         for each in self._started:
@@ -111,10 +116,9 @@ class Flower:
 
     def _environment(self) -> dict[str, str]:
         beside = str(Path(sys.executable).parent)
-        root = str(APP.parent.parent.parent)
         return os.environ | {
             "PATH": os.pathsep.join([beside, os.environ.get("PATH", "")]),
-            "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "FLWR_HOME": str(self.folder / "home"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -142,7 +146,7 @@ def sums(rounds: int, size: int, killed: Sequence[int] = ()) -> list[list[list[f
     """
     with flower(3) as started:
         app = started.folder / "app"
-        shutil.copytree(APP, app)
+        shutil.copytree(EXAMPLE / "app", app)
         (app / "server.py").write_text(SUMS.format(rounds=rounds))
         found = [started.folder / f"found{index}" for index in range(3)]
         holders = []
@@ -156,6 +160,24 @@ def sums(rounds: int, size: int, killed: Sequence[int] = ()) -> list[list[list[f
             if holder.wait(SECONDS) != expected:
                 raise RuntimeError(started.logs())
         return [[json.loads(row) for row in path.read_text().splitlines()] for path in found]
+
+
+def example() -> list[str]:
+    """What each holder of the example prints.
+
+    :raises RuntimeError: one failed.
+    """
+    with flower(3) as started:
+        script = str(EXAMPLE / "holder.py")
+        holders = [
+            started.start(sys.executable, script, str(index), str(line.parent))
+            for index, line in enumerate(started.lines)
+        ]
+        started.run(EXAMPLE / "app")
+        ends = [holder.wait(SECONDS) for holder in holders]
+        if any(ends):
+            raise RuntimeError(started.logs())
+        return [started.log(holder).read_text() for holder in holders]
 
 
 def message(index: int, step: int, size: int) -> np.ndarray:

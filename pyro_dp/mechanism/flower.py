@@ -1,4 +1,4 @@
-"""The aggregator of a federation within Flower's ServerApp (the extra ``federated``).
+"""The aggregator of a federation within Flower's ServerApp (the extra ``flower``).
 
 Flower carries bytes, and holders are reached by relays (:mod:`pyro_dp.mechanism.flower_relay`).
 Flower's own SecAgg+ is not used: it rounds stochastically, works modulo 2^32 at most, and draws its

@@ -18,6 +18,8 @@ from pyro_dp.mechanism.flower import Nodes, lead
 from pyro_dp.mechanism.flower_line import FlowerLine
 from pyro_dp.mechanism.flower_relay import ANSWER, BEGIN, FAILED, LAST, carry, send
 
+with_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="needs the extra flower")
+
 
 @pytest.fixture
 def address(tmp_path_factory):
@@ -298,7 +300,7 @@ def test_no_holder_is_left(address):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("flwr") is None, reason="needs the extra federated")
+@with_flower
 def test_flower_with_a_holder_that_is_killed():
     """Ten rounds over a real SuperLink and three SuperNodes."""
     found = flower_runs.sums(10, 1000, killed=[1])
@@ -308,3 +310,15 @@ def test_flower_with_a_holder_that_is_killed():
             there = [0, 1, 2] if step < 5 else [0, 2]
             sums = sum(flower_runs.message(each, step, 1000) for each in there)
             assert [first, last] == [int(sums[0]), int(sums[-1])]
+
+
+@pytest.mark.slow
+@with_flower
+def test_the_example():
+    """All three holders print one posterior, of the records of all, and a ledger of their own."""
+    found = [text.splitlines() for text in flower_runs.example()]
+    for index, lines in enumerate(found):
+        assert lines[-5:-1] == found[0][-5:-1]
+        assert lines[-1].startswith("epsilon = ") and lines[-1].endswith(f"holder {index}")
+    medians = [float(line.split()[1]) for line in found[0][-4:-1]]
+    assert medians == pytest.approx([1.0, -1.0, 0.5], abs=0.1)
