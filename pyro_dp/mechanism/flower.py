@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pyro_dp.mechanism.flower_relay import ANSWER, BEGIN, FAILED, LAST, RECORD, record
+from pyro_dp.mechanism.flower_relay import ANSWER, BEGIN, FAILED, LAST, NAME, content
 from pyro_dp.utils.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Nodes:
         deadline = time.monotonic() + self._timeout
         letters = [
             Message(
-                record(kind=kind, answer=answer, timeout=self._timeout),
+                content(kind=kind, answer=answer, timeout=self._timeout),
                 node,
                 MessageType.TRAIN,
                 ttl=self._timeout,
@@ -97,7 +97,7 @@ class Nodes:
             for reply in self._grid.pull_messages(waiting):
                 waiting.discard(reply.metadata.reply_to_message_id)
                 if reply.has_content():  # else its relay failed, and its SuperNode's log says why
-                    said: Any = reply.content.config_records[RECORD]
+                    said: Any = reply.content.config_records[NAME]
                     found[reply.metadata.src_node_id] = (said["index"], said["message"])
         return found
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
     from flwr.clientapp import ClientApp
 
-RECORD = "line"  # of a Flower message
+NAME = "line"  # of what a Flower message holds
 # With what a relay comes: the first message is wanted, an answer, the last one, why there is none.
 BEGIN, ANSWER, LAST, FAILED = b"B", b"A", b"L", b"F"
 LONGEST = 2**31 - 2**16  # bytes: Flower carries objects below 2 GiB
@@ -40,19 +40,19 @@ def client_app() -> "ClientApp":
         address = context.node_config.get("line")
         if not isinstance(address, str):
             raise ValueError("This SuperNode has no line: start it with --node-config 'line=...'")
-        sent: Any = message.content.config_records[RECORD]
+        sent: Any = message.content.config_records[NAME]
         index, said = carry(address, sent["kind"], sent["answer"], sent["timeout"])
-        return Message(record(index=index, message=said), reply_to=message)
+        return Message(content(index=index, message=said), reply_to=message)
 
     app.train()(relay)
     return app
 
 
-def record(**values: bytes | float) -> "RecordDict":
+def content(**values: bytes | float) -> "RecordDict":
     """The content of a Flower message."""
     from flwr.app import ConfigRecord, RecordDict
 
-    return RecordDict({RECORD: ConfigRecord(dict(values))})
+    return RecordDict({NAME: ConfigRecord(dict(values))})
 
 
 def carry(address: str, kind: bytes, answer: bytes, timeout: float) -> tuple[int, bytes]:
@@ -78,12 +78,12 @@ def deliver(line: socket.socket, index: int, message: bytes, deadline: float) ->
     send(line, index.to_bytes(_INDEX_BYTES, "big") + message, deadline)
 
 
-def send(line: socket.socket, content: bytes, deadline: float) -> None:
+def send(line: socket.socket, said: bytes, deadline: float) -> None:
     """:raises OSError: the other end is gone, or did not take it in time."""
     line.settimeout(left(deadline))
-    line.sendall(len(content).to_bytes(8, "big"))
+    line.sendall(len(said).to_bytes(8, "big"))
     line.settimeout(left(deadline))
-    line.sendall(content)
+    line.sendall(said)
 
 
 def receive(line: socket.socket, deadline: float) -> bytes:
