@@ -47,8 +47,7 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
 
 import pyro_dp
-from pyro_dp.federated import AtTrustedAggregator, Federation
-from pyro_dp.mechanism.flower_line import FlowerLine
+from pyro_dp.federated import AtTrustedAggregator, Federation, FlowerLine
 
 WEIGHTS = torch.tensor([1.0, -1.0, 0.5])
 

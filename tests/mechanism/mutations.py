@@ -196,8 +196,8 @@ MUTATIONS = [
     Mutation(
         "secure: half the noise",
         "FixedPointSum._noisy",
-        "scale = math.ceil(sigma * _UNITS) + 1",
-        "scale = math.ceil(sigma * _UNITS / 2) + 1",
+        "scale = math.ceil(sigma / math.sqrt(self._shares) * _UNITS) + 1",
+        "scale = math.ceil(sigma / math.sqrt(self._shares) * _UNITS / 2) + 1",
         "test_fixed_point.py",
     ),
     Mutation(
@@ -533,9 +533,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a holder that does not see that too few are present",
-        "Federation._answer",
-        "if len(present) < self.size - self.dropouts:",
-        "if not present:",
+        "Federation._left",
+        "len(present) < self.size - self.dropouts or",
+        "not present or",
         "test_federation.py",
     ),
     Mutation(

@@ -1,6 +1,5 @@
 """What Flower runs at the aggregator."""
 
-from pyro_dp.federated import TrustedAggregator
-from pyro_dp.mechanism.flower import server_app
+from pyro_dp.federated import TrustedAggregator, server_app
 
 app = server_app(TrustedAggregator(holders=3, dropouts=1, timeout=120))
