@@ -231,6 +231,14 @@ class PrivacyAccountant:
             if self._journal is not None:
                 self._journal.record(event, count)
 
+    def require_room(self, event: Event) -> None:
+        """As :meth:`record` would refuse it; nothing is recorded.
+
+        :raises PrivacyBudgetExceeded: the budget does not cover this release.
+        """
+        with self._lock:
+            self._plan.require_room(self._counts, event, 1)
+
     def follow(self, state: Mapping[str, Any] | None = None) -> None:
         """Show the ledger of another process's accountant, which counts what all of them release.
 

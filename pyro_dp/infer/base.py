@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import pyro
+import torch
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
@@ -112,7 +113,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     def _add_bit(self, bit: Block, released: Tensor, prepared: Prepared) -> None:
         rate, size = prepared.sampler.sample_rate, prepared.records.plate.size
-        self._fractions.add(released, size, rate, self.noise_multiplier, bit.share)
+        self._fractions.add(released, size, rate, self._noise_in_sums, bit.share)
 
     def _warnings(self) -> list[Warning]:
         clipped = self.clipped_fraction
@@ -207,8 +208,12 @@ class PrivateInference(IterativeMechanism, Generic[P]):
     def _public(self) -> Sequence[Tensor]:
         if self._prepared is None:
             return ()
-        constants = (value for _, value in self._prepared.records.constants)
-        return [each for each in constants if isinstance(each, Tensor)]
+        constants = [value for _, value in self._prepared.records.constants]
+        tensors = [each for each in constants if isinstance(each, Tensor)]
+        if self._ranks is not None and self._ranks.own_ledgers:
+            return tensors  # a digest of a single number would tell it to other owners
+        numbers = [each for each in constants if isinstance(each, (int, float, str))]
+        return [*tensors, torch.frombuffer(bytearray(repr(numbers).encode()), dtype=torch.uint8)]
 
     def _is_current(self, prepared: P) -> bool:
         """Whether what was built still holds."""

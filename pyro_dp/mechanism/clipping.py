@@ -16,7 +16,7 @@ from pyro_dp.mechanism.contributions import Contributions, Rows
 from pyro_dp.mechanism.device_noise import normals
 from pyro_dp.mechanism.system_random import Stream, SystemGenerator
 from pyro_dp.utils.agreement import require_same
-from pyro_dp.utils.errors import PrivacyError
+from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.threads import one_thread
 
 S = TypeVar("S")
@@ -106,6 +106,10 @@ class ClippedSum:
         total = reduce(torch.cat(self._totals or empty))
         sizes = [block.size for block in self.blocks]
         self._totals = () if total is None else torch.split(total.to(self.device), sizes)
+
+    def in_shares(self, shares: int, add: Callable[[Tensor], Tensor]) -> None:
+        """:raises ConfigurationError: always: shares of the noise are integers."""
+        raise ConfigurationError("Only sums of integers meet those of other owners: secure=True.")
 
     def require_same_as(self, other: "ClippedSum", *, count: int, exact: bool) -> None:
         """Compare first blocks that two ways of computing gave. No sum leaves this class for it.

@@ -40,7 +40,7 @@ probabilities, and 1e-40 in delta for the precision of the sampler, over 1e12 co
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from numpy.random import Generator
@@ -90,6 +90,8 @@ class FixedPointSum(ClippedSum):
     clipped_sums = staticmethod(rounded_sums)
     compiled_sums = staticmethod(functools.partial(rounded_sums, fused=True))
     dtype = torch.int64
+    _shares = 1
+    _total: Callable[[Tensor], Tensor] | None = None  # there is one owner, who has all
 
     @staticmethod
     def most_records(size: int, limit: int | None) -> int:
@@ -100,10 +102,11 @@ class FixedPointSum(ClippedSum):
 
     def require_noise(self, sigmas: Sequence[float]) -> None:
         least, most = 2.0**-16, MOST / 2**31
-        if not all(least <= sigma <= most for sigma in sigmas):
+        own = [sigma / math.sqrt(self._shares) for sigma in sigmas]
+        if not all(least <= sigma <= most for sigma in own):
             raise ConfigurationError(
                 f"secure=True adds noise of {least:g} to {most:g} times a bound, not of "
-                f"{min(sigmas):g} to {max(sigmas):g}: choose another noise_multiplier."
+                f"{min(own):g} to {max(own):g}: choose another noise_multiplier."
             )
         if not all(block.bound < math.inf for block in self.blocks):
             raise ConfigurationError("secure=True needs a finite bound: no grid fits an infinite.")
@@ -115,16 +118,31 @@ class FixedPointSum(ClippedSum):
             for units, block in zip(self._units, self.blocks, strict=True)
         )
 
+    def in_shares(self, shares: int, add: Callable[[Tensor], Tensor]) -> None:
+        """From here on noise is a share of what hides a record, and what is released is a total.
+
+        :param shares: so many together make the whole noise, by their variances.
+        :param add: from this owner's noisy units, of all blocks one after the other, to the sum of
+            those of all owners.
+        """
+        self._shares, self._total = shares, add
+
     def _noisy(self, sigmas: Sequence[float], noise: Stream) -> list[Tensor]:
         if isinstance(noise, Generator):
             raise PrivacyError("A FixedPointSum takes its noise from a SystemGenerator alone.")
-        released = []
+        own = []
         for block, units, sigma in zip(self.blocks, self._units, sigmas, strict=True):
             # (a + 1)^2 >= a^2 + 16 from a = 8 on.
-            scale = math.ceil(sigma * _UNITS) + 1
+            scale = math.ceil(sigma / math.sqrt(self._shares) * _UNITS) + 1
             draw = torch.from_numpy(discrete_gaussian(scale, block.size, noise))
-            released.append(self._in_bounds(sent(draw, units.device).add_(units), block.bound))
-        return released
+            own.append(sent(draw, units.device).add_(units))
+        if self._total is not None:
+            total = self._total(torch.cat(own)).to(self.device)
+            own = list(torch.split(total, [block.size for block in self.blocks]))
+        return [
+            self._in_bounds(units, block.bound)
+            for block, units in zip(self.blocks, own, strict=True)
+        ]
 
     @property
     def _units(self) -> tuple[Tensor, ...]:

@@ -17,8 +17,11 @@ from pyro_dp.accounting.composition import epsilon
 from pyro_dp.accounting.events import SECURE, SEEDED, SubsampledGaussian
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.federation import Federation
 from pyro_dp.mechanism.fixed_point import FixedPointSum
-from pyro_dp.mechanism.ranks import CLUSTER, Ranks, Stopped
+from pyro_dp.mechanism.holders import Holders
+from pyro_dp.mechanism.peers import Peers, Stopped
+from pyro_dp.mechanism.ranks import Ranks
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.released_step import (
@@ -40,6 +43,20 @@ _STOPPED = (
     "released, the guarantee is that of all {planned} (epsilon = {epsilon:.4g}): that of the steps "
     "that were taken is proven for a stop that was planned."
 )
+
+
+def _peers(settings: ReleaseSettings) -> Peers | None:
+    """With whom an inference makes its steps."""
+    if settings.cluster is None:
+        return None
+    if isinstance(settings.cluster, Federation):
+        if settings.accountant.silent:
+            raise ConfigurationError(
+                "cluster: a private selection hides its trials, and a Federation shows each of "
+                "them to other owners. Let each owner choose settings by public knowledge."
+            )
+        return Holders(settings.cluster, settings.accountant)
+    return Ranks(settings.cluster, settings.accountant)
 
 
 def whole_step(step: Step) -> Step:
@@ -68,7 +85,7 @@ class IterativeMechanism(abc.ABC):
         self._noise_multiplier = settings.noise_multiplier
         self._calibrates = settings.noise_multiplier is None
         self._bound = settings.bound
-        self._ranks = None if settings.cluster is None else Ranks(settings.cluster)
+        self._ranks = _peers(settings)
         rank = 0 if self._ranks is None else self._ranks.rank
         self._randomness = Randomness(settings.generator, settings.secure, rank)
         self._sum_type = FixedPointSum if settings.secure else ClippedSum
@@ -77,8 +94,8 @@ class IterativeMechanism(abc.ABC):
         if settings.secure:
             self.accountant.note(SECURE)
         if self._ranks is not None:
-            self.accountant.note(CLUSTER)
-            if not self._ranks.leads:
+            self.accountant.note(self._ranks.note)
+            if not self._ranks.counts:
                 self.accountant.follow()
         self._steps = 0
         self._lost = 0  # releases that the ledger counts, and of which nothing came
@@ -142,7 +159,7 @@ class IterativeMechanism(abc.ABC):
         plan = functools.partial(self._planned, args, kwargs)
         num_steps = plan() if self._ranks is None else self._ranks.step(plan)
         name, hidden = type(self).__name__, not progress or self.accountant.silent
-        hidden = hidden or not (self._ranks is None or self._ranks.leads)
+        hidden = hidden or not (self._ranks is None or self._ranks.counts)
         result = self._last_run = RunResult(name, self._measure, self._steps, num_steps)
         bar = tqdm(total=num_steps, initial=self._steps, desc=name, disable=hidden)
         with self._interrupts.installed(), result.timed(), bar:
@@ -255,6 +272,20 @@ class IterativeMechanism(abc.ABC):
             return self._calibrate(rate)
         return self._noise_multiplier
 
+    @property
+    def _noise_in_sums(self) -> float:
+        """sigma, as what was released has it: more where several owners add their shares."""
+        return self._in_sums(self.noise_multiplier)
+
+    def _agreed(self, noise_multiplier: float) -> float:
+        """With whom the steps are made, where it was calibrated to a budget."""
+        if self._ranks is None:
+            return noise_multiplier
+        return self._ranks.agreed_noise(noise_multiplier)
+
+    def _in_sums(self, noise_multiplier: float) -> float:
+        return noise_multiplier * (1.0 if self._ranks is None else self._ranks.noise_factor)
+
     def _calibrate(self, rate: float) -> float:
         """sigma; if it is to be calibrated, that is done once, for what is left to spend.
 
@@ -262,7 +293,7 @@ class IterativeMechanism(abc.ABC):
         """
         if self._noise_multiplier is None:
             try:
-                self._noise_multiplier = self._calibrated(rate)
+                sigma = self._calibrated(rate)
             except PrivacyBudgetExceeded as error:
                 text = (
                     f" {self._lost} releases in the journal came after the state that was loaded, "
@@ -270,6 +301,7 @@ class IterativeMechanism(abc.ABC):
                     "be used as it is."
                 )
                 raise PrivacyBudgetExceeded(f"{error}{text if self._lost else ''}") from None
+            self._noise_multiplier = self._agreed(sigma)
         return self._noise_multiplier
 
     def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -304,7 +336,7 @@ class IterativeMechanism(abc.ABC):
 
         :raises PrivacyError: on a rank of a cluster whose accountant does not count.
         """
-        if not (self._ranks is None or self._ranks.leads):
+        if not (self._ranks is None or self._ranks.counts):
             raise PrivacyError(
                 "state_dict: the ledger of a cluster is on rank 0. Save there, as in "
                 "`if cluster.rank == 0: torch.save(...)`, and load it on all."
@@ -342,6 +374,8 @@ class IterativeMechanism(abc.ABC):
         self.accountant.load_state_dict(state["accountant"])
         counted = sum(line["count"] for line in state["accountant"]["ledger"])
         self._lost = self.accountant.num_releases - counted
+        if self._ranks is not None:
+            self._ranks.due = True
         self._steps = state["steps"]
         again = self._calibrates and self._lost
         self._noise_multiplier = None if again else state["noise_multiplier"]
@@ -354,9 +388,12 @@ class IterativeMechanism(abc.ABC):
         )
 
     def _lose_release(self) -> None:
-        """One was paid for, and failed: what is left of the budget is shared out anew."""
+        """One was paid for, and failed: what is left of the budget is shared out anew.
+
+        Not among owners: another one may not have paid for it, and noise must be equal.
+        """
         self._lost += 1
-        if self._calibrates:
+        if self._calibrates and not (self._ranks and self._ranks.own_ledgers):
             self._noise_multiplier = None
 
     def _refuse_steps_beyond_calibration(self) -> None:
@@ -369,17 +406,23 @@ class IterativeMechanism(abc.ABC):
     def _looks_anew(self, needed: bool) -> bool:
         """Whether the data are looked at now, as they are new here, or on another rank.
 
-        Then all ranks have the same settings, and the ledger of rank 0.
+        Then all ranks have the same settings, and in a cluster the ledger of rank 0.
         """
         if self._ranks is None or not self._ranks.look_anew(needed):
             return needed and self._ranks is None
+        if self._ranks.own_ledgers:
+            self._ranks.common(self._in_common(), None)
+            known = self._ranks.exchange(self._noise_multiplier)
+            if any(each != known[0] for each in known):
+                self._noise_multiplier = None  # and is agreed anew
+            return True
         ours = self.accountant
         budget = {name: getattr(ours, name) for name in ("epsilon", "delta", "neighboring")}
         first = self._ranks.common(
             self._in_common() | {f"accountant.{name}": value for name, value in budget.items()},
             (ours.state_dict(), self._noise_multiplier, self._lost),
         )
-        if not self._ranks.leads:
+        if not self._ranks.counts:
             ledger, self._noise_multiplier, self._lost = first
             ours.follow(ledger)
         return True
@@ -390,7 +433,7 @@ class IterativeMechanism(abc.ABC):
         return {name: getattr(self, name) for name in names} | {
             "The inference": type(self).__name__,
             "noise_multiplier": None if self._calibrates else self._noise_multiplier,
-            "The bound": self._bound,
+            "The bound": float(self._bound),
             "secure": self._sum_type.__name__,
             "The number of steps taken": self._steps,
         }
@@ -424,10 +467,11 @@ class IterativeMechanism(abc.ABC):
                 "noise_multiplier or the bound of a record, or raise sample_rate."
             )
         event = SubsampledGaussian(noise_multiplier, rate, sampler.sampling)
-        self._last_event, self._last_noise = event, clipped.blocks[0].noise(noise_multiplier)
+        self._last_event = event
+        self._last_noise = clipped.blocks[0].noise(self._in_sums(noise_multiplier))
         self._interrupts.hold()
         if self._ranks is not None:
-            self._ranks.add_up(clipped, f"{event} of step {self._steps}", self._public())
+            self._ranks.add_up(clipped, event, self._steps, self._public())
         # Two threads with equal seeds must not find the same position, and draw the same noise.
         with self.accountant.next_position() as position:
             door = functools.partial(
@@ -441,7 +485,7 @@ class IterativeMechanism(abc.ABC):
                 if self._ranks is None:
                     released = door()
                 else:
-                    released = self._ranks.released(door, clipped, self.accountant, event)
+                    released = self._ranks.released(door, clipped, event)
             except BaseException:
                 if self.accountant.position != position:
                     self._lose_release()

@@ -9,6 +9,7 @@ import torch
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.mechanism.cluster import Cluster
+from pyro_dp.mechanism.federation import Federation
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_choice, require_count, require_flag, require_number
 
@@ -34,7 +35,7 @@ class ReleaseSettings:
     generator: torch.Generator | int | None = None
     secure: bool = False
     plans: bool = False
-    cluster: Cluster | None = None
+    cluster: Cluster | Federation | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.accountant, PrivacyAccountant):
@@ -50,8 +51,15 @@ class ReleaseSettings:
                 "sampling='fixed' hides no change of the number of records: use "
                 "PrivacyAccountant(neighboring='replace_one'), or sampling='poisson'."
             )
-        if not isinstance(self.cluster, Cluster | None):
-            raise ConfigurationError("cluster must be a pyro_dp.Cluster, or None.")
+        if not isinstance(self.cluster, Cluster | Federation | None):
+            raise ConfigurationError(
+                "cluster must be a pyro_dp.Cluster, a pyro_dp.federated.Federation, or None."
+            )
+        if isinstance(self.cluster, Federation) and not self.secure:
+            raise ConfigurationError(
+                "A Federation adds up integers: pass secure=True. (Shares of floating-point noise "
+                "would tell what they should hide.)"
+            )
         if self.cluster is not None and self.sampling == "fixed":
             raise ConfigurationError(
                 "sampling='fixed' needs all records in one place: with a cluster each process "
@@ -59,7 +67,8 @@ class ReleaseSettings:
             )
         if self.sample_rate is not None:
             name = "sample_rate, the expected fraction of the records in a step,"
-            require_number(name, self.sample_rate, above=0.0, below=1.0, closed=True)
+            rate = require_number(name, self.sample_rate, above=0.0, below=1.0, closed=True)
+            object.__setattr__(self, "sample_rate", rate)
             if self.sampling == "full" and self.sample_rate != 1.0:
                 raise ConfigurationError("sample_rate must be 1 or None with sampling='full'.")
         sigma = self.noise_multiplier
@@ -75,6 +84,7 @@ class ReleaseSettings:
                 )
         else:
             require_number("noise_multiplier", sigma, above=0.0, below=math.inf, or_equal=True)
+            object.__setattr__(self, "noise_multiplier", float(sigma))
         if self.secure and sigma == 0:
             raise ConfigurationError("secure=True needs noise: noise_multiplier=0 adds none.")
         if self.bound == math.inf and sigma != 0:

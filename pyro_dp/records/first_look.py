@@ -49,6 +49,8 @@ def first_look(
     with state.pristine():
         found, shown, shard = _find_plate(model, tensors, shards, plate)
     refuse_rows(state.references, found.size)
+    if shard is not None:
+        refuse_rows(state.references, shard.count)
     with state.pristine():
         reading = find_reading(model, found, shown, slice_data)
     records = Records(model, found, *tensors, reading, given=(args, kwargs), shard=shard)

@@ -29,6 +29,12 @@ NO_SHARD = (
     "The size of the private plate is the number of rows of no argument, over all processes of the "
     "cluster: let it be len(x), which is that of them all, or the sum of the shards."
 )
+_NESTED = (
+    "Argument {name!r} is a {kind} that holds numbers or texts. Each of several processes or "
+    "owners must pass its records as tensors with a row per record, also where it has one or none, "
+    "as in torch.tensor([[1.0, 2.0]]); nothing else is taken for data. Settings of a model are "
+    "bound to it, as in functools.partial(model, sizes=(8, 2))."
+)
 _NO_RECORDS = "No process of the cluster has a record: pass each its rows, as in run(x, y)."
 
 
@@ -50,12 +56,14 @@ def find_shards(names: Sequence[str], arguments: Arguments, exchange: Exchange) 
     """What may be the records, by the shapes that each process tells the others; most rows first.
 
     Tensors that have equally many rows on each process belong together. A constant has the same
-    ones everywhere, which only the model can tell from data.
+    ones everywhere, which only the model can tell from data. Of numbers no value is told: a record
+    may be one, where it was passed as a list.
 
     :param names: of the arguments, one for each leaf.
     :param arguments: of this process, tensors.
     :raises ModelError: they differ between processes, or there are no rows; on all of them alike.
     """
+    _refuse_nested(names, arguments)
     leaves = pytree.tree_leaves(arguments)
     by_rank = exchange((names, [_shape(leaf) for leaf in leaves]))
     if any(each[0] != by_rank[0][0] for each in by_rank):
@@ -94,9 +102,18 @@ def with_a_row(leaves: Sequence[Any], shard: Shard) -> list[Any]:
     return [rows.get(i, leaf) for i, leaf in enumerate(leaves)]
 
 
-def _shape(leaf: Any) -> tuple[int, Any, str]:
+def _refuse_nested(names: Sequence[str], arguments: Arguments) -> None:
+    args, kwargs = arguments
+    remaining = iter(names)  # as many of each argument as it has leaves
+    for value in (*args, *kwargs.values()):
+        leaves, spec = pytree.tree_flatten(value)
+        own = [next(remaining) for _ in leaves]
+        if not spec.is_leaf() and any(isinstance(x, (int, float, str)) for x in leaves):
+            raise ModelError(_NESTED.format(name=own[0], kind=type(value).__name__))
+
+
+def _shape(leaf: Any) -> tuple[int, tuple[int, ...], str]:
     """Rows, the shape of one, and its type; all of it is public."""
     if has_rows(leaf):
         return len(leaf), tuple(leaf.shape[1:]), str(leaf.dtype)
-    number = repr(leaf) if isinstance(leaf, (bool, int, float, str)) else ""
-    return 0, number, str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__
+    return 0, (), str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__

@@ -93,7 +93,8 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         is averaged and what early, poorer posteriors said is forgotten. ``None``: the model's own.
     :param microbatch_size: at most so many records are worked on at a time; the result is the same.
         ``None``: as the model says.
-    :param cluster: processes that share the work, each with its own records: :class:`Cluster`.
+    :param cluster: processes that share the work, each with its own records: :class:`Cluster`; or
+        owners who do not show them to each other: :class:`pyro_dp.federated.Federation`.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     :raises ClusterError: another process of the cluster failed, or is lost.
     """
@@ -352,6 +353,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         state = self._own or CapturedState(*_methods(self.model))
         if self._own is not None:
             refuse_rows(state.references, size)
+            refuse_rows(state.references, records.count)
         refuse_captured_data(state.references, records)
         with state.pristine() as kept:
             for chosen in records.blocks(records.block):
@@ -377,7 +379,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         clipped = once.static_sum(prepared.records, self._sample(sampler, position))
         sigma = self._once_multiplier(self._calibrate(sampler.sample_rate))
         released = self._account_and_release(clipped, sigma, sampler)
-        self._static = once.estimates(released, sigma, sampler.sample_rate)
+        self._static = once.estimates(released, self._in_sums(sigma), sampler.sample_rate)
 
     def _release_expected(self, each: StatisticsSum, prepared: Prepared) -> MixedStatistics:
         sampler, position = prepared.sampler, self.accountant.position
@@ -385,7 +387,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         indices = self._sample(sampler, position)
         clipped = each.expected_sum(self._posterior, local, prepared.records, indices)
         released = self._release(clipped, sampler)
-        return each.estimates(released, self.noise_multiplier, sampler.sample_rate)
+        return each.estimates(released, self._noise_in_sums, sampler.sample_rate)
 
     def _exact(self) -> dict[str, Callable]:
         return {"gradient_norms": self._exact_norms}

@@ -240,7 +240,7 @@ def test_what_refuses_a_release_on_rank_0_leaves_it_undone(cluster):
 
 
 def test_a_step_that_is_mostly_talk_is_told(cluster, monkeypatch):
-    ranks = Ranks(cluster)
+    ranks = Ranks(cluster, PrivacyAccountant(epsilon=1.0))
     cluster.size = 2
     assert ranks.warnings() == []
     monkeypatch.setattr(ranks, "_times", [(0.010, 0.007)] * 20)
@@ -321,9 +321,7 @@ def test_a_model_sees_as_many_rows_as_all_have():
 
     def of_all(counts, *, names=names, kind="torch.float64"):
         def exchange(given):
-            rows = [
-                [(n, (2,), kind), (n, (), kind), (5, (), kind), (0, "2", "int")] for n in counts
-            ]
+            rows = [[(n, (2,), kind), (n, (), kind), (5, (), kind), (0, (), "int")] for n in counts]
             return [given, *((names, each) for each in rows)]
 
         return exchange

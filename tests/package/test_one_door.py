@@ -25,10 +25,20 @@ USES = {
     """,
     # Of all processes of a cluster: to rank 0, and nowhere else.
     "over_ranks": "mechanism.clipping.ClippedSum mechanism.ranks.Ranks.add_up",
+    # Of all owners of a federation: with noise, to the aggregator.
+    "in_shares": """
+        mechanism.clipping.ClippedSum mechanism.fixed_point.FixedPointSum
+        mechanism.holders.Holders.add_up
+    """,
+    "_total": """
+        mechanism.fixed_point.FixedPointSum mechanism.fixed_point.FixedPointSum.in_shares
+        mechanism.fixed_point.FixedPointSum._noisy mechanism.fixed_point.FixedPointSum._noisy
+    """,
     ".reduce": """
         mechanism.cluster.Cluster.reduce mechanism.ranks.Ranks.add_up
         records.mixed_dtypes accounting.second_opinion._pld_pessimistic
-    """,  # the last two are functools' and numpy's
+        mechanism.shamir_sums.ShamirSums.add
+    """,  # the last three are functools' and numpy's
     ".broadcast": """
         mechanism.cluster.Cluster.broadcast mechanism.ranks.Ranks.released
         mechanism.ranks.Ranks.released

@@ -190,7 +190,8 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
         "trace": sites come from a graph that is traced once; "compile": the same, as machine code
         (needs a C++ compiler). A few dozen steps on full batches gain little: tracing takes a
         second or two, compiling up to a minute.
-    :param cluster: processes that share the work, each with its own records: :class:`Cluster`.
+    :param cluster: processes that share the work, each with its own records: :class:`Cluster`; or
+        owners who do not show them to each other: :class:`pyro_dp.federated.Federation`.
     :raises ClusterError: another process of the cluster failed, or is lost.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     """
@@ -294,7 +295,7 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
                 released,
                 at,
                 damping=damping,
-                multiplier=self.noise_multiplier / rate,
+                multiplier=self._noise_in_sums / rate,
                 sample_rate=rate,
             )
             mean, covariance = approximation.moments(self.noise_aware)
@@ -488,9 +489,10 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
             return ReleasePlan(**self._loaded["plan"])
         sigma = self._noise_multiplier
         if sigma is not None:
-            return ReleasePlan(dim, size, sigma / math.sqrt(self.num_steps or FEWEST_STEPS))
+            noise = self._in_sums(sigma) / math.sqrt(self.num_steps or FEWEST_STEPS)
+            return ReleasePlan(dim, size, noise)
         sigma = self.accountant.noise_multiplier(num_steps=1, sample_rate=1.0, sampling="full")
-        return ReleasePlan(dim, size, sigma)
+        return ReleasePlan(dim, size, self._in_sums(self._agreed(sigma)))
 
     def _public(self) -> Sequence[Tensor]:
         q = self._approximation.posterior

@@ -203,7 +203,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         A bit of each record joins the release as a further block with 1% of the privacy cost: the
         gradient's noise grows by half a per cent. :class:`AdaptiveClip` has such a bit anyway, of
         which no warning is made; the histogram of ``max_grad_norm=None`` tells without one.
-    :param cluster: processes that share the work, each with its own records: :class:`Cluster`.
+    :param cluster: processes that share the work, each with its own records: :class:`Cluster`; or
+        owners who do not show them to each other: :class:`pyro_dp.federated.Federation`.
     :raises ConfigurationError: a setting is out of range or does not fit the others; at the first
         step, parameters per record with ``sampling="fixed"``, or without ``local_optim`` if
         ``optim`` is no plain Adam; with a ``cluster``, latents or parameters per record.
@@ -613,7 +614,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _noise(self, block: Block, sampler: RecordSampler) -> float:
         """Standard deviation of the noise in a coordinate of a block, as an estimate for all N."""
-        return block.noise(self.noise_multiplier) / sampler.sample_rate
+        return block.noise(self._noise_in_sums) / sampler.sample_rate
 
     def _warnings(self) -> list[Warning]:
         found: list[Warning] = []

@@ -1,0 +1,27 @@
+"""Several owners fit one posterior, and show each other only what is released.
+
+Each holder of data makes a :class:`Federation` over a channel, and passes it to an inference as its
+``cluster``. Channels are :class:`ShamirSums`, by which nobody sees an upload, and
+:class:`AtTrustedAggregator`, whose aggregator does; its :class:`FlowerLine` goes over Flower, whose
+apps are made by :func:`server_app` and :func:`client_app`.
+"""
+
+from pyro_dp.mechanism.aggregator_channel import AtTrustedAggregator, Line
+from pyro_dp.mechanism.federation import Channel, Federation
+from pyro_dp.mechanism.flower import server_app
+from pyro_dp.mechanism.flower_line import FlowerLine
+from pyro_dp.mechanism.flower_relay import client_app
+from pyro_dp.mechanism.shamir_sums import ShamirSums
+from pyro_dp.mechanism.trusted_aggregator import TrustedAggregator
+
+__all__ = [
+    "AtTrustedAggregator",
+    "Channel",
+    "Federation",
+    "FlowerLine",
+    "Line",
+    "ShamirSums",
+    "TrustedAggregator",
+    "client_app",
+    "server_app",
+]

@@ -1,0 +1,240 @@
+"""A federation: owners who fit one model together, and show each other only what is released."""
+
+import contextlib
+import hashlib
+import io
+import math
+import os
+from collections.abc import Iterator
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pyro_dp.utils.errors import ClusterError, ConfigurationError
+from pyro_dp.utils.rng import forked_rng, set_torch_states, torch_states
+from pyro_dp.utils.validation import require_count
+
+Numbers = NDArray[np.int64]
+_OTHER_NUMBERS = (
+    "Federation: holders, dropouts or colluders differ between the holders, and with them the "
+    "noise that each must add. Pass the same numbers everywhere."
+)
+_TOO_FEW = (
+    "Only {left} holders are left, fewer than holders - dropouts: their shares of the noise would "
+    "be too little, and what they opened is not used. Start all anew, with journals and the last "
+    "states."
+)
+_OVER = "This holder left the federation, or was interrupted: make a new one, at all holders."
+_UNREADABLE = "What holder {holder} said cannot be read."
+_ABSENT = (
+    "Holder {holder} is missing, and the data can only be looked at together: start all anew, "
+    "without it."
+)
+
+
+class Channel(Protocol):
+    """How what one holder says reaches the others, and how uploads become their sum.
+
+    All holders make the same calls in the same order, and each call waits for the others.
+
+    :ivar index: of the holder, from 0 to K - 1.
+    :ivar note: for the ledger: towards whom the guarantee holds; a text with places for
+        ``holders``, ``dropouts`` and ``colluders``.
+    """
+
+    index: int
+    note: str
+
+    def begin(self, holders: int, dropouts: int) -> None:
+        """
+        :raises ConfigurationError: it does not carry so many holders, or drop-outs.
+        """
+
+    def talk(self, public: bytes) -> dict[int, bytes]:
+        """What each holder that is present says.
+
+        :raises ClusterError: too few are left, or the line is lost.
+        """
+
+    def add(self, upload: Numbers) -> tuple[Numbers, list[int]]:
+        """The sum of what all present holders upload, (n,), and who they are.
+
+        :param upload: (n,) in int64; sums are those of integers modulo 2^64.
+        :raises ClusterError: too few are left, the line is lost, or sizes differ.
+        """
+
+    def leave(self) -> None:
+        """The last call."""
+
+
+class Federation:
+    """K holders of data who fit one posterior together, seen from one of them.
+
+    ``DPSEP(model, guide, accountant=accountant, secure=True, cluster=federation)``, likewise
+    :class:`VIPS` and :class:`DPSVI`: each holder runs the same script on a machine of its own and
+    passes its own records to ``run``. All find the same posterior, of the records of them all.
+    Records and exact sums never leave their owner.
+
+    In a step each holder draws records from its own and adds up what they contribute, in integers.
+    Its own accountant, and journal, counts the release, and refuses it beyond its own budget,
+    whatever others ask for. Then it adds its share of the noise, discrete Gaussian of variance
+    sigma^2 / (K - t - c), and only that is uploaded: the channel adds up, and tells all the total.
+    With t drop-outs the shares of those that are left, and that do not collude, still make sigma^2;
+    with none there is more noise than sigma^2, which posteriors count in.
+
+    Make it before model and guide: torch's global generators are set to numbers that all holders
+    have agreed on, and whatever is drawn from them afterwards is known to all. Prepare data before,
+    or with a generator of your own.
+
+    **Guarantee.** For one record of one holder, as each holder's own accountant states it, towards
+    whoever sees all that is released: also towards the other holders, each of whom can subtract its
+    own share of the noise, and at most c of whom work together. Shares are drawn as in
+    :mod:`pyro_dp.mechanism.fixed_point`: each is continuous Gaussian noise of variance at least
+    sigma^2 / (K - t - c) and further processing, up to the factor stated there, once for each
+    share. The sum of continuous shares is Gaussian noise of variance at least sigma^2, and the
+    ledger's event states an upper bound as ever. (Kairouz, Liu & Steinke 2021, arXiv 2102.06387,
+    compare the sum of n discrete Gaussians of scale s with one: their densities differ by a factor
+    of at most exp(10 n exp(-pi^2 s^2)), and s is at least 2^13 units of the grid.)
+
+    **Towards who adds up.** :class:`ShamirSums` shows nobody an upload: the holders add up among
+    themselves. With :class:`AtTrustedAggregator` the aggregator sees each upload, under a share of
+    the noise alone, and towards it the guarantee is weaker: its name and the ledger say so.
+
+    **Not protected.** Each holder's number of records, column types, the time at which it answers,
+    and whether its part of a step failed; all that :class:`DPSEP` and its like do not protect.
+
+    **What goes wrong.** Who stays away for longer than the channel waits is left out for good; its
+    records count as absent from then on. With more than t of them nothing is opened, and all get a
+    :class:`ClusterError`. A release counts in a holder's ledger before it leaves that holder.
+
+    :param channel: to the others.
+    :param holders: K, at least 2.
+    :param dropouts: t: so many holders may stay away.
+    :param colluders: c: so many holders may work together against another one; at least 1, as each
+        knows its own share of the noise.
+    :raises ConfigurationError: numbers are out of range, or differ between holders.
+    :raises ClusterError: others did not come.
+    """
+
+    def __init__(self, channel: Channel, *, holders: int, dropouts: int = 0, colluders: int = 1):
+        self.size = require_count("holders", holders, least=2)
+        self.dropouts = require_count("dropouts", dropouts, least=0)
+        self.colluders = require_count("colluders", colluders)
+        self.honest = holders - dropouts - colluders
+        if self.honest < 1:
+            raise ConfigurationError(
+                "dropouts + colluders must be less than holders: nobody would be left whose noise "
+                "counts."
+            )
+        self.rank = require_count("channel.index", channel.index, least=0)
+        if self.rank >= holders:
+            raise ConfigurationError("channel.index must be less than holders.")
+        self._channel, self._over = channel, False
+        self._channel.begin(self.size, self.dropouts)
+        self.present = list(range(holders))
+        numbers = [holders, dropouts, colluders]
+        if any(each != numbers for each in self.tell_all(numbers)):
+            raise ConfigurationError(_OTHER_NUMBERS)
+        set_torch_states(self.agreed_states())
+
+    @property
+    def note(self) -> str:
+        """For the ledger: towards whom the guarantee holds."""
+        numbers = {"dropouts": self.dropouts, "colluders": self.colluders}
+        return self._channel.note.format(holders=self.size, **numbers)
+
+    @property
+    def noise_factor(self) -> float:
+        """The noise in the sums where nobody drops out, over that which the guarantee counts."""
+        return math.sqrt(self.size / self.honest)
+
+    def tell_all(self, numbers: list[int]) -> list[list[int]]:
+        """A few numbers of each holder that is present, to all."""
+        said = self._talk([int(each) for each in numbers])
+        for holder, each in said.items():
+            counted = isinstance(each, list) and all(type(number) is int for number in each)
+            if not counted or len(each) != len(numbers):
+                raise ClusterError(_UNREADABLE.format(holder=holder))
+        return [said[holder] for holder in self.present]
+
+    def exchange(self, public: Any) -> list[Any]:
+        """Something public of each holder, to all; by rank.
+
+        :raises ClusterError: one is missing.
+        """
+        said = self._talk(public)
+        for holder in range(self.size):
+            if holder not in said:
+                raise ClusterError(_ABSENT.format(holder=holder))
+        return [said[holder] for holder in range(self.size)]
+
+    def agreed_states(self) -> list[Tensor]:
+        """Of torch's generators, from random numbers of all holders."""
+        numbers = self.exchange(int.from_bytes(os.urandom(8), "little"))
+        seed = hashlib.sha256(repr(numbers).encode()).digest()[:8]
+        with forked_rng():
+            torch.manual_seed(int.from_bytes(seed, "little") >> 1)
+            return torch_states()
+
+    def add(self, upload: Tensor) -> Tensor:
+        """The sum of what all present holders upload.
+
+        :param upload: sums with this holder's share of the noise, in int64, of any size.
+        """
+        with self._in_step():
+            total, present = self._channel.add(upload.cpu().numpy())
+        self._left(present)
+        return torch.from_numpy(total)
+
+    def leave(self) -> None:
+        """Say that this holder is done; a lost line is none of its business any more."""
+        if not self._over:
+            self._over = True
+            with contextlib.suppress(ClusterError):
+                self._channel.leave()
+
+    def _talk(self, public: Any) -> dict[int, Any]:
+        own = io.BytesIO()
+        torch.save(public, own)
+        with self._in_step():
+            said = self._channel.talk(own.getvalue())
+        self._left(list(said))
+        return {holder: _read(holder, content) for holder, content in said.items()}
+
+    def _left(self, present: list[int]) -> None:
+        if len(present) < self.size - self.dropouts or not set(present) <= set(self.present):
+            raise ClusterError(_TOO_FEW.format(left=len(present)))
+        self.present = sorted(present)
+
+    @contextlib.contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Who is interrupted within is out of step with the others, for good."""
+        if self._over:
+            raise ClusterError(_OVER)
+        try:
+            yield
+        except ClusterError:
+            raise
+        except BaseException:
+            self._over = True
+            raise
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigurationError("A Federation belongs to its process: make one in each.")
+
+    def __repr__(self) -> str:
+        return (
+            f"Federation(index={self.rank}, holders={self.size}, dropouts={self.dropouts}, "
+            f"colluders={self.colluders})"
+        )
+
+
+def _read(holder: int, content: bytes) -> Any:
+    """What a holder sent: plain values and tensors, and no code."""
+    try:
+        return torch.load(io.BytesIO(content), weights_only=True)
+    except Exception as error:
+        raise ClusterError(_UNREADABLE.format(holder=holder)) from error

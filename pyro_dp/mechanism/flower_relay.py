@@ -1,0 +1,133 @@
+"""What Flower runs at a holder: a relay between its messages and the process that has the data.
+
+In Flower the server asks, and what answers is a new process for each message. A holder's fit is one
+process that keeps its data. So the fit listens at a local socket, as a
+:class:`~pyro_dp.mechanism.flower_line.FlowerLine`, and a relay brings it what the aggregator
+answered and takes its next message. Bytes go over the socket, with their length before them; no
+object is unpickled at either end.
+
+This module imports nothing of the package, so that it can be loaded alone: torch would take seconds
+in each round.
+"""
+
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+
+NAME = "line"  # of what a Flower message holds
+# With what a relay comes: the first message is wanted, an answer, the last one, why there is none.
+BEGIN, ANSWER, LAST, FAILED = b"B", b"A", b"L", b"F"
+LONGEST = 2**31 - 2**16  # bytes: Flower carries objects below 2 GiB
+_INDEX_BYTES = 8
+
+
+def client_app() -> "ClientApp":
+    """Flower's ClientApp of a holder: a relay to the holder's process, and nothing else.
+
+    The SuperNode says where that listens: ``--node-config 'line="/run/fit/line"'``. Where that
+    process is gone, or sends nothing in time, Flower gets an error in place of a reply.
+    """
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    def relay(message: "Message", context: "Context") -> "Message":
+        address = context.node_config.get("line")
+        if not isinstance(address, str):
+            raise ValueError("This SuperNode has no line: start it with --node-config 'line=...'")
+        sent: Any = message.content.config_records[NAME]
+        index, said = carry(address, sent["kind"], sent["answer"], sent["timeout"])
+        return Message(content(index=index, message=said), reply_to=message)
+
+    app.train()(relay)
+    return app
+
+
+def content(**values: bytes | float) -> "RecordDict":
+    """The content of a Flower message."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    return RecordDict({NAME: ConfigRecord(dict(values))})
+
+
+def carry(address: str, kind: bytes, answer: bytes, timeout: float) -> tuple[int, bytes]:
+    """Bring an answer to a holder, and take its next message.
+
+    :param kind: BEGIN waits for the holder's process to come; after LAST and FAILED there is no
+        next message, and it is empty.
+    :param timeout: in seconds, for all of it.
+    :returns: the holder's index and message.
+    :raises OSError: its process is gone, or sent nothing in time.
+    """
+    deadline = time.monotonic() + timeout
+    with _call(address, deadline, patient=kind == BEGIN) as line:
+        send(line, kind + answer, deadline)
+        if kind in (LAST, FAILED):
+            return 0, b""
+        found = receive(line, deadline)
+    return int.from_bytes(found[:_INDEX_BYTES], "big"), found[_INDEX_BYTES:]
+
+
+def deliver(line: socket.socket, index: int, message: bytes, deadline: float) -> None:
+    """Give a waiting relay the next message of a holder."""
+    send(line, index.to_bytes(_INDEX_BYTES, "big") + message, deadline)
+
+
+def send(line: socket.socket, said: bytes, deadline: float) -> None:
+    """:raises OSError: the other end is gone, or did not take it in time."""
+    line.settimeout(left(deadline))
+    line.sendall(len(said).to_bytes(8, "big"))
+    line.settimeout(left(deadline))
+    line.sendall(said)
+
+
+def receive(line: socket.socket, deadline: float) -> bytes:
+    """:raises OSError: the other end is gone, or sent nothing, or no message, in time."""
+    size = int.from_bytes(_exactly(line, 8, deadline), "big")
+    if size > LONGEST:
+        raise ConnectionError("what came over the line is no message")
+    return bytes(_exactly(line, size, deadline))
+
+
+def left(deadline: float) -> float:
+    """:returns: seconds, above 0.
+    :raises TimeoutError: there are none.
+    """
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError("nothing came in time")
+    return seconds
+
+
+def _call(address: str, deadline: float, patient: bool) -> socket.socket:
+    while True:
+        line = socket.socket(socket.AF_UNIX)
+        try:
+            line.settimeout(left(deadline))
+            line.connect(address)
+            return line
+        except (FileNotFoundError, ConnectionRefusedError):
+            line.close()
+            if not patient:
+                raise
+        except BaseException:
+            line.close()
+            raise
+        time.sleep(min(0.2, left(deadline)))
+
+
+def _exactly(line: socket.socket, size: int, deadline: float) -> bytearray:
+    found = bytearray(size)
+    rest = memoryview(found)
+    while rest:
+        line.settimeout(left(deadline))
+        count = line.recv_into(rest)
+        if not count:
+            raise ConnectionError("the other end of the line was closed")
+        rest = rest[count:]
+    return found

@@ -1,0 +1,302 @@
+"""The steps of one inference in several processes or at several owners: who says what, and when.
+
+The hard part of several is not the sum, but that nobody waits for what never comes. So there is one
+rule: *whatever leads to a collective is agreed by an agreement first*. An agreement is one small
+message of each rank to all, always of the same form, and so a rank may say something else than the
+others expect: that it needs to look at its data anew, that a callback stopped it, that it failed.
+Who fails, wherever that is, says so in the next agreement, and no other collective begins.
+
+A rank whose arguments or model changed says so in the agreement. Then all leave the step undone,
+begin it again, and look at their data together.
+
+How sums become a release is for the processes of a cluster (:mod:`pyro_dp.mechanism.ranks`) and for
+the holders of a federation (:mod:`pyro_dp.mechanism.holders`).
+"""
+
+import abc
+import contextlib
+import enum
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyro_dp.accounting.events import Event
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.utils.errors import ClusterError
+from pyro_dp.utils.rng import set_torch_states, torch_states
+
+T = TypeVar("T")
+_LOOKS = 10  # at data, in a step
+_EVER_NEW = "A rank has looked at new data again and again: pass the same tensors in each step."
+_ELSEWHERE = (
+    "The ranks are not at the same place of the run: all must make the same calls, run() or "
+    "step(), in the same order, on the same inference. (After a state: load it on every rank.)"
+)
+_OTHER = (
+    "{name} differs between ranks: all must run the same script with the same settings, and load "
+    "the same state."
+)
+_DIFFER = {
+    1: "The release differs between ranks, in its noise, its rate or its blocks: all must run the "
+    "same script, with the same settings.",
+    2: "The parameters, or tensors that are constants of the model, differ between ranks. Make the "
+    "Cluster before model and guide, so that all start at equal values; load the same state on "
+    "all; and change no parameter on one rank alone. (Different processors or versions of torch "
+    "can round differently: use the same.)",
+    3: "The public draws differ between ranks: model and guide must draw the same there, and none "
+    "of it may depend on the rank or its data.",
+}
+
+
+class Says(enum.IntEnum):
+    """In an agreement. Where ranks differ, the least counts."""
+
+    FAILED = 0
+    STOPPED = 1
+    LOOKS_ANEW = 2
+    READY = 3
+    EXCHANGES = 4
+    HAS = 5  # and more: what is compared by number
+
+
+class Stopped(ClusterError):
+    """A callback stopped the run on some rank."""
+
+
+class _LooksAnew(Exception):
+    """A rank must look at its data anew, and all do: the step begins again."""
+
+
+class Group(Protocol):
+    """Those who talk: what one of them says reaches all.
+
+    :ivar rank: of this one, from 0.
+    """
+
+    rank: int
+
+    def tell_all(self, numbers: list[int]) -> list[list[int]]:
+        """A few numbers of each, the same number of them, to all; by rank."""
+
+    def exchange(self, public: Any) -> list[Any]:
+        """Something public of each, to all; by rank."""
+
+
+class Peers(abc.ABC):
+    """One inference on all ranks, seen from one of them.
+
+    :param group: of the ranks.
+    """
+
+    own_ledgers = False  # whether each rank counts for itself
+    noise_factor = 1.0  # of the noise in the sums, over that which the guarantee counts
+
+    def __init__(self, group: Group):
+        self._group = group
+        self._draws: list[Tensor] | None = None  # of public draws, from the first look on
+        self._asked = False  # whether another rank is waiting for a common look
+        self.due = False  # whether this one needs one, as a state was loaded
+        self._depth = 0
+        self._told: BaseException | None = None  # an error of which all know
+        self._began = self._longest = 0.0
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first rank."""
+        return self.rank == 0
+
+    @property
+    def counts(self) -> bool:
+        """Whether the accountant of this rank counts."""
+        return self.leads or self.own_ledgers
+
+    @property
+    @abc.abstractmethod
+    def note(self) -> str:
+        """For the ledger: towards whom the guarantee holds."""
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Within: all ranks learn where one fails."""
+        if self._depth:
+            yield
+            return
+        self._depth += 1
+        try:
+            yield
+        except (ClusterError, _LooksAnew):
+            raise
+        except BaseException as error:
+            # That the others cannot be told, they find out; this one has an error of its own.
+            if error is not self._told:
+                with contextlib.suppress(ClusterError):
+                    self._agree(Says.FAILED, error=error)
+            raise
+        finally:
+            self._depth -= 1
+
+    def step(self, step: Callable[[], T]) -> T:
+        """Do this, a step or a part of it; again, where a rank must look at its data first."""
+        with self.together():
+            for _ in range(_LOOKS):
+                self._began = time.perf_counter()
+                with contextlib.suppress(_LooksAnew), self._public_draws():
+                    return step()
+                self._asked = True
+            raise ClusterError(_EVER_NEW)
+
+    @contextlib.contextmanager
+    def _public_draws(self) -> Iterator[None]:
+        """The global generators are the cluster's; what is left undone has drawn nothing."""
+        own, before = torch_states(), self._draws
+        if before is not None:
+            set_torch_states(before)
+        try:
+            yield
+            if self._draws is not None:
+                self._draws = torch_states()
+        except BaseException:
+            self._draws = before
+            raise
+        finally:
+            set_torch_states(own)
+
+    def look_anew(self, needed: bool) -> bool:
+        """Whether all ranks look at their data anew, now: where this one needs it, or another."""
+        needed, self.due = needed or self.due, False
+        if not (needed or self._asked):
+            return False
+        if not self._asked and Says.STOPPED in self._agree(Says.LOOKS_ANEW):
+            raise Stopped(_ELSEWHERE)
+        self._asked = False
+        return True
+
+    def common(self, settings: dict[str, Any], of_first: T) -> T:
+        """What rank 0 gives, on all; from here on public draws agree.
+
+        :param settings: that all must have in common.
+        :raises ClusterError: one of them differs between ranks; names it.
+        """
+        given = self.exchange((settings, torch_states(), of_first) if self.leads else (settings,))
+        self._require_equal(settings, [each[0] for each in given])
+        _, self._draws, of_first = given[0]
+        assert self._draws is not None
+        set_torch_states(self._draws)
+        return of_first
+
+    @staticmethod
+    def _require_equal(settings: dict[str, Any], given: list[dict[str, Any]]) -> None:
+        """:raises ClusterError: a setting differs between ranks; names it."""
+        for name, value in settings.items():
+            if any(each.get(name) != value for each in given):
+                raise ClusterError(_OTHER.format(name=name))
+
+    def exchange(self, public: Any) -> list[Any]:
+        """Something public of each rank, by rank."""
+        if set(self._agree(Says.EXCHANGES)) != {Says.EXCHANGES}:
+            self._say_elsewhere()
+        return self._group.exchange(public)
+
+    def all_have(self, kind: type | None) -> bool:
+        """Whether all ranks have such a thing, and none has another one."""
+        name = "" if kind is None else kind.__qualname__
+        said = self._agree(Says.HAS + zlib.crc32(name.encode()))
+        if min(said) < Says.HAS:
+            self._say_elsewhere()
+        return kind is not None and len(set(said)) == 1
+
+    def stop(self) -> None:
+        """A callback stopped the run here: it does so everywhere."""
+        with self.together():
+            self._agree(Says.STOPPED)
+
+    def agreed_noise(self, noise_multiplier: float) -> float:
+        """That of all ranks, where each has calibrated it to what is left of its budget."""
+        return noise_multiplier
+
+    @abc.abstractmethod
+    def add_up(
+        self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor]
+    ) -> None:
+        """Before a release: all agree on it, and the sum is made ready for it.
+
+        :param clipped: sums of this rank.
+        :param event: that will be recorded.
+        :param public: parameters, and whatever else the release depends on.
+        """
+
+    @abc.abstractmethod
+    def released(
+        self, make: Callable[[], list[Tensor]], clipped: ClippedSum, event: Event
+    ) -> list[Tensor]:
+        """What is released, on all ranks.
+
+        :param make: records the event and adds noise.
+        :param clipped: what is released.
+        """
+
+    def warnings(self) -> list[Warning]:
+        """Of a run."""
+        return []
+
+    def _agree_on(
+        self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor], own: float
+    ) -> None:
+        """All are ready to add up, and have in common all that is public.
+
+        :param own: seconds that this rank computed, if all may know.
+        """
+        settings = f"{event} of step {step} {clipped.blocks}"
+        digests = zlib.crc32(settings.encode()), _digest(public), _digest(torch_states())
+        said = self._agree(Says.READY, *digests, int(1e6 * own))
+        if Says.STOPPED in said:
+            raise Stopped("A callback stopped the run on another rank.")
+        if Says.LOOKS_ANEW in said:
+            raise _LooksAnew
+        if set(said) != {Says.READY}:
+            self._say_elsewhere()
+
+    def _agree(self, says: int, *digests: int, error: BaseException | None = None) -> list[int]:
+        """What each rank says.
+
+        :raises ClusterError: one failed, or not all are at the same place.
+        """
+        numbers = [says, *digests, *[0] * (4 - len(digests))]
+        said = self._group.tell_all(numbers)
+        failed = [rank for rank, each in enumerate(said) if each[0] == Says.FAILED]
+        if failed:
+            self._say_failed(failed, error)
+        if digests and all(each[0] == says for each in said):
+            for place, text in _DIFFER.items():
+                if len({each[place] for each in said}) > 1:
+                    raise ClusterError(text)
+        self._longest = 1e-6 * max(each[4] for each in said)
+        return [each[0] for each in said]
+
+    @abc.abstractmethod
+    def _say_failed(self, ranks: list[int], error: BaseException | None) -> None:
+        """
+        :param ranks: that failed.
+        :param error: that is known to this rank, if it is one of them.
+        :raises ClusterError: on the ranks that did not fail.
+        """
+
+    @staticmethod
+    def _say_elsewhere() -> None:
+        raise ClusterError(_ELSEWHERE)
+
+
+def _digest(tensors: Sequence[Tensor]) -> int:
+    found = 0
+    for each in tensors:
+        flat = each.detach().cpu().contiguous().reshape(-1)
+        found = zlib.crc32(flat.view(torch.uint8).numpy().tobytes(), found)
+    return found

@@ -1,0 +1,185 @@
+"""Sums of which nobody sees a part: Shamir's secret sharing among the holders, by MPyC.
+
+The protocol is the textbook's (Shamir 1979, How to share a secret; its use for sums: Ben-Or,
+Goldwasser & Wigderson 1988), and the implementation MPyC's, whose shares come from the operating
+system's generator and are elements of a prime field. Each holder splits its upload into K shares of
+which K - 1 are uniform whatever the upload is, and sends one to each; each adds up the shares that
+it got, and tells all the result; K results make the total. So K - 1 holders together see of the
+last one's upload what the total tells them, and no more, also where they break the rules, for
+nothing that a holder sends depends on more than its upload, fresh random numbers, and sums of the
+shares that it was sent. A holder that breaks the rules can make the total wrong. (The total is that
+of integers, not modulo 2^64: it also tells how often sums of 2^33 records and more have wrapped.)
+"""
+
+import asyncio
+import functools
+import importlib
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pyro_dp.mechanism.federation import Numbers
+from pyro_dp.utils.errors import ClusterError, ConfigurationError
+from pyro_dp.utils.validation import require_count, require_flag, require_number
+
+T = TypeVar("T")
+_LONGEST = 1e6  # seconds
+_PRIME = 2**89 - 1  # sums of 2^24 integers of 64 bits do not wrap
+_BYTES = 8  # of what is said, in a number
+_MOST = 2**32  # twice the bytes, or numbers, in a message
+_ELSEWHERE = (
+    "The holders are not at the same place of the run, or one of them failed: all must make the "
+    "same calls, in the same order, on the same inference. Nothing was opened."
+)
+_NO_MPYC = (
+    "ShamirSums needs MPyC: pip install 'pyro_dp[federated]'. (AtTrustedAggregator does without, "
+    "and needs somebody whom all holders trust.)"
+)
+_LOST = (
+    "Holder {index} lost the others while {doing}: one of them died, stopped, or computed longer "
+    "than timeout={timeout:g} seconds ({kind}). What the ledger counts may have been released. "
+    "Start all anew, with journals and the last states."
+)
+
+
+class ShamirSums:
+    """A channel of a :class:`~pyro_dp.federated.Federation` in which holders add up by themselves.
+
+    Nobody sees a holder's upload, only the total; there is no aggregator. All K holders must stay:
+    with ``dropouts`` it is refused.
+
+    :param addresses: "host:port" of each holder, the same list for all; each listens at its own.
+    :param index: of this holder among them.
+    :param encrypted: connections are by TLS, both sides with certificates, which MPyC reads from
+        the folder ``.config``: ``party_<index>.crt`` and ``.key`` and ``mpyc_ca.crt``, the
+        certificate of "MPyC party <index>". False: anybody on the way can read and change what is
+        sent, all shares of an upload among it: for one machine.
+    :param timeout: in seconds: so long does a holder wait for the others; longer than a step.
+    :raises ConfigurationError: MPyC is not installed, or an argument is out of range.
+    :raises ClusterError: the others did not come within the timeout.
+    """
+
+    note = (
+        "Sums of {holders} holders, each with a share of the noise, were added up by secret "
+        "sharing (at most {dropouts} absent, {colluders} colluding holders)."
+    )
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        index: int,
+        *,
+        encrypted: bool = True,
+        timeout: float = 600.0,
+    ):
+        self._addresses = list(addresses)
+        if len(self._addresses) < 2:
+            raise ConfigurationError("addresses: there must be two holders at least.")
+        self.index = require_count("index", index, least=0)
+        if self.index >= len(self._addresses):
+            raise ConfigurationError("index must be less than the number of addresses.")
+        self._timeout = require_number("timeout", timeout, above=0.0, below=_LONGEST)
+        self._lost = False
+        self._party = _party(self._addresses, self.index, require_flag("encrypted", encrypted))
+        self._field = self._party.SecFld(_PRIME)
+        self._heard("meeting", self._party.start())
+
+    def begin(self, holders: int, dropouts: int) -> None:
+        if holders != len(self._addresses):
+            raise ConfigurationError("holders must be the number of addresses.")
+        if dropouts:
+            raise ConfigurationError(
+                "dropouts must be 0: shares of who is absent are lacking in the total. "
+                "(AtTrustedAggregator goes on without some.)"
+            )
+
+    def talk(self, public: bytes) -> dict[int, bytes]:
+        """What is said to all is shared and opened as well: MPyC's messages to one would be pickles
+        of Python objects, which must never be read from others.
+        """
+        lengths = self._sizes(len(public), adds=False)
+        length = max(lengths) + _BYTES
+        padded = public.ljust(length - length % _BYTES, b"\0")
+        said = self._opened(np.frombuffer(padded, "<u8").tolist(), "talking")
+        found = {}
+        for holder, (each, size) in enumerate(zip(said, lengths, strict=True)):
+            content = b"".join((int(number) % 2**64).to_bytes(_BYTES, "little") for number in each)
+            found[holder] = content[:size]
+        return found
+
+    def add(self, upload: Numbers) -> tuple[Numbers, list[int]]:
+        if len(set(self._sizes(upload.size, adds=True))) > 1:
+            raise ClusterError("The uploads of the holders differ in size: nothing was opened.")
+        own = [self._field(number % _PRIME) for number in upload.tolist()]
+        parts = self._party.input(own)
+        total = functools.reduce(self._party.vector_add, parts)
+        opened = self._heard("adding up", _awaited(self._party.output(total)))
+        return np.array([_in_64_bits(int(each)) for each in opened], np.int64), self._all
+
+    def leave(self) -> None:
+        """Connections are closed without MPyC's farewell, which is a pickle."""
+        self._heard("leaving", self._party.__aexit__(ClusterError, None, None))
+
+    @property
+    def _all(self) -> list[int]:
+        return list(range(len(self._addresses)))
+
+    def _sizes(self, own: int, *, adds: bool) -> list[int]:
+        """What each holder is about to send, if all are about to do the same.
+
+        :raises ClusterError: they are not.
+        """
+        said = [int(each[0]) for each in self._opened([2 * own + adds], "agreeing")]
+        if any(each % 2 != adds or each > _MOST for each in said):
+            raise ClusterError(_ELSEWHERE)
+        return [each // 2 for each in said]
+
+    def _opened(self, numbers: list[int], doing: str) -> list[list[Any]]:
+        """These of each holder, equally many, to all."""
+        shared = self._party.input([self._field(number) for number in numbers])
+        flat = [each for own in shared for each in own]
+        opened = self._heard(doing, _awaited(self._party.output(flat)))
+        size = len(numbers)
+        return [opened[holder * size : (holder + 1) * size] for holder in self._all]
+
+    def _heard(self, doing: str, what: Coroutine[Any, Any, T]) -> T:
+        text = _LOST.format(index=self.index, doing=doing, timeout=self._timeout, kind="{kind}")
+        if self._lost:
+            what.close()
+            raise ClusterError(text.format(kind="before"))
+        try:
+            return self._party.run(asyncio.wait_for(what, self._timeout))  # type: ignore[no-any-return]
+        except BaseException as error:
+            self._lost = True
+            if isinstance(error, Exception):
+                raise ClusterError(text.format(kind=type(error).__name__)) from error
+            raise
+
+
+def _party(addresses: list[str], index: int, encrypted: bool) -> Any:
+    """MPyC's runtime, which reads its settings from the command line."""
+    given = [part for address in addresses for part in ("-P", address)]
+    given += ["-I", str(index), "--no-log", *(["--ssl"] if encrypted else [])]
+    before, sys.argv = sys.argv, ["", "--no-log"]
+    try:
+        runtime = importlib.import_module("mpyc.runtime")  # sets one up, for itself
+        sys.argv = ["", *given]
+        party = runtime.setup()
+    except ImportError:
+        raise ConfigurationError(_NO_MPYC) from None
+    finally:
+        sys.argv = before
+    party.threshold = len(addresses) - 1  # of sums alone, which need no majority
+    return party
+
+
+async def _awaited(future: Any) -> Any:
+    return await future
+
+
+def _in_64_bits(element: int) -> int:
+    """A sum of integers of 64 bits, as integers modulo 2^64 have it."""
+    signed = element if element <= _PRIME // 2 else element - _PRIME
+    return (signed + 2**63) % 2**64 - 2**63

@@ -1,0 +1,139 @@
+"""What holders of data and the aggregator that they trust say to each other, and the aggregator.
+
+All speak in rounds: each holder sends one message, waits, and gets one answer. A message is a line
+of JSON and bytes after it:
+
+* ``talk``: something public, which all get, by holder;
+* ``add``: 64-bit integers, a holder's sum with its share of the noise; all get the total, modulo
+  2^64, and the aggregator keeps nothing;
+* ``leave``: the last message.
+
+The aggregator reads no more of a message than this; holders read what others say as plain values
+and tensors (``torch.load(weights_only=True)``), never as code.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import require_count, require_number
+
+_LONGEST = 1e6  # seconds
+NUMBERS = np.dtype("<i8")
+
+
+@dataclass(frozen=True)
+class Message:
+    """
+    :param kind: "talk", "add" or "leave"; of an answer also "failed", with the reason in ``facts``.
+    :param facts: numbers and texts.
+    :param content: what follows the line.
+    """
+
+    kind: str
+    facts: Mapping[str, Any]
+    content: bytes = b""
+
+    def packed(self) -> bytes:
+        return json.dumps({"kind": self.kind, **self.facts}).encode() + b"\n" + self.content
+
+    @staticmethod
+    def read(data: bytes) -> "Message":
+        """:raises ValueError: it is none."""
+        line, mark, content = data.partition(b"\n")
+        facts = json.loads(line)
+        if not (mark and isinstance(facts, dict) and isinstance(facts.get("kind"), str)):
+            raise ValueError
+        return Message(facts.pop("kind"), facts, content)
+
+    def numbers(self) -> NDArray[np.int64]:
+        """:raises ValueError: its content is not of 64-bit integers."""
+        return np.frombuffer(self.content, NUMBERS).astype(np.int64)
+
+
+class TrustedAggregator:
+    """Adds up what K holders of data send, and opens nothing but the total.
+
+    **It is trusted.** It sees each holder's sum under that holder's share of the noise, which is
+    less noise than the guarantee has: who runs it must be somebody to whom every holder would show
+    such numbers, a trusted third party, and the lines to it must be encrypted. It sees no record,
+    needs no ledger, and can neither draw more from a holder than its accountant allows, nor
+    choose what holders compute. Whether what comes from it is the true total, nobody checks.
+
+    Once a holder has stayed away it is left out for good. Where fewer than ``holders - dropouts``
+    are left, nothing more is opened: their shares of the noise would be too little.
+
+    :param holders: K, at least 2.
+    :param dropouts: t: so many may stay away. The holders must have been told the same numbers.
+    :param timeout: in seconds: so long does a round wait for messages.
+    :raises ConfigurationError: one is out of range.
+    """
+
+    def __init__(self, holders: int, dropouts: int = 0, timeout: float = 600.0):
+        self.holders = require_count("holders", holders, least=2)
+        self.dropouts = require_count("dropouts", dropouts, least=0)
+        self.timeout = require_number("timeout", timeout, above=0.0, below=_LONGEST)
+        if dropouts > holders - 2:
+            raise ConfigurationError("dropouts: at least two holders must be left to add up.")
+        self._left = set(range(holders))
+        self._closed = False
+
+    @property
+    def done(self) -> bool:
+        """Whether nobody is left."""
+        return self._closed or not self._left
+
+    def answer(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+        """One round.
+
+        :param messages: of the holders that are there, by their index from 0 to K - 1.
+        :returns: the answer to each.
+        """
+        there = {index: _read(each) for index, each in messages.items() if index in self._left}
+        self._left &= there.keys()
+        leaving = [index for index, each in there.items() if each.kind == "leave"]
+        self._left -= set(leaving)
+        stay = {index: there[index] for index in sorted(self._left)}
+        if stay and len(stay) < self.holders - self.dropouts:
+            self._closed = True
+        answer = self._failed("too few") if self._closed else self._answer(stay)
+        said = dict.fromkeys(messages, self._failed("left out")) | dict.fromkeys(stay, answer)
+        said |= dict.fromkeys(leaving, Message("leave", {}))
+        return {index: each.packed() for index, each in said.items()}
+
+    def _answer(self, stay: Mapping[int, Message]) -> Message:
+        """To all that stay: at least as many as must be there."""
+        present = {"present": list(stay)}
+        if all(each.kind == "talk" for each in stay.values()):
+            sizes = [len(each.content) for each in stay.values()]
+            content = b"".join(each.content for each in stay.values())
+            return Message("talk", present | {"sizes": sizes}, content)
+        if not all(each.kind == "add" for each in stay.values()):
+            return self._failed("mixed")
+        own = {"holders": self.holders, "dropouts": self.dropouts}
+        if any(each.facts != own for each in stay.values()):
+            return self._failed("other numbers")
+        if len({len(each.content) for each in stay.values()}) > 1:
+            return self._failed("mixed")
+        total = np.zeros(len(next(iter(stay.values())).content) // NUMBERS.itemsize, np.int64)
+        for each in stay.values():
+            total += each.numbers()  # modulo 2^64, as the holders' sums are
+        return Message("add", present, total.astype(NUMBERS).tobytes())
+
+    def _failed(self, reason: str) -> Message:
+        return Message("failed", {"reason": reason, "left": len(self._left)})
+
+
+def _read(data: bytes) -> Message:
+    try:
+        message = Message.read(data)
+        if message.kind == "add":
+            message.numbers()
+    except (ValueError, RecursionError):
+        return Message("damaged", {})
+    return message

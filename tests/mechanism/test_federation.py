@@ -1,0 +1,553 @@
+"""Several owners: the posterior of one, shares of the noise, and nothing else leaves a holder.
+
+What needs processes is in federation_runs.py, which runs once.
+"""
+
+import functools
+import io
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import federation_runs
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from cluster_runs import data, make
+from pyro.infer.autoguide import AutoNormal
+from scipy.stats import kstest
+
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    ClusterError,
+    ConfigurationError,
+    ModelError,
+    PrivacyAccountant,
+    SubsampledGaussian,
+)
+from pyro_dp.auditing import audit
+from pyro_dp.federated import AtTrustedAggregator, Federation, ShamirSums, TrustedAggregator
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.fixed_point import FixedPointSum
+from pyro_dp.mechanism.holders import Holders
+from pyro_dp.mechanism.peers import _LooksAnew
+from pyro_dp.mechanism.system_random import SystemGenerator
+from pyro_dp.mechanism.trusted_aggregator import Message
+from pyro_dp.records.arguments import argument_names
+from pyro_dp.records.shards import find_shards
+
+_UNITS = 2.0**30
+
+
+@functools.cache
+def results():
+    script = Path(federation_runs.__file__)
+    trials = [each.__name__ for each in federation_runs.TRIALS]
+    done = subprocess.run([sys.executable, str(script), *trials], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def noisy(size, sigma, shares, add, value=0.0):
+    """A release of one owner, whose sum is the value in each coordinate."""
+    clipped = FixedPointSum([Block(size, 1.0)])
+    clipped.add_sums([torch.full((size,), int(value * _UNITS))])
+    clipped.in_shares(shares, add)
+    clipped.require_noise([sigma])
+    return clipped._noisy([sigma], SystemGenerator())[0]
+
+
+class TestHolders:
+    def test_they_find_what_one_process_finds(self):
+        """With equal noise: one share has it all. A holder may have no records."""
+        found = results()["equality"]
+        one, *others = found["one process"], *found["holders"]
+        assert len(others) == 3
+        for own in others:
+            assert own.keys() == one.keys()
+            for method, values in one.items():
+                assert own[method] == pytest.approx(values, rel=0, abs=1e-9), method
+
+    def test_nothing_set(self):
+        first, *others = results()["nothing_set"]
+        assert all(each == first for each in others)
+        assert first["releases"] > 5 and 0.99 < first["epsilon"] <= 1.0
+        assert first["noise factor"] == pytest.approx(math.sqrt(3))
+
+    def test_what_leaves_them_has_a_share_of_the_noise(self):
+        """Each release, each holder, each number: 5 x 3 x 2 and more draws of their own."""
+        found = results()["uploads"]
+        shares = []
+        for release, uploads in enumerate(found["uploads"]):
+            for index, upload in uploads.items():
+                sent = np.frombuffer(bytes.fromhex(upload), "<i8")
+                own = found["holders"][int(index)]
+                shares += list((sent - own["exact"][release]) / _UNITS)
+        assert len(shares) >= 30 and len(set(shares)) == len(shares)
+        # Blocks differ in their part of the cost: at least a share of sigma, below four times it.
+        assert 0.6 < np.std(shares) / own["sigma"] < 4.0
+
+    def test_each_counts_for_itself(self):
+        for own in results()["uploads"]["holders"]:
+            assert own["counted"] == 5 and 0.99 < own["epsilon"] <= 1.0
+            notes = " ".join(own["notes"])
+            assert "3 holders" in notes and "trusted aggregator" in notes
+
+    def test_how_long_they_compute_is_not_told(self):
+        assert results()["uploads"]["told"] == [0]
+
+    def test_one_that_drops_out(self):
+        first, second, lost = results()["dropouts"]["one"]
+        assert lost is None
+        for each in (first, second):
+            assert each["said"] is None and each["steps"] == 6
+            assert "Of the 3 holders 2 stayed" in each["told"][0]
+            # The journal has each release before it is uploaded.
+            assert each["calls"] == list(range(1, 8)) and each["counted"] == 7
+
+    def test_more_than_may_drop_out(self):
+        first, *lost = results()["dropouts"]["two"]
+        assert lost == [None, None]
+        assert "Only 1 holders are left" in first["said"]
+        assert (first["steps"], first["counted"]) == (1, 3)
+
+    def test_they_go_on_after_a_crash(self):
+        """One journal counts a release more than its state: all add noise for its budget."""
+        before, after, _ = results()["resumed"]
+        assert before[0] == before[1] == before[2]
+        (found, _, sigma, _), *others = after
+        assert all(each[0] == found and each[2] == sigma for each in others)
+        assert sigma > before[0]
+        assert [each[3] for each in after] == [5, 6, 5]
+        assert all(each[1] <= 1.0 for each in after) and after[1][1] > 0.99
+
+    def test_one_that_loads_a_state_of_a_smaller_ledger(self):
+        (found, _, sigma), *others = results()["resumed"][2]
+        assert all(each[0] == found and each[2] == sigma for each in others)
+
+    def test_a_budget_of_ones_own(self):
+        """Nobody pays for a release that one of them refuses."""
+        first, second = results()["refusals"]["budget"]
+        assert first[0].startswith("ClusterError: Holder 1 failed")
+        assert second[0].startswith("PrivacyBudgetExceeded: ")
+        assert first[1:] == second[1:] and first[1] > 2
+
+    def test_noise_is_that_of_the_smallest_budget(self):
+        first, second = results()["refusals"]["calibrated"]
+        assert first == second and first[:3] == [None, 5, 4]
+        assert first[3] > 5.0  # of a budget of 3 it would be 3.9
+
+    def test_others_do_not_learn_what_an_error_says(self):
+        first, second = results()["refusals"]["broken"]
+        assert first[0].startswith("ClusterError: Holder 1 failed")
+        assert "NaN" not in first[0] and "NaN" in second[0]
+        assert first[1] == second[1] == 0
+
+    def test_settings_that_differ(self):
+        for kind, text in (("other_numbers", "colluders differ"), ("other_settings", "num_steps")):
+            for said in results()["refusals"][kind]:
+                assert text in " ".join(map(str, said))
+
+
+class TestShamirSums:
+    def test_the_posterior_is_that_of_one_process(self):
+        found = results()["shamir"]
+        for own, notes in found["fit"]:
+            assert own == pytest.approx(found["alone"], rel=0, abs=1e-9)
+            assert any("secret sharing" in each and "2 colluding" in each for each in notes)
+
+    def test_totals_are_exact(self):
+        for each in results()["shamir"]["sends"]:
+            assert each["total"] == [2**62 + 7 - 2**63] * 400
+            assert each["present"] == [0, 1, 2]
+
+    def test_all_others_together_see_uniform_numbers(self):
+        """Each share, and what a line through two of the three says of the upload."""
+        for index, each in enumerate(results()["shamir"]["sends"]):
+            shares = {int(other) + 1: np.array(own) for other, own in each["shares"].items()}
+            assert len(shares) == 2 and (index + 1) not in shares
+            (one, first), (two, second) = shares.items()
+            # The line at zero, times two - one, which is 1 or 2.
+            guessed = (two * first - one * second) % 1.0
+            for numbers in (first, second, (first + second) % 1.0, guessed):
+                assert len(numbers) == 400 and kstest(numbers, "uniform").pvalue > 1e-8
+
+    def test_sizes_that_differ_open_nothing(self):
+        for each in results()["shamir"]["sends"]:
+            first, second = each["refused"]
+            assert "nothing was opened" in first and "not at the same place" in second
+
+    def test_one_that_dies(self):
+        *others, dead = results()["shamir"]["dies"]
+        assert dead is None
+        for said in others:
+            assert len(said) == 2 and all("lost the others" in each for each in said)
+
+    @pytest.mark.parametrize(
+        ("given", "text"),
+        [
+            ((["a:1", "b:2"], 2), "index"),
+            ((["a:1", "b:2"], -1), "index"),
+            ((["a:1"], 0), "addresses"),
+        ],
+    )
+    def test_arguments_that_make_no_sense(self, given, text):
+        with pytest.raises(ConfigurationError, match=text):
+            ShamirSums(*given)
+
+    def test_what_it_does_not_carry(self):
+        channel = ShamirSums.__new__(ShamirSums)
+        channel._addresses = ["a:1", "b:2"]
+        channel.begin(2, 0)
+        with pytest.raises(ConfigurationError, match="holders"):
+            channel.begin(3, 0)
+        with pytest.raises(ConfigurationError, match="dropouts must be 0"):
+            channel.begin(2, 1)
+
+    def test_without_mpyc(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "mpyc.runtime", None)
+        with pytest.raises(ConfigurationError, match="pip install"):
+            ShamirSums(["a:1", "b:2"], 0)
+
+
+@pytest.mark.slow
+def test_the_example(tmp_path):
+    example = Path(federation_runs.__file__).parents[1] / "examples" / "federated_logistic.py"
+    addresses = federation_runs._addresses(2)
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(example.parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(example), str(index), "--plain", *addresses],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env=environment,
+        )
+        for index in range(2)
+    ]
+    said = [each.communicate(timeout=300) for each in started]
+    for out, errors in said:
+        assert "epsilon = 1.000 of 1, by 2 holders" in out, errors
+    assert said[0][0] == said[1][0]
+
+
+class TestShares:
+    def test_their_size(self):
+        """40,000 draws: a relative error of 0.0035 in the standard deviation, 6 of them."""
+        sent = []
+        noisy(40_000, 3.0, 4, lambda units: sent.append(units) or units)
+        assert (sent[0].double() / _UNITS).std().item() == pytest.approx(1.5, rel=0.021)
+
+    @pytest.mark.parametrize(
+        ("holders", "dropouts", "colluders"), [(3, 1, 1), (5, 2, 1), (4, 0, 2)]
+    )
+    def test_what_is_left_hides_a_record(self, holders, dropouts, colluders):
+        """With the drop-outs' shares missing, and the colluders' subtracted."""
+        honest = holders - dropouts - colluders
+        left = []
+        for _ in range(holders - dropouts):
+            noisy(40_000, 2.0, honest, lambda units: left.append(units) or units)
+        known = sum(left[honest:], torch.zeros_like(left[0]))
+        hidden = (sum(left) - known).double() / _UNITS
+        assert hidden.std().item() == pytest.approx(2.0, rel=0.021)
+
+    def test_sums_of_floating_point_have_none(self):
+        with pytest.raises(ConfigurationError, match="secure=True"):
+            ClippedSum([Block(1, 1.0)]).in_shares(2, lambda units: units)
+
+    def test_too_little_noise_for_a_share(self):
+        with pytest.raises(ConfigurationError, match="noise_multiplier"):
+            noisy(1, 2.0**-16, 4, lambda units: units)
+
+    @pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")
+    @pytest.mark.parametrize(("shares", "contradicts"), [(2, False), (32, True)])
+    def test_colluding_holders_learn_no_more_than_is_claimed(self, shares, contradicts):
+        """Four holders, two of whom subtract their shares; a quarter of the noise is seen."""
+        claim = PrivacyAccountant(epsilon=2.0, delta=1e-5)
+        event = SubsampledGaussian(claim.noise_multiplier(num_steps=1), sampling="full")
+        claim.record(event)
+
+        def run(record):
+            uploads = []
+            for value in (record.item(), 0.0, 0.0, 0.0):
+                add = lambda units: uploads.append(units) or units  # noqa: E731
+                noisy(1, event.noise_multiplier, shares, add, value)
+            known = uploads[2] + uploads[3]
+            return ((sum(uploads) - known).double() / _UNITS).item()
+
+        options = {"num_trials": 6000, "claim": claim, "progress": False, "score": float}
+        found = audit(run, [torch.zeros(1)], [1.0], confidence=1 - 1e-7, **options)
+        assert found.contradicts_claim is contradicts, found
+
+
+class TestAggregator:
+    ADD = {"holders": 3, "dropouts": 1}
+
+    @staticmethod
+    def numbers(*values):
+        return np.array(values, "<i8").tobytes()
+
+    def added(self, aggregator, **given):
+        messages = {
+            int(name[1:]): Message("add", self.ADD, self.numbers(*values)).packed()
+            for name, values in given.items()
+        }
+        return {index: Message.read(each) for index, each in aggregator.answer(messages).items()}
+
+    def test_totals_are_those_of_all(self):
+        said = self.added(TrustedAggregator(3, 1), h0=[1, 2], h1=[3, 4], h2=[5, -6])
+        assert said.keys() == {0, 1, 2}
+        for each in said.values():
+            assert each.kind == "add" and each.facts["present"] == [0, 1, 2]
+            assert each.numbers().tolist() == [9, 0]
+
+    def test_they_are_modulo_2_to_the_64(self):
+        said = self.added(TrustedAggregator(3, 1), h0=[2**63 - 1], h1=[1], h2=[0])
+        assert said[0].numbers().tolist() == [-(2**63)]
+
+    def test_who_stayed_away_is_left_out_for_good(self):
+        aggregator = TrustedAggregator(3, 1)
+        assert self.added(aggregator, h0=[1], h2=[5])[0].numbers().tolist() == [6]
+        said = self.added(aggregator, h0=[1], h1=[3], h2=[5])
+        assert said[0].facts["present"] == [0, 2] and said[0].numbers().tolist() == [6]
+        assert (said[1].kind, said[1].facts["reason"]) == ("failed", "left out")
+
+    def test_too_few_open_nothing(self):
+        aggregator = TrustedAggregator(3, 1)
+        said = self.added(aggregator, h1=[1])
+        assert said[1].facts == {"reason": "too few", "left": 1} and aggregator.done
+        said = self.added(aggregator, h0=[1], h1=[1], h2=[1])
+        assert all(each.kind == "failed" and not each.content for each in said.values())
+
+    def test_what_does_not_belong_together_is_not_opened(self):
+        good = Message("add", self.ADD, self.numbers(1)).packed()
+        for other in (
+            Message("talk", {}, b"x"),
+            Message("add", self.ADD, self.numbers(1, 2)),
+            Message("add", {"holders": 3, "dropouts": 2}, self.numbers(1)),
+            Message("add", self.ADD, b"123"),
+            Message("open", {}),
+        ):
+            answers = TrustedAggregator(3, 1).answer({0: good, 1: good, 2: other.packed()})
+            said = [Message.read(each) for each in answers.values()]
+            assert all(each.kind == "failed" and not each.content for each in said), other
+        for other in (b"[]", b"[" * 200_000 + b"\n"):
+            assert b"failed" in TrustedAggregator(3, 1).answer({0: good, 1: good, 2: other})[0]
+
+    def test_it_is_done_when_all_have_left(self):
+        aggregator, bye = TrustedAggregator(2), Message("leave", {}).packed()
+        assert not aggregator.done
+        assert Message.read(aggregator.answer({0: bye, 1: bye})[1]).kind == "leave"
+        assert aggregator.done
+
+    @pytest.mark.parametrize("given", [(1,), (2, 1), (3, -1), (3, 0, 0.0), (3, 0, math.nan)])
+    def test_numbers_that_make_no_sense(self, given):
+        with pytest.raises(ConfigurationError):
+            TrustedAggregator(*given)
+
+
+class Alone:
+    """A line on which the other of two holders says the same, or whatever a test wants."""
+
+    index = 0
+
+    def __init__(self):
+        self.aggregator, self.other = TrustedAggregator(2), None
+
+    def ask(self, message):
+        other = self.other or message
+        return self.aggregator.answer({0: message, 1: other})[0]
+
+
+class TestFederation:
+    @pytest.mark.parametrize(
+        ("given", "text"),
+        [
+            ({"holders": 1}, "holders"),
+            ({"holders": 3, "dropouts": 2, "colluders": 1}, "dropouts \\+ colluders"),
+            ({"holders": 2, "colluders": -1}, "colluders"),
+            ({"holders": 2, "colluders": 0}, "colluders"),
+        ],
+    )
+    def test_numbers_that_make_no_sense(self, given, text):
+        with pytest.raises(ConfigurationError, match=text):
+            Federation(AtTrustedAggregator(Alone()), **given)
+
+    @pytest.mark.parametrize(
+        ("given", "text"),
+        [
+            ({"secure": False}, "secure=True"),
+            ({"sampling": "fixed"}, "sampling='fixed'"),
+            ({"generator": 3}, "generator"),
+        ],
+    )
+    def test_settings_that_do_not_go_with_it(self, given, text):
+        accountant = PrivacyAccountant(1.0, neighboring="replace_one")
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        with pytest.raises(ConfigurationError, match=text):
+            make("svi", accountant, federation, **{"secure": True} | given)
+
+    def test_what_others_send_is_no_code(self, tmp_path):
+        line = Alone()
+        federation = Federation(AtTrustedAggregator(line), holders=2)
+        line.other = Message("talk", {}, pickle.dumps(_Writes(tmp_path / "written"))).packed()
+        with pytest.raises(ClusterError, match="cannot be read"):
+            federation.exchange(1)
+        assert not (tmp_path / "written").exists()
+
+    @pytest.mark.parametrize("answer", [b"", b"5\n", b'{"kind": "add", "present": [0, 1, 2]}\n'])
+    def test_answers_that_are_damaged(self, answer):
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        federation._channel._line.ask = lambda message: answer
+        with pytest.raises(ClusterError, match="cannot be read"):
+            federation.add(torch.zeros(1, dtype=torch.int64))
+
+    def test_an_aggregator_that_opens_with_too_few(self):
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        federation._channel._line.ask = lambda message: Message(
+            "add", {"present": [0]}, b"\0" * 8
+        ).packed()
+        with pytest.raises(ClusterError, match="Only 1"):
+            federation.add(torch.zeros(1, dtype=torch.int64))
+
+    def test_one_that_was_interrupted_is_out_of_step(self):
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+
+        def interrupted(message):
+            raise KeyboardInterrupt
+
+        federation._channel._line.ask = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            federation.tell_all([1])
+        with pytest.raises(ClusterError, match="was interrupted"):
+            federation.add(torch.zeros(1, dtype=torch.int64))
+
+    def test_numbers_that_are_none(self):
+        line = Alone()
+        federation = Federation(AtTrustedAggregator(line), holders=2)
+        own = io.BytesIO()
+        for said in (["1"], [1, 2], 1, None):
+            torch.save(said, own)
+            line.other = Message("talk", {}, own.getvalue()).packed()
+            with pytest.raises(ClusterError, match="holder 1 said cannot be read"):
+                federation.tell_all([1])
+
+    def test_its_own_generator_is_not_told(self):
+        """Splits and dithering of the past can be computed from a generator's state."""
+        torch.manual_seed(1)
+        own, line, said = torch.get_rng_state(), Alone(), []
+        ask = line.ask
+        line.ask = lambda message: said.append(message) or ask(message)
+        federation = Federation(AtTrustedAggregator(line), holders=2)
+        Holders(federation, PrivacyAccountant(1.0)).common({}, None)
+        # Any 64 bytes of it would do: a state is 5,056 bytes, most of them random.
+        state = own.numpy().tobytes()
+        parts = {state[i : i + 64] for i in range(64, 2048, 64)}
+        assert len(said) > 4 and not any(part in each for part in parts for each in said)
+
+    def test_public_draws_are_chosen_by_nobody(self):
+        """Half of the numbers are other ones, and so is the generator."""
+        line = Alone()
+        federation = Federation(AtTrustedAggregator(line), holders=2)
+        own = io.BytesIO()
+        torch.save(5, own)
+        line.other = Message("talk", {}, own.getvalue()).packed()
+        found = [federation.agreed_states()[0] for _ in range(3)]
+        assert not any(torch.equal(found[i], found[i - 1]) for i in range(3))
+
+    def test_a_selection_that_hides_its_trials(self):
+        accountant = PrivacyAccountant(1.0)
+        accountant.silent = True
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        with pytest.raises(ConfigurationError, match="private selection"):
+            make("svi", accountant, federation, secure=True)
+
+    @pytest.mark.parametrize("method", ["svi", "sep"])
+    def test_own_rows_that_a_model_holds(self, method):
+        """As many as here, and half of all."""
+        x, y = data()
+        kept = (x - 1.3) * 0.77
+
+        def holding(x, y):
+            w = pyro.sample("w", dist.Normal(torch.zeros(2), 2.0).to_event(1))
+            with pyro.plate("people", len(x)):
+                pyro.sample("y", dist.Bernoulli(logits=x @ w + kept.mean()), obs=y)
+
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        options = {"accountant": PrivacyAccountant(1.0), "secure": True, "cluster": federation}
+        inference = {"svi": DPSVI, "sep": DPSEP}[method](holding, AutoNormal(holding), **options)
+        with pytest.raises(ModelError, match="kept"):
+            inference.run(x, y, progress=False)
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            ([[63.725, 181.44]], [1.0]),
+            (torch.ones(1, 2), [1.0]),
+            ([{"age": 63.725}],),
+            ({"ann": {"age": 63.725}},),
+            (torch.ones(1, 2), ("Ann",)),
+        ],
+    )
+    def test_a_record_that_is_no_tensor_is_not_told(self, given):
+        said = []
+        names = argument_names(lambda x, y: None, given, {})
+        with pytest.raises(ModelError, match="must pass its records as tensors"):
+            find_shards(names, (given, {}), lambda public: said.append(public) or [public] * 2)
+        assert not said
+
+    def test_numbers_are_not_told(self):
+        said = []
+        given = (torch.ones(3, 2), 63.725)
+        names = argument_names(lambda x, y: None, given, {})
+        find_shards(names, (given, {}), lambda public: said.append(public) or [public] * 2)
+        assert said and "63" not in repr(said)
+
+    def test_settings_of_numpy(self):
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        options = {"sample_rate": np.float64(0.5), "noise_multiplier": np.float64(5.0)}
+        vips = make("vips", PrivacyAccountant(1.0), federation, secure=True, **options)
+        assert type(vips.sample_rate) is type(vips.noise_multiplier) is float
+
+    def test_one_that_always_looks_anew(self):
+        holders = Holders(Federation(AtTrustedAggregator(Alone()), holders=2), PrivacyAccountant(1))
+        looks = []
+
+        def step():
+            looks.append(holders.look_anew(True))
+            raise _LooksAnew
+
+        with pytest.raises(ClusterError, match="again and again"):
+            holders.step(step)
+        assert len(looks) == 10
+
+    def test_it_ends(self):
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        federation.leave()
+        federation.leave()
+        assert federation._channel._line.aggregator.done
+        with pytest.raises(ClusterError, match="left the federation"):
+            federation.tell_all([1])
+        with pytest.raises(ConfigurationError, match="process"):
+            pickle.dumps(federation)
+        assert repr(federation) == "Federation(index=0, holders=2, dropouts=0, colluders=1)"
+
+
+class _Writes:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
