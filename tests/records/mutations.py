@@ -48,8 +48,8 @@ MUTATIONS = [
     Mutation(
         "local draws by position in the batch",
         "Draw.sample",
-        "numbers = make(indices.cpu().numpy(), position,",
-        "numbers = make(range(len(indices)), position,",
+        "stream.drawn(kind, indices, position,",
+        "stream.drawn(kind, indices.argsort(), position,",
         "test_record_term.py test_dpsvi.py",
     ),
     Mutation(

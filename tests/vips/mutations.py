@@ -48,10 +48,10 @@ MUTATIONS = [
     ),
     Mutation(
         "VIPS: draws by place in the batch",
-        "Draws._numbers",
-        "getattr(self._stream, kind)(self._indices.cpu().numpy(), draw, size)",
-        "getattr(self._stream, kind)(range(len(self._indices)), draw, size)",
-        "test_vips.py test_vips_models.py",
+        "Draws.normal",
+        'drawn("normal", self._indices, draw, size)',
+        'drawn("normal", self._indices.argsort(), draw, size)',
+        "test_isolated_model.py",
     ),
     Mutation(
         "VIPS: noise level of one block",
