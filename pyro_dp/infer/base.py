@@ -32,6 +32,7 @@ from pyro_dp.records.reading import require_slice_data
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders
+from pyro_dp.utils.devices import sent
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError
 from pyro_dp.utils.validation import require_choice, require_flag
 
@@ -250,4 +251,6 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     def _draw_records(self, prepared: Prepared, position: int) -> Indices:
         """The records of this step: indices, ascending, on their device."""
-        return self._sample(prepared.sampler, position).to(prepared.records.device)
+        indices, device = self._sample(prepared.sampler, position), prepared.records.device
+        # Their number decides shapes, which the host must know: it draws them.
+        return sent(indices, device) if isinstance(indices, Tensor) else indices.to(device)

@@ -132,7 +132,7 @@ class PaddedSum:
         bounds = [block.bound for block in blocks]
         if bounds != self._bounds[0]:  # an adaptive one moves in every step
             device = self._term.records.device
-            tensors = [torch.tensor(b, dtype=torch.float64, device=device) for b in bounds]
+            tensors = [torch.full((), b, dtype=torch.float64, device=device) for b in bounds]
             self._bounds = bounds, tensors  # each its own: a graph tells its inputs by identity
         return self._bounds[1]
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.contributions import Contributions, Rows
+from pyro_dp.mechanism.device_noise import normals
 from pyro_dp.mechanism.system_random import Stream, SystemGenerator
 from pyro_dp.utils.agreement import require_same
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
@@ -151,9 +152,8 @@ class ClippedSum:
         released = []
         for block, total, sigma in zip(self.blocks, self._exact_sums, sigmas, strict=True):
             if sigma > 0:
-                draw = noise.standard_normal(block.size)
-                draw *= sigma * block.bound
-                released.append(torch.from_numpy(draw).to(total.device).add_(total))
+                draw = normals(noise, block.size, sigma * block.bound, total.device)
+                released.append(draw.add_(total))
             else:
                 released.append(total.clone())
         return released

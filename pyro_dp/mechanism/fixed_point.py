@@ -50,6 +50,7 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, divisible
 from pyro_dp.mechanism.discrete_gaussian import MOST, discrete_gaussian
 from pyro_dp.mechanism.system_random import Stream
+from pyro_dp.utils.devices import sent
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 
 _UNITS = 2**30  # of the grid in a block's bound: 2^32 records fit into 63 bits
@@ -134,7 +135,7 @@ class FixedPointSum(ClippedSum):
             # (a + 1)^2 >= a^2 + 16 from a = 8 on.
             scale = math.ceil(sigma / math.sqrt(self._shares) * _UNITS) + 1
             draw = torch.from_numpy(discrete_gaussian(scale, block.size, noise))
-            own.append(draw.to(units.device).add_(units))
+            own.append(sent(draw, units.device).add_(units))
         if self._total is not None:
             total = self._total(torch.cat(own)).to(self.device)
             own = list(torch.split(total, [block.size for block in self.blocks]))

@@ -151,6 +151,7 @@ class RunResult(Sequence[float]):
         self.noise_multiplier, self.noise = step.noise_multiplier, step.noise
         self.step_seconds.append(seconds)
         every = max(1, (self.num_steps - self.earlier) // _READINGS)
+        every -= every % 10 if every > 10 else 0  # where a device is waited for anyway
         if self.steps % every == 0 or step.step == self.num_steps:
             self.read_clipped(step)
 

@@ -2,7 +2,9 @@
 
 * *Privacy noise* and *record sampling* are private: each has a stream of its own, from 256 bits of
   operating-system entropy, made afresh for every release. A stream is never saved, restored or
-  shared, so that a forked or resumed process cannot repeat one.
+  shared, so that a forked or resumed process cannot repeat one. Many numbers of noise on an
+  accelerator are a function of counters and of 128 bits of the noise's stream
+  (:mod:`pyro_dp.mechanism.device_noise`).
 * *Local draws* (of latents that belong to one record): normals and uniforms are a function of a
   private key and the record's index. One record more or less in the batch leaves all other records'
   draws as they are, so that the bound on what a record can change holds for any fixed draws. What
@@ -25,8 +27,10 @@ import torch
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import DTypeLike, NDArray
 from scipy.special import ndtri
+from torch import Tensor
 
 from pyro_dp.mechanism.system_random import Stream, SystemGenerator
+from pyro_dp.utils.devices import signed
 from pyro_dp.utils.errors import ConfigurationError
 
 _Purpose = Literal["noise", "sampling", "local"]
@@ -135,6 +139,24 @@ class LocalStream:
         normals: NDArray[np.float64] = ndtri(self.uniform(indices, draw, size))
         return normals
 
+    def drawn(self, kind: str, indices: Tensor, draw: int, size: int) -> Tensor:
+        """What these methods draw, as a tensor where the indices are: nothing is sent there.
+
+        :param kind: "uniform" or "normal", the same on every device but for rounding.
+        """
+        if indices.device.type == "cpu":
+            return torch.from_numpy(getattr(self, kind)(indices.numpy(), draw, size))
+        numbers = self._uniform(indices, draw, size)
+        return torch.special.ndtri(numbers) if kind == "normal" else numbers
+
+    def _uniform(self, indices: Tensor, draw: int, size: int) -> Tensor:
+        """As :meth:`uniform`, the same numbers, by torch."""
+        first, second = (signed(int(word)) for word in self._key + np.array([0, draw], np.uint64))
+        starts = _mixed_words(_mixed_words(indices + first) + second)
+        places = torch.arange(1, size + 1, device=indices.device) * signed(int(_GOLDEN))
+        bits = _shifted(_mixed_words(starts[:, None] + places), 11)
+        return (bits.double() + 0.5) * 2.0**-53
+
 
 LocalStreams = Sequence[LocalStream | None]  # one for each particle
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -148,3 +170,16 @@ def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     words *= np.uint64(0x94D049BB133111EB)
     words ^= words >> np.uint64(31)
     return words
+
+
+def _mixed_words(words: Tensor) -> Tensor:
+    """As :func:`_mixed`, of the same 64 bits in int64; not in place."""
+    words = (words ^ _shifted(words, 30)) * signed(0xBF58476D1CE4E5B9)
+    words = (words ^ _shifted(words, 27)) * signed(0x94D049BB133111EB)
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: Tensor, bits: int) -> Tensor:
+    """To the right, with zeros on the left."""
+    shifted: Tensor = (words >> bits) & (2 ** (64 - bits) - 1)
+    return shifted

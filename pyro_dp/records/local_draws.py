@@ -14,9 +14,10 @@ from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.record_elbo import NotVectorizable
 from pyro_dp.records.reparameterised import attached
 
+# By the functions of numpy, or of torch.
 _FROM_UNIFORM = {
-    "exponential": lambda u: -np.log1p(-u),
-    "cauchy": lambda u: np.tan(np.pi * (u - 0.5)),
+    "exponential": lambda u, by: -by.log1p(-u),
+    "cauchy": lambda u, by: by.tan(by.pi * (u - 0.5)),
 }
 _DIFFER = "the local draws differ between records"
 
@@ -35,11 +36,14 @@ class Draw:
 
     def sample(self, stream: LocalStream, indices: Tensor, position: int) -> Tensor:
         """(B, *shape), of each record's draw number ``position``."""
-        make = stream.normal if self.kind == "normal" else stream.uniform
-        numbers = make(indices.cpu().numpy(), position, self.shape.numel())
-        numbers = _FROM_UNIFORM.get(self.kind, np.asarray)(numbers)
-        values = torch.from_numpy(numbers).reshape(len(indices), *self.shape)
-        return values.to(dtype=self.dtype, device=indices.device)
+        transform = _FROM_UNIFORM.get(self.kind)
+        kind = "normal" if self.kind == "normal" else "uniform"
+        numbers = stream.drawn(kind, indices, position, self.shape.numel())
+        if transform is not None and numbers.device.type == "cpu":
+            numbers = torch.from_numpy(transform(numbers.numpy(), np))
+        elif transform is not None:
+            numbers = transform(numbers, torch)
+        return numbers.reshape(len(indices), *self.shape).to(self.dtype)
 
     def public(self, device: torch.device) -> Tensor:
         """(*shape), from torch's global generator."""

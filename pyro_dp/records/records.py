@@ -119,7 +119,7 @@ class Records:
     @property
     def shown(self) -> int:
         """How many placeholders stand for all N records where a model is shown all."""
-        return rows_shown(self.plate.size, self._numbers)
+        return rows_shown(self.plate.size, self.row_size)
 
     @property
     def given(self) -> list[Any]:
@@ -146,14 +146,14 @@ class Records:
         return self._columns[0].device
 
     @property
-    def _numbers(self) -> int:
-        """In the rows of one record."""
+    def row_size(self) -> int:
+        """How many numbers the rows of one record have."""
         return sum(column.row_shape.numel() for column in self._columns)
 
     @property
     def block(self) -> int:
         """How many records have rows of some megabytes."""
-        return block_size(self._numbers)
+        return block_size(self.row_size)
 
     def blocks(self, count: int) -> Iterator[Tensor]:
         """Indices of all records that are here, so many at a time."""
@@ -187,13 +187,13 @@ class Records:
 
         :param indices: distinct, ascending.
         """
-        whole = len(indices) == self.count
+        whole, start = len(indices) == self.count, 0
         for chosen in indices.split(size):
             if not len(chosen):  # an empty batch is split into one empty part
                 return
             if whole:
-                start = int(chosen[0])
                 rows = [x.only_read(start, start + len(chosen)) for x in self._columns]
+                start += len(chosen)
             else:
                 rows = self.rows(chosen)
             yield chosen, rows

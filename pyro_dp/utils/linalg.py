@@ -51,7 +51,7 @@ def cholesky(matrix: Tensor) -> Tensor:
     Of others, the factor of the matrix with its eigenvalues raised.
     """
     size = matrix.diagonal(dim1=-2, dim2=-1).abs().amax(dim=-1)[..., None, None]
-    identity = torch.eye(matrix.shape[-1]).to(matrix)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     for jitter in (0.0, 1e-15, 1e-13, 1e-11, 1e-9):
         factor, failed = torch.linalg.cholesky_ex(matrix + jitter * size * identity)
         if not failed.any():
@@ -91,8 +91,9 @@ def floored(matrix: Tensor, least: Tensor | float) -> Tensor:
     :param matrix: (d, d), or (d,) for a diagonal.
     :param least: a number, or (d,) for a diagonal.
     """
+    least = torch.as_tensor(least, dtype=matrix.dtype, device=matrix.device)
     if matrix.dim() == 1:
-        return matrix.clamp(min=torch.as_tensor(least, dtype=matrix.dtype))
+        return matrix.clamp(min=least)
     values, vectors = torch.linalg.eigh(matrix)
     if values[0] >= least:
         return matrix
@@ -104,13 +105,13 @@ def stacked(matrix: Tensor) -> Tensor:
 
     Off-diagonals, which occur twice, come times sqrt 2; the diagonal comes first.
     """
-    rows, columns = torch.triu_indices(len(matrix), len(matrix), offset=1)
+    rows, columns = torch.triu_indices(len(matrix), len(matrix), offset=1, device=matrix.device)
     return torch.cat([matrix.diagonal(), math.sqrt(2) * matrix[rows, columns]])
 
 
 def unstacked(vector: Tensor, size: int) -> Tensor:
     """The symmetric matrix (size, size) of :func:`stacked`."""
-    rows, columns = torch.triu_indices(size, size, offset=1)
+    rows, columns = torch.triu_indices(size, size, offset=1, device=vector.device)
     matrix = torch.diag(vector[:size])
     matrix[rows, columns] = matrix[columns, rows] = vector[size:] / math.sqrt(2)
     return matrix

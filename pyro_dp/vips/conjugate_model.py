@@ -72,8 +72,7 @@ class Draws:
         return Draws(self._stream, self._indices[b : b + 1])
 
     def _numbers(self, kind: str, draw: int, size: int) -> Tensor:
-        numbers = getattr(self._stream, kind)(self._indices.cpu().numpy(), draw, size)
-        return torch.from_numpy(numbers).to(self._indices.device)
+        return self._stream.drawn(kind, self._indices, draw, size)
 
 
 OTHER_SHAPE = "Statistic {name!r} has another shape than its model declares."

@@ -14,6 +14,7 @@ from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
+from pyro_dp.utils.devices import rows_on
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.vips.conjugate_model import OTHER_SHAPE, ConjugateModel, Draws, Parts, Statistic
 from pyro_dp.vips.isolated_model import IsolatedModel
@@ -71,8 +72,9 @@ class StatisticsSum:
         share = 1 / len(self.statistics)
         blocks = [Block(each.size, each.bound, share) for each in self.statistics.values()]
         total = self.sum_type(blocks, records.device)
-        most = self.microbatch_size or self.model.microbatch_size
-        limit = total.most_records(sum(block.size for block in blocks), most)
+        size = sum(block.size for block in blocks)
+        most = self.microbatch_size or rows_on(records.device, size + records.row_size)
+        limit = total.most_records(size, most or self.model.microbatch_size)
 
         def contributions(batch: tuple[Tensor, list[Tensor]]) -> list[Tensor | Contributions]:
             chosen, rows = batch

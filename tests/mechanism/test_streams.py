@@ -127,3 +127,15 @@ def test_local_draws_are_normal_and_uncorrelated():
     correlation = np.corrcoef(draws, rowvar=False) - np.eye(11)
     assert np.abs(correlation).max() < 6.5 / np.sqrt(2000)
     assert abs(np.corrcoef(draws[1:, 0], draws[:-1, 0])[0, 1]) < 6.5 / np.sqrt(2000)
+
+
+def test_draws_of_records_are_the_same_by_torch():
+    """As they are made on an accelerator."""
+    stream = LocalStream(np.random.default_rng(0))
+    indices = torch.randint(0, 2**40, (1000,))
+    for draw in (0, 7):
+        expected = stream.uniform(indices.numpy(), draw, 3)
+        assert np.array_equal(stream._uniform(indices, draw, 3).numpy(), expected)
+        assert np.array_equal(stream.drawn("uniform", indices, draw, 3).numpy(), expected)
+    expected = stream.normal(indices.numpy(), 0, 3)
+    assert np.array_equal(stream.drawn("normal", indices, 0, 3).numpy(), expected)

@@ -89,7 +89,12 @@ USES = {
         accounting.report._releases
     """,  # the last two are a heading and a word of a report
     # The noise itself, and its streams.
-    "standard_normal": "mechanism.clipping.ClippedSum._noisy",
+    "standard_normal": "mechanism.device_noise.normals",
+    "normals": """
+        mechanism.device_noise mechanism.clipping mechanism.clipping.ClippedSum._noisy
+        mechanism.streams.LocalStream.normal mechanism.streams.LocalStream.normal
+    """,  # the last two are draws of a record
+    "counted_normals": "mechanism.device_noise mechanism.device_noise.normals",
     "discrete_gaussian": """
         mechanism.discrete_gaussian mechanism.fixed_point
         mechanism.fixed_point.FixedPointSum._noisy

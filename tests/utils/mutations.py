@@ -38,4 +38,11 @@ MUTATIONS = [
         "if False:",
         "test_run.py",
     ),
+    Mutation(
+        "passes by the memory that is free, which tells of batches",
+        "rows_on",
+        "_, total = torch.cuda.mem_get_info(device)",
+        "total, _ = torch.cuda.mem_get_info(device)",
+        "test_devices.py",
+    ),
 ]

@@ -28,6 +28,7 @@ from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.infer.ep.observation_family import Family, NotLinear
 from pyro_dp.infer.ep.site_factors import Dense, LowRank
 from pyro_dp.utils.agreement import agree
+from pyro_dp.utils.devices import rows_on
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import cholesky, product
 from pyro_dp.utils.memory import rows_in_cache
@@ -75,7 +76,8 @@ class LinearMoments:
         self.curved = not all(agree(a[2], b[2]) for a, b in zip(here, there, strict=True))
         self.careful = self.curved
         self.label_free = all(family.label_free for family in self.families)
-        self.microbatch_size = rows_in_cache(len(z))
+        numbers = len(z) + records.row_size
+        self.microbatch_size = rows_on(records.device, numbers) or rows_in_cache(len(z))
         size = min(self.microbatch_size, records.plate.size)
         self.design = None
         if not self.curved:
@@ -169,9 +171,9 @@ class SteinMoments:
     def __init__(self, likelihood: Likelihood, z: Tensor):
         self._likelihood = likelihood
         records = likelihood.term.records
-        row_size = sum(row.numel() for row in records.placeholder())
-        numbers = _NUM_DRAWS * (len(z) ** 2 + row_size)  # of one record
-        self.microbatch_size = min(_MICROBATCH, 1 + _LARGEST_BLOCK // numbers)
+        numbers = _NUM_DRAWS * (len(z) ** 2 + records.row_size)  # of one record
+        few = min(_MICROBATCH, 1 + _LARGEST_BLOCK // numbers)
+        self.microbatch_size = rows_on(records.device, numbers) or few
         half = torch.randn(_NUM_DRAWS // 2, len(z), dtype=torch.float64)
         self._draws = torch.cat([half, -half]).to(records.device)
         index = torch.zeros(1, dtype=torch.long, device=records.device)

@@ -23,6 +23,7 @@ from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.record_term import Batch, RecordTerm
 from pyro_dp.records.records import Prepared
 from pyro_dp.records.torch_modes import RecordMode
+from pyro_dp.utils.devices import rows_on
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import private_rng
 
@@ -87,6 +88,14 @@ class EagerStep:
         """Number of coordinates of the gradient's block."""
         return self.coordinates(draws, self.parameters).size
 
+    def most_records(self, size: int) -> int | None:
+        """How many records to work on at a time; None: all of them.
+
+        :param size: number of coordinates.
+        """
+        records = self.term.records
+        return self.microbatch_size or rows_on(records.device, size + records.row_size)
+
     def add(
         self, clipped: ClippedSum, draws: list[Particle], indices: Indices, new_stream: NewStream
     ) -> list[LocalGradients]:
@@ -99,7 +108,8 @@ class EagerStep:
         local = [LocalStream(stream) for _ in draws]
         moves = []
         with private_rng(stream):
-            for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
+            limit = self.most_records(self.size(draws))
+            for chosen in indices.split(limit or max(len(indices), 1)):
                 if len(chosen):  # an empty batch is split into one empty part
                     moves.append(self.add_microbatch(clipped, draws, chosen, local))
         return moves

@@ -58,7 +58,7 @@ class TracedStep:
         self._unchecked = CHECKED_STEPS
         with forked_rng():
             self._size = eager.size(self._first_draw())
-            limit = sum_type.most_records(self._size, eager.microbatch_size)
+            limit = sum_type.most_records(self._size, eager.most_records(self._size))
             size = pass_size(usual_size, limit)
             self._passes = self._trace_records(size, sum_type, compiler)
             self._trace_public(compiler)

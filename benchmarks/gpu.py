@@ -1,0 +1,204 @@
+"""Fits on a GPU: as on the CPU, and how long they take.
+
+    python benchmarks/gpu.py --write     # prints the tables and writes them to RESULTS.md
+    python benchmarks/gpu.py --device cpu --size 100000 --steps 1    # tests the script itself
+
+Where there is no CUDA it says so, and ends. Agreement is in float64, of short fits with the same
+draws, samples and noise on both; times are of float32 and of whole steps, with a wait for the
+device at the end of each block of them alone.
+"""
+
+import argparse
+import math
+import statistics
+import sys
+import time
+
+import pyro
+import pyro.distributions as dist
+import torch
+from common import ROOT, write_section
+from pyro.infer.autoguide import AutoNormal
+
+sys.path.insert(0, str(ROOT / "tests"))
+from device_runs import PROBLEMS, VAE, apart, fitted, gaussian_guide, logistic, steps_that_wait
+
+from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant
+from pyro_dp.vips import LogisticRegression
+
+BLOCKS, WARM = 3, 10
+MADE = 2**20  # records that are made at a time
+DIM = 20
+IMAGES, PIXELS = 60_000, 784
+
+
+class Network:
+    """Ten classes, one layer of so many units, and a normal prior of all weights."""
+
+    def __init__(self, hidden=100):
+        self.hidden = hidden
+
+    def model(self, x, y):
+        w = self._weights("w", x, x.shape[1], self.hidden)
+        v = self._weights("v", x, self.hidden, 10)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Categorical(logits=torch.tanh(x @ w) @ v), obs=y)
+
+    @staticmethod
+    def _weights(name, x, *shape):
+        scale = 1 / math.sqrt(shape[0])
+        return pyro.sample(name, dist.Normal(x.new_zeros(shape), scale).to_event(2))
+
+
+def agreement(device: str) -> str:
+    torch.set_default_dtype(torch.float64)
+    lines = ["| fit | largest difference from the CPU, relative |", "| --- | --- |"]
+    for name in (*PROBLEMS, "dpsep", "vips"):
+        found, expected = (fitted(name, each) for each in (device, "cpu"))
+        label = name.upper() if name in ("dpsep", "vips") else f"DPSVI, {name}"
+        lines.append(f"| {label} | {apart(found, expected):.1e} |")
+    torch.set_default_dtype(torch.float32)
+    return "\n".join(lines)
+
+
+def made(count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows within the unit ball and outcomes, made on the device a part at a time."""
+    torch.manual_seed(0)
+    x, y = torch.empty(count, DIM, device=device), torch.empty(count, device=device)
+    for rows, outcomes in zip(x.split(MADE), y.split(MADE), strict=True):
+        rows.normal_()
+        rows /= rows.norm(dim=1, keepdim=True)
+        outcomes.copy_(torch.bernoulli(torch.sigmoid(3 * rows[:, 0])))
+    return x, y
+
+
+def images(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    pixels = torch.rand(IMAGES, PIXELS, device=device)
+    return pixels, torch.randint(10, (IMAGES,), device=device)
+
+
+def wait(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def seconds(step, data, device: str, steps: int) -> float:
+    """Of one step, the median of blocks."""
+    for _ in range(WARM):
+        step(*data)
+    found = []
+    for _ in range(BLOCKS):
+        wait(device)
+        start = time.perf_counter()
+        for _ in range(steps):
+            step(*data)
+        wait(device)
+        found.append((time.perf_counter() - start) / steps)
+    return statistics.median(found)
+
+
+def dpsvi(name: str, device: str, data: dict, batch: int, num_steps: int, **settings):
+    """A fresh inference of this problem, and its arguments."""
+    pyro.clear_param_store()
+    torch.manual_seed(0)
+    if name == "logistic":
+        model, guide, rows = logistic, AutoNormal(logistic), data["regression"]
+    elif name == "network":
+        model = Network().model
+        guide, rows = AutoNormal(model, init_scale=0.01), data["images"]
+    else:
+        vae = VAE(PIXELS, hidden=400, latent=20).to(device)
+        model, guide, rows = vae.model, vae.guide, data["images"][:1]
+    inference = DPSVI(
+        model,
+        guide,
+        pyro.optim.Adam({"lr": 1e-3}),
+        accountant=PrivacyAccountant(),
+        noise_multiplier=1.0,
+        sample_rate=batch / len(rows[0]),
+        report_clipping=False,
+        num_steps=num_steps,
+        **settings,
+    )
+    return inference, rows
+
+
+def step_times(device: str, steps: int, data: dict) -> str:
+    lines = [
+        "| DPSVI, ms a step | batch | trace | compile | trace, secure | steps that wait |",
+        "| " + " | ".join(["---"] * 6) + " |",
+    ]
+    number = BLOCKS * steps + WARM
+    for name in ("logistic", "network", "vae"):
+        for batch in (200, 2000):
+            cells = []
+            for jit, secure in (("trace", False), ("compile", False), ("trace", True)):
+                own = (device, data, batch, number)
+                inference, rows = dpsvi(name, *own, jit=jit, secure=secure)
+                cells.append(f"{1e3 * seconds(inference.step, rows, device, steps):.2f}")
+            inference, rows = dpsvi(name, device, data, batch, 40, jit="trace")
+            waited, seen = steps_that_wait(inference, rows, device)
+            line = [name, f"{batch:,}", *cells, f"{waited} of {seen}"]
+            lines.append("| " + " | ".join(line) + " |")
+            print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def full_passes(device: str, count: int) -> str:
+    """DPSEP and VIPS on so many records."""
+    lines = [
+        f"| N = {count:,} x {DIM} | s, first step | s, later ones | million records a second |",
+        "| " + " | ".join(["---"] * 4) + " |",
+    ]
+    data = made(count, device)
+    pyro.clear_param_store()
+    own = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0, "num_steps": 6}
+    for inference in (
+        DPSEP(logistic, gaussian_guide(), **own),
+        VIPS(LogisticRegression(DIM), **own),
+    ):
+        found = []
+        for _ in range(6):
+            wait(device)
+            start = time.perf_counter()
+            inference.step(*data)
+            wait(device)
+            found.append(time.perf_counter() - start)
+        later = statistics.median(found[2:])
+        line = [type(inference).__name__, f"{found[0]:.2f}", f"{later:.3f}"]
+        lines.append("| " + " | ".join([*line, f"{count / later / 1e6:.1f}"]) + " |")
+        print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def described(device: str) -> str:
+    if device == "cpu":
+        return "On the CPU, which tests this script."
+    name, memory = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1]
+    return f"{name}, {memory / 1e9:.0f} GB, torch {torch.__version__}."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--size", type=int, default=10**8, help="records of DPSEP and VIPS")
+    parser.add_argument("--steps", type=int, default=200, help="of DPSVI, in a block")
+    parser.add_argument("--write", action="store_true", help="into RESULTS.md")
+    options = parser.parse_args()
+    device = options.device
+    if device == "cuda" and not torch.cuda.is_available():
+        print("There is no CUDA here: nothing ran on a GPU.")
+        return
+    tables = [described(device), agreement(device)]
+    print("\n\n".join(tables), flush=True)
+    data = {"regression": made(min(options.size, 10**6), device), "images": images(device)}
+    tables.append(step_times(device, options.steps, data))
+    del data
+    tables.append(full_passes(device, options.size))
+    if options.write and device == "cuda":
+        write_section("gpu", "\n\n".join(tables))
+
+
+if __name__ == "__main__":
+    main()
