@@ -590,27 +590,6 @@ MUTATIONS = [
         "test_federation.py",
     ),
     Mutation(
-        "holders that show their numbers",
-        "_shape",
-        "    return 0, (), str(",
-        "    return 0, (repr(leaf),), str(",
-        "test_federation.py",
-    ),
-    Mutation(
-        "holders that show records in lists",
-        "find_shards",
-        "    _refuse_nested(names, arguments)\n",
-        "",
-        "test_federation.py",
-    ),
-    Mutation(
-        "own rows that a model holds, of a part of all",
-        "first_look",
-        "    if shard is not None:\n        refuse_rows(state.references, shard.count)\n",
-        "",
-        "test_federation.py",
-    ),
-    Mutation(
         "a federation within a private selection",
         "_peers",
         "settings.accountant.silent",
@@ -683,7 +662,7 @@ MUTATIONS = [
     Mutation(
         "a state with the ledger of a mirror",
         "IterativeMechanism._state",
-        "not (self._ranks is None or self._ranks.leads)",
+        "not (self._ranks is None or self._ranks.counts)",
         "False",
         "test_cluster.py",
     ),

@@ -410,4 +410,25 @@ MUTATIONS = [
         "True",
         "test_cluster.py",
     ),
+    Mutation(
+        "holders that show their numbers",
+        "_shape",
+        "    return 0, (), str(",
+        "    return 0, (repr(leaf),), str(",
+        "test_federation.py",
+    ),
+    Mutation(
+        "holders that show records in lists",
+        "find_shards",
+        "    _refuse_nested(names, arguments)\n",
+        "",
+        "test_federation.py",
+    ),
+    Mutation(
+        "own rows that a model holds, of a part of all",
+        "first_look",
+        "    if shard is not None:\n        refuse_rows(state.references, shard.count)\n",
+        "",
+        "test_federation.py",
+    ),
 ]
