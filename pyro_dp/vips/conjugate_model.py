@@ -61,15 +61,18 @@ class Draws:
 
         :param draw: number of this draw: another number, other values.
         """
-        return self._stream.drawn("uniform", self._indices, draw, size)
+        return self._numbers("uniform", draw, size)
 
     def normal(self, draw: int, size: int) -> Tensor:
         """Standard normal; otherwise as :meth:`uniform`."""
-        return self._stream.drawn("normal", self._indices, draw, size)
+        return self._numbers("normal", draw, size)
 
     def of(self, b: int) -> "Draws":
         """Those of one of the records."""
         return Draws(self._stream, self._indices[b : b + 1])
+
+    def _numbers(self, kind: str, draw: int, size: int) -> Tensor:
+        return self._stream.drawn(kind, self._indices, draw, size)
 
 
 OTHER_SHAPE = "Statistic {name!r} has another shape than its model declares."

@@ -48,9 +48,9 @@ MUTATIONS = [
     ),
     Mutation(
         "VIPS: draws by place in the batch",
-        "Draws.normal",
-        'drawn("normal", self._indices, draw, size)',
-        'drawn("normal", self._indices.argsort(), draw, size)',
+        "Draws._numbers",
+        "drawn(kind, self._indices, draw, size)",
+        "drawn(kind, self._indices.argsort(), draw, size)",
         "test_isolated_model.py",
     ),
     Mutation(
