@@ -3,6 +3,7 @@ import signal
 import pyro
 import pytest
 import torch
+import trials
 
 from pyro_dp import DPSEP, DPSVI
 from pyro_dp.baselines import DPSGLD
@@ -34,6 +35,13 @@ def as_users_run_it(monkeypatch):
     """Traced where that is the default; runs of hundreds of steps take a third of the time."""
     for inference, jit in DEFAULTS.items():
         monkeypatch.setitem(inference.__init__.__kwdefaults__, "jit", jit)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_folder_of_trials(tmp_path_factory, request):
+    """The one that all workers share, if there are several."""
+    own = tmp_path_factory.getbasetemp()
+    trials.folder = own.parent if hasattr(request.config, "workerinput") else own
 
 
 @pytest.fixture(autouse=True)

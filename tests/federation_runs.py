@@ -132,7 +132,7 @@ def started(size: int, body: Callable[[int], Any]) -> Callable[[], list[cluster_
 
 def _be_holder(index: int, folder: Path, body: Callable[[int], Any]) -> None:
     status, value = 1, None
-    signal.alarm(120)
+    signal.alarm(900)  # whoever hangs; on a busy machine all takes minutes
     try:
         torch.set_num_threads(1)
         torch.set_default_dtype(torch.float64)

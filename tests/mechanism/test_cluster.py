@@ -3,8 +3,6 @@
 What needs processes is in cluster_runs.py, which runs once for each group of tests.
 """
 
-import functools
-import json
 import os
 import subprocess
 import sys
@@ -16,6 +14,7 @@ import pytest
 import torch
 import torch.distributed
 from cluster_runs import make, model
+from trials import found_by
 
 from pyro_dp import (
     Cluster,
@@ -43,18 +42,9 @@ EVENT = SubsampledGaussian(1.0)
 ALWAYS = tuple(each.__name__ for each in cluster_runs.ALWAYS)
 
 
-@functools.cache
-def found_by(*trials):
-    """What :mod:`cluster_runs` found, in a process of its own."""
-    script = Path(cluster_runs.__file__)
-    done = subprocess.run([sys.executable, str(script), *trials], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def results(trial):
     """All that is always run, at once: the process takes seconds to begin."""
-    return found_by(*(ALWAYS if trial in ALWAYS else (trial,)))[trial]
+    return found_by(cluster_runs.__file__, *(ALWAYS if trial in ALWAYS else (trial,)))[trial]
 
 
 def require_equal(found):

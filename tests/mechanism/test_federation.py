@@ -3,9 +3,7 @@
 What needs processes is in federation_runs.py, which runs once.
 """
 
-import functools
 import io
-import json
 import math
 import os
 import pickle
@@ -22,6 +20,7 @@ import torch
 from cluster_runs import data, make
 from pyro.infer.autoguide import AutoNormal
 from scipy.stats import kstest
+from trials import found_by
 
 from pyro_dp import (
     DPSEP,
@@ -47,13 +46,9 @@ from pyro_dp.records.shards import find_shards
 _UNITS = 2.0**30
 
 
-@functools.cache
 def results():
-    script = Path(federation_runs.__file__)
     trials = [each.__name__ for each in federation_runs.TRIALS]
-    done = subprocess.run([sys.executable, str(script), *trials], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return found_by(federation_runs.__file__, *trials)
 
 
 def noisy(size, sigma, shares, add, value=0.0):

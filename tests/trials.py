@@ -1,0 +1,40 @@
+"""Trials that need processes of their own: scripts of this folder, each run once in a test run.
+
+A script begins with seconds of imports, and forks, which a test's process should not. What it found
+is kept for all processes of the test run, in a folder that pytest makes (:mod:`conftest`).
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from filelock import FileLock
+
+folder: Path | None = None  # set before the first test
+
+
+@functools.cache
+def found_by(script: str, *trials: str) -> dict:
+    """What the script prints of these trials, by their names."""
+    kept = folder / f"{Path(script).stem}_{'_'.join(trials)[:100]}.json"
+    with FileLock(kept.with_suffix(".lock")):
+        if not kept.exists():
+            kept.write_text(_run(script, *trials))
+    return json.loads(kept.read_text())
+
+
+def _run(script: str, *trials: str) -> str:
+    # What it leaves in its temporary folder goes with it; what is killed cannot tidy up.
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        done = subprocess.run(
+            [sys.executable, script, *trials],
+            env=os.environ | {"TMPDIR": own},
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
