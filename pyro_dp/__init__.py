@@ -31,6 +31,7 @@ from pyro_dp.utils.errors import (
     NotPrivateWarning,
     PrivacyBudgetExceeded,
     PrivacyError,
+    SchemaError,
 )
 from pyro_dp.vips import VIPS
 
@@ -61,6 +62,7 @@ __all__ = [
     "ReleasedStep",
     "RowAdam",
     "RunResult",
+    "SchemaError",
     "Selection",
     "SubsampledGaussian",
     "TruncatedNegativeBinomial",

@@ -17,6 +17,10 @@ class ConfigurationError(PrivacyError, ValueError):
     """A setting is out of range or does not fit the others."""
 
 
+class SchemaError(PrivacyError, ValueError):
+    """A frame does not fit its schema: the text names the column, and shows no value."""
+
+
 class ClusterError(PrivacyError, RuntimeError):
     """A process of a cluster died, stopped, failed, or is not where the others are."""
 

@@ -1,0 +1,127 @@
+"""What a column of a frame may hold, as declared: everything in a column is public.
+
+Nothing is learnt from data. Bounds, levels, bins, and the values that stand where one is missing,
+are those of the declaration; what lies out of bounds is clipped, and nobody counts how often.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from pyro_dp.tabular import series as of_pandas
+from pyro_dp.utils.validation import require_flag
+
+LARGEST = 2**53  # the whole numbers up to it are floats
+
+
+class Column(abc.ABC):
+    """One column of a :class:`~pyro_dp.tabular.Schema`: how it is read, written, and coded.
+
+    :ivar missing: values may be missing.
+    :ivar dtype: of pandas, that :meth:`decode` gives.
+    :ivar discrete: a code is a value.
+    :ivar fill: the value that stands where none is observed: public, the same for all data.
+    """
+
+    missing: bool
+    dtype: str
+    _dtypes: ClassVar[tuple[str, ...]] = ("numbers",)
+
+    def encode(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """
+        :param name: of the column, for errors.
+        :returns: values, (rows,), float64 for a :class:`Number` or :class:`Date`, else int64;
+            and where there are any, (rows,), bool. Row b depends on row b of the series alone.
+        :raises SchemaError: the series is of another kind; or it has missing values, or unknown
+            levels, that are not declared.
+        """
+        values, observed = self._read(series, name)
+        of_pandas.require_complete(observed, name, self.missing)
+        return np.where(observed, values, self.fill), observed
+
+    def decode(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
+        """A series of the declared dtype; what is not observed is missing."""
+        return self._write(self._bounded(np.where(observed, values, self.fill)), observed)
+
+    def codes(self, values: np.ndarray, observed: np.ndarray) -> np.ndarray:
+        """Bin or level of each value, int64 in [0, size); of what is missing the last code."""
+        found = self._codes(self._bounded(np.where(observed, values, self.fill)))
+        return np.where(observed, found, self.size - 1) if self.missing else found
+
+    def draw(self, codes: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """A value for each code, uniform within its bin, and whether there is one."""
+        observed = codes < self.size - self.missing
+        values = self._draw(np.where(observed, codes, 0), rng)
+        return np.where(observed, values, self.fill), observed
+
+    @property
+    def size(self) -> int:
+        """Number of codes, that of missing values among them."""
+        return len(self._labels) + self.missing
+
+    @property
+    def code_labels(self) -> list[str]:
+        """What each code stands for."""
+        return [*self._labels, "missing"] if self.missing else list(self._labels)
+
+    @property
+    def discrete(self) -> bool:
+        return True
+
+    @property
+    @abc.abstractmethod
+    def fill(self) -> float: ...
+
+    @abc.abstractmethod
+    def within(self, allowed: Any) -> np.ndarray:
+        """Which codes lie wholly within levels, or a pair (low, high), (size,); for rules."""
+
+    @property
+    @abc.abstractmethod
+    def _labels(self) -> Sequence[str]: ...
+
+    @abc.abstractmethod
+    def _read(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]: ...
+
+    @abc.abstractmethod
+    def _bounded(self, values: np.ndarray) -> np.ndarray: ...
+
+    @abc.abstractmethod
+    def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series: ...
+
+    @abc.abstractmethod
+    def _codes(self, values: np.ndarray) -> np.ndarray: ...
+
+    @abc.abstractmethod
+    def _draw(self, codes: np.ndarray, rng: np.random.Generator) -> np.ndarray: ...
+
+    def _declare(self, dtype: str, probe: np.ndarray) -> None:
+        """
+        :param dtype: where none was given.
+        :param probe: values that it must hold.
+        """
+        require_flag("missing", self.missing)
+        self._set("dtype", self.dtype or dtype)
+        of_pandas.require_dtype(self.dtype, self._dtypes, self.missing, probe)
+
+    def _set(self, field: str, value: Any) -> None:
+        object.__setattr__(self, field, value)
+
+    def __repr__(self) -> str:
+        """As code that makes it again, without what it would have anyway."""
+        said = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.default is dataclasses.MISSING:
+                said.append(repr(value))
+            elif value != (self._default_dtype if field.name == "dtype" else field.default):
+                said.append(f"{field.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(said)})"
+
+    @property
+    @abc.abstractmethod
+    def _default_dtype(self) -> str: ...

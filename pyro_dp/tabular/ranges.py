@@ -1,0 +1,272 @@
+"""Columns of numbers, counts and dates: a range between two bounds, in bins."""
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from pyro_dp.tabular import series as of_pandas
+from pyro_dp.tabular.bins import Bins, of_range
+from pyro_dp.tabular.column import LARGEST, Column
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import require_number
+
+_MOST_CODES = 200
+
+
+class _Binned(Column):
+    """A range of numbers, in bins."""
+
+    _bins: Bins
+
+    @property
+    def _labels(self) -> Sequence[str]:
+        edges = [self._edge(edge) for edge in self._bins.edges]
+        if self._bins.whole:
+            ends = [self._edge(edge - 1) for edge in self._bins.edges[1:]]
+            pairs = zip(edges, ends, strict=False)
+            return [low if low == high else f"{low} to {high}" for low, high in pairs]
+        found = [f"[{low}, {high})" for low, high in zip(edges, edges[1:], strict=False)]
+        return [*found[:-1], found[-1][:-1] + "]"]
+
+    def _edge(self, value: float) -> str:
+        return f"{value:.6g}"
+
+    def _codes(self, values: np.ndarray) -> np.ndarray:
+        return self._bins.codes(values)
+
+    def _draw(self, codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return self._bins.draw(codes, rng)
+
+    def within(self, allowed: Any) -> np.ndarray:
+        low, high = allowed
+        found = self._bins.within(low, high)
+        return np.append(found, False) if self.missing else found
+
+
+@dataclass(frozen=True, repr=False)
+class Number(_Binned):
+    """Numbers between two bounds; what lies beyond is clipped to them, infinities too.
+
+    :param lower: bound, from the codebook, never from the data.
+    :param upper: bound, above it.
+    :param bins: for margins and rules: how many of equal width, or their edges from ``lower`` to
+        ``upper``. A bin has its lower edge, and the last one both.
+    :param missing: values may be missing (NaN, None, NA).
+    :param dtype: of pandas, in the frame that comes back; of integers, numbers are rounded.
+    :raises ConfigurationError: bounds, bins or dtype do not fit.
+    """
+
+    lower: float
+    upper: float
+    bins: int | tuple[float, ...] = 20
+    missing: bool = False
+    dtype: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("lower", "upper"):
+            self._set(name, require_number(name, getattr(self, name), above=-1e300, below=1e300))
+        if self.lower >= self.upper:
+            raise ConfigurationError("lower must be below upper.")
+        if isinstance(self.bins, list):
+            self._set("bins", tuple(self.bins))
+        of_range(self.bins, self.lower, self.upper, whole=False)
+        self._declare(self._default_dtype, np.rint([self.lower, self.upper]))
+
+    @cached_property
+    def _bins(self) -> Bins:  # type: ignore[override]
+        return of_range(self.bins, self.lower, self.upper, whole=False)
+
+    @property
+    def _default_dtype(self) -> str:
+        return "float64"
+
+    @property
+    def discrete(self) -> bool:
+        return False
+
+    @property
+    def fill(self) -> float:
+        return self.lower
+
+    def _read(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
+        values, observed = of_pandas.numbers(series, name)
+        return self._bounded(np.where(observed, values, self.fill)), observed
+
+    def _bounded(self, values: np.ndarray) -> np.ndarray:
+        return np.clip(values.astype(np.float64), self.lower, self.upper)
+
+    def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
+        whole = pd.api.types.is_integer_dtype(pd.api.types.pandas_dtype(self.dtype))
+        return of_pandas.as_series(np.rint(values) if whole else values, observed, self.dtype)
+
+
+@dataclass(frozen=True, repr=False)
+class Count(_Binned):
+    """Whole numbers between two bounds, both included; what lies beyond is clipped to them.
+
+    Numbers that are not whole are rounded to the nearest.
+
+    :param lower: smallest.
+    :param upper: largest.
+    :param bins: None: each number has a code of its own, 200 at most. Or how many, or their edges
+        from ``lower`` to ``upper``: (0, 1, 5, 20) are 0, 1 to 4, and 5 to 20.
+    :param missing: values may be missing.
+    :param dtype: of pandas, in the frame that comes back; by default "int64", with missing values
+        "Int64".
+    :raises ConfigurationError: bounds, bins or dtype do not fit.
+    """
+
+    lower: int
+    upper: int
+    bins: int | tuple[int, ...] | None = None
+    missing: bool = False
+    dtype: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("lower", "upper"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+                raise ConfigurationError(f"{name} must be an integer; Number() has floats.")
+            if abs(int(value)) > LARGEST:
+                raise ConfigurationError(f"{name} must be between -2**53 and 2**53.")
+            self._set(name, int(value))
+        if self.lower >= self.upper:
+            raise ConfigurationError("lower must be below upper.")
+        if isinstance(self.bins, list):
+            self._set("bins", tuple(self.bins))
+        if self.bins is None and self._span > _MOST_CODES:
+            raise ConfigurationError(
+                f"Count has {self._span} values, more than {_MOST_CODES} codes: say bins, such as "
+                "bins=20, or edges."
+            )
+        self._declare(self._default_dtype, np.array([self.lower, self.upper]))
+        self._bins  # noqa: B018 (checks them)
+
+    @property
+    def _span(self) -> int:
+        return self.upper - self.lower + 1
+
+    @cached_property
+    def _bins(self) -> Bins:  # type: ignore[override]
+        bins = self._span if self.bins is None else self.bins
+        return of_range(bins, self.lower, self.upper, whole=True)
+
+    @property
+    def _default_dtype(self) -> str:
+        return "Int64" if self.missing else "int64"
+
+    @property
+    def discrete(self) -> bool:
+        return self._bins.size == self._span
+
+    @property
+    def fill(self) -> int:
+        return self.lower
+
+    def _edge(self, value: float) -> str:
+        return str(int(value))
+
+    def _read(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
+        values, observed = of_pandas.numbers(series, name)
+        return self._bounded(np.where(observed, values, self.fill)), observed
+
+    def _bounded(self, values: np.ndarray) -> np.ndarray:
+        return np.rint(np.clip(values, self.lower, self.upper)).astype(np.int64)
+
+    def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
+        return of_pandas.as_series(values, observed, self.dtype)
+
+
+@dataclass(frozen=True, repr=False)
+class Date(_Binned):
+    """Dates between two bounds, both included, as days since the first of them.
+
+    A time of day is left out, and a time zone: what counts is the date on the wall.
+
+    :param lower: first date, as "2020-01-31".
+    :param upper: last date.
+    :param bins: how many of equal width, or their edges, dates from ``lower`` to ``upper``.
+    :param missing: values may be missing (NaT, None, NA).
+    :param dtype: of pandas, in the frame that comes back; with a time zone it is midnight there.
+    :raises ConfigurationError: bounds, bins or dtype do not fit.
+    """
+
+    lower: str
+    upper: str
+    bins: int | tuple[str, ...] = 20
+    missing: bool = False
+    dtype: str = ""
+
+    _dtypes: ClassVar[tuple[str, ...]] = ("dates",)
+
+    def __post_init__(self) -> None:
+        for name in ("lower", "upper"):
+            self._set(name, _date(name, getattr(self, name)).isoformat())
+        if self.lower >= self.upper:
+            raise ConfigurationError("lower must be before upper.")
+        if isinstance(self.bins, (list, tuple)):
+            self._set("bins", tuple(_date("bins", edge).isoformat() for edge in self.bins))
+        self._bins  # noqa: B018 (checks them)
+        probe = np.array([self.lower, self.upper], dtype="datetime64[s]")
+        self._declare(self._default_dtype, probe)
+
+    @property
+    def _origin(self) -> datetime.date:
+        return datetime.date.fromisoformat(self.lower)
+
+    @cached_property
+    def _last(self) -> int:
+        return self._days(self.upper)
+
+    def _days(self, date: str) -> int:
+        return (datetime.date.fromisoformat(date) - self._origin).days
+
+    @cached_property
+    def _bins(self) -> Bins:  # type: ignore[override]
+        bins = self.bins if isinstance(self.bins, int) else [self._days(x) for x in self.bins]
+        return of_range(bins, 0, self._last, whole=True)
+
+    @property
+    def _default_dtype(self) -> str:
+        return "datetime64[s]"
+
+    @property
+    def discrete(self) -> bool:
+        return False
+
+    @property
+    def fill(self) -> float:
+        return 0.0
+
+    def _edge(self, value: float) -> str:
+        return (self._origin + datetime.timedelta(days=int(value))).isoformat()
+
+    def _read(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
+        values, observed = of_pandas.days(series, name, self._origin)
+        return self._bounded(values), observed
+
+    def _bounded(self, values: np.ndarray) -> np.ndarray:
+        return np.rint(np.clip(values, 0, self._last)).astype(np.float64)
+
+    def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
+        since_1970 = values.astype(np.int64) + (self._origin - datetime.date(1970, 1, 1)).days
+        return of_pandas.as_dates(since_1970, observed, self.dtype)
+
+    def within(self, allowed: Any) -> np.ndarray:
+        low, high = (self._days(_date("impossible", date).isoformat()) for date in allowed)
+        return super().within((low, high))
+
+
+def _date(name: str, value: Any) -> datetime.date:
+    """:raises ConfigurationError: no date in ISO form, and no date of Python's."""
+    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        return value
+    try:
+        return datetime.date.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"{name} must be a date, such as '2020-01-31'.") from None

@@ -1,0 +1,215 @@
+"""Series of pandas as arrays of NumPy, and arrays as series.
+
+What kind a series is, is read off its dtype, never off its values: what is refused, is refused for
+all data of that dtype. No text that leaves here shows a value; of dtypes only the kind is told,
+since those of categories show their values.
+"""
+
+import datetime
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pyro_dp.utils.errors import ConfigurationError, SchemaError
+
+CURATOR = "(This message depends on the data: it is for the curator only.)"
+_KIND = "Column {name!r} holds {found}, and its schema declares {wanted}: {advice}."
+_MISSING = (
+    "Column {name!r} has missing values, and its schema declares none: declare it with "
+    "missing=True, or fill them by a rule that was fixed before the data. " + CURATOR
+)
+
+
+def kind(series: pd.Series) -> str:
+    """Of what a series is by its dtype, in words."""
+    dtype = series.dtype
+    types = pd.api.types
+    if isinstance(dtype, pd.CategoricalDtype):
+        return "categories"
+    if types.is_bool_dtype(dtype):
+        return "booleans"
+    if types.is_complex_dtype(dtype):
+        return "complex numbers"
+    if types.is_numeric_dtype(dtype):
+        return "numbers"
+    if types.is_datetime64_any_dtype(dtype) or str(dtype).startswith("date32"):
+        return "dates"
+    if types.is_timedelta64_dtype(dtype):
+        return "time spans"
+    if types.is_object_dtype(dtype):
+        return "Python objects"
+    return "text" if types.is_string_dtype(dtype) else "other things"
+
+
+def refuse_kind(series: pd.Series, name: str, wanted: str, advice: str) -> SchemaError:
+    """The error of a series of another kind than its column is declared to be."""
+    found = kind(series)
+    return SchemaError(_KIND.format(name=name, found=found, wanted=wanted, advice=advice))
+
+
+def require_complete(observed: np.ndarray, name: str, missing: bool) -> None:
+    """:raises SchemaError: a value is missing where none may be."""
+    if not missing and not observed.all():
+        raise SchemaError(_MISSING.format(name=name))
+
+
+def numbers(series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """As float64, or int64 if they are integers (beyond its range the nearest), and what is there.
+
+    :raises SchemaError: it has another dtype.
+    """
+    found = kind(series)
+    if found != "numbers":
+        advice = {
+            "booleans": "declare it as Binary()",
+            "dates": "declare it as Date(lower, upper)",
+            "categories": f"pass df[{name!r}].astype('float64')",
+        }.get(found, f"pass pd.to_numeric(df[{name!r}], errors='coerce'), and missing=True")
+        raise refuse_kind(series, name, "numbers", advice)
+    missing = series.isna().to_numpy(dtype=bool)
+    code = getattr(series.dtype, "kind", "f")
+    if code == "u":
+        wide = series.to_numpy(dtype=np.uint64, na_value=0)
+        return np.minimum(wide, np.iinfo(np.int64).max).astype(np.int64), ~missing
+    if code == "i":
+        return series.to_numpy(dtype=np.int64, na_value=0), ~missing
+    values = series.to_numpy(dtype=np.float64, na_value=math.nan)
+    return values, ~np.isnan(values)
+
+
+def days(series: pd.Series, name: str, origin: datetime.date) -> tuple[np.ndarray, np.ndarray]:
+    """Days since the origin, int64: the date on the wall where the time was taken.
+
+    :raises SchemaError: it has another dtype than one of dates.
+    """
+    if kind(series) != "dates":
+        advice = f"pass pd.to_datetime(df[{name!r}], format='ISO8601', errors='coerce')"
+        raise refuse_kind(series, name, "dates", advice)
+    if str(series.dtype).startswith("date32"):
+        series = series.astype("timestamp[s][pyarrow]")
+    if getattr(series.dt, "tz", None) is not None:
+        series = series.dt.tz_localize(None)
+    found = series.to_numpy(dtype="datetime64[s]", na_value=np.datetime64("NaT")).astype("M8[D]")
+    observed = ~np.isnat(found)
+    return np.where(observed, (found - np.datetime64(origin)).astype(np.int64), 0), observed
+
+
+def levels(series: pd.Series, name: str, declared: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Which of the declared levels each value is, -1 for none of them, and what is there.
+
+    A level is equal by value and type: ``1``, ``True`` and ``"1"`` are three levels; a float is
+    the integer that it equals, since integers are floats where one is missing.
+
+    :param declared: all text, all integers or all booleans.
+    :raises SchemaError: it is of numbers where levels are text, or the other way round.
+    """
+    observed = ~series.isna().to_numpy(dtype=bool)
+    table = {level: code for code, level in enumerate(declared)}
+    wanted = type(declared[0])
+    found = kind(series)
+    if found == "categories":
+        of_category = np.array([_level(x, wanted, table) for x in series.cat.categories] + [-1])
+        return of_category[series.cat.codes.to_numpy()].astype(np.int64), observed
+    if found == "Python objects":
+        codes = np.fromiter(
+            (_level(x, wanted, table) for x in series), dtype=np.int64, count=len(series)
+        )
+        _require_some(series, observed, name, wanted)
+        return codes, observed
+    if found != {str: "text", int: "numbers", bool: "booleans"}[wanted]:
+        raise refuse_kind(series, name, _NAMES[wanted], _ADVICE[wanted, found in _NUMERIC])
+    index, unique = pd.factorize(series)
+    of_unique = np.array([_level(x, wanted, table) for x in unique.tolist()] + [-1])
+    return of_unique[index].astype(np.int64), observed
+
+
+_NAMES = {str: "levels of text", int: "levels of integers", bool: "levels False and True"}
+_NUMERIC = ("numbers", "booleans")
+_ADVICE = {
+    (str, True): "declare levels of its type, such as (0, 1), or pass it as text",
+    (str, False): "pass it as text",
+    (int, True): "declare levels False and True, or pass it as integers",
+    (int, False): "declare levels of text, such as ('0', '1'), or pass it as integers",
+    (bool, True): "declare levels=(0, 1), or pass it as booleans",
+    (bool, False): "declare levels of text, such as ('no', 'yes'), or pass it as booleans",
+}
+
+
+def _level(value: Any, wanted: type, table: dict[Any, int]) -> int:
+    """The code of a value, which may be anything."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if wanted is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return table.get(value, -1) if type(value) is wanted or _is_text(value, wanted) else -1
+
+
+def _is_text(value: Any, wanted: type) -> bool:
+    return wanted is str and isinstance(value, str)
+
+
+def _require_some(series: pd.Series, observed: np.ndarray, name: str, wanted: type) -> None:
+    """Not all of another type: then the declaration is wrong, and all would be unknown."""
+    kinds = (wanted, np.bool_) if wanted is bool else (wanted, float, np.number)
+    kinds = (str,) if wanted is str else kinds
+    if observed.any() and not any(isinstance(x, kinds) for x in series):
+        raise SchemaError(
+            f"Column {name!r} holds Python objects none of which is of the type of its declared "
+            f"{_NAMES[wanted]}: declare levels of its type, or pass it in theirs. {CURATOR}"
+        )
+
+
+def require_dtype(dtype: str, kinds: Sequence[str], missing: bool, probe: np.ndarray) -> None:
+    """
+    :param probe: values that it must hold, bounds or levels.
+    :raises ConfigurationError: pandas knows no such dtype; or it cannot hold what is declared.
+    """
+    try:
+        empty = pd.Series([], dtype=_own(dtype))
+        known = kind(empty)
+        back = pd.Series(probe).astype(_own(dtype)).tolist()
+    except Exception:
+        raise ConfigurationError(
+            f"dtype={dtype!r} is none that pandas knows and that holds this column."
+        ) from None
+    exact = known != "numbers" or pd.api.types.is_float_dtype(empty.dtype)
+    if known not in kinds or not (exact or back == probe.tolist()):
+        raise ConfigurationError(f"dtype={dtype!r} does not hold what this column declares.")
+    if missing and isinstance(empty.dtype, np.dtype) and empty.dtype.kind in "iub":
+        raise ConfigurationError(
+            f"dtype={dtype!r} has no way to say that a value is missing: say 'Int64' or 'boolean'."
+        )
+
+
+def as_series(values: np.ndarray, observed: np.ndarray, dtype: str) -> pd.Series:
+    """A series of the dtype, with its own form of what is missing where nothing is observed."""
+    series = pd.Series(values).astype(_own(dtype))
+    return series if observed.all() else series.mask(~observed)
+
+
+def as_dates(days: np.ndarray, observed: np.ndarray, dtype: str) -> pd.Series:
+    """
+    :param days: since 1970.
+    """
+    dates = pd.Series(days.astype("datetime64[D]").astype("datetime64[s]"))
+    wanted = pd.api.types.pandas_dtype(dtype)
+    if isinstance(wanted, pd.DatetimeTZDtype):  # midnight, or what comes after it
+        first = np.ones(len(dates), dtype=bool)
+        zoned = dates.dt.tz_localize(wanted.tz, nonexistent="shift_forward", ambiguous=first)
+        return zoned.astype(wanted).mask(~observed)
+    return dates.astype(wanted).mask(~observed)
+
+
+def as_categories(
+    codes: np.ndarray, observed: np.ndarray, labels: Sequence[Any], ordered: bool
+) -> pd.Series:
+    found = np.where(observed, codes, -1)
+    return pd.Series(pd.Categorical.from_codes(found, categories=list(labels), ordered=ordered))
+
+
+def _own(dtype: str) -> str:
+    """Text is ``object`` where pandas has no dtype for it (before 3)."""
+    return "object" if dtype == "str" and pd.api.types.pandas_dtype("str").kind == "U" else dtype
