@@ -80,6 +80,10 @@ class Column(abc.ABC):
     def within(self, allowed: Any) -> np.ndarray:
         """Which codes lie wholly within levels, or a pair (low, high), (size,); for rules."""
 
+    def holds(self, values: np.ndarray, observed: np.ndarray, allowed: Any) -> np.ndarray:
+        """Where a value is among levels, or in a pair (low, high); for rules."""
+        return self.within(allowed)[self.codes(values, observed)]
+
     @property
     @abc.abstractmethod
     def _labels(self) -> Sequence[str]: ...

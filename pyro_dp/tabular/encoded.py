@@ -3,8 +3,14 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from pyro_dp.tabular.column import Column
+from pyro_dp.utils.errors import SchemaError
+
+ROW_OBSERVED = "row_observed"  # beside the columns, where a unit has several rows
 
 
 class Encoded(dict[str, Tensor]):
@@ -33,6 +39,41 @@ class Encoded(dict[str, Tensor]):
 
     def __reduce__(self) -> Any:
         return type(self), (self.schema, dict(self))
+
+
+def arrays(
+    encoded: Mapping[str, Any], columns: Mapping[str, Column], slots: int | None
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray]:
+    """Values, and where they are observed, of each column; and which slots hold a row.
+
+    :param slots: of a unit; None: tensors have one dimension.
+    :raises SchemaError: a tensor is missing, is not finite, or has another shape.
+    """
+    dims = 1 if slots is None else 2
+    found: dict[str, np.ndarray] = {}
+    for name, column in columns.items():
+        for key in [name, f"{name}_observed"] if column.missing else [name]:
+            found[key] = _array(encoded, key, dims)
+    shape = next(iter(found.values())).shape
+    ones = np.ones(shape, dtype=bool)
+    rows = ones if slots is None else _array(encoded, ROW_OBSERVED, dims).astype(bool)
+    found[ROW_OBSERVED] = rows
+    for key, array in found.items():
+        if array.shape != shape or array.shape[1:] != (slots,)[: dims - 1]:
+            raise SchemaError(f"{key!r} has shape {array.shape}, which is not the schema's.")
+    return {
+        name: (found[name], found[f"{name}_observed"].astype(bool) if column.missing else ones)
+        for name, column in columns.items()
+    }, rows
+
+
+def _array(encoded: Mapping[str, Any], key: str, dims: int) -> np.ndarray:
+    if not isinstance(encoded.get(key), Tensor):
+        raise SchemaError(f"{key!r} is missing among the tensors: schema.encode(frame) makes it.")
+    array: np.ndarray = encoded[key].detach().cpu().numpy()
+    if array.ndim != dims or not np.isfinite(array).all():
+        raise SchemaError(f"{key!r} must have {dims} dimensions, and finite numbers.")
+    return array
 
 
 def _flatten(encoded: Encoded) -> tuple[list[Tensor], tuple[str, ...]]:

@@ -101,11 +101,11 @@ class _Levels(Column):
         return codes.astype(np.int64)
 
     def within(self, allowed: Any) -> np.ndarray:
-        unknown = [level for level in allowed if level not in self._all]
-        if unknown:
-            raise ConfigurationError(f"{unknown[0]!r} is no declared level.")
-        found = np.array([level in allowed for level in self._all])
-        return np.append(found, False) if self.missing else found
+        known = (*self._all, None) if self.missing else self._all
+        unknown = [level for level in allowed if level not in known]
+        if isinstance(allowed, str) or unknown:
+            raise ConfigurationError("there must be a list of declared levels.")
+        return np.array([level in allowed for level in known])
 
 
 @dataclass(frozen=True, repr=False)

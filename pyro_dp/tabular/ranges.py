@@ -43,9 +43,24 @@ class _Binned(Column):
         return self._bins.draw(codes, rng)
 
     def within(self, allowed: Any) -> np.ndarray:
-        low, high = allowed
-        found = self._bins.within(low, high)
+        found = self._bins.within(*self._range(allowed))
         return np.append(found, False) if self.missing else found
+
+    def holds(self, values: np.ndarray, observed: np.ndarray, allowed: Any) -> np.ndarray:
+        low, high = self._range(allowed)
+        return (values >= low) & (values <= high) & observed
+
+    def _range(self, allowed: Any) -> tuple[float, float]:
+        """:raises ConfigurationError: no pair of numbers, the first one not above the second."""
+        if isinstance(allowed, str) or len(allowed) != 2:
+            raise ConfigurationError("a range must be (low, high).")
+        low, high = map(self._end, allowed)
+        if low > high:
+            raise ConfigurationError("a range must be (low, high).")
+        return low, high
+
+    def _end(self, value: Any) -> float:
+        return require_number("an end of the range", value, above=-np.inf, below=np.inf)
 
 
 @dataclass(frozen=True, repr=False)
@@ -257,9 +272,8 @@ class Date(_Binned):
         since_1970 = values.astype(np.int64) + (self._origin - datetime.date(1970, 1, 1)).days
         return of_pandas.as_dates(since_1970, observed, self.dtype)
 
-    def within(self, allowed: Any) -> np.ndarray:
-        low, high = (self._days(_date("impossible", date).isoformat()) for date in allowed)
-        return super().within((low, high))
+    def _end(self, value: Any) -> float:
+        return self._days(_date("an end of the range", value).isoformat())
 
 
 def _date(name: str, value: Any) -> datetime.date:

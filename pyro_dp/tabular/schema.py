@@ -1,8 +1,11 @@
 """A schema: the columns of a frame as they were declared, and what is made of a frame by them."""
 
-from collections.abc import Callable, Mapping
+import json
+import os
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,14 +13,18 @@ import torch
 from torch import Tensor
 
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.encoded import Encoded
-from pyro_dp.tabular.series import CURATOR
+from pyro_dp.tabular.derived import evaluated, require_expression
+from pyro_dp.tabular.encoded import ROW_OBSERVED, Encoded, arrays
+from pyro_dp.tabular.frames import guarded, require_columns
+from pyro_dp.tabular.impossible import possible_codes, possible_values, require_rules, zeros
+from pyro_dp.tabular.schema_file import as_state, of_state
 from pyro_dp.tabular.slots import Slots
+from pyro_dp.tabular.suggest import drafted
 from pyro_dp.utils.errors import ConfigurationError, SchemaError
+from pyro_dp.utils.files import write_file
 from pyro_dp.utils.validation import require_count
 
-ROW_OBSERVED = "row_observed"
-T = TypeVar("T")
+_REDRAWS = 100
 _Read = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -35,7 +42,14 @@ class Schema:
     :param unit: name of the column that says whose row it is; the protected unit. None: each row
         is a unit, which is right only where nobody has two.
     :param max_rows: so many rows of a unit are kept, the first ones of the frame.
-    :raises ConfigurationError: names clash, or ``max_rows`` has no ``unit``.
+    :param derived: expressions of columns, by name, such as ``{"bmi": "weight / height / height"}``
+        (:mod:`~pyro_dp.tabular.derived`): in frames that come back, and not read where they are in
+        one that is encoded.
+    :param impossible: rules for rows that nobody has, such as ``[{"age": (0, 14), "married":
+        ["yes"]}]``, levels or a range of each column: for what makes up rows. Rows of data are
+        not held against them.
+    :raises ConfigurationError: names clash, ``max_rows`` has no ``unit``, or an expression or rule
+        names what is not declared.
     """
 
     def __init__(
@@ -44,11 +58,64 @@ class Schema:
         *,
         unit: str | None = None,
         max_rows: int = 1,
+        derived: Mapping[str, str] | None = None,
+        impossible: Sequence[Mapping[str, Sequence[Any]]] = (),
     ) -> None:
         self.columns: dict[str, Column] = dict(columns)
         self.unit = unit
         self.max_rows = require_count("max_rows", max_rows)
+        if derived is not None and not isinstance(derived, Mapping):
+            raise ConfigurationError("derived must be a dictionary of expressions by name.")
+        self.derived = dict(derived or {})
         self._check()
+        self.impossible = require_rules(impossible, self.columns)
+        self._check_derived()
+
+    @classmethod
+    def suggest(
+        cls, public_df: pd.DataFrame, *, unit: str | None = None, max_rows: int = 1
+    ) -> "Schema":
+        """A draft, to be printed as code and edited.
+
+        Bounds and levels are those of the frame. **Not private**: whoever reads the schema reads
+        smallest and largest values and all levels, so the frame must be public, such as a public
+        sample or last year's publication.
+
+        :param public_df: to read bounds and levels from.
+        :param unit: name of the column that says whose row it is.
+        :raises SchemaError: a column is of no kind that can be declared.
+        """
+        frame = public_df if unit is None else public_df.drop(columns=unit)
+        return cls(drafted(frame), unit=unit, max_rows=max_rows)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Schema":
+        """
+        :param text: as :meth:`to_json` gives it. It can declare, and not run code.
+        :raises ConfigurationError: it is no such text; names the column.
+        """
+        try:
+            state = json.loads(text)
+        except (TypeError, ValueError, RecursionError):
+            raise ConfigurationError("This is no schema: it is not JSON.") from None
+        columns, settings = of_state(state)
+        return cls(columns, **settings)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Schema":
+        """
+        :param path: of a file that :meth:`save` wrote.
+        """
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+    def to_json(self) -> str:
+        return json.dumps(self._state(), indent=1)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """
+        :param path: of the file, which is JSON.
+        """
+        write_file(path, self._state())
 
     @property
     def names(self) -> list[str]:
@@ -92,19 +159,12 @@ class Schema:
     def decode(self, encoded: Mapping[str, Tensor]) -> pd.DataFrame:
         """The frame of what :meth:`encode` returned, or of tensors of its form.
 
-        :returns: names and dtypes as declared, a row for each row that is observed; with a unit
-            column this comes first, and numbers the units 0, 1, ....
+        :returns: names and dtypes as declared, then derived columns; a row for each row that is
+            observed. With a unit column this comes first, and numbers the units 0, 1, ....
         :raises SchemaError: a tensor is missing, or has another shape.
         """
-        arrays, rows = self._arrays(encoded)
-        series = {
-            name: column.decode(*(each[rows] for each in arrays[name]))
-            for name, column in self.columns.items()
-        }
-        frame = pd.DataFrame(series, columns=self.names)
-        if self.unit is not None:
-            frame.insert(0, self.unit, np.nonzero(rows)[0])
-        return frame
+        read, rows = self._arrays(encoded)
+        return self._frame({name: (x[rows], seen[rows]) for name, (x, seen) in read.items()}, rows)
 
     def codes(self, data: pd.DataFrame | Mapping[str, Tensor]) -> np.ndarray:
         """
@@ -113,53 +173,118 @@ class Schema:
             max_rows, columns), and -1 in all columns of a slot without a row.
         :raises SchemaError: as of :meth:`encode`.
         """
-        if isinstance(data, pd.DataFrame):
-            read, slots = self._read(data)
-            found = [self.columns[name].codes(*each) for name, each in read.items()]
-            return np.stack([slots.place(x, -1) for x in found] if slots else found, axis=-1)
-        arrays, rows = self._arrays(data)
-        found = [column.codes(*arrays[name]) for name, column in self.columns.items()]
-        return np.where(rows[..., None], np.stack(found, axis=-1), -1)
+        if isinstance(data, Mapping):
+            read, rows = self._arrays(data)
+            found = [column.codes(*read[name]) for name, column in self.columns.items()]
+            return np.where(rows[..., None], np.stack(found, axis=-1), -1)
+        read, slots = self._read(data)
+        found = [self.columns[name].codes(*each) for name, each in read.items()]
+        return np.stack([slots.place(x, -1) for x in found] if slots else found, axis=-1)
 
     def from_codes(self, codes: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
         """A frame whose :meth:`codes` these are, with values uniform within their bins.
 
+        Values that are ``impossible`` are drawn anew, unless all of their bins are.
+
         :param codes: as :meth:`codes` gives them.
+        :param rng: of NumPy.
         :raises SchemaError: another shape, or no codes.
         """
         codes = np.asarray(codes)
-        dims = 2 if self.unit is None else 3
-        if codes.ndim != dims or codes.shape[-1] != len(self.columns) or codes.dtype.kind != "i":
-            raise SchemaError(
-                f"from_codes() needs integers of {dims} dimensions, the last one with "
-                f"{len(self.columns)} columns."
-            )
-        rows = (codes >= 0).all(axis=-1)
-        if (codes >= self.sizes).any() or (self.unit is None and not rows.all()):
-            raise SchemaError("from_codes(): there are numbers that are no codes of their column.")
-        series = {
-            name: column.decode(*column.draw(codes[rows][:, j], rng))
-            for j, (name, column) in enumerate(self.columns.items())
-        }
-        frame = pd.DataFrame(series, columns=self.names)
-        if self.unit is not None:
-            frame.insert(0, self.unit, np.nonzero(rows)[0])
-        return frame
+        self._require_codes(codes)
+        rows = codes[..., 0] >= 0
+        drawn = self._drawn(codes[rows], rng)
+        again = np.flatnonzero(possible_codes(codes[rows], self.impossible, self.columns))
+        for _ in range(_REDRAWS if self.impossible else 0):
+            chosen = {name: (x[again], seen[again]) for name, (x, seen) in drawn.items()}
+            again = again[~possible_values(chosen, self.impossible, self.columns)]
+            if not len(again):
+                break
+            for name, (values, _) in self._drawn(codes[rows][again], rng).items():
+                drawn[name][0][again] = values
+        return self._frame(drawn, rows)
+
+    def possible(self, data: pd.DataFrame | Mapping[str, Tensor] | np.ndarray) -> np.ndarray:
+        """Which rows no rule of ``impossible`` holds on.
+
+        :param data: a frame or an encoded one; or codes, which are impossible where all values of
+            their bins are.
+        :returns: bool, (units,), or with a unit column (units, max_rows), False in empty slots.
+        """
+        if isinstance(data, np.ndarray):
+            self._require_codes(data)
+            return (data[..., 0] >= 0) & possible_codes(data, self.impossible, self.columns)
+        encoded = data if isinstance(data, Mapping) else self.encode(data)
+        read, rows = self._arrays(encoded)
+        return rows & possible_values(read, self.impossible, self.columns)
+
+    @property
+    def zeros(self) -> list[dict[str, np.ndarray]]:
+        """The rules by codes: for each its columns, and which of their codes lie within, (size,).
+
+        A row of codes is impossible if, for one rule, all of these are True.
+        """
+        return zeros(self.impossible, self.columns)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schema) and self._fields() == other._fields()
+        return isinstance(other, Schema) and repr(self) == repr(other)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         """As code that makes it again."""
         lines = [f"        {name!r}: {column!r}," for name, column in self.columns.items()]
-        settings = [f"    unit={self.unit!r},", f"    max_rows={self.max_rows},"]
-        settings = settings if self.unit is not None else []
+        said = {name: value for name, value in self._settings().items() if value}
+        if self.unit is None:
+            del said["max_rows"]
+        settings = [f"    {name}={value!r}," for name, value in said.items()]
         return "\n".join(["Schema(", "    {", *lines, "    },", *settings, ")"])
 
-    def _fields(self) -> Any:
-        return list(self.columns.items()), self.unit, self.max_rows
+    def _settings(self) -> dict[str, Any]:
+        names = ("unit", "max_rows", "derived", "impossible")
+        return {name: getattr(self, name) for name in names}
+
+    def _state(self) -> dict[str, Any]:
+        return as_state(self.columns, self._settings())
+
+    def _arrays(self, encoded: Mapping[str, Tensor]) -> tuple[_Read, np.ndarray]:
+        return arrays(encoded, self.columns, None if self.unit is None else self.max_rows)
+
+    def _drawn(self, codes: np.ndarray, rng: np.random.Generator) -> _Read:
+        columns = enumerate(self.columns.items())
+        return {name: column.draw(codes[:, j], rng) for j, (name, column) in columns}
+
+    def _frame(self, read: _Read, rows: np.ndarray) -> pd.DataFrame:
+        """
+        :param read: of each column what is in its rows.
+        :param rows: which slots these are.
+        """
+        series = {name: column.decode(*read[name]) for name, column in self.columns.items()}
+        for name, expression in self.derived.items():
+            series[name] = evaluated(name, expression, series)
+        frame = pd.DataFrame(series, columns=[*self.names, *self.derived])
+        if self.unit is not None:
+            frame.insert(0, self.unit, np.nonzero(rows)[0])
+        return frame
+
+    def _require_codes(self, codes: np.ndarray) -> None:
+        shape = (len(self.columns),) if self.unit is None else (self.max_rows, len(self.columns))
+        if codes.dtype.kind != "i" or codes.shape[1:] != shape:
+            raise SchemaError(f"Codes must be integers of shape (units, {str(shape)[1:]}.")
+        empty = (codes == -1).all(axis=-1, keepdims=True) & (self.unit is not None)
+        if not (empty | ((codes >= 0) & (codes < self.sizes))).all():
+            raise SchemaError("Codes: there are numbers that are no codes of their column.")
+
+    def _check_derived(self) -> None:
+        known = list(self.columns)
+        for name, expression in self.derived.items():
+            if not isinstance(name, str) or name in known or name == self.unit:
+                raise ConfigurationError(f"derived: {name!r} must be the name of a new column.")
+            require_expression(name, expression, known)
+            known.append(name)
+        there = np.ones(1, dtype=bool)  # a row of public values, to see that all can be computed
+        row = {name: (np.array([each.fill]), there) for name, each in self.columns.items()}
+        self._frame(row, there)
 
     def _check(self) -> None:
         if not self.columns:
@@ -186,80 +311,9 @@ class Schema:
 
     def _read(self, frame: Any) -> tuple[_Read, Slots | None]:
         """Values of each column, and where its rows go."""
-        self._require_columns(frame)
-        read = {name: _guarded(name, frame, each.encode) for name, each in self.columns.items()}
+        require_columns(frame, self.names, self.unit, self.derived)
+        read = {name: guarded(name, frame, each.encode) for name, each in self.columns.items()}
         if self.unit is None:
             return read, None
         of_unit = partial(Slots.of, max_rows=self.max_rows)
-        return read, _guarded(self.unit, frame, of_unit)
-
-    def _require_columns(self, frame: Any) -> None:
-        """Names of columns that are not declared are not shown: a file without a head has values
-        of its first person there."""
-        if not isinstance(frame, pd.DataFrame):
-            raise SchemaError(
-                f"A schema reads a frame of pandas, not a {type(frame).__name__}: pass a DataFrame."
-            )
-        wanted = [*([] if self.unit is None else [self.unit]), *self.names]
-        found = list(frame.columns)
-        lacking = [name for name in wanted if name not in found]
-        if lacking:
-            raise SchemaError(f"The frame lacks column {', '.join(map(repr, lacking))}.")
-        twice = [name for name in wanted if found.count(name) > 1]
-        if twice:
-            raise SchemaError(
-                f"The frame has column {twice[0]!r} more than once: which one is meant?"
-            )
-        extra = [str(place) for place, name in enumerate(found) if name not in wanted]
-        if extra:
-            names = "schema.names" if self.unit is None else "[schema.unit, *schema.names]"
-            raise SchemaError(
-                f"The frame has columns that the schema does not name, at position "
-                f"{', '.join(extra[:10])} (their names may be data, and are not shown): declare "
-                f"them, or pass df[{names}]."
-            )
-        if not len(frame):
-            raise SchemaError("The frame has no rows.")
-
-    def _arrays(self, encoded: Mapping[str, Tensor]) -> tuple[_Read, np.ndarray]:
-        """Values, and where they are observed, of each column; and which slots hold a row."""
-        dims = 1 if self.unit is None else 2
-        found: dict[str, np.ndarray] = {}
-        for name, column in self.columns.items():
-            for key in [name, f"{name}_observed"] if column.missing else [name]:
-                found[key] = self._array(encoded, key, dims)
-        shape = found[self.names[0]].shape
-        rows = np.ones(shape, dtype=bool)
-        if self.unit is not None:
-            rows = found[ROW_OBSERVED] = self._array(encoded, ROW_OBSERVED, dims).astype(bool)
-        for key, array in found.items():
-            if array.shape != shape or (dims == 2 and shape[1] != self.max_rows):
-                raise SchemaError(f"{key!r} has shape {array.shape}, which is not the schema's.")
-        ones = np.ones(shape, dtype=bool)
-        return {
-            name: (found[name], found.get(f"{name}_observed", ones).astype(bool))
-            if column.missing
-            else (found[name], ones)
-            for name, column in self.columns.items()
-        }, rows
-
-    def _array(self, encoded: Mapping[str, Tensor], key: str, dims: int) -> np.ndarray:
-        if key not in encoded:
-            raise SchemaError(f"{key!r} is missing: decode what schema.encode(frame) returned.")
-        array = torch.as_tensor(encoded[key]).detach().cpu().numpy()
-        if array.ndim != dims:
-            raise SchemaError(f"{key!r} must have {dims} dimensions, not {array.ndim}.")
-        return array
-
-
-def _guarded(name: str, frame: pd.DataFrame, read: Callable[[pd.Series, str], T]) -> T:
-    """:raises SchemaError: whatever else was raised, whose text may show a value."""
-    try:
-        return read(frame[name], name)
-    except SchemaError:
-        raise
-    except Exception as error:
-        raise SchemaError(
-            f"Column {name!r} cannot be read: pandas raised {type(error).__name__}. Pass it in a "
-            f"plain dtype (float64, int64, bool, str, datetime64[ns]). {CURATOR}"
-        ) from None
+        return read, guarded(self.unit, frame, of_unit)

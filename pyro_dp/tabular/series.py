@@ -23,7 +23,7 @@ _MISSING = (
 )
 
 
-def kind(series: pd.Series) -> str:
+def kind(series: pd.Series | pd.Index) -> str:
     """Of what a series is by its dtype, in words."""
     dtype = series.dtype
     types = pd.api.types
@@ -44,7 +44,7 @@ def kind(series: pd.Series) -> str:
     return "text" if types.is_string_dtype(dtype) else "other things"
 
 
-def refuse_kind(series: pd.Series, name: str, wanted: str, advice: str) -> SchemaError:
+def refuse_kind(series: pd.Series | pd.Index, name: str, wanted: str, advice: str) -> SchemaError:
     """The error of a series of another kind than its column is declared to be."""
     found = kind(series)
     return SchemaError(_KIND.format(name=name, found=found, wanted=wanted, advice=advice))
@@ -110,8 +110,13 @@ def levels(series: pd.Series, name: str, declared: Sequence[Any]) -> tuple[np.nd
     table = {level: code for code, level in enumerate(declared)}
     wanted = type(declared[0])
     found = kind(series)
+    if str(series.dtype).startswith("dictionary"):  # categories of Arrow
+        series, found = series.astype(object), "Python objects"
     if found == "categories":
-        of_category = np.array([_level(x, wanted, table) for x in series.cat.categories] + [-1])
+        own = series.cat.categories
+        if len(own) and kind(own) not in ("Python objects", _KINDS[wanted]):
+            raise refuse_kind(own, name, _NAMES[wanted], _ADVICE[wanted, kind(own) in _NUMERIC])
+        of_category = np.array([_level(x, wanted, table) for x in own] + [-1])
         return of_category[series.cat.codes.to_numpy()].astype(np.int64), observed
     if found == "Python objects":
         codes = np.fromiter(
@@ -119,7 +124,7 @@ def levels(series: pd.Series, name: str, declared: Sequence[Any]) -> tuple[np.nd
         )
         _require_some(series, observed, name, wanted)
         return codes, observed
-    if found != {str: "text", int: "numbers", bool: "booleans"}[wanted]:
+    if found != _KINDS[wanted]:
         raise refuse_kind(series, name, _NAMES[wanted], _ADVICE[wanted, found in _NUMERIC])
     index, unique = pd.factorize(series)
     of_unique = np.array([_level(x, wanted, table) for x in unique.tolist()] + [-1])
@@ -127,6 +132,7 @@ def levels(series: pd.Series, name: str, declared: Sequence[Any]) -> tuple[np.nd
 
 
 _NAMES = {str: "levels of text", int: "levels of integers", bool: "levels False and True"}
+_KINDS = {str: "text", int: "numbers", bool: "booleans"}
 _NUMERIC = ("numbers", "booleans")
 _ADVICE = {
     (str, True): "declare levels of its type, such as (0, 1), or pass it as text",
