@@ -122,7 +122,9 @@ class Column(abc.ABC):
             value = getattr(self, field.name)
             if field.default is dataclasses.MISSING:
                 said.append(repr(value))
-            elif value != (self._default_dtype if field.name == "dtype" else field.default):
+                continue
+            default = self._default_dtype if field.name == "dtype" else field.default
+            if repr(value) != repr(default):  # (0, 1) equals (False, True)
                 said.append(f"{field.name}={value!r}")
         return f"{type(self).__name__}({', '.join(said)})"
 

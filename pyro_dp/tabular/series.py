@@ -176,7 +176,7 @@ def require_dtype(dtype: str, kinds: Sequence[str], missing: bool, probe: np.nda
     try:
         empty = pd.Series([], dtype=_own(dtype))
         known = kind(empty)
-        back = pd.Series(probe).astype(_own(dtype)).tolist()
+        back = _probed(probe, dtype).tolist()
     except Exception:
         raise ConfigurationError(
             f"dtype={dtype!r} is none that pandas knows and that holds this column."
@@ -188,6 +188,13 @@ def require_dtype(dtype: str, kinds: Sequence[str], missing: bool, probe: np.nda
         raise ConfigurationError(
             f"dtype={dtype!r} has no way to say that a value is missing: say 'Int64' or 'boolean'."
         )
+
+
+def _probed(probe: np.ndarray, dtype: str) -> pd.Series:
+    there = np.ones(len(probe), dtype=bool)
+    if probe.dtype.kind == "M":
+        return as_dates(probe.astype("datetime64[D]").astype(np.int64), there, dtype)
+    return as_series(probe, there, dtype)
 
 
 def as_series(values: np.ndarray, observed: np.ndarray, dtype: str) -> pd.Series:
