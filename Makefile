@@ -31,6 +31,8 @@ CORE := \
 	tests/baselines/test_dpem.py \
 	tests/accounting/test_pld.py \
 	tests/vips/test_vips_models.py \
+	tests/tabular/test_bad_frames.py \
+	tests/tabular/test_declarations.py \
 	tests/infer/test_traced_step.py::test_a_record_on_which_the_model_fails_counts_as_zero \
 	tests/infer/test_traced_step.py::test_compiled_equals_pyro_code
 

@@ -62,7 +62,11 @@ def require_expression(name: str, expression: Any, known: Collection[str]) -> No
     :raises ConfigurationError: it is none, or uses other columns.
     """
     tree = _parsed(name, expression)
-    if tree is None or not _is_known(tree):
+    try:
+        fits = tree is not None and _is_known(tree)
+    except RecursionError:
+        fits = False
+    if not fits:
         raise ConfigurationError(f"derived[{name!r}] is no expression: {_GRAMMAR}.")
     calls = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     used = [x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and id(x) not in calls]

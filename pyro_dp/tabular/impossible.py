@@ -56,7 +56,7 @@ def possible_codes(
     found = np.ones(codes.shape[:-1], dtype=bool)
     for rule in zeros(rules, columns):
         hit = [mask[codes[..., place[name]]] for name, mask in rule.items()]
-        found &= ~np.logical_and.reduce(hit)
+        found &= ~np.all(hit, axis=0)
     return found
 
 
@@ -68,5 +68,5 @@ def possible_values(
     found = np.ones(first.shape, dtype=bool)
     for rule in rules:
         hit = [columns[name].holds(*values[name], allowed) for name, allowed in rule.items()]
-        found &= ~np.logical_and.reduce(hit)
+        found &= ~np.all(hit, axis=0)
     return found

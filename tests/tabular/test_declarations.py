@@ -198,6 +198,7 @@ def test_derived_columns(expression, wanted):
         ({"new": "weight ** weight"}, "no expression"),
         ({"new": "(" * 900 + "weight" + ")" * 900}, "no expression"),
         ({"new": "weight + " * 500 + "1"}, "2000"),
+        ({"new": "-" * 1900 + "weight"}, "no expression"),
         ({"new": 3}, "text"),
         ({"new": "1 + 1"}, "no column"),
         ({"new": "weigth * 2"}, "'weigth'"),
