@@ -18,6 +18,8 @@ PAGES = (
     "docs/trust.md",
     "docs/data.md",
 )
+# Which begins anew, with a frame.
+FRAMES = "docs/tabular.md"
 TEXTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 
 
@@ -49,7 +51,20 @@ def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
 def test_no_example_is_left_out():
     """Those of docs/errors.md are wrong on purpose, and have a test of their own."""
     with_code = {path.relative_to(ROOT).as_posix() for path in TEXTS if examples(path)}
-    assert with_code == {*PAGES, "docs/errors.md"}
+    assert with_code == {*PAGES, FRAMES, "docs/errors.md"}
+
+
+def test_examples_of_frames(tmp_path, monkeypatch, as_users_run_it):
+    """They show that they run; what comes out is for the tests of tabular."""
+    monkeypatch.chdir(tmp_path)
+    torch.set_default_dtype(torch.float32)
+    scope = {}
+    for code in examples(ROOT / FRAMES):
+        pyro.clear_param_store()
+        exec(code, scope)
+        if "accountant" in scope:
+            assert 0.99 < scope["accountant"].get_epsilon() <= 1.0
+    assert scope["schema"].max_rows == 5
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.name)

@@ -61,6 +61,11 @@ class Unfriendly:
         raise TypeError(SECRET)
 
 
+class Unsorted:
+    def __hash__(self):
+        raise ValueError(SECRET)
+
+
 def twice():
     one = frame()
     return pd.concat([one, one[["age"]]], axis=1)
@@ -117,6 +122,7 @@ REFUSED = {
     "text for booleans": (lambda: frame(ill=["yes", "no", SECRET]), "'ill'"),
     "text objects for booleans": (lambda: frame(ill=objects("yes", "no", SECRET)), "'ill'"),
     "categories of numbers for text": (lambda: frame(job=pd.Categorical([1, 2, NUMBER])), "'job'"),
+    "an integer among booleans": (lambda: frame(ill=objects(True, 1, False)), "'ill' has values"),
     "numbers for text": (lambda: frame(job=[1, 2, NUMBER]), "'job'"),
     "objects of no level's type": (lambda: frame(job=objects(1, 2, NUMBER)), "'job'"),
     "lists": (lambda: frame(job=objects(["clerk"], [SECRET], ["nurse"])), "'job'"),
@@ -126,6 +132,10 @@ REFUSED = {
     "unit of mixed types": (lambda: frame(person=objects("1", 1, "2")), "'person'"),
     "unit of lists": (lambda: frame(person=objects(["a"], [SECRET], ["b"])), "'person'"),
     "unit of one's own": (lambda: frame(person=objects(*(Unfriendly(),) * 3)), "'person'"),
+    "unit that pandas fails on": (
+        lambda: frame(person=objects(*(Unsorted(),) * 3)),
+        "pandas raised ValueError",
+    ),
     "unit of categories that mix": (
         lambda: frame(person=pd.Categorical(["1", 1, "2"], categories=["1", 1, "2"])),
         "'person'",
