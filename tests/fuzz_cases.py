@@ -15,6 +15,7 @@ from typing import Any
 
 import fuzz_models as made
 import numpy as np
+import pandas as pd
 import torch
 from fuzz_contract import Case, NotBuilt, Watch, odd_values, parameters, require_finite
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ from pyro_dp import (
     sep_kl_bound,
 )
 from pyro_dp.baselines import DPEM, DPSGLD, EP
+from pyro_dp.tabular import Category, Count, Date, Number, Schema
 from pyro_dp.vips import (
     GaussianMixture,
     LatentDirichletAllocation,
@@ -66,6 +68,15 @@ def _read(source: Any, names: Any) -> None:
     found = columns(source, *(names if isinstance(names, tuple) else (names,)))
     for each in found if isinstance(found, tuple) else (found,):
         assert sum(len(rows) for rows in each.blocks()) == len(each)
+
+
+def _encoded(values: Any, **settings: Any) -> None:
+    """A frame of one column, there and back."""
+    frame = own(lambda: pd.DataFrame({"a": values, "id": 1}))
+    schema = Schema({"a": Number(0, 2, missing=True)}, unit="id", **settings)
+    back = schema.decode(schema.encode(frame))
+    assert len(back) == min(len(frame), schema.max_rows) and schema.possible(frame).any() in (0, 1)
+    assert Schema.from_json(schema.to_json()) == schema
 
 
 def look(step: ReleasedStep) -> None:
@@ -613,6 +624,48 @@ _PLAIN: dict[str, tuple[Callable, dict[str, list], tuple[str, ...]]] = {
         ("source", "names"),
     ),
     **{name: (make, sound, tuple(sound)) for name, (make, sound, _) in CONJUGATE.items()},
+    "number": (
+        Number,
+        {
+            "lower": [0, -1e40, -1e-300],
+            "upper": [1, 1e40, 1e-300],
+            "bins": [3, [0, 1]],
+            "missing": [True],
+            "dtype": ["float32", "Int64"],
+        },
+        ("lower", "upper"),
+    ),
+    "count": (
+        Count,
+        {"lower": [0, -5], "upper": [1, 9], "bins": [None, 2, [0, 1, 9]], "missing": [True]},
+        ("lower", "upper"),
+    ),
+    "category": (
+        Category,
+        {
+            "levels": [("a", "b"), [3, 1], (True,)],
+            "other": [True, False],
+            "missing": [True],
+            "ordered": [True],
+            "dtype": ["", "category", "str"],
+        },
+        ("levels",),
+    ),
+    "date": (
+        Date,
+        {"lower": ["2020-01-01"], "upper": ["2020-12-31"], "bins": [2], "missing": [True]},
+        ("lower", "upper"),
+    ),
+    "schema": (
+        _encoded,
+        {
+            "values": [[1, 2, 2], [0.5, 3.0, 1e300], np.array([1, 2, 3], "u8"), _EYE[0].numpy()],
+            "max_rows": [1, 2, 10**6],
+            "derived": [None, {"b": "a * 2"}],
+            "impossible": [(), [{"a": (0, 1)}]],
+        },
+        ("values",),
+    ),
 }
 
 

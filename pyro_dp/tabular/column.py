@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from pyro_dp.tabular import series as of_pandas
+from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_flag
 
 LARGEST = 2**53  # the whole numbers up to it are floats
@@ -103,13 +104,15 @@ class Column(abc.ABC):
     @abc.abstractmethod
     def _draw(self, codes: np.ndarray, rng: np.random.Generator) -> np.ndarray: ...
 
-    def _declare(self, dtype: str, probe: np.ndarray) -> None:
+    def _declare(self, probe: np.ndarray) -> None:
+        """Check what all columns have.
+
+        :param probe: values that the dtype must hold.
         """
-        :param dtype: where none was given.
-        :param probe: values that it must hold.
-        """
-        require_flag("missing", self.missing)
-        self._set("dtype", self.dtype or dtype)
+        self._set("missing", require_flag("missing", self.missing))
+        if not isinstance(self.dtype, str):
+            raise ConfigurationError("dtype must be the name of a dtype of pandas, as text.")
+        self._set("dtype", self.dtype or self._default_dtype)
         of_pandas.require_dtype(self.dtype, self._dtypes, self.missing, probe)
 
     def _set(self, field: str, value: Any) -> None:

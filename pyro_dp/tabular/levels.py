@@ -67,7 +67,7 @@ class _Levels(Column):
             )
         if kinds == {int} and any(abs(int(x)) > LARGEST for x in levels):
             raise ConfigurationError("levels must be between -2**53 and 2**53.")
-        self._declare(self._default_dtype, self._objects(list(self._all)))
+        self._declare(self._objects(list(self._all)))
 
     def _objects(self, values: Sequence[Any]) -> np.ndarray:
         found = np.empty(len(values), dtype=object)
@@ -129,8 +129,8 @@ class Category(_Levels):
     dtype: str = ""
 
     def __post_init__(self) -> None:
-        require_flag("other", self.other)
-        require_flag("ordered", self.ordered)
+        for name in ("other", "ordered"):
+            self._set(name, require_flag(name, getattr(self, name)))
         self._check()
         if self.other and "other" in self.levels:
             raise ConfigurationError("levels: 'other' is the level of all others; say other=False.")

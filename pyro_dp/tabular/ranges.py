@@ -90,7 +90,7 @@ class Number(_Binned):
         if isinstance(self.bins, list):
             self._set("bins", tuple(self.bins))
         of_range(self.bins, self.lower, self.upper, whole=False)
-        self._declare(self._default_dtype, np.rint([self.lower, self.upper]))
+        self._declare(np.rint([self.lower, self.upper]))
 
     @cached_property
     def _bins(self) -> Bins:  # type: ignore[override]
@@ -159,7 +159,7 @@ class Count(_Binned):
                 f"Count has {self._span} values, more than {_MOST_CODES} codes: say bins, such as "
                 "bins=20, or edges."
             )
-        self._declare(self._default_dtype, np.array([self.lower, self.upper]))
+        self._declare(np.array([self.lower, self.upper]))
         self._bins  # noqa: B018 (checks them)
 
     @property
@@ -228,7 +228,7 @@ class Date(_Binned):
             self._set("bins", tuple(_date("bins", edge).isoformat() for edge in self.bins))
         self._bins  # noqa: B018 (checks them)
         probe = np.array([self.lower, self.upper], dtype="datetime64[s]")
-        self._declare(self._default_dtype, probe)
+        self._declare(probe)
 
     @property
     def _origin(self) -> datetime.date:
@@ -243,7 +243,9 @@ class Date(_Binned):
 
     @cached_property
     def _bins(self) -> Bins:  # type: ignore[override]
-        bins = self.bins if isinstance(self.bins, int) else [self._days(x) for x in self.bins]
+        bins: Any = self.bins
+        if isinstance(bins, tuple):
+            bins = [self._days(edge) for edge in bins]
         return of_range(bins, 0, self._last, whole=True)
 
     @property

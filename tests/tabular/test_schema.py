@@ -151,7 +151,7 @@ def few(drawn):
 
 
 @given(rows, rows)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_neighbouring_frames_differ_in_one_record(one, theirs):
     """All rows of person 0 exchanged for others, or taken out: no other record moves."""
     one = [(9, 1.0, 1, "m", None), *one]  # somebody is there
@@ -173,7 +173,7 @@ def test_neighbouring_frames_differ_in_one_record(one, theirs):
 
 
 @given(rows)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_whatever_the_data_are_records_lie_in_public_bounds(drawn):
     encoded = FEW.encode(few(drawn))
     assert encoded["age"].min() >= 0 and encoded["age"].max() <= 100
