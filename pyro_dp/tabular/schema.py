@@ -83,10 +83,9 @@ class Schema:
 
         :param public_df: to read bounds and levels from.
         :param unit: name of the column that says whose row it is.
-        :raises SchemaError: a column is of no kind that can be declared.
+        :raises SchemaError: a column is of no kind that can be declared; the unit's is missing.
         """
-        frame = public_df if unit is None else public_df.drop(columns=unit)
-        return cls(drafted(frame), unit=unit, max_rows=max_rows)
+        return cls(drafted(public_df, unit), unit=unit, max_rows=max_rows)
 
     @classmethod
     def from_json(cls, text: str) -> "Schema":

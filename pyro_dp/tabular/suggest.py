@@ -21,13 +21,18 @@ _NOT_PRIVATE = (
 )
 
 
-def drafted(frame: pd.DataFrame) -> dict[str, Column]:
+def drafted(frame: pd.DataFrame, unit: str | None) -> dict[str, Column]:
     """Columns that hold what the frame has: bounds rounded outwards, levels that occur.
 
+    :param unit: name of the column of ids, which is left out.
     :raises SchemaError: a column is of no kind that can be declared, or two have one name.
     """
     if not isinstance(frame, pd.DataFrame) or not frame.columns.is_unique:
         raise SchemaError("Schema.suggest() needs a DataFrame whose columns have different names.")
+    if unit is not None:
+        if unit not in frame.columns:
+            raise SchemaError(f"The frame lacks column {unit!r}.")
+        frame = frame.drop(columns=unit)
     warnings.warn(_NOT_PRIVATE, NotPrivateWarning, stacklevel=3)
     return {str(name): _column(str(name), frame.iloc[:, i]) for i, name in enumerate(frame.columns)}
 

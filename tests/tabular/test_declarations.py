@@ -362,6 +362,8 @@ def test_what_no_draft_can_hold_is_named():
             Schema.suggest(pd.DataFrame({"odd": column}))
     with pytest.raises(SchemaError, match="different names"):
         Schema.suggest(pd.DataFrame([[1, 2]], columns=["a", "a"]))
+    with pytest.raises(SchemaError, match="lacks column 'id'"):
+        Schema.suggest(people(), unit="id")
     with pytest.warns(NotPrivateWarning):
         drafted = Schema.suggest(people().assign(id=[1, 2]), unit="id", max_rows=3)
     assert drafted.unit == "id" and "id" not in drafted.names
