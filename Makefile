@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Idle BLAS threads of two workers would spin on two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: demo lint test test-all test-lowest
+.PHONY: demo lint test test-all test-lowest browser
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m pyro_dp
@@ -21,6 +21,10 @@ test: lint
 # With what is marked slow: .ci/run calls it.
 test-all: lint
 	$(PYTEST)
+
+# axe-core, for the slow tests of the report; they need Chromium, too: apt-get install chromium.
+browser:
+	npm install --no-audit --no-fund --no-package-lock --prefix tests/browser
 
 # The core on the oldest Python and the lowest versions that pyproject.toml allows: .ci/run.
 LOWEST := .venv-lowest

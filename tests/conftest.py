@@ -6,6 +6,7 @@ import torch
 import trials
 
 from pyro_dp import DPSEP, DPSVI
+from pyro_dp.accounting import origins
 from pyro_dp.baselines import DPSGLD
 
 pytest.register_assert_rewrite("contract")  # so that it tells what failed
@@ -45,8 +46,9 @@ def _one_folder_of_trials(tmp_path_factory, request):
 
 
 @pytest.fixture(autouse=True)
-def _fresh_state():
-    """Float64, a cleared parameter store, a fixed public seed, one thread."""
+def _fresh_state(monkeypatch):
+    """Float64, a cleared parameter store, a fixed public seed, one thread; clocks stand still."""
+    monkeypatch.setattr(origins, "_minute", lambda: "2026-01-02T03:04Z")
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     pyro.clear_param_store()

@@ -36,6 +36,7 @@ from pyro_dp import (
     columns,
     sep_kl_bound,
 )
+from pyro_dp.accounting.origins import Origin
 from pyro_dp.baselines import DPEM, DPSGLD, EP
 from pyro_dp.tabular import Category, Count, Date, Number, Schema
 from pyro_dp.vips import (
@@ -496,6 +497,11 @@ EVENTS = settings_of(
     },
     required=("noise_multiplier",),
 )
+_DESCRIPTIONS = {
+    "title": ["T", "<b>", "x" * 1001, "two\nlines"],
+    "unit": ["a person"],
+    "units": [1, 10**6, 0],
+}
 _counts = st.sampled_from([1, 1, 2, 100, 10**6, 10**12, 0])
 OPERATIONS = st.one_of(
     st.tuples(st.just("record"), EVENTS, st.one_of(_counts, _counts, odd)),
@@ -503,6 +509,8 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("get_epsilon"), st.sampled_from([None, 1e-5, 1e-300, 0.999]) | odd),
     st.tuples(st.just("get_delta"), st.sampled_from([0.0, 1.0, 1e-300, 1e300]) | odd),
     st.tuples(st.just("note"), odd),
+    st.tuples(st.just("describe"), settings_of(_DESCRIPTIONS)),
+    st.tuples(st.just("run"), EVENTS, st.sampled_from([1.0, 1e-300, math.inf, None])),
     st.tuples(st.just("show")),
     st.tuples(st.just("reload"), damages),
     st.tuples(st.just("reload")),
@@ -553,6 +561,16 @@ class Accountant(Case):
 
     def _note(self, accountant: PrivacyAccountant, text: Any) -> None:
         accountant.note(text)
+
+    def _describe(self, accountant: PrivacyAccountant, said: dict) -> None:
+        accountant.describe(**said)
+
+    def _run(self, accountant: PrivacyAccountant, event: dict, bound: float | None) -> None:
+        origin = Origin.now("a run", seeded=False, secure=True)
+        with accountant.next_position(origin, bound):
+            accountant.record(SubsampledGaussian(**event))
+        accountant.note_clipped(origin, 0.5, 0.1)
+        assert accountant.runs()[-1][0] is origin, "a run was lost"
 
     def _show(self, accountant: PrivacyAccountant) -> None:
         assert repr(accountant) and accountant._repr_html_()

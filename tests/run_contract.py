@@ -41,6 +41,8 @@ class RunContract:
         name = type(inference).__name__
         assert lines[0] == f"{name}: {STEPS} of {STEPS} steps, all steps are done"
         assert 3 <= len(lines) <= 5 and "nan" not in repr(result)
+        shown = inference._repr_html_(), result._repr_html_()
+        assert all(lines[0].split(": ")[1] in each and name in each for each in shown)
         copies = pickle.loads(pickle.dumps(result)), copy.deepcopy(result)
         assert all(repr(each) == repr(result) for each in copies)  # it does not hold the data
 

@@ -108,6 +108,22 @@ def write(folder):
             step(inference)
         accountant.save(folder / f"{name}.ledger.json")
         torch.save(inference.state_dict(), folder / f"{name}.state.pt")
+    write_described(folder)
+
+
+def write_described(folder):
+    """Ledger and journal of two runs, in secure mode and not, with a description."""
+    accountant = PrivacyAccountant(epsilon=2.0, delta=1e-5)
+    accountant.describe(title="A study", unit="a person", units=60)
+    accountant.journal(folder / "described.journal")
+    for secure in (True, False):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        guide = AutoMultivariateNormal(model)
+        settings = dict(num_steps=2, noise_multiplier=20.0, max_factor_norm=1.0, slice_data=True)
+        inference = DPSEP(model, guide, accountant=accountant, secure=secure, **settings)
+        inference.run(*data(), progress=False)
+    accountant.save(folder / "described.ledger.json")
 
 
 if __name__ == "__main__":

@@ -10,15 +10,19 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, NoReturn
 
 from pyro_dp.accounting import composition, ledger, plotting, report
+from pyro_dp.accounting.amounts import of_budget, spent_and_left, up
 from pyro_dp.accounting.budget import Budget, least_noise
+from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import EVENTS, Event, NonPrivateLook, SubsampledGaussian, brief
 from pyro_dp.accounting.journal import Journal
-from pyro_dp.accounting.ledger import LedgerEntry, as_html, as_text
+from pyro_dp.accounting.ledger import LedgerEntry, Saved, as_html, as_text
+from pyro_dp.accounting.origins import Origin, Origins, Part, Source
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.utils.files import read_file, write_file
 from pyro_dp.utils.validation import require_choice, require_count, require_number
@@ -84,6 +88,9 @@ class PrivacyAccountant:
         self._neighboring, self._engine = neighboring, engine
         self._counts: dict[Event, int] = {}
         self._notes: dict[str, None] = {}
+        self._origins = Origins()
+        self._source: Source | None = None  # of what is recorded now
+        self._description = Description()
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._journal: Journal | None = None
@@ -134,10 +141,23 @@ class PrivacyAccountant:
             return self._start + self.num_releases
 
     @contextlib.contextmanager
-    def next_position(self) -> Iterator[int]:
-        """The number of the release that is made within; no other thread records meanwhile."""
+    def next_position(
+        self, origin: Origin | None = None, bound: float | None = None
+    ) -> Iterator[int]:
+        """The number of the release that is made within; no other thread records meanwhile.
+
+        :param origin: the run to which it belongs, for the report.
+        :param bound: C, to which records were clipped, where there is such a bound.
+        """
         with self._lock:
-            yield self.position
+            before = self._source
+            if origin is not None:
+                finite = bound is not None and math.isfinite(bound)
+                self._source = Source(origin, bound if finite else None)
+            try:
+                yield self.position
+            finally:
+                self._source = before
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -156,6 +176,77 @@ class PrivacyAccountant:
             self._notes.setdefault(text)
             if self._journal is not None:
                 self._journal.note(text)
+
+    def note_clipped(self, origin: Origin, fraction: float, standard_error: float) -> None:
+        """Which fraction of a run's records was clipped, as it was released: for the report.
+
+        :param origin: of the run; one that this ledger does not know is left out.
+        """
+        with self._lock:
+            if origin not in self._origins:
+                return
+            self._origins.clip(origin, fraction, standard_error)
+            if self._journal is not None:
+                self._journal.clip(origin, fraction, standard_error)
+
+    @property
+    def description(self) -> Description:
+        """What this ledger is about, as far as :meth:`describe` was told."""
+        return self._description
+
+    def describe(
+        self,
+        *,
+        title: str | None = None,
+        dataset: str | None = None,
+        purpose: str | None = None,
+        controller: str | None = None,
+        unit: str | None = None,
+        units: int | None = None,
+    ) -> None:
+        """Say what this ledger is about: the report shows it, and it is saved with the ledger.
+
+        All of it is public and yours to know: nothing is checked against the data, or costs
+        anything. What is left out stays as it is.
+
+        :param title: of the study or the release.
+        :param dataset: which data these are.
+        :param purpose: of the processing.
+        :param controller: who is responsible for the data.
+        :param unit: whom the guarantee protects: what one record is, such as "a person with all
+            their visits".
+        :param units: how many of them there are, > 0.
+        :raises ConfigurationError: a text is no line of at most 1000 characters, or the number is
+            none; nothing has changed then.
+        :raises PrivacyError: the journal cannot be used.
+        :raises OSError: the journal could not be written.
+        """
+        said = dict(title=title, dataset=dataset, purpose=purpose, controller=controller, unit=unit)
+        given = {
+            name: value for name, value in (said | {"units": units}).items() if value is not None
+        }
+        with self._lock:
+            about = self._description.with_(given)
+            if self._journal is not None:
+                self._journal.describe(about)
+            self._description = about
+
+    def runs(self) -> list[tuple[Origin | None, Part]]:
+        """What each run released, in the order of their first releases; first what is of none.
+
+        A run is one inference, or one private selection, in one process. A ledger of an older
+        version, and what was recorded by hand, has releases that are of no known run: None.
+        """
+        with self._lock:
+            rest = {event: n for event, n in self._origins.unknown(self._counts).items() if n}
+            none: list[tuple[Origin | None, Part]] = [(None, Part(Counter(rest)))] if rest else []
+            return none + list(self._origins.copy())
+
+    @property
+    def journal_digest(self) -> str | None:
+        """Of the journal's last line, and through it of all of it; None: there is no journal."""
+        with self._lock:
+            return None if self._journal is None else self._journal.digest
 
     def note_earlier_values(self, text: str) -> None:
         """A remark that parameters or an optimizer had values before the first step."""
@@ -226,10 +317,12 @@ class PrivacyAccountant:
             if self._journal is not None:
                 self._journal.require_usable()
             self._counts[event] = known + count
+            if self._source is not None:
+                self._origins.add(self._source, event, count)
             if type(event) is NonPrivateLook:
                 self._plan.forget(self._counts)
             if self._journal is not None:
-                self._journal.record(event, count)
+                self._journal.record(event, count, self._source)
 
     def require_room(self, event: Event) -> None:
         """As :meth:`record` would refuse it; nothing is recorded.
@@ -259,7 +352,8 @@ class PrivacyAccountant:
             self._follows = True
             if state is None:
                 return
-            counts, notes = ledger.from_state(state, self._settings())
+            saved = ledger.from_state(state, self._settings())
+            counts = saved.counts
             event = ledger.first_missing(self._counts, counts)
             if event is not None:
                 raise PrivacyError(
@@ -267,7 +361,7 @@ class PrivacyAccountant:
                     f"the one that counts for the cluster {counts.get(event, 0)}: {_ONE_LEDGER}"
                 )
             if counts != self._counts:
-                self._adopt(counts, notes)
+                self._adopt(saved)
 
     def mirror(self, event: Event) -> None:
         """Count what the accountant that this one follows has recorded.
@@ -368,7 +462,8 @@ class PrivacyAccountant:
     def state_dict(self) -> dict[str, Any]:
         """:returns: settings, ledger and notes as plain numbers, strings and lists."""
         with self._lock:
-            return ledger.to_state(self._settings(), self._counts, self._notes)
+            saved = Saved(self._counts, self._notes, self._origins, self._description)
+            return ledger.to_state(self._settings(), saved)
 
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("epsilon", "delta", "neighboring", "engine")}
@@ -384,24 +479,30 @@ class PrivacyAccountant:
             cannot be forgotten. With a journal: if it has something that the journal lacks.
         :raises ConfigurationError: if it is damaged or its settings differ from these.
         """
-        counts, notes = ledger.from_state(state, self._settings())
+        saved = ledger.from_state(state, self._settings())
+        counts = dict(saved.counts)
         with self._lock:
             small, large, why = self._counts, counts, _STAYS
             if self._journal is not None:
                 small, large, why = counts, self._counts, _OLDER_JOURNAL
+                saved = saved._replace(counts=self._counts, origins=self._origins)
             event = ledger.first_missing(small, large)
             if event is not None:
                 raise PrivacyError(
                     f"the state counts {counts.get(event, 0)} releases of {brief(event)}, "
                     f"this accountant {self._counts.get(event, 0)}: {why}"
                 )
-            self._adopt(large, notes)
+            self._adopt(saved)
 
-    def _adopt(self, counts: Mapping[Event, int], notes: Iterable[str]) -> None:
-        """Go on from a ledger that was saved: nobody knows what was released after that."""
-        self._counts = dict(counts)
-        for text in notes:
+    def _adopt(self, saved: Saved) -> None:
+        """Go on from a ledger that was saved: nobody knows what was released after that.
+
+        What was said of it here stays, and what was not said is taken over.
+        """
+        self._counts, self._origins = dict(saved.counts), saved.origins.copy()
+        for text in saved.notes:
             self.note(text)
+        self.describe(**saved.description.stated() | self._description.stated())
         self._start = secrets.randbits(128)
         self._plan.forget(self._counts)
 
@@ -429,8 +530,11 @@ class PrivacyAccountant:
                 )
             journal = Journal(path, self._settings(), self._counts, self._notes)
             if journal.resumed:
-                self._adopt(journal.counts, journal.notes)
+                self._adopt(
+                    Saved(journal.counts, journal.notes, journal.origins, journal.description)
+                )
             self._journal = journal
+            self.describe()
             return journal
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -533,10 +637,13 @@ class PrivacyAccountant:
         )
 
     def _facts(self) -> list[tuple[str, str]]:
-        spent, budget = self.get_epsilon(), self._epsilon
-        left = "no budget" if budget is None else f"{max(0.0, budget - spent):.6g} of {budget:.6g}"
+        spent, budget = up(self.get_epsilon()), self._epsilon
+        left = "no budget"
+        if budget is not None:
+            spent, rest = spent_and_left(self.get_epsilon(), budget)
+            left = f"{rest} of {of_budget(budget)}"
         return [
-            ("epsilon so far", f"{spent:.6g}"),
+            ("epsilon so far", spent),
             ("remaining", left),
             ("delta", f"{self._delta:.6g}"),
             ("neighboring", self._neighboring),

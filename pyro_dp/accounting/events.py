@@ -70,7 +70,7 @@ class ApproximateDP:
     def __post_init__(self) -> None:
         eps = require_number("epsilon", self.epsilon, above=0.0, below=math.inf, or_equal=True)
         delta = require_number("delta", self.delta, above=0.0, below=1.0, or_equal=True)
-        _require_short_text("name", self.name)
+        require_short_text("name", self.name)
         object.__setattr__(self, "epsilon", eps)
         object.__setattr__(self, "delta", delta)
 
@@ -88,16 +88,16 @@ class NonPrivateLook:
     time: str = ""
 
     def __post_init__(self) -> None:
-        _require_short_text("what", self.what)
+        require_short_text("what", self.what)
         if self.time != "":
-            _require_short_text("time", self.time)
+            require_short_text("time", self.time)
 
 
 Event = SubsampledGaussian | ApproximateDP | NonPrivateLook
 EVENTS = get_args(Event)
 
 
-def _require_short_text(name: str, value: Any) -> None:
+def require_short_text(name: str, value: Any) -> None:
     if not (isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_TEXT):
         raise ConfigurationError(
             f"{name} must be one line of text of 1 to {LONGEST_TEXT} characters."

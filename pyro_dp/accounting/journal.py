@@ -1,8 +1,10 @@
 """The ledger on disk, ahead of every release.
 
 A journal is a text file that is only ever appended to. Its first line holds the accountant's
-settings; each line after it is what one call added: a release, or a note. A line is a digest and a
-JSON value; the digest covers the line and, through the digest before it, all lines above.
+settings; each line after it is what one call added: a release, a note, or a remark for the report
+(of which run a release was, which fraction of its records was clipped, what the data are). A line
+is a digest and a JSON value; the digest covers the line and, through the digest before it, all
+lines above.
 
 **Why a killed process never counts less than it released.** ``record`` returns, and a value can be
 released, only after the whole line, its newline last, was written and ``fsync`` has returned. So
@@ -18,8 +20,6 @@ is a journal. It is noticed where something else counts more: a state that is lo
 that has the file open.
 """
 
-import hashlib
-import json
 import os
 import tempfile
 import weakref
@@ -27,9 +27,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyro_dp.accounting import ledger
+from pyro_dp.accounting import description, ledger
 from pyro_dp.accounting.composition import require_known
+from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import Event, brief
+from pyro_dp.accounting.journal_lines import line_of, value_of
+from pyro_dp.accounting.origins import Origin, Origins, Source, bound_of, clipped_of, origin_of
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.files import sync_folder
 from pyro_dp.utils.validation import require_count
@@ -77,6 +80,9 @@ class Journal:
         self.path = Path(os.path.abspath(path))
         self.counts: dict[Event, int] = {}
         self.notes: dict[str, None] = {}
+        self.origins = Origins()
+        self.description = Description()
+        self._runs: dict[Origin, int] = {}  # their numbers, by first line
         self._neighboring = settings["neighboring"]
         self._events: list[Event] = []  # in the order of their first line
         self._indices: dict[Event, int] = {}
@@ -102,15 +108,38 @@ class Journal:
             raise
         _OPEN.add(self)
 
-    def record(self, event: Event, count: int) -> None:
+    @property
+    def digest(self) -> str:
+        """Of the last line, and through it of the whole file."""
+        return self._digest
+
+    def record(self, event: Event, count: int, source: Source | None = None) -> None:
         """Write a release. When this returns, it is on the disk.
 
+        :param source: the run that it belongs to, where one is known.
         :raises PrivacyError: see :meth:`require_usable`.
         :raises OSError: it could not be written, or perhaps it was; nothing more can be recorded.
         """
+        run, bound = self._run(source), None if source is None else bound_of(source.bound)
         index = self._indices.get(event)
-        self._append(ledger.to_line(event, count) if index is None else [index, count])
-        self._count(event, count)
+        if index is None:
+            named = {"run": run, "bound": bound}
+            said = {name: value for name, value in named.items() if value is not None}
+            self._append(ledger.to_line(event, count) | said)
+        else:
+            self._append([each for each in (index, count, run, bound) if each is not None])
+        self._count(event, count, source)
+
+    def clip(self, origin: Origin, fraction: float, error: float) -> None:
+        """Write which fraction of a run's records was clipped; otherwise as :meth:`record`."""
+        self._append({"clipped": [self._runs[origin], fraction, error]})
+        self.origins.clip(origin, fraction, error)
+
+    def describe(self, about: Description) -> None:
+        """Write what the ledger is about, if it differs; otherwise as :meth:`record`."""
+        if about != self.description:
+            self._append({"description": about.stated()})
+            self.description = about
 
     def note(self, text: str) -> None:
         """Write a note, once; otherwise as :meth:`record`."""
@@ -150,18 +179,28 @@ class Journal:
 
     def _append(self, value: Any) -> None:
         self.require_usable()
-        line, digest = _line(value, self._digest)
+        line, digest = line_of(value, self._digest)
         # Whatever ends this early: nothing may be appended to a line that was only begun.
         self._problem = "could not be written"
         _write(self._file, line)
         self._problem = None
         self._digest, self._size = digest, self._size + len(line)
 
-    def _count(self, event: Event, count: int) -> None:
+    def _run(self, source: Source | None) -> int | dict[str, str] | None:
+        """As a line names it: its number, or what it says of itself in its first line."""
+        if source is None:
+            return None
+        known = self._runs.get(source.origin)
+        return source.origin.saved() if known is None else known
+
+    def _count(self, event: Event, count: int, source: Source | None) -> None:
         if event not in self._indices:
             self._indices[event] = len(self._events)
             self._events.append(event)
         self.counts[event] = self.counts.get(event, 0) + count
+        if source is not None:
+            self._runs.setdefault(source.origin, len(self._runs))
+            self.origins.add(source, event, count)
 
     def _read(self, settings: Mapping[str, Any]) -> bytes:
         """Take all complete lines; returns what follows the last one."""
@@ -171,7 +210,7 @@ class Journal:
             raise self._damaged(1, "it is not complete")
         for number, line in enumerate(lines, start=1):
             try:
-                value, self._digest = _value(line, self._digest)
+                value, self._digest = value_of(line, self._digest)
                 if number > 1:
                     self._take(value)
                 elif value.pop("journal") != VERSION or set(value) != set(settings):
@@ -188,12 +227,29 @@ class Journal:
             self.notes[value] = None
             return
         if isinstance(value, list):
-            index, count = value
-            event = self._events[index]
+            index, count, *said = value
+            if len(said) > 2:
+                raise ValueError("it has too many values")
+            event, (run, bound) = self._events[index], [*said, None, None][:2]
+        elif "clipped" in value:
+            number, *pair = value["clipped"]
+            self.origins.clip(self._known_run(number), *clipped_of(pair))
+            return
+        elif "description" in value:
+            self.description = description.from_saved(value["description"])
+            return
         else:
             event, count = ledger.from_line(value)
             require_known(event, self._neighboring)
-        self._count(event, require_count("count", count))
+            run, bound = value.get("run"), value.get("bound")
+        source = None
+        if run is not None:
+            origin = origin_of(run) if isinstance(run, dict) else self._known_run(run)
+            source = Source(origin, bound_of(bound))
+        self._count(event, require_count("count", count), source)
+
+    def _known_run(self, number: Any) -> Origin:
+        return list(self._runs)[require_count("run", number, least=0)]
 
     def _mend(self, torn: bytes) -> None:
         """Cut off a line that was only begun; finish one that lacks no more than its newline."""
@@ -203,7 +259,7 @@ class Journal:
         os.fsync(self._file)
         for line in (torn, torn[:-1]):
             try:
-                value, _ = _value(line, self._digest)
+                value, _ = value_of(line, self._digest)
             except ValueError:
                 continue
             self._append(value)
@@ -230,7 +286,7 @@ class Journal:
 
 def _create(path: Path, header: dict[str, Any]) -> bool:
     """A file with its header from the moment it can be seen; False if there is one meanwhile."""
-    line, _ = _line(header, "")
+    line, _ = line_of(header, "")
     file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         _write(file, line)
@@ -262,25 +318,6 @@ def _write(file: int, line: bytes) -> None:
     while line:
         line = line[os.write(file, line) :]
     os.fsync(file)
-
-
-def _line(value: Any, before: str) -> tuple[bytes, str]:
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-    digest = _digest(text, before)
-    return f"{digest} ".encode() + text + b"\n", digest
-
-
-def _value(line: bytes, before: str) -> tuple[Any, str]:
-    """:raises ValueError: the line does not match its digest."""
-    digest, _, text = line.partition(b" ")
-    expected = _digest(text, before)
-    if digest != expected.encode():
-        raise ValueError("it does not match its digest")
-    return json.loads(text), expected
-
-
-def _digest(text: bytes, before: str) -> str:
-    return hashlib.blake2b(before.encode() + b" " + text, digest_size=8).hexdigest()
 
 
 _OPEN: "weakref.WeakSet[Journal]" = weakref.WeakSet()

@@ -1,10 +1,11 @@
 """The ledger as plain numbers, saved and read again, and as a table for people."""
 
-import html
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from pyro_dp.accounting import description, origins
 from pyro_dp.accounting.composition import require_known
+from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import (
     ApproximateDP,
     Event,
@@ -12,6 +13,8 @@ from pyro_dp.accounting.events import (
     SubsampledGaussian,
     brief,
 )
+from pyro_dp.accounting.origins import Origins
+from pyro_dp.utils import tables
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, same
 
@@ -29,6 +32,21 @@ class LedgerEntry(NamedTuple):
     count: int  # type: ignore[assignment]  # hides tuple.count, on purpose
 
 
+class Saved(NamedTuple):
+    """What is saved of an accountant, beside its settings.
+
+    :param counts: the ledger.
+    :param notes: in their order.
+    :param origins: which run released what; an older version saved none.
+    :param description: what it is about; an older version saved none.
+    """
+
+    counts: Mapping[Event, int]
+    notes: Iterable[str]
+    origins: Origins
+    description: Description
+
+
 _MECHANISMS: dict[str, tuple[type, tuple[str, ...]]] = {
     "subsampled_gaussian": (SubsampledGaussian, ("noise_multiplier", "sample_rate", "sampling")),
     "approximate_dp": (ApproximateDP, ("epsilon", "delta", "name")),
@@ -37,12 +55,17 @@ _MECHANISMS: dict[str, tuple[type, tuple[str, ...]]] = {
 _NAMES = {kind: name for name, (kind, _) in _MECHANISMS.items()}
 
 
-def to_state(
-    settings: Mapping[str, Any], counts: Mapping[Event, int], notes: Iterable[str]
-) -> dict[str, Any]:
+def to_state(settings: Mapping[str, Any], saved: Saved) -> dict[str, Any]:
     """Everything as plain numbers, strings and lists; the accountant's settings by name."""
-    lines = [to_line(event, count) for event, count in counts.items()]
-    return {"version": VERSION, **settings, "ledger": lines, "notes": list(notes)}
+    lines = [to_line(event, count) for event, count in saved.counts.items()]
+    return {
+        "version": VERSION,
+        **settings,
+        "ledger": lines,
+        "notes": list(saved.notes),
+        "runs": saved.origins.state(list(saved.counts)),
+        "description": saved.description.stated(),
+    }
 
 
 def to_line(event: Event, count: int) -> dict[str, Any]:
@@ -67,11 +90,10 @@ def from_line(line: Mapping[str, Any]) -> tuple[Event, int]:
     return kind(*(line[field] for field in fields)), count
 
 
-def from_state(state: Any, settings: Mapping[str, Any]) -> tuple[dict[Event, int], list[str]]:
+def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
     """
-    :param state: from :func:`to_state`.
+    :param state: from :func:`to_state`, also of an older version.
     :param settings: those that it must have.
-    :returns: counts and notes.
     :raises ConfigurationError: if the state is damaged or its settings differ.
     """
     if not isinstance(state, Mapping):
@@ -91,6 +113,7 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> tuple[dict[Event, int
     if not isinstance(lines, list) or not all(isinstance(line, Mapping) for line in lines):
         raise ConfigurationError(_DAMAGED + "ledger must be a list of dictionaries.")
     counts: dict[Event, int] = {}
+    events: list[Event] = []  # by the places of their lines
     for line in lines:
         try:
             event, count = from_line(line)
@@ -100,7 +123,13 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> tuple[dict[Event, int
         except ConfigurationError as error:
             raise ConfigurationError(_DAMAGED + str(error)) from None
         counts[event] = counts.get(event, 0) + count
-    return counts, notes
+        events.append(event)
+    try:
+        runs = origins.from_saved(state.get("runs", []), counts, events)
+        about = description.from_saved(state.get("description", {}))
+    except ConfigurationError as error:
+        raise ConfigurationError(_DAMAGED + str(error)) from None
+    return Saved(counts, notes, runs, about)
 
 
 def require_settings(found: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> None:
@@ -144,9 +173,7 @@ def as_text(entries: Iterable[LedgerEntry], facts: Facts) -> str:
 
 def as_html(entries: Iterable[LedgerEntry], facts: Facts) -> str:
     """As :func:`as_text`, for notebooks."""
-
-    def row(cells: tuple[str, ...], tag: str = "td") -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-    table = row(_HEAD, "th") + "".join(map(row, _rows(entries)))
-    return f"<table>{table}</table><table>{''.join(map(row, facts))}</table>"
+    rows = _rows(entries)
+    return tables.facts("PrivacyAccountant", facts) + tables.table(
+        "What was released" if rows else "Nothing was released", _HEAD, rows
+    )

@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyro_dp.accounting import composition
+from pyro_dp.accounting.amounts import up
 from pyro_dp.accounting.events import NonPrivateLook
 from pyro_dp.accounting.ledger import LedgerEntry
-from pyro_dp.accounting.report import FALSE_POSITIVES, best_power
-from pyro_dp.accounting.trade_off import PrivacyCurve, trade_off
+from pyro_dp.accounting.trade_off import FALSE_POSITIVES, PrivacyCurve, best_power, trade_off
 from pyro_dp.utils.errors import ConfigurationError
 
-_MOST_POINTS = 30
+_MOST_POINTS, _FEWEST_POINTS = 30, 8
 
 
 def plot(accountant: PrivacyCurve) -> Any:
@@ -34,15 +34,21 @@ def plot(accountant: PrivacyCurve) -> Any:
 def growth(accountant: PrivacyCurve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Epsilon of the first n releases in the order of the ledger, at about 30 values of n.
 
+    None is above the accountant's own, which has them all.
+
     :returns: n, from 0, and epsilon in nats; inf once there is no guarantee.
     """
     entries = accountant.ledger
     total = sum(count for _, count in entries)
     ends = np.cumsum([0, *(count for _, count in entries)])
-    numbers = np.linspace(0, total, min(_MOST_POINTS, total + 1)).round().astype(int)
-    if len(ends) <= _MOST_POINTS:
+    # Many kinds of sampled releases take seconds to compose.
+    sampled = sum(getattr(event, "sample_rate", 1.0) < 1.0 for event, _ in entries)
+    most = max(_FEWEST_POINTS, min(_MOST_POINTS, _MOST_POINTS * 4 // max(1, sampled)))
+    numbers = np.linspace(0, total, min(most, total + 1)).round().astype(int)
+    if len(ends) <= most:
         numbers = np.union1d(numbers, ends)
-    return numbers, np.array([_epsilon_of_first(accountant, entries, int(n)) for n in numbers])
+    found = [_epsilon_of_first(accountant, entries, int(n)) for n in numbers]
+    return numbers, np.minimum(found, accountant.get_epsilon())
 
 
 def _epsilon_of_first(
@@ -62,7 +68,7 @@ def _plot_epsilon(axes: Any, accountant: PrivacyCurve) -> None:
     axes.plot(numbers[finite], epsilons[finite], color="C0", marker=".", label="spent")
     if accountant.epsilon is not None:
         axes.axhline(accountant.epsilon, color="C3", linestyle="--", label="budget")
-    spent = f"epsilon = {epsilons[-1]:.3g}" if finite[-1] else "no guarantee"
+    spent = f"epsilon = {up(epsilons[-1])}" if finite[-1] else "no guarantee"
     if not finite.all():
         looked = any(isinstance(event, NonPrivateLook) for event, _ in accountant.ledger)
         end = "a look without noise" if looked else "no guarantee from here on"

@@ -1,12 +1,12 @@
 """What a ledger guarantees, in words: for whoever must decide whether results may be published."""
 
-import decimal
 import importlib.metadata
 import math
 import platform
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
+from pyro_dp.accounting.amounts import of_budget, spent_and_left, up
 from pyro_dp.accounting.events import (
     SECURE,
     SEEDED,
@@ -15,11 +15,11 @@ from pyro_dp.accounting.events import (
     SubsampledGaussian,
 )
 from pyro_dp.accounting.ledger import LedgerEntry
-from pyro_dp.accounting.markup import Block, Bullets, Heading, Paragraph, Table, rendered
+from pyro_dp.accounting.markup import Block, Bullets, Facts, Heading, Paragraph, Table, rendered
+from pyro_dp.accounting.pictures import pictures
+from pyro_dp.accounting.report_rows import Reported, releases
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion
-from pyro_dp.accounting.trade_off import PrivacyCurve, trade_off
-
-FALSE_POSITIVES = 0.05  # the attacker's, in the sentence about the power
+from pyro_dp.accounting.trade_off import FALSE_POSITIVES, best_power
 
 _NEIGHBOURS = {
     "add_or_remove_one": (
@@ -44,11 +44,6 @@ _ENGINES = {
     "advanced": "the advanced composition theorem",
     "basic": "the basic composition theorem",
 }
-_SAMPLING = {
-    "poisson": "each record on its own",
-    "fixed": "a random subset of fixed size",
-    "full": "all records",
-}
 _PUBLIC = [
     "The number of records.",
     "The model, the guide and the priors; which features are used, and in which units.",
@@ -71,20 +66,28 @@ _NOT_COVERED = [
     "Attacks on the rounding of floating-point numbers, but for runs in secure mode.",
     "Data that are not finite, parameters with a row per record, and what a note below says.",
 ]
+_NOT_STATED = "not stated (accountant.describe)"
+_NO_UNIT = "not stated (accountant.describe): one record, whatever that is"
+_NO_JOURNAL = "none was kept"
+_JOURNAL = "kept; its last line has the digest {digest}, which covers all lines above it, too"
 _PACKAGES = ("pyro-dp", "pyro-ppl", "torch", "numpy", "scipy", "dp-accounting", "autodp")
 
 
-def report(accountant: PrivacyCurve, format: str = "markdown") -> str:
+def report(accountant: Reported, format: str = "markdown") -> str:
     """See :meth:`PrivacyAccountant.report`."""
-    entries = accountant.ledger
+    entries, title = accountant.ledger, accountant.description.title
     blocks = [
-        Heading("Privacy report", 1),
+        Heading(f"Privacy report: {title}" if title else "Privacy report", 1),
+        Heading("What this report is about"),
+        _about(accountant),
+        Heading("The guarantee"),
         *_summary(accountant, entries),
         Heading("What the guarantee means"),
         *_meaning(accountant),
+        *(pictures(accountant) if format == "html" else ()),
         *_looks(entries),
         Heading("What was released"),
-        *_releases(entries),
+        *releases(accountant),
         Heading("What is public"),
         *_public(entries),
         Heading("Random numbers"),
@@ -94,18 +97,30 @@ def report(accountant: PrivacyCurve, format: str = "markdown") -> str:
         Heading("Notes"),
         Bullets(accountant.notes) if accountant.notes else Paragraph("There are none."),
         Heading("Versions"),
-        Table(("what", "version"), _versions()),
+        Table(("what", "version"), _versions(), "What wrote this report"),
     ]
     return rendered(blocks, format)
 
 
-def best_power(accountant: PrivacyCurve) -> str:
-    """The largest power of an attacker at :data:`FALSE_POSITIVES`, in percent, rounded up."""
-    power = 1.0 - float(trade_off(accountant, FALSE_POSITIVES))
-    return f"{math.ceil(1000.0 * power - 1e-9) / 10.0:.1f}%"
+def _about(accountant: Reported) -> Facts:
+    about, digest = accountant.description, accountant.journal_digest
+    today = datetime.now(timezone.utc).date().isoformat()
+    units = _NOT_STATED if about.units is None else f"{about.units:,}"
+    journal = _NO_JOURNAL if digest is None else _JOURNAL.format(digest=digest)
+    return Facts(
+        [
+            ("Data set", about.dataset or _NOT_STATED),
+            ("Purpose", about.purpose or _NOT_STATED),
+            ("Controller", about.controller or _NOT_STATED),
+            ("Protected unit", about.unit or _NO_UNIT),
+            ("Number of units", units),
+            ("Journal", journal),
+            ("Written on (UTC)", today),
+        ]
+    )
 
 
-def _summary(accountant: PrivacyCurve, entries: Sequence[LedgerEntry]) -> list[Block]:
+def _summary(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block]:
     epsilon, delta, budget = accountant.get_epsilon(), accountant.delta, accountant.epsilon
     if not entries:
         text = (
@@ -116,20 +131,21 @@ def _summary(accountant: PrivacyCurve, entries: Sequence[LedgerEntry]) -> list[B
     if epsilon == math.inf:
         text = f"There is no privacy guarantee: epsilon is infinite, for good. {_why(entries)}"
         return [Paragraph(text, loud=True)]
+    spent, left = (up(epsilon), "") if budget is None else spent_and_left(epsilon, budget)
     text = (
         f"All releases in this ledger together are (epsilon, delta)-differentially private "
-        f"with epsilon = {_up(epsilon)} and delta = {delta:.4g}, for one record, under the "
+        f"with epsilon = {spent} and delta = {delta:.4g}, for one record, under the "
         f"relation {accountant.neighboring}."
     )
     blocks: list[Block] = [Paragraph(text), _second_opinion(accountant, entries, epsilon)]
     if budget is not None:
-        left = max(0.0, budget - epsilon)
-        blocks.append(Paragraph(f"The budget is epsilon = {budget:.6g}; {left:.4g} remains."))
+        text = f"The budget is epsilon = {of_budget(budget)}; {left} remains."
+        blocks.append(Paragraph(text))
     return blocks
 
 
 def _second_opinion(
-    accountant: PrivacyCurve, entries: Sequence[LedgerEntry], epsilon: float
+    accountant: Reported, entries: Sequence[LedgerEntry], epsilon: float
 ) -> Paragraph:
     found, source = second_opinion(dict(entries), accountant.delta, accountant.neighboring)
     if found is None:
@@ -139,17 +155,17 @@ def _second_opinion(
         same = "which is lower" if lower else f"the same to within {TOLERANCE:.1%}"
         return Paragraph(
             f"Confirmed by dp_accounting, another implementation: its {source} accountant finds "
-            f"the upper bound {_up(found)} for the same releases and delta, {same}."
+            f"the upper bound {up(found)} for the same releases and delta, {same}."
         )
     if source == "RDP":
         return Paragraph(
-            f"A second opinion by dp_accounting, another implementation: {_up(found)} is an upper "
+            f"A second opinion by dp_accounting, another implementation: {up(found)} is an upper "
             "bound of epsilon by its RDP accountant. It has only this loose bound for subsets of "
             "fixed size, which neither confirms nor contradicts the epsilon above."
         )
     text = (
         f"dp_accounting, another implementation, disagrees: its {source} accountant finds epsilon "
-        f"= {_up(found)} for the same releases and delta, where {_up(epsilon)} is stated above, "
+        f"= {up(found)} for the same releases and delta, where {up(epsilon)} is stated above, "
         f"and only {TOLERANCE:.1%} of that is explained by its grids. One of the two is wrong. "
         "Rely on the larger one, and show this report to those who maintain pyro_dp."
     )
@@ -165,7 +181,7 @@ def _why(entries: Sequence[LedgerEntry]) -> str:
     return "The noise is too small, or the deltas of single releases exceed the accountant's delta."
 
 
-def _meaning(accountant: PrivacyCurve) -> list[Block]:
+def _meaning(accountant: Reported) -> list[Block]:
     epsilon, delta = accountant.get_epsilon(), accountant.delta
     bound = (
         "Epsilon bounds how much the releases may depend on that record: the probability of "
@@ -187,7 +203,9 @@ def _meaning(accountant: PrivacyCurve) -> list[Block]:
             f"which there is something to detect (the power). By guessing, without any release, "
             f"it would be {FALSE_POSITIVES:.0%}."
         )
+    unit = accountant.description.unit
     return [
+        *([Paragraph(f"One record is: {unit}.")] if unit else []),
         Paragraph(_NEIGHBOURS[accountant.neighboring]),
         Paragraph(bound),
         Paragraph(f"{who} {found}"),
@@ -210,31 +228,8 @@ def _looks(entries: Sequence[LedgerEntry]) -> list[Block]:
             "decisions that were made in view of them, may learn about single records.",
             loud=True,
         ),
-        Table(("what", "when (UTC)", "times"), rows),
+        Table(("what", "when (UTC)", "times"), rows, "What was read without noise"),
     ]
-
-
-def _releases(entries: Sequence[LedgerEntry]) -> list[Block]:
-    rows = [_row(event, count) for event, count in entries if not isinstance(event, NonPrivateLook)]
-    if not rows:
-        return [Paragraph("Nothing.")]
-    head = ("release", "takes part", "sample rate", "noise multiplier", "times")
-    return [
-        Table(head, rows),
-        Paragraph(
-            "Each release is a sum over the records that took part, each of them clipped to a "
-            "bound, plus Gaussian noise whose standard deviation is the noise multiplier times "
-            "that bound; or it is (epsilon, delta)-differentially private by itself, as stated."
-        ),
-    ]
-
-
-def _row(event: SubsampledGaussian | ApproximateDP, count: int) -> tuple[str, ...]:
-    if isinstance(event, ApproximateDP):
-        cost = f"epsilon = {_up(event.epsilon)}, delta = {event.delta:.4g}"
-        return f"{event.name}: {cost}", "", "", "", str(count)
-    sigma = f"{event.noise_multiplier:.6g}" if event.noise_multiplier else "0: not private"
-    return "noisy sum", _SAMPLING[event.sampling], f"{event.sample_rate:.6g}", sigma, str(count)
 
 
 def _public(entries: Sequence[LedgerEntry]) -> list[Block]:
@@ -256,13 +251,15 @@ def _random_numbers(notes: Sequence[str]) -> list[Block]:
     if SEEDED in notes:
         text = (
             "At least one run was given a seed. Its noise can be computed by anyone who knows or "
-            "guesses the seed, and there is no guarantee against them."
+            "guesses the seed, and there is no guarantee against them. The table above says "
+            "which runs were seeded."
         )
         blocks.append(Paragraph(text, loud=True))
     if SECURE in notes:
         text = (
             "At least one run was in secure mode: its noise and sampling come from the "
-            "cryptographic generator of the operating system, and sums and noise are integers."
+            "cryptographic generator of the operating system, and sums and noise are integers. "
+            "The table above says which runs were."
         )
         blocks.append(Paragraph(text))
     text = (
@@ -273,8 +270,7 @@ def _random_numbers(notes: Sequence[str]) -> list[Block]:
 
 
 def _versions() -> list[tuple[str, str]]:
-    today = datetime.now(timezone.utc).date().isoformat()
-    found = [("this report, written on (UTC)", today), ("Python", platform.python_version())]
+    found = [("Python", platform.python_version())]
     for name in _PACKAGES:
         try:
             found.append((name, importlib.metadata.version(name)))
@@ -283,11 +279,5 @@ def _versions() -> list[tuple[str, str]]:
     return found
 
 
-def _up(value: float) -> str:
-    """Four digits, rounded up: a cost must not be understated."""
-    digits = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
-    return f"{float(digits.create_decimal(value * (1.0 - 1e-12))):.4g}"
-
-
 def _factor(epsilon: float) -> str:
-    return _up(math.exp(epsilon)) if epsilon < 50.0 else "more than 10^21"
+    return up(math.exp(epsilon)) if epsilon < 50.0 else "more than 10^21"

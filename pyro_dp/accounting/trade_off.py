@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from pyro_dp.accounting.ledger import LedgerEntry
 from pyro_dp.utils.errors import ConfigurationError
 
+FALSE_POSITIVES = 0.05  # the attacker's, in the sentence about the power
+
 _SUPPORTS = 33
 _LARGEST = 700.0  # epsilon whose exponential is a number; each gives a bound of its own
 _LEAST_DELTA = 1e-6  # of the last epsilon: no smaller false-positive rate can be told from zero
@@ -74,3 +76,9 @@ def trade_off(accountant: PrivacyCurve, alpha: ArrayLike) -> NDArray[np.float64]
         curve = np.maximum(curve, kept - np.exp(epsilon) * alpha)
         curve = np.maximum(curve, np.exp(-epsilon) * (kept - alpha))
     return curve
+
+
+def best_power(accountant: PrivacyCurve) -> str:
+    """The largest power of an attacker at :data:`FALSE_POSITIVES`, in percent, rounded up."""
+    power = 1.0 - float(trade_off(accountant, FALSE_POSITIVES))
+    return f"{math.ceil(1000.0 * power - 1e-9) / 10.0:.1f}%"

@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from pyro_dp.accounting.composition import epsilon
 from pyro_dp.accounting.events import SECURE, SEEDED, SubsampledGaussian
+from pyro_dp.accounting.origins import Origin
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.federation import Federation
@@ -33,6 +34,7 @@ from pyro_dp.mechanism.released_step import (
 from pyro_dp.mechanism.run_result import BY_CALLBACK, DONE, RunResult
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.mechanism.streams import Randomness
+from pyro_dp.utils import tables
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.utils.interrupts import Interrupts
 from pyro_dp.utils.validation import LARGEST, require_count, same
@@ -97,6 +99,7 @@ class IterativeMechanism(abc.ABC):
             self.accountant.note(self._ranks.note)
             if not self._ranks.counts:
                 self.accountant.follow()
+        self._origin: Origin | None = None  # of its releases, from the first one on
         self._steps = 0
         self._lost = 0  # releases that the ledger counts, and of which nothing came
         self._interrupts = Interrupts()
@@ -105,6 +108,7 @@ class IterativeMechanism(abc.ABC):
         self._last_run: RunResult | None = None
 
     _measure = "change"  # what a step returns
+    _method = ""  # in reports, where that is not the name of the class
 
     @abc.abstractmethod
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -182,6 +186,7 @@ class IterativeMechanism(abc.ABC):
                     break
             else:
                 result.stopped = DONE
+        self._note_clipped()
         slow = [] if self._ranks is None else self._ranks.warnings()
         for warning in [*self._warnings(), *slow]:
             warnings.warn(warning, stacklevel=3)
@@ -194,6 +199,11 @@ class IterativeMechanism(abc.ABC):
         A state does not hold it.
         """
         return self._last_run
+
+    def _note_clipped(self) -> None:
+        clipped = self._clipped_now()
+        if clipped is not None and self._origin is not None:
+            self.accountant.note_clipped(self._origin, *clipped)
 
     def _timed_step(
         self, result: RunResult, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -249,6 +259,13 @@ class IterativeMechanism(abc.ABC):
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self._shown().items())
         return f"{type(self).__name__}({shown})"
+
+    def _repr_html_(self) -> str:
+        """Settings and progress, for notebooks."""
+        facts = [(name, str(value)) for name, value in self._shown().items()]
+        if self._last_run is not None:
+            facts.append(("last run", self._last_run.headline))
+        return tables.facts(type(self).__name__, facts)
 
     def _shown(self) -> dict[str, Any]:
         return {
@@ -454,6 +471,15 @@ class IterativeMechanism(abc.ABC):
         self._steps += 1
         return estimates
 
+    def _run_of_releases(self) -> Origin:
+        """As the ledger tells it from others."""
+        if self._origin is None:
+            secure = self._sum_type is FixedPointSum
+            self._origin = Origin.now(
+                self._method or type(self).__name__, seeded=self._randomness.seeded, secure=secure
+            )
+        return self._origin
+
     def _account_and_release(
         self, clipped: ClippedSum, noise_multiplier: float, sampler: RecordSampler
     ) -> list[Tensor]:
@@ -473,7 +499,8 @@ class IterativeMechanism(abc.ABC):
         if self._ranks is not None:
             self._ranks.add_up(clipped, event, self._steps, self._public())
         # Two threads with equal seeds must not find the same position, and draw the same noise.
-        with self.accountant.next_position() as position:
+        ours = self._run_of_releases(), self._next_bound()
+        with self.accountant.next_position(*ours) as position:
             door = functools.partial(
                 release,
                 clipped,

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.released_step import ReleasedStep
+from pyro_dp.utils import tables
 from pyro_dp.utils.figure import figure
 
 DONE = "all steps are done"
@@ -108,13 +109,13 @@ class RunResult(Sequence[float]):
             axes.set_ylabel(label)
             if label != self.measure:
                 axes.set_ylim(bottom=0.0)
-        rows[0].set_title(self._headline())
+        rows[0].set_title(self.headline)
         rows[-1].set_xlabel("step")
         rows[-1].xaxis.get_major_locator().set_params(integer=True)
         return found
 
     def __repr__(self) -> str:
-        lines = [f"{self.inference}: {self._headline()}"]
+        lines = [f"{self.inference}: {self.headline}"]
         if self.steps:
             lines.append(
                 f"noise multiplier {self.noise_multiplier:.4g}, bound {self.bounds[-1]:.4g}, noise "
@@ -129,7 +130,26 @@ class RunResult(Sequence[float]):
             lines.append(f"{self.seconds:.3g} s, {typical:.3g} ms a step")
         return "\n".join(lines)
 
-    def _headline(self) -> str:
+    def _repr_html_(self) -> str:
+        """As it prints, for notebooks, but for the times: these are not private, and notebooks are
+        passed on."""
+        facts = [("steps", self.headline)]
+        if self.steps:
+            facts += [
+                ("noise multiplier", f"{self.noise_multiplier:.4g}"),
+                ("bound", f"{self.bounds[-1]:.4g}"),
+                ("noise in a coordinate of the sum", f"{self.noise:.4g}"),
+            ]
+        if self.clipped_fraction is not None:
+            facts.append(("clipped", str(self.clipped_fraction)))
+        if self.values:
+            ends = f"{self.values[0]:.4g} first, {self.values[-1]:.4g} last"
+            facts.append((self.measure, ends))
+        return tables.facts(f"Run of {self.inference}", facts)
+
+    @property
+    def headline(self) -> str:
+        """How far it came, and why no farther."""
         return f"{self.earlier + self.steps} of {self.num_steps} steps, {self.stopped}"
 
     @contextlib.contextmanager

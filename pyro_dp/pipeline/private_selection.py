@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SEEDED, ApproximateDP, SubsampledGaussian
+from pyro_dp.accounting.origins import Origin
 from pyro_dp.accounting.pld import RATES
 from pyro_dp.accounting.rdp import renyi_epsilon
 from pyro_dp.mechanism.streams import Randomness
@@ -138,7 +139,8 @@ def private_selection(
     randomness = Randomness(generator, secure=generator is None)
     if randomness.seeded:
         accountant.note(SEEDED)
-    with accountant.next_position() as position:
+    origin = Origin.now("private_selection", seeded=randomness.seeded, secure=False)
+    with accountant.next_position(origin) as position:
         accountant.record(ApproximateDP(epsilon, delta, name))
     draws = randomness.stream("sampling", position)
     private = randomness.stream("local", position)

@@ -93,7 +93,7 @@ class DPStandardScaler:
             accountant=self.accountant,
             num_steps=1,
             noise_multiplier=self.noise_multiplier,
-            bound=1.0,
+            bound=math.sqrt(rows.shape[1]),
             sample_rate=1.0,
             sampling="full",
             generator=self.generator,
@@ -223,6 +223,8 @@ class DPStandardScaler:
 
 class _MomentRelease(IterativeMechanism):
     """The one release of a fit."""
+
+    _method = "DPStandardScaler"
 
     def step(self, scaled: Tensor) -> float:
         """Private means and variances (d,) of rows (N, d) in [-1, 1]."""

@@ -90,8 +90,8 @@ MUTATIONS = [
     Mutation(
         "a journal that is written after the ledger was found to be in order",
         "PrivacyAccountant.record",
-        "self._counts[event] = known + count\n            if type",
-        "pass\n            if type",
+        "self._counts[event] = known + count\n            if self._source",
+        "pass\n            if self._source",
         "test_journal.py",
     ),
     Mutation(
@@ -194,7 +194,7 @@ MUTATIONS = [
     ),
     Mutation(
         "report: costs are rounded down",
-        "_up",
+        "up",
         "decimal.ROUND_CEILING",
         "decimal.ROUND_FLOOR",
         "test_report.py",
@@ -374,5 +374,47 @@ MUTATIONS = [
         "if self._follows:",
         "if False:",
         "test_cluster.py",
+    ),
+    Mutation(
+        "markup: the name of a column may end its attribute",
+        "_html_table",
+        'data-column="{_html(name)}"',
+        'data-column="{name}"',
+        "test_markup.py",
+    ),
+    Mutation(
+        "a ledger and its journal that count runs twice",
+        "PrivacyAccountant._adopt",
+        "saved.origins.copy()",
+        "saved.origins",
+        "test_journal.py",
+    ),
+    Mutation(
+        "a run that claims more than the ledger has",
+        "from_saved",
+        "if any(count < 0 for count in found.unknown(counts).values()):",
+        "if False:",
+        "test_accounting.py",
+    ),
+    Mutation(
+        "report: a seeded run that is called ordinary",
+        "Origin.now",
+        "SEEDED_RUN if seeded else ORDINARY_RUN",
+        "ORDINARY_RUN",
+        "test_report.py",
+    ),
+    Mutation(
+        "report: what is left is rounded up",
+        "spent_and_left",
+        "shown, whole = up(spent)",
+        'shown, whole = f"{spent:.3g}"',
+        "test_report.py",
+    ),
+    Mutation(
+        "report: costs that leave the rows above out",
+        "_so_far",
+        "counts[row.event] = counts.get(row.event, 0) + row.count",
+        "counts = {row.event: row.count}",
+        "test_report.py",
     ),
 ]

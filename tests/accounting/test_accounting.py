@@ -17,7 +17,10 @@ import torch
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.amounts import spent_and_left, up
+from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.origins import Origin
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -425,11 +428,118 @@ def test_display_has_the_numbers():
     accountant.note("<seeded>")
     spent = accountant.get_epsilon()
     for text in (str(accountant), accountant._repr_html_()):
-        for part in ("1.25", "0.0125", "poisson", "777", f"{spent:.6g}", f"{3 - spent:.6g}"):
+        for part in ("1.25", "0.0125", "poisson", "777", up(spent), spent_and_left(spent, 3.0)[1]):
             assert part in text
         assert "1e-05" in text and ADD in text and "pld" in text
     assert "note: <seeded>" in str(accountant)
     assert "&lt;seeded&gt;" in accountant._repr_html_()
+
+
+def told(accountant):
+    """What each run released, in words that compare."""
+    return [(origin and origin.saved(), part) for origin, part in accountant.runs()]
+
+
+def with_runs():
+    """Two runs that are alike, and a release of none."""
+    accountant = PrivacyAccountant()
+    for number, bound in enumerate((0.5, None, 2.0)):
+        origin = Origin.now("DPSVI", seeded=False, secure=number == 2)
+        with accountant.next_position(origin, bound):
+            accountant.record(SubsampledGaussian(2.0, 0.1), number + 1)
+            accountant.record(ApproximateDP(0.5, 1e-6, "x"))
+        if number == 0:
+            accountant.note_clipped(origin, 0.25, 0.01)
+    accountant.record(SubsampledGaussian(2.0, 0.1), 4)
+    accountant.describe(title="T", unit="a person", units=10)
+    return accountant
+
+
+def test_runs_and_descriptions_are_saved(tmp_path):
+    accountant = with_runs()
+    accountant.save(tmp_path / "ledger.json")
+    loaded = PrivacyAccountant()
+    loaded.describe(title="mine stays", controller="C")
+    loaded.load(tmp_path / "ledger.json")
+    assert loaded.ledger == accountant.ledger and told(loaded) == told(accountant)
+    assert [part.counts.total() for _, part in told(loaded)] == [4, 2, 3, 4]
+    said = Description(title="mine stays", controller="C", unit="a person", units=10)
+    assert loaded.description == said
+    assert json.dumps(accountant.state_dict()["runs"]) == json.dumps(loaded.state_dict()["runs"])
+    old = accountant.state_dict()
+    for name in ("runs", "description"):  # as an older version saved it
+        old.pop(name)
+    before = PrivacyAccountant()
+    before.load_state_dict(old)
+    ((origin, part),) = before.runs()
+    assert origin is None and part.counts == dict(before.ledger)
+    assert before.description == Description()
+
+
+def _run(**changed):
+    run = {"method": "x", "generator": "secure", "time": "t", "releases": [[0, 1]]}
+    return [run | changed]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"runs": 3},
+        {"runs": [3]},
+        {"runs": [{}]},
+        {"runs": _run(method="two\nlines")},
+        {"runs": _run(generator="fast")},
+        {"runs": _run(releases=[[0, 11]])},  # more than the ledger has
+        {"runs": _run(releases=[[2, 1]])},
+        {"runs": _run(releases=[[-1, 1]])},
+        {"runs": _run(releases=[[0, 1, 0.0, 1.0]])},
+        {"runs": _run(releases=[[0, 1.5]])},
+        {"runs": _run(clipped=[2.0, 0.1])},
+        {"runs": _run(clipped=0.1)},
+        {"description": "T"},
+        {"description": {"units": 0}},
+        {"description": {"title": 3}},
+    ],
+)
+def test_damaged_runs_and_descriptions_are_refused(changed):
+    state = with_runs().state_dict() | changed
+    with pytest.raises(ConfigurationError, match="damaged"):
+        PrivacyAccountant().load_state_dict(state)
+
+
+def test_runs_of_a_later_version_load():
+    state = with_runs().state_dict()
+    state["runs"][0]["place"] = state["description"]["language"] = "x"
+    loaded = PrivacyAccountant()
+    loaded.load_state_dict(state)
+    assert told(loaded) == told(with_runs())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"title": "two\nlines"},
+        {"dataset": 3},
+        {"purpose": "x" * 1001},
+        {"units": 0},
+        {"units": 1.5},
+    ],
+)
+def test_descriptions_are_lines(wrong):
+    accountant = with_runs()
+    before = accountant.description
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        accountant.describe(**{"controller": "new"} | wrong)
+    assert accountant.description == before
+
+
+def test_a_refused_release_is_of_no_run():
+    accountant, origin = PrivacyAccountant(1.0), Origin.now("x", seeded=False, secure=False)
+    with accountant.next_position(origin, 1.0), pytest.raises(PrivacyBudgetExceeded):
+        accountant.record(SubsampledGaussian(0.1))
+    assert accountant.runs() == []
+    accountant.note_clipped(origin, 0.5, 0.1)
+    assert accountant.runs() == []
 
 
 @pytest.fixture

@@ -17,7 +17,10 @@ import torch
 
 from pyro_dp.accounting import journal as journals
 from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.journal_lines import line_of, value_of
+from pyro_dp.accounting.origins import Origin
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.release import release
@@ -165,14 +168,14 @@ def test_lines_that_no_journal_has(written, tmp_path):
     """Well-formed but unknown: of a later release, or made up."""
     path = tmp_path / "unknown"
     first = written.read_bytes().splitlines()[0]
-    _, digest = journals._value(first, "")
+    _, digest = value_of(first, "")
     unknown = [[9, 1], [0, 1], ["0", 1], [0], 3, None, {"mechanism": "laplace", "count": 1}, {}]
     unknown += [{"mechanism": "approximate_dp", "epsilon": 1, "delta": 2, "name": "", "count": 1}]
     for value in unknown:
-        path.write_bytes(first + b"\n" + journals._line(value, digest)[0])
+        path.write_bytes(first + b"\n" + line_of(value, digest)[0])
         refused(path)
     for header in ({"journal": 2}, {"journal": 1}, [], "text", {}):
-        path.write_bytes(journals._line(header, "")[0])
+        path.write_bytes(line_of(header, "")[0])
         refused(path)
 
 
@@ -287,6 +290,75 @@ def test_a_disk_that_fails(tmp_path, monkeypatch, fails):
     accountant.journal(path)
     assert 1 <= accountant.num_releases <= 2
     accountant.record(EVENT)
+
+
+def told(accountant):
+    """What each run released, in words that compare."""
+    return [(origin and origin.saved(), part) for origin, part in accountant.runs()]
+
+
+def test_runs_and_descriptions_come_back(tmp_path):
+    path, accountant = tmp_path / "journal", PrivacyAccountant()
+    one, two = (Origin.now("DPSVI", seeded=True, secure=False) for _ in "ab")  # alike, but two
+    accountant.describe(dataset="before it was opened")
+    with accountant.journal(path):
+        accountant.describe(title="«T»", units=7)
+        accountant.describe()  # nothing new
+        accountant.record(EVENT)
+        for origin, bound in [(one, 0.25), (two, None), (one, 4.0), (two, float("inf"))]:
+            with accountant.next_position(origin, bound):
+                accountant.record(EVENT, 2)
+                accountant.record(OTHER)
+        accountant.note_clipped(one, 0.5, 0.125)
+        accountant.note_clipped(Origin.now("x", seeded=False, secure=True), 0.5, 0.125)
+        digest = accountant.journal_digest
+    lines = path.read_text().splitlines()
+    assert len(lines) == 1 + 2 + 1 + 8 + 1 and lines[-1].startswith(digest)
+    again = PrivacyAccountant()
+    again.describe(title="mine stays")
+    with again.journal(path):
+        assert again.ledger == accountant.ledger and told(again) == told(accountant)
+        assert again.description == Description("mine stays", "before it was opened", units=7)
+        with again.next_position(one):
+            again.record(EVENT)
+        assert told(again)[-1][1].counts == {EVENT: 1}
+    (by_hand, first, second, third) = told(reopened(path))
+    assert by_hand[0] is None and by_hand[1].counts == {EVENT: 1}
+    assert first[0] == second[0] == third[0] == one.saved()
+    assert first[1].bounds == {EVENT: (0.25, 4.0), OTHER: (0.25, 4.0)}
+    assert (first[1].clipped, second[1].clipped) == ((0.5, 0.125), None)
+    assert second[1].bounds == {} and third[1].counts == {EVENT: 1}
+
+
+def reopened(path):
+    accountant = PrivacyAccountant()
+    accountant.journal(path).close()
+    return accountant
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [0, 1, 0],  # of a run that is not known
+        [0, 1, {"method": "x"}],
+        [0, 1, {"method": "x", "generator": "y", "time": "z"}],
+        [0, 1, {"method": "x", "generator": "secure", "time": "z"}, -1.0],
+        [0, 1, {"method": "x", "generator": "secure", "time": "z"}, "1"],
+        [0, 1, {"method": "x", "generator": "secure", "time": "z"}, 1.0, 2],
+        {"clipped": [0, 0.5, 0.1]},
+        {"clipped": [0, 1.5, 0.1]},
+        {"description": {"title": "two\nlines"}},
+        {"description": []},
+    ],
+)
+def test_damaged_remarks_are_refused(written, value):
+    first = written.read_bytes().splitlines()[:3]  # up to the first event
+    digest = ""
+    for line in first:
+        _, digest = value_of(line, digest)
+    written.write_bytes(b"".join(line + b"\n" for line in first) + line_of(value, digest)[0])
+    with pytest.raises(ConfigurationError, match="damaged"):
+        PrivacyAccountant().journal(written)
 
 
 def test_a_system_without_locks(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pyro_dp import ApproximateDP, ConfigurationError, PrivacyAccountant, SubsampledGaussian
+from pyro_dp.accounting.amounts import up
 from pyro_dp.accounting.plotting import growth
 from pyro_dp.accounting.trade_off import trade_off
 
@@ -69,7 +70,7 @@ def test_panels():
     assert "nats" in left.get_ylabel()
     assert "type I " in right.get_xlabel()
     assert "type II " in right.get_ylabel()
-    assert f"{accountant.get_epsilon():.3g}" in left.get_title()
+    assert up(accountant.get_epsilon()) in left.get_title()
 
 
 def test_extremes():

@@ -4,6 +4,7 @@ import importlib.metadata
 import math
 import re
 import sys
+from decimal import Decimal
 
 import pytest
 from scipy.special import ndtr, ndtri
@@ -15,7 +16,9 @@ from pyro_dp import (
     PrivacyAccountant,
     SubsampledGaussian,
 )
-from pyro_dp.accounting.report import _up
+from pyro_dp.accounting.amounts import spent_and_left, up
+from pyro_dp.accounting.origins import Origin
+from pyro_dp.accounting.pictures import _round_numbers
 from pyro_dp.accounting.trade_off import trade_off
 
 
@@ -81,12 +84,12 @@ def test_the_second_opinion(entry, settings, said):
 def test_a_second_opinion_that_disagrees_is_loud(wrong, monkeypatch):
     spent = PrivacyAccountant.get_epsilon
     accountant = ledger((FULL, 1))
-    right = _up(spent(accountant))
+    right = up(spent(accountant))
     monkeypatch.setattr(PrivacyAccountant, "get_epsilon", lambda *_: wrong * spent(accountant))
     text = opinion(accountant.report())
     found = float(re.match(r"\*\*dp_accounting, .* disagrees: .* epsilon = ([\d.]+) for", text)[1])
     assert float(right) <= found < float(right) * 1.003
-    assert f"where {_up(wrong * spent(accountant))} is stated above" in text
+    assert f"where {up(wrong * spent(accountant))} is stated above" in text
     assert text.endswith("**")
     page = opinion(accountant.report("html"))
     assert page.startswith('<p class="loud">dp_accounting')
@@ -105,13 +108,156 @@ def test_every_release_is_listed():
         (ApproximateDP(0.25, 1e-6, "private_selection among 3 settings"), 1),
     ]
     text = ledger(*entries).report()
-    assert "| noisy sum | each record on its own | 0.05 | 1.5 | 200 |" in text
-    assert "| noisy sum | all records | 1 | 3 | 2 |" in text
-    selection = "private\\_selection among 3 settings: epsilon = 0.25, delta = 1e-06 |  |  |  | 1 |"
-    assert selection in text
+    for sampling, numbers in [
+        ("each record on its own, rate 0.05", "1.5 | not recorded | 200"),
+        ("all records", "3 | not recorded | 2"),
+    ]:
+        assert f"| noisy sum | {sampling} | {numbers} |" in text
+    assert "private\\_selection among 3 settings: epsilon = 0.25, delta = 1e-06 | " in text
     assert "The candidates of every private selection" in text
     fixed = ledger((SubsampledGaussian(1.5, 0.05, "fixed"), 7), neighboring="replace_one")
-    assert "a random subset of fixed size | 0.05 | 1.5 | 7 |" in fixed.report()
+    assert "a random subset of fixed size, rate 0.05 | 1.5 | not recorded | 7 |" in fixed.report()
+
+
+def cells(text):
+    """Of the table of releases, by the names of its columns."""
+    lines = text.split("## What was released")[1].split("\n\n")[2].splitlines()
+    rows = [[cell.strip() for cell in line.removeprefix("|")[:-1].split("|")] for line in lines]
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+
+
+def test_what_each_row_costs_alone_and_with_those_above():
+    """Against ledgers of their own."""
+    entries = [(SubsampledGaussian(2.0, 0.05), 100), (FULL, 1), (ApproximateDP(0.25, 1e-6, "x"), 2)]
+    *rows, total = cells(ledger(*entries).report())
+    alone = [up(ledger(entry).get_epsilon()) for entry in entries]
+    so_far = [up(ledger(*entries[: k + 1]).get_epsilon()) for k in range(3)]
+    assert [row["epsilon alone"] for row in rows] == alone
+    assert [row["epsilon so far"] for row in rows] == so_far
+    assert (total["release"], total["times"]) == ("all together", "103")
+    assert total["epsilon so far"] == so_far[-1] == up(ledger(*entries).get_epsilon())
+    looked = ledger(entries[1])
+    looked.record_nonprivate("x")
+    (row, total) = cells(looked.report())
+    assert row["epsilon so far"] == alone[1] and total["epsilon so far"] == "no guarantee"
+
+
+def test_runs_are_told_apart():
+    """Two runs release the same event: a row each, with method, bound, time and generator."""
+    accountant = PrivacyAccountant()
+    for settings in (dict(secure=True), dict(generator=3), dict()):
+        scaler = DPStandardScaler((0, 1), accountant=accountant, noise_multiplier=4.0, **settings)
+        scaler.fit([[0.0, 1.0]])
+    (entry,) = accountant.ledger
+    accountant.record(entry.event, 5)
+    by_hand, *rows, total = cells(accountant.report())
+    assert (entry.count, total["times"]) == (3, "8")
+    assert (by_hand["release"], by_hand["times"]) == ("noisy sum", "5")
+    assert by_hand["generator"] == by_hand["began (UTC)"] == by_hand["bound C"] == "not recorded"
+    assert [row["generator"] for row in rows] == ["secure", "seeded: repeatable", "ordinary"]
+    for row in rows:
+        assert row["release"] == "DPStandardScaler: noisy sum"
+        assert (row["times"], row["bound C"], row["clipped"]) == ("1", "1.414", "not recorded")
+        assert row["began (UTC)"] == "2026-01-02 03:04"
+
+
+def test_bounds_and_the_clipped_fraction():
+    accountant, origin = PrivacyAccountant(), Origin.now("DPSVI", seeded=False, secure=False)
+    for bound in (0.5, 2.0, math.inf, 1.0):
+        with accountant.next_position(origin, bound):
+            accountant.record(FULL)
+    accountant.note_clipped(origin, 0.125, 0.01)
+    accountant.note_clipped(Origin.now("another", seeded=False, secure=False), 0.5, 0.1)
+    (row, _) = cells(accountant.report())
+    assert (row["bound C"], row["clipped"]) == ("0.5 to 2", "12.5% ± 1.0%")
+    assert (row["release"], row["times"]) == ("DPSVI: noisy sum", "4")
+    with accountant.next_position(origin, 1.0):
+        pass
+    accountant.record(FULL)  # of no run
+    assert len(cells(accountant.report())) == 3
+
+
+def test_many_rows_leave_the_costs_between_out():
+    entries = [(SubsampledGaussian(50.0 + k, 1.0, "full"), 1) for k in range(41)]
+    *rows, last, total = cells(ledger(*entries).report())
+    assert {row["epsilon so far"] for row in rows} == {""}
+    assert last["epsilon so far"] == total["epsilon so far"] != ""
+    assert all(row["epsilon alone"] for row in [*rows, last])
+
+
+def test_what_it_is_about():
+    accountant = ledger((FULL, 1))
+    for text in (accountant.report(), accountant.report("html")):
+        assert text.count("not stated (accountant.describe)") == 5
+        assert "none was kept" in text
+    accountant.describe(title="A <b>study</b>", dataset="D", purpose="P", controller="C")
+    accountant.describe(unit="a person | with visits", units=12345)
+    text = accountant.report()
+    assert text.startswith("# Privacy report: A &lt;b&gt;study&lt;/b&gt;\n")
+    for line in ("- Data set: D", "- Purpose: P", "- Controller: C", "- Number of units: 12,345"):
+        assert f"{line}\n" in text
+    assert "- Protected unit: a person \\| with visits\n" in text
+    assert "One record is: a person \\| with visits." in text
+    page = accountant.report("html")
+    assert "<title>Privacy report: A &lt;b&gt;study&lt;/b&gt;</title>" in page
+    assert "<b>" not in page and "<dd>12,345</dd>" in page
+
+
+def test_the_journals_last_digest(tmp_path):
+    accountant = PrivacyAccountant()
+    with accountant.journal(tmp_path / "journal"):
+        accountant.record(FULL)
+        last = (tmp_path / "journal").read_text().splitlines()[-1]
+        assert f"its last line has the digest {last.split()[0]}," in accountant.report()
+
+
+@pytest.mark.parametrize("budget, sigma", [(1.0, None), (0.3, 40.0), (2.0, None), (3.7, None)])
+def test_the_report_agrees_with_print(budget, sigma):
+    """Epsilon and what is left are the same texts, and add up to the budget."""
+    accountant = PrivacyAccountant(budget)
+    sigma = accountant.noise_multiplier(num_steps=50, sample_rate=0.1) if sigma is None else sigma
+    accountant.record(SubsampledGaussian(sigma, 0.1), 50)
+    shown = dict(re.findall(r"^  ([a-z ]+): (.*)$", str(accountant), re.MULTILINE))
+    text, left = accountant.report(), shown["remaining"].split(" of ")[0]
+    assert f"with epsilon = {shown['epsilon so far']} and" in text
+    assert f"The budget is epsilon = {budget:g}; {left} remains." in text
+    assert cells(text)[-1]["epsilon so far"] == shown["epsilon so far"]
+    assert Decimal(left) + Decimal(shown["epsilon so far"]) == Decimal(str(budget))
+    assert float(shown["epsilon so far"]) >= accountant.get_epsilon()
+    pytest.importorskip("matplotlib")
+    assert shown["epsilon so far"] in accountant.plot().axes[0].get_title()
+
+
+def test_what_is_spent_and_left_add_up():
+    assert spent_and_left(0.99982, 1.0) == ("0.9999", "0.0001")
+    assert spent_and_left(0.99999, 1.0) == ("1", "0")
+    assert spent_and_left(0.99991, 0.99995) == ("0.99995", "0")  # rounded up it would be above
+    assert spent_and_left(1.2, 1.0) == ("1.2", "0")
+    assert spent_and_left(0.0, 3.0) == ("0", "3")
+    assert spent_and_left(math.inf, 1.0) == ("inf", "0")
+
+
+def test_pictures_lie_in_the_page():
+    """Both, in the colours of the page, with names; none where there is no guarantee."""
+    accountant = ledger((SubsampledGaussian(2.0, 0.1), 50), epsilon=3.0)
+    page = accountant.report("html")
+    assert page.count("<svg ") == page.count('role="img"') == page.count("<figcaption>") == 2
+    assert "of a budget of 3." in page
+    assert f"Epsilon after each release: {up(accountant.get_epsilon())} after all 50" in page
+    pictures = "".join(re.findall("<svg.*?</svg>", page))
+    assert "#" not in pictures and "style" not in pictures  # so that they are dark where it is
+    assert "nan" not in pictures and "inf" not in pictures
+    assert "<svg" not in accountant.report()
+    accountant.record_nonprivate("x")
+    assert "<svg" not in accountant.report("html")
+    assert "<svg" not in PrivacyAccountant().report("html")
+
+
+@pytest.mark.parametrize("end", [3e-7, 0.1, 0.9, 1.0, 1.06, 7.3, 41.82, 1020.0, 5.1e6])
+def test_ticks_are_round_numbers(end):
+    ticks = _round_numbers(end)
+    assert ticks[0] == 0.0 and ticks[-1] <= end * (1 + 1e-9)
+    assert 3 <= len(ticks) <= 7
 
 
 def test_a_release_with_a_delta_of_its_own_leaves_a_trade_off_curve():
@@ -133,7 +279,7 @@ def test_no_noise_is_no_guarantee():
     text = ledger((SubsampledGaussian(0.0, 1.0, "full"), 3)).report()
     assert "**There is no privacy guarantee: epsilon is infinite, for good." in text
     assert "noise multiplier 0" in text
-    assert "0: not private | 3 |" in text
+    assert "0: not private | not recorded | 3 | no guarantee | no guarantee |" in text
     assert "power 100%" in text
     assert "differentially private with epsilon" not in text
     above = ledger((ApproximateDP(0.5, 1e-3, "x"), 1)).report()
@@ -152,7 +298,8 @@ def test_looks_are_loud(format):
     if format == "markdown":
         assert f"| loss of &lt;DPSVI&gt; \\| step 3 | {time} | 1 |" in text
     else:
-        assert f"<td>loss of &lt;DPSVI&gt; | step 3</td><td>{time}</td><td>1</td>" in text
+        for cell in ("loss of &lt;DPSVI&gt; | step 3</th>", f"{time}</td>", ">1</td>"):
+            assert cell in text
     assert text.count("DPSVI") == 1
 
 
@@ -207,6 +354,6 @@ def test_reading_changes_nothing():
 
 @pytest.mark.parametrize("value", [1e-300, 1e-9, 0.1, 0.99999, 1.0, 3.00001, 9.9999, 1234.56, 1e21])
 def test_costs_are_rounded_up(value):
-    assert value * (1 - 1e-11) <= float(_up(value)) <= value * 1.0011
-    assert len(_up(value)) <= 9
-    assert _up(0.0) == "0"
+    assert value * (1 - 1e-11) <= float(up(value)) <= value * 1.0011
+    assert len(up(value)) <= 9
+    assert up(0.0) == "0"

@@ -1,6 +1,7 @@
 """What inferences find: marginals, intervals in the model's own space, noise, doubts, pictures."""
 
 import copy
+import html
 import math
 import pickle
 import sys
@@ -185,6 +186,18 @@ def test_it_reads_as_a_table():
         "... and 70 more: posterior.intervals()",
         f"* {', '.join(wide.names[:6])} and 94 more: {REASON}",
     ]
+
+
+def test_notebooks_show_the_same_table():
+    found = posterior(doubts={REASON: torch.arange(DIM) < 2})
+    shown = found._repr_html_()
+    for line in repr(found).splitlines():
+        for cell in line.split("  "):
+            assert html.escape(cell.strip()) in shown
+    assert shown.count("<tr>") == len(repr(found).splitlines()) - 1
+    assert f"<p>* w[0], w[1]: {REASON}</p>" in shown
+    latent = Latent("<b>w</b>", torch.Size([]), biject_to(constraints.real), 0, 1)
+    assert "<b>" not in Posterior([latent], torch.zeros(1), torch.ones(1))._repr_html_()
 
 
 def test_an_infinite_interval_has_no_share():

@@ -4,6 +4,7 @@ What all runs promise is in run_contract.py.
 """
 
 import math
+import re
 import sys
 
 import pyro
@@ -70,7 +71,7 @@ def test_ctrl_c_waits_for_optimizer_and_scheduler(stage, monkeypatch):
             else:
                 svi.run(*data, progress=False, callbacks=[lambda step: True])
         state = svi.state_dict()
-        state["accountant"]["notes"] = []
+        state["accountant"]["notes"] = state["accountant"]["runs"] = []
         states.append((state, values(), rates(svi)))
     assert same(*states)
 
@@ -212,6 +213,15 @@ def test_a_result_prints_as_a_few_lines():
         "private loss (nats): 3 first, 1 last",
         "1.6 s, 500 ms a step",
     ]
+    cells = re.findall(">([^<]+)</t[dh]>", made._repr_html_())
+    assert dict(zip(cells[::2], cells[1::2], strict=True)) == {
+        "steps": "5 of 9 steps, a callback stopped it",
+        "noise multiplier": "2",
+        "bound": "1.5",
+        "noise in a coordinate of the sum": "3",
+        "clipped": "20% +- 1.0%",
+        "private loss (nats)": "3 first, 1 last",
+    }  # but no times, which are not private
     assert repr(RunResult("DPSVI", "loss", 0, 9)) == "DPSVI: 0 of 9 steps, it is not finished"
 
 

@@ -86,8 +86,8 @@ USES = {
     "release": """
         mechanism.release mechanism.iterative
         mechanism.iterative.IterativeMechanism._account_and_release accounting.ledger
-        accounting.report._releases
-    """,  # the last two are a heading and a word of a report
+        accounting.report_rows
+    """,  # the last two are headings of tables
     # The noise itself, and its streams.
     "standard_normal": "mechanism.device_noise.normals",
     "normals": """

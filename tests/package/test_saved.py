@@ -52,3 +52,19 @@ def test_a_run_goes_on_from_its_journal_and_state(name, tmp_path):
         step(inference)
     assert accountant.num_releases == sum(count for _, count in known) + STEPS // 2
     assert accountant.get_epsilon() <= 2.0
+
+
+@pytest.mark.parametrize("kind", ["ledger.json", "journal"])
+def test_what_runs_were_and_what_a_ledger_is_about_load(kind, tmp_path):
+    path = shutil.copy(FOLDER / f"described.{kind}", tmp_path)
+    accountant = PrivacyAccountant(epsilon=2.0, delta=1e-5)
+    if kind == "journal":
+        accountant.journal(path).close()
+    else:
+        accountant.load(path)
+    assert accountant.description.stated() == {"title": "A study", "unit": "a person", "units": 60}
+    (one, first), (other, second) = accountant.runs()
+    assert (one.method, one.generator, other.generator) == ("DPSEP", "secure", "ordinary")
+    assert first.counts == second.counts and first.counts.total() == 2
+    assert set(first.bounds.values()) == {(1.0, 1.0)} and first.clipped is not None
+    assert first.clipped != second.clipped

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior.forest_plot import forest_plot
 from pyro_dp.infer.posterior.intervals import Interval, Line, lines
-from pyro_dp.infer.posterior.table import table
+from pyro_dp.infer.posterior.table import html_table, table
 from pyro_dp.utils.validation import require_number
 
 _LEVEL = 0.95
@@ -63,6 +63,10 @@ class Summary(abc.ABC):
 
     def __repr__(self) -> str:
         return table(self._lines(_LEVEL), _LEVEL, self.doubtful)
+
+    def _repr_html_(self) -> str:
+        """As it prints, for notebooks."""
+        return html_table(self._lines(_LEVEL), _LEVEL, self.doubtful)
 
     def _lines(self, level: float) -> list[Line]:
         lower, upper = _ends(level)

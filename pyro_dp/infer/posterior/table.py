@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from pyro_dp.infer.posterior.intervals import Line
+from pyro_dp.utils import tables
 
 MOST_LINES = 30
 
@@ -13,16 +14,30 @@ def table(lines: Sequence[Line], level: float, reasons: Mapping[str, str]) -> st
     :param level: of the intervals.
     :param reasons: of doubts, by coordinate.
     """
+    head, rows, below = _parts(lines, level, reasons)
+    return "\n".join([*aligned([("", *head), *rows]), *below])
+
+
+def html_table(lines: Sequence[Line], level: float, reasons: Mapping[str, str]) -> str:
+    """The same for notebooks."""
+    head, rows, below = _parts(lines, level, reasons)
+    return tables.table("Posterior", ("", *head), rows) + tables.remarks(below)
+
+
+def _parts(
+    lines: Sequence[Line], level: float, reasons: Mapping[str, str]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
+    """Names of the columns, rows of the table, and what is said below it."""
     shown = lines[:MOST_LINES]
-    rows = [("", "median", f"{level:.0%} interval", "by noise")]
+    rows: list[tuple[str, ...]] = []
     for line in shown:
         star = " *" if line.doubtful else ""
         interval = f"{line.aware[0]:.3g} to {line.aware[1]:.3g}"
         rows.append((line.name + star, f"{line.median:.3g}", interval, f"{line.noise:.0%}"))
-    text = aligned(rows)
+    below = starred(by_reason(reasons))
     if len(lines) > len(shown):
-        text.append(f"... and {len(lines) - len(shown)} more: posterior.intervals()")
-    return "\n".join([*text, *starred(by_reason(reasons))])
+        below = [f"... and {len(lines) - len(shown)} more: posterior.intervals()", *below]
+    return ("median", f"{level:.0%} interval", "by noise"), rows, below
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

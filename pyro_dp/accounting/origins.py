@@ -1,0 +1,182 @@
+"""Which run released what: for the report. No cost depends on it.
+
+A ledger merges equal events, whoever released them. Here they are told apart by run: its method,
+its generator, when it began, to which bounds it clipped, and which fraction of the records that
+was, where it was released.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+from pyro_dp.accounting.events import Event, require_short_text
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import require_choice, require_count, require_number
+
+SECURE_RUN, SEEDED_RUN, ORDINARY_RUN = "secure", "seeded", "ordinary"
+GENERATORS = (SECURE_RUN, SEEDED_RUN, ORDINARY_RUN)
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """A run. No two are equal, whatever they say.
+
+    :param method: of the release, as ``"DPSVI"``: a short text, which is public.
+    :param generator: "secure" (the operating system's, and integers), "seeded", or "ordinary".
+    :param time: of its beginning (UTC, ISO 8601, to the minute).
+    :raises ConfigurationError: a text is not a short line, or there is no such generator.
+    """
+
+    method: str
+    generator: str
+    time: str
+
+    def __post_init__(self) -> None:
+        require_short_text("method", self.method)
+        require_short_text("time", self.time)
+        require_choice("generator", self.generator, GENERATORS)
+
+    @staticmethod
+    def now(method: str, *, seeded: bool, secure: bool) -> "Origin":
+        """A run that begins."""
+        generator = SECURE_RUN if secure else SEEDED_RUN if seeded else ORDINARY_RUN
+        return Origin(method, generator, _minute())
+
+    def saved(self) -> dict[str, str]:
+        return {"method": self.method, "generator": self.generator, "time": self.time}
+
+
+def _minute() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%MZ")
+
+
+class Source(NamedTuple):
+    """Of one release.
+
+    :param bound: C, to which records were clipped; None: there is none.
+    """
+
+    origin: Origin
+    bound: float | None = None
+
+
+@dataclass
+class Part:
+    """What one run released.
+
+    :ivar counts: by event.
+    :ivar bounds: the least C and the largest, by event.
+    :ivar clipped: fraction of the records and its standard error, where they were released.
+    """
+
+    counts: Counter[Event] = field(default_factory=Counter)
+    bounds: dict[Event, tuple[float, float]] = field(default_factory=dict)
+    clipped: tuple[float, float] | None = None
+
+
+class Origins:
+    """Of the releases of a ledger, run by run, in the order of their first release."""
+
+    def __init__(self) -> None:
+        self._parts: dict[Origin, Part] = {}
+
+    def __iter__(self) -> Iterator[tuple[Origin, Part]]:
+        return iter(self._parts.items())
+
+    def __contains__(self, origin: Origin) -> bool:
+        return origin in self._parts
+
+    def copy(self) -> "Origins":
+        found = Origins()
+        for origin, part in self._parts.items():
+            found._parts[origin] = Part(Counter(part.counts), dict(part.bounds), part.clipped)
+        return found
+
+    def add(self, source: Source, event: Event, count: int) -> None:
+        part = self._parts.setdefault(source.origin, Part())
+        part.counts[event] += count
+        bound = source.bound
+        if bound is not None and math.isfinite(bound):
+            low, high = part.bounds.get(event, (bound, bound))
+            part.bounds[event] = min(low, bound), max(high, bound)
+
+    def clip(self, origin: Origin, fraction: float, error: float) -> None:
+        """
+        :param fraction: of the records, as it was released.
+        :param error: its standard error.
+        """
+        self._parts[origin].clipped = fraction, error
+
+    def unknown(self, counts: Mapping[Event, int]) -> dict[Event, int]:
+        """What no run is known to have released, of the ledger."""
+        left = Counter(dict(counts))
+        for part in self._parts.values():
+            left.subtract(part.counts)
+        return dict(left)
+
+    def state(self, events: Sequence[Event]) -> list[dict[str, Any]]:
+        """
+        :param events: of the ledger, which are saved by their places.
+        """
+        places = {event: place for place, event in enumerate(events)}
+        return [
+            {
+                **origin.saved(),
+                "releases": [
+                    [places[event], count, *part.bounds.get(event, ())]
+                    for event, count in part.counts.items()
+                ],
+                **({} if part.clipped is None else {"clipped": list(part.clipped)}),
+            }
+            for origin, part in self._parts.items()
+        ]
+
+
+def from_saved(state: Any, counts: Mapping[Event, int], events: Sequence[Event]) -> Origins:
+    """
+    :param state: from :meth:`Origins.state`.
+    :param counts: of the ledger, which must have all of it.
+    :param events: the same as when it was saved.
+    :raises ConfigurationError: it is damaged.
+    """
+    found = Origins()
+    try:
+        for run in state:
+            origin = origin_of(run)
+            for place, count, *bounds in run["releases"]:
+                event = events[require_count("place", place, least=0)]
+                count = require_count("count", count)
+                for number, bound in enumerate(bounds or [None]):
+                    found.add(Source(origin, bound_of(bound)), event, 0 if number else count)
+            if "clipped" in run:
+                found.clip(origin, *clipped_of(run["clipped"]))
+    except (TypeError, LookupError, ValueError):
+        raise ConfigurationError("runs: they are not as they were saved.") from None
+    if any(count < 0 for count in found.unknown(counts).values()):
+        raise ConfigurationError("runs: they have more releases than the ledger.")
+    return found
+
+
+def origin_of(saved: Mapping[str, Any]) -> Origin:
+    """
+    :raises KeyError: something is missing.
+    :raises ConfigurationError: something is not as it was saved.
+    """
+    return Origin(saved["method"], saved["generator"], saved["time"])
+
+
+def bound_of(value: Any) -> float | None:
+    """:raises ConfigurationError: it is no bound."""
+    return None if value is None else require_number("bound", value, above=0.0, below=math.inf)
+
+
+def clipped_of(pair: Any) -> tuple[float, float]:
+    """:raises ValueError: it is no fraction with its standard error."""
+    fraction, error = pair
+    return (
+        require_number("fraction", fraction, above=0.0, below=1.0, closed=True, or_equal=True),
+        require_number("error", error, above=0.0, below=math.inf, or_equal=True),
+    )

@@ -1,0 +1,153 @@
+"""The two pictures of a ledger as SVG within a page: in its colours, and without matplotlib."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pyro_dp.accounting.amounts import of_budget, up
+from pyro_dp.accounting.markup import Picture
+from pyro_dp.accounting.plotting import growth
+from pyro_dp.accounting.trade_off import FALSE_POSITIVES, PrivacyCurve, best_power, trade_off
+
+_WIDTH, _HEIGHT = 440, 310
+_LEFT, _TOP, _RIGHT, _BOTTOM = 58, 14, 430, 254
+_MOST_TICKS = 6
+
+
+def pictures(accountant: PrivacyCurve) -> list[Picture]:
+    """Epsilon against releases and the trade-off curve; none where no guarantee is left."""
+    if accountant.get_epsilon() == math.inf or not accountant.ledger:
+        return []
+    return [_epsilon(accountant), _trade_off(accountant)]
+
+
+class _Axes:
+    """A frame with ticks, and what is drawn in it."""
+
+    def __init__(self, x_end: float, y_end: float, x_label: str, y_label: str):
+        self._ends = x_end, y_end
+        middle, height = (_LEFT + _RIGHT) / 2, (_TOP + _BOTTOM) / 2
+        self._parts = [
+            *self._ticks(),
+            f'<path class="axis" d="M{_LEFT} {_TOP}V{_BOTTOM}H{_RIGHT}"/>',
+            _text(middle, _HEIGHT - 14, x_label, "middle"),
+            f'<g transform="rotate(-90 14 {height:g})">{_text(14, height, y_label, "middle")}</g>',
+        ]
+
+    def line(self, kind: str, x: ArrayLike, y: ArrayLike) -> None:
+        """:param kind: a class of the style sheet."""
+        self._parts.append(f'<path class="{kind}" d="M{self._path(x, y)}"/>')
+
+    def below(self, kind: str, x: ArrayLike, y: ArrayLike) -> None:
+        """The region between a curve and the axis."""
+        last = float(np.asarray(x)[-1])
+        corners = self._path([last, 0.0], [0.0, 0.0])
+        self._parts.append(f'<path class="{kind}" d="M{self._path(x, y)}L{corners}Z"/>')
+
+    def mark(self, x: float, y: float) -> None:
+        left, top = self._at(x, y)
+        self._parts.append(f'<circle class="mark" cx="{left:.1f}" cy="{top:.1f}" r="5"/>')
+
+    def legend(self, left: float, top: float, entries: Sequence[tuple[str, str]]) -> None:
+        """
+        :param entries: class and text of each; of "mark" a dot, of "shade" a box.
+        """
+        width, height = _RIGHT - left + 6, 19 * len(entries)
+        ground = f'<rect class="ground" x="{left - 6}" y="{top - 10}" width="{width}"'
+        self._parts.append(f'{ground} height="{height}"/>')
+        for place, (kind, text) in enumerate(entries):
+            y = top + 19 * place
+            if kind == "mark":
+                sign = f'<circle class="mark" cx="{left + 14}" cy="{y}" r="5"/>'
+            elif kind == "shade":
+                sign = f'<rect class="shade" x="{left}" y="{y - 6}" width="28" height="12"/>'
+            else:
+                sign = f'<path class="{kind}" d="M{left} {y}h28"/>'
+            self._parts += [sign, _text(left + 36, y + 4.5, text, "start")]
+
+    def svg(self, name: str, title: str) -> str:
+        return (
+            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="{name}">'
+            f'<title id="{name}">{title}</title>{"".join(self._parts)}</svg>'
+        )
+
+    def _at(self, x: float, y: float) -> tuple[float, float]:
+        x_end, y_end = self._ends
+        return _LEFT + (_RIGHT - _LEFT) * x / x_end, _BOTTOM - (_BOTTOM - _TOP) * y / y_end
+
+    def _path(self, x: ArrayLike, y: ArrayLike) -> str:
+        points = zip(np.asarray(x, float).tolist(), np.asarray(y, float).tolist(), strict=True)
+        return "L".join(f"{left:.1f} {top:.1f}" for left, top in (self._at(*p) for p in points))
+
+    def _ticks(self) -> Iterator[str]:
+        x_end, y_end = self._ends
+        for value in _round_numbers(x_end):
+            left, _ = self._at(value, 0.0)
+            yield _text(left, _BOTTOM + 18, f"{value:.6g}", "middle")
+            yield f'<path class="axis" d="M{left:.1f} {_BOTTOM}v5"/>'
+        for value in _round_numbers(y_end):
+            _, top = self._at(0.0, value)
+            yield f'<path class="grid" d="M{_LEFT} {top:.1f}H{_RIGHT}"/>'
+            yield _text(_LEFT - 8, top + 4.5, f"{value:.3g}", "end")
+
+
+def _text(left: float, top: float, text: str, anchor: str) -> str:
+    """Of this module's own words and numbers."""
+    return f'<text x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{text}</text>'
+
+
+def _round_numbers(end: float) -> list[float]:
+    """From 0 to the end, at steps of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(end))
+    step = next(
+        each * power
+        for each in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+        if end / (each * power) < _MOST_TICKS
+    )
+    return [round(place * step, 12) for place in range(int(end / step * (1 + 1e-9)) + 1)]
+
+
+def _epsilon(accountant: PrivacyCurve) -> Picture:
+    numbers, epsilons = growth(accountant)
+    budget, total = accountant.epsilon, int(numbers[-1])
+    highest = max(float(epsilons[-1]), budget or 0.0) or 1.0
+    label = f"epsilon (nats) at delta = {accountant.delta:.3g}"
+    axes = _Axes(1.02 * total, 1.08 * highest, "number of releases", label)
+    entries = [("curve", "spent")]
+    if budget is not None:
+        axes.line("limit", [0, 1.02 * total], [budget, budget])
+        entries.append(("limit", "budget"))
+    axes.line("curve", numbers, epsilons)
+    axes.mark(total, float(epsilons[-1]))
+    axes.legend(330, _BOTTOM - 14 - 19 * (len(entries) - 1), entries)
+    spent = f"Epsilon after each release: {up(float(epsilons[-1]))} after all {total:,}"
+    of = "" if budget is None else f", of a budget of {of_budget(budget)}"
+    return Picture(
+        axes.svg("picture-epsilon", "Epsilon against the number of releases"),
+        f"{spent}{of}. Releases of one kind are put together.",
+    )
+
+
+def _trade_off(accountant: PrivacyCurve) -> Picture:
+    alpha = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 50), np.linspace(0.0, 1.0, 51)]))
+    curve = trade_off(accountant, alpha)
+    axes = _Axes(1.0, 1.06, "false accusations", "cases that are missed")
+    axes.below("shade", alpha, curve)
+    axes.line("chance", [0.0, 1.0], [1.0, 0.0])
+    axes.line("curve", alpha, curve)
+    axes.mark(FALSE_POSITIVES, float(trade_off(accountant, FALSE_POSITIVES)))
+    entries = [
+        ("chance", "guessing"),
+        ("curve", "best attacker"),
+        ("mark", f"at {FALSE_POSITIVES:.0%} false accusations"),
+        ("shade", "out of reach"),
+    ]
+    axes.legend(215, _TOP + 18, entries)
+    return Picture(
+        axes.svg("picture-errors", "Errors of the best attacker"),
+        f"How often the best attacker must err. With false accusations in {FALSE_POSITIVES:.0%} "
+        f"of cases, at most {best_power(accountant)} of the others are found out; everybody "
+        "without the releases is on the dotted line.",
+    )

@@ -1,0 +1,152 @@
+"""The rows of a report: what each run released, by kind, and what that costs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyro_dp.accounting import composition
+from pyro_dp.accounting.amounts import up
+from pyro_dp.accounting.description import Description
+from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.markup import Block, Paragraph, Table
+from pyro_dp.accounting.origins import Origin, Part
+from pyro_dp.accounting.trade_off import PrivacyCurve
+
+_MOST_SUMS = 40  # rows of which each is composed with all above it
+_MOST_KINDS = 12  # of these, where records are sampled: many take seconds to compose
+_UNKNOWN = "not recorded"
+_SAMPLING = {
+    "poisson": "each record on its own, rate {rate:.6g}",
+    "fixed": "a random subset of fixed size, rate {rate:.6g}",
+    "full": "all records",
+}
+_GENERATORS = {
+    "secure": "secure",
+    "seeded": "seeded: repeatable",
+    "ordinary": "ordinary",
+}
+_HEAD = (
+    "release",
+    "who takes part",
+    "noise multiplier",
+    "bound C",
+    "times",
+    "epsilon alone",
+    "epsilon so far",
+    "began (UTC)",
+    "generator",
+    "clipped",
+)
+_NUMBERS, _DATES = (2, 3, 4, 5, 6), (7,)
+_LEGEND = (
+    "Each row is what one run released of one kind. A noisy sum is a sum over the records that "
+    "took part, each of them clipped to a norm of at most C, plus Gaussian noise whose standard "
+    "deviation is the noise multiplier times C; other releases are (epsilon, "
+    "delta)-differentially private by themselves, as stated. Epsilon alone is what the row would "
+    "cost if it were all; epsilon so far is what it costs together with the rows above. Costs of "
+    "several rows together are less than their sum. Clipped is the released estimate of the "
+    "fraction of records whose part was cut to C, with its standard error."
+)
+
+
+class Reported(PrivacyCurve, Protocol):
+    """What a report reads of a :class:`PrivacyAccountant`."""
+
+    @property
+    def description(self) -> Description: ...
+    @property
+    def journal_digest(self) -> str | None: ...
+    def runs(self) -> list[tuple[Origin | None, Part]]: ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one run released of one kind."""
+
+    origin: Origin | None
+    event: SubsampledGaussian | ApproximateDP
+    count: int
+    bounds: tuple[float, float] | None
+    clipped: tuple[float, float] | None
+
+    @property
+    def name(self) -> str:
+        if isinstance(self.event, SubsampledGaussian):
+            return "noisy sum" if self.origin is None else f"{self.origin.method}: noisy sum"
+        cost = f"epsilon = {up(self.event.epsilon)}, delta = {self.event.delta:.4g}"
+        return f"{self.event.name}: {cost}"
+
+
+def rows_of(accountant: Reported) -> list[Row]:
+    """All but the looks at the data without noise."""
+    return [
+        Row(origin, event, count, part.bounds.get(event), part.clipped)
+        for origin, part in accountant.runs()
+        for event, count in part.counts.items()
+        if not isinstance(event, NonPrivateLook)
+    ]
+
+
+def releases(accountant: Reported) -> list[Block]:
+    """The table, and what it means."""
+    rows = rows_of(accountant)
+    if not rows:
+        return [Paragraph("Nothing.")]
+    alone = [_epsilon(accountant, {row.event: row.count}) for row in rows]
+    so_far = _so_far(accountant, rows)
+    cells = [_cells(row, *costs) for row, *costs in zip(rows, alone, so_far, strict=True)]
+    times = f"{sum(row.count for row in rows):,}"
+    total = up(accountant.get_epsilon())
+    foot = ("all together", "", "", "", times, "", _cost(total), "", "", "")
+    caption = "What was released, run by run, and what it costs"
+    return [Table(_HEAD, cells, caption, foot, _NUMBERS, _DATES), Paragraph(_LEGEND)]
+
+
+def _so_far(accountant: Reported, rows: Sequence[Row]) -> list[str]:
+    """Of each row with those above it; the last has all, as :meth:`get_epsilon` says."""
+    counts: dict[Event, int] = {}
+    found = []
+    kinds = {row.event for row in rows if getattr(row.event, "sample_rate", 1.0) < 1.0}
+    quick = len(rows) <= _MOST_SUMS and len(kinds) <= _MOST_KINDS
+    for place, row in enumerate(rows):
+        counts[row.event] = counts.get(row.event, 0) + row.count
+        known = quick and place < len(rows) - 1
+        found.append(_epsilon(accountant, counts) if known else "")
+    looked = any(isinstance(event, NonPrivateLook) for event, _ in accountant.ledger)
+    found[-1] = _epsilon(accountant, counts) if looked else _cost(up(accountant.get_epsilon()))
+    return found
+
+
+def _epsilon(accountant: Reported, counts: dict[Event, int]) -> str:
+    """Never more than that of the whole ledger, which the budget's plan may know better."""
+    found = composition.epsilon(counts, accountant.delta, accountant.neighboring, accountant.engine)
+    return _cost(up(min(found, accountant.get_epsilon())))
+
+
+def _cost(shown: str) -> str:
+    return "no guarantee" if shown == "inf" else shown
+
+
+def _cells(row: Row, alone: str, so_far: str) -> tuple[str, ...]:
+    event, origin = row.event, row.origin
+    sampling = sigma = bound = clipped = ""
+    if isinstance(event, SubsampledGaussian):
+        kind = event.sampling if event.sample_rate < 1.0 else "full"
+        sampling = _SAMPLING[kind].format(rate=event.sample_rate)
+        sigma = f"{event.noise_multiplier:.6g}" if event.noise_multiplier else "0: not private"
+        bound = _UNKNOWN if origin is None else _bound(row.bounds)
+        clipped = _UNKNOWN
+        if row.clipped is not None:
+            fraction, error = row.clipped
+            clipped = f"{fraction:.1%} ± {error:.1%}"
+    time = _UNKNOWN if origin is None else origin.time.replace("T", " ").removesuffix("Z")
+    generator = _UNKNOWN if origin is None else _GENERATORS[origin.generator]
+    times = f"{row.count:,}"
+    return row.name, sampling, sigma, bound, times, alone, so_far, time, generator, clipped
+
+
+def _bound(bounds: tuple[float, float] | None) -> str:
+    if bounds is None:
+        return "none"
+    low, high = (f"{each:.4g}" for each in bounds)
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,143 @@
+"""A headless Chromium that shows a page, for tests of what people see.
+
+It is told what to do over a pipe, in the Chrome DevTools protocol, and finds no network. How to get
+it, and axe-core, which checks pages for accessibility: CONTRIBUTING.md.
+"""
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+AXE = Path(__file__).parent / "browser" / "node_modules" / "axe-core" / "axe.min.js"
+_FLAGS = [
+    "--headless=new",
+    "--no-sandbox",  # it shows our own pages only, and containers have no namespaces
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--remote-debugging-pipe",
+]
+
+
+def missing():
+    """What is not here, in words; None if all is."""
+    if not any(map(shutil.which, NAMES)):
+        return "there is no Chromium: apt-get install chromium"
+    if not AXE.exists():
+        return "there is no axe-core: make browser"
+    return None
+
+
+class Chromium:
+    """One page of it.
+
+    :param folder: for its profile.
+    """
+
+    def __init__(self, folder):
+        to_browser, self._out = (_high(end) for end in os.pipe())
+        self._in, from_browser = (_high(end) for end in os.pipe())
+
+        def pipes():
+            os.dup2(to_browser, 3)
+            os.dup2(from_browser, 4)
+
+        self._process = subprocess.Popen(
+            [next(filter(None, map(shutil.which, NAMES))), *_FLAGS, f"--user-data-dir={folder}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=pipes,
+            close_fds=False,
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        self._number, self._rest, self._session = 0, b"", None
+        target = self.do("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.do("Page.enable")
+
+    def do(self, method, **params):
+        """A command of the protocol, and its result."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": params}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        text = json.dumps(message).encode() + b"\0"
+        while text:
+            text = text[os.write(self._out, text) :]
+        while True:
+            answer = self._next()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def show(self, html, width=1100, height=900, dark=False, media="screen"):
+        """A page, at a width in CSS pixels."""
+        self.do(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        scheme = "dark" if dark else "light"
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.do("Emulation.setEmulatedMedia", media=media, features=features)
+        frame = self.do("Page.getFrameTree")["frameTree"]["frame"]["id"]
+        self.do("Page.setDocumentContent", frameId=frame, html=html)
+
+    def run(self, script):
+        """The value of an expression, or what its promise gives, in the page."""
+        found = self.do(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def violations(self):
+        """What axe-core finds, by rule, with the elements."""
+        self.run(AXE.read_text() + ";0")
+        found = self.run("axe.run().then(found => found.violations)")
+        return {each["id"]: [node["html"] for node in each["nodes"]] for each in found}
+
+    def picture(self):
+        """All of the page, as PNG."""
+        found = self.do("Page.captureScreenshot", captureBeyondViewport=True)
+        return base64.b64decode(found["data"])
+
+    def printed(self):
+        """As PDF."""
+        found = self.do("Page.printToPDF", preferCSSPageSize=True, printBackground=False)
+        return base64.b64decode(found["data"])
+
+    def close(self):
+        with contextlib.suppress(OSError, AssertionError):
+            self._session = None
+            self.do("Browser.close")
+        os.close(self._out)
+        os.close(self._in)
+        self._process.wait(30)
+
+    def _next(self):
+        while b"\0" not in self._rest:
+            part = os.read(self._in, 1 << 20)
+            assert part, "Chromium has gone"
+            self._rest += part
+        text, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(text)
+
+
+def _high(end):
+    """A file number that the browser's pipes, 3 and 4, do not meet."""
+    copy = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(end)
+    return copy
