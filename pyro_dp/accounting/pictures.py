@@ -26,8 +26,11 @@ def pictures(accountant: PrivacyCurve) -> list[Picture]:
 class _Axes:
     """A frame with ticks, and what is drawn in it."""
 
-    def __init__(self, x_end: float, y_end: float, x_label: str, y_label: str):
-        self._ends = x_end, y_end
+    def __init__(
+        self, x_end: float, y_end: float, x_label: str, y_label: str, *, whole: bool = False
+    ):
+        """:param whole: x counts something."""
+        self._ends, self._whole = (x_end, y_end), whole
         middle, height = (_LEFT + _RIGHT) / 2, (_TOP + _BOTTOM) / 2
         self._parts = [
             *self._ticks(),
@@ -83,7 +86,7 @@ class _Axes:
 
     def _ticks(self) -> Iterator[str]:
         x_end, y_end = self._ends
-        for value in _round_numbers(x_end):
+        for value in _round_numbers(x_end, self._whole):
             left, _ = self._at(value, 0.0)
             yield _text(left, _BOTTOM + 18, f"{value:.6g}", "middle")
             yield f'<path class="axis" d="M{left:.1f} {_BOTTOM}v5"/>'
@@ -98,7 +101,7 @@ def _text(left: float, top: float, text: str, anchor: str) -> str:
     return f'<text x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{text}</text>'
 
 
-def _round_numbers(end: float) -> list[float]:
+def _round_numbers(end: float, whole: bool = False) -> list[float]:
     """From 0 to the end, at steps of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(end))
     step = next(
@@ -106,6 +109,7 @@ def _round_numbers(end: float) -> list[float]:
         for each in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
         if end / (each * power) < _MOST_TICKS
     )
+    step = max(step, 1.0) if whole else step
     return [round(place * step, 12) for place in range(int(end / step * (1 + 1e-9)) + 1)]
 
 
@@ -114,7 +118,7 @@ def _epsilon(accountant: PrivacyCurve) -> Picture:
     budget, total = accountant.epsilon, int(numbers[-1])
     highest = max(float(epsilons[-1]), budget or 0.0) or 1.0
     label = f"epsilon (nats) at delta = {accountant.delta:.3g}"
-    axes = _Axes(1.02 * total, 1.08 * highest, "number of releases", label)
+    axes = _Axes(1.02 * total, 1.08 * highest, "number of releases", label, whole=True)
     entries = [("curve", "spent")]
     if budget is not None:
         axes.line("limit", [0, 1.02 * total], [budget, budget])
@@ -122,7 +126,8 @@ def _epsilon(accountant: PrivacyCurve) -> Picture:
     axes.line("curve", numbers, epsilons)
     axes.mark(total, float(epsilons[-1]))
     axes.legend(330, _BOTTOM - 14 - 19 * (len(entries) - 1), entries)
-    spent = f"Epsilon after each release: {up(float(epsilons[-1]))} after all {total:,}"
+    after = "the only one" if total == 1 else f"all {total:,}"
+    spent = f"Epsilon after each release: {up(float(epsilons[-1]))} after {after}"
     of = "" if budget is None else f", of a budget of {of_budget(budget)}"
     return Picture(
         axes.svg("picture-epsilon", "Epsilon against the number of releases"),

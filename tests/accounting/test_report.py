@@ -258,6 +258,7 @@ def test_ticks_are_round_numbers(end):
     ticks = _round_numbers(end)
     assert ticks[0] == 0.0 and ticks[-1] <= end * (1 + 1e-9)
     assert 3 <= len(ticks) <= 7
+    assert _round_numbers(1.02, whole=True) == [0.0, 1.0]
 
 
 def test_a_release_with_a_delta_of_its_own_leaves_a_trade_off_curve():
