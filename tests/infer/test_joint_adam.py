@@ -3,8 +3,10 @@
 import pyro
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from pyro_dp.infer.svi.joint_adam import JointAdam
+from pyro_dp.infer.svi import public_optimizer
+from pyro_dp.infer.svi.joint_adam import joint_adam
 from pyro_dp.infer.svi.public_optimizer import PublicOptimizer
 
 SETTINGS = {"lr": 0.1, "betas": (0.8, 0.95), "weight_decay": 0.01}
@@ -18,16 +20,26 @@ def moved(optim, joint, steps=4):
         pyro.get_param_store()._params[name] = leaf
         pyro.get_param_store()._param_to_name[leaf] = name
     public = PublicOptimizer(optim)
-    if not joint:
-        public._joint.step = lambda optim, leaves: False
-    for _ in range(steps):
-        public.step(
-            leaves, {name: torch.randn_like(leaf) for name, leaf in leaves.items()}, rarely=False
-        )
+    for step in range(steps):
+        gradients = {name: torch.randn_like(leaf) for name, leaf in leaves.items()}
+        if step == 2:
+            gradients["b"] = None  # which then stays where it is
+        with pytest.MonkeyPatch.context() as patch:
+            if not joint:
+                patch.setattr(public_optimizer, "joint_adam", lambda *own: False)
+            public.step(leaves, gradients, rarely=False)
     return [leaf.detach() for leaf in leaves.values()], optim.get_state()
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, SETTINGS | {"amsgrad": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SETTINGS,
+        SETTINGS | {"amsgrad": True},
+        SETTINGS | {"maximize": True, "eps": 0.1},
+        SETTINGS | {"decoupled_weight_decay": True},
+    ],
+)
 def test_equals_one_optimizer_for_each(settings):
     runs = []
     for joint in (True, False):
@@ -55,7 +67,18 @@ def test_equals_one_optimizer_for_each(settings):
 )
 def test_others_are_left_to_themselves(optim):
     moved(optim, joint=True)
-    leaves = list(optim.optim_objs)
-    for leaf in leaves:
-        leaf.grad = torch.ones_like(leaf)
-    assert not JointAdam().step(optim, leaves)
+    leaves = {str(i): leaf for i, leaf in enumerate(optim.optim_objs)}
+    assert not joint_adam(optim, leaves, {name: torch.ones_like(x) for name, x in leaves.items()})
+
+
+def test_optimizers_with_hooks_are_left_to_themselves():
+    optim = pyro.optim.Adam({"lr": 0.1})
+    moved(optim, joint=True)
+    leaf, own = next(iter(optim.optim_objs.items()))
+    assert joint_adam(optim, {"a": leaf}, {"a": torch.ones_like(leaf)})
+    hook = own.register_step_post_hook(lambda *given: None)
+    assert not joint_adam(optim, {"a": leaf}, {"a": torch.ones_like(leaf)})
+    hook.remove()
+    everywhere = register_optimizer_step_pre_hook(lambda *given: None)
+    assert not joint_adam(optim, {"a": leaf}, {"a": torch.ones_like(leaf)})
+    everywhere.remove()

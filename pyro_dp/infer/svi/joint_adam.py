@@ -1,57 +1,82 @@
 """Adam for all parameters in one call: what Pyro's optimizer does, which has one for each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from pyro.optim import PyroOptim
 from torch import Tensor
 from torch.optim import Adam
+from torch.optim.adam import adam
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+_FLAGS = ("foreach", "capturable", "differentiable")
+_NUMBERS = ("lr", "weight_decay", "eps", "amsgrad", "maximize")
 
 
-class JointAdam:
-    """Takes the steps of a :class:`~pyro.optim.PyroOptim` that makes plain Adams.
+@torch.no_grad()
+def joint_adam(
+    optim: PyroOptim, leaves: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]
+) -> bool:
+    """Take the step of a :class:`~pyro.optim.PyroOptim` that makes plain Adams.
 
     State and settings stay those of the optimizers of single parameters.
+
+    :param gradients: of the leaves; they are only read.
+    :returns: False where nothing was done: the optimizer does more than this, or has no state of
+        some of them yet.
     """
+    own = [optim.optim_objs.get(leaf) for leaf in leaves.values()]
+    plain = type(optim).__call__ is PyroOptim.__call__ and all(map(_is_plain, own))
+    if not (plain and leaves) or any(map(optim.grad_clip.get, leaves.values())):
+        return False
+    settings = [_settings(each) for each in own]
+    if any(each != settings[0] for each in settings[1:]):
+        return False
+    moving = [
+        (leaf, gradients[name], each.state.get(leaf))
+        for (name, leaf), each in zip(leaves.items(), own, strict=True)
+        if gradients[name] is not None
+    ]
+    if not all(state and leaf.is_floating_point() for leaf, _, state in moving):
+        return False
+    if moving:
+        moved, along, states = (list(each) for each in zip(*moving, strict=True))
+        _adam(moved, along, states, settings[0])
+    return True
 
-    def __init__(self) -> None:
-        self._adam: Adam | None = None
 
-    def step(self, optim: PyroOptim, leaves: Sequence[Tensor]) -> bool:
-        """Move these along their gradients.
-
-        :returns: False where nothing was done: the optimizer does more than this, or does not know
-            all of them yet.
-        """
-        own = [optim.optim_objs.get(leaf) for leaf in leaves]
-        plain = type(optim).__call__ is PyroOptim.__call__ and all(map(_is_plain, own))
-        if not (plain and leaves) or any(map(optim.grad_clip.get, leaves)):
-            return False
-        settings = [_settings(each) for each in own]
-        if any(each != settings[0] for each in settings[1:]):
-            return False
-        joint = self._of(leaves)
-        fused = all(leaf.device.type == "cpu" and leaf.is_floating_point() for leaf in leaves)
-        joint.param_groups[0].update(settings[0], **({"fused": True} if fused else {}))
-        for leaf, each in zip(leaves, own, strict=True):
-            joint.state[leaf] = each.state[leaf]
-        joint.step()
-        return True
-
-    def _of(self, leaves: Sequence[Tensor]) -> Adam:
-        known = [] if self._adam is None else self._adam.param_groups[0]["params"]
-        if self._adam is None or list(map(id, known)) != list(map(id, leaves)):
-            self._adam = Adam(leaves)
-        return self._adam
+def _adam(
+    leaves: list[Tensor],
+    gradients: list[Tensor],
+    states: list[dict[str, Tensor]],
+    settings: Mapping[str, Any],
+) -> None:
+    names = ("exp_avg", "exp_avg_sq", *("max_exp_avg_sq",) * settings["amsgrad"], "step")
+    first, second, *most, steps = ([state[name] for state in states] for name in names)
+    own = (leaves, gradients, first, second, most[0] if most else [], steps)
+    numbers = {name: settings[name] for name in _NUMBERS}
+    numbers["beta1"], numbers["beta2"] = settings["betas"]
+    decoupled = settings["decoupled_weight_decay"]
+    alike = len({leaf.dtype for leaf in leaves}) == 1
+    if decoupled or not (alike and all(leaf.device.type == "cpu" for leaf in leaves)):
+        adam(*own, fused=settings["fused"], decoupled_weight_decay=decoupled, **numbers)
+        return
+    torch._foreach_add_(steps, 1)  # what it does on the CPU, in half of the time
+    torch._fused_adam_(*own, **numbers)
 
 
 def _is_plain(optimizer: Any) -> bool:
     """Whether a step is Adam's and no more."""
     if type(optimizer) is not Adam or len(optimizer.param_groups) != 1:
         return False
-    if any(optimizer.param_groups[0][name] for name in ("foreach", "capturable", "differentiable")):
+    if any(optimizer.param_groups[0][name] for name in _FLAGS):
         return False
-    return not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    hooks = (
+        *(optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks),
+        *(_global_optimizer_pre_hooks, _global_optimizer_post_hooks),
+    )
+    return not any(hooks)
 
 
 def _settings(adam: Adam) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from pyro_dp.infer.svi.joint_adam import JointAdam
+from pyro_dp.infer.svi.joint_adam import joint_adam
 from pyro_dp.utils.errors import ConfigurationError
 
 STARTED = "Parameter {name!r} is NaN or infinite before the step: start it at a finite value."
@@ -32,7 +32,6 @@ class PublicOptimizer:
 
     def __init__(self, optim: PyroOptim):
         self.optim = optim
-        self._joint = JointAdam()
         self.failed = False  # then parameters are looked at anew before more is spent
 
     @property
@@ -70,16 +69,10 @@ class PublicOptimizer:
         :param rarely: this is one of few steps in which it is looked at constrained values, too.
         :raises ConfigurationError: it fails, or makes a parameter NaN or infinite.
         """
-        for name, leaf in leaves.items():
-            # What a leaf held before came from elsewhere, and may come from the data.
-            leaf.grad = None
-            gradient = gradients[name]
-            if gradient is not None:  # with memory of its own: optimizers write to it
-                leaf.grad = gradient.clone(memory_format=torch.contiguous_format)
         self.failed = True
         try:
-            if not self._joint.step(self.optim, list(leaves.values())):
-                self.optim(set(leaves.values()))
+            if not joint_adam(self.optim, leaves, gradients):
+                self._step_of_each(leaves, gradients)
         except Exception as error:
             raise ConfigurationError(_FAILED.format(error=_named(error))) from error
         finally:
@@ -89,6 +82,19 @@ class PublicOptimizer:
         if rarely or all(leaf.device.type == "cpu" for leaf in leaves.values()):
             require_finite(leaves, _LEFT, constrained=rarely)
         self.failed = False
+
+    def _step_of_each(
+        self, leaves: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]
+    ) -> None:
+        """As Pyro takes it."""
+        for name, leaf in leaves.items():
+            gradient = gradients[name]
+            # What a leaf held before came from elsewhere, and may come from the data. A gradient
+            # has memory of its own: optimizers write to it.
+            leaf.grad = (
+                None if gradient is None else gradient.clone(memory_format=torch.contiguous_format)
+            )
+        self.optim(set(leaves.values()))
 
     def set(self, **settings: Any) -> None:
         """For the next step, of optimizers that were made and of those that will be."""
