@@ -22,6 +22,7 @@ _FACTORIES = {
     *(_OPS.scalar_tensor.default, _OPS.lift_fresh_copy.default),  # the last of a literal
 }
 _INDEXED = {_OPS.index.Tensor, _OPS.index_put.default, _OPS.index_put_.default}
+_EMPTY = {_OPS.empty.memory_format, _OPS.empty_like.default, _OPS.empty_strided.default}
 _LIKE = {_OPS.full_like.default, _OPS.ones_like.default, _OPS.zeros_like.default}
 _NEUTRAL = {
     (_OPS.mul.Tensor, 1),
@@ -34,8 +35,10 @@ _NEUTRAL = {
 
 def simplify(graph: GraphModule) -> None:
     """Remove what does nothing, in place. What is written to in place is left alone."""
+    _copy_at_once(graph)
     _unrepeat_rows(graph)
     _skip_identities(graph)
+    _skip_copies(graph, _handed_out(graph))
     _spell_out_masks(graph, _fold_constants(graph))
     _share(graph)
     graph.graph.eliminate_dead_code()
@@ -44,13 +47,7 @@ def simplify(graph: GraphModule) -> None:
 
 def only_reads(graph: GraphModule) -> bool:
     """Whether no input is written to, once copies are skipped that nothing writes to."""
-    memory = _Memory(graph)
-    for node in _operations(graph):
-        if node.target is not _OPS.clone.default or node.kwargs:
-            continue
-        before = arguments(node)[0]
-        if _layout(before) == _layout(node) and not memory.is_written(node, before):
-            _replace(graph, node, before)
+    _skip_copies(graph, kept=set())
     graph.recompile()
     memory = _Memory(graph)
     return not memory.is_written(*(n for n in graph.graph.nodes if n.op == "placeholder"))
@@ -69,6 +66,35 @@ def shape(node: Node) -> tuple[int, ...]:
 def is_draw(node: Node) -> bool:
     """Whether it gives other numbers each time."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _copy_at_once(graph: GraphModule) -> None:
+    """Copies into memory that was made for them."""
+    for node in _operations(graph):
+        if node.target is not _OPS.copy_.default:
+            continue
+        made, source = arguments(node)[:2]
+        fresh = made.target in _EMPTY and set(made.users) == {node}
+        if fresh and isinstance(source, Node) and _layout(made) == _layout(source):
+            node.target, node.args = _OPS.clone.default, (source,)
+
+
+def _skip_copies(graph: GraphModule, kept: set[Node]) -> None:
+    """Of what is never written to, but for these."""
+    memory = _Memory(graph)
+    for node in _operations(graph):
+        if node.target is not _OPS.clone.default or node.kwargs or node in kept:
+            continue
+        before = arguments(node)[0]
+        if _layout(before) == _layout(node) and not memory.is_written(node, before):
+            _replace(graph, node, before)
+
+
+def _handed_out(graph: GraphModule) -> set[Node]:
+    """What outputs show: a copy among it has memory of its own on purpose."""
+    memory = _Memory(graph)
+    (output,) = graph.graph.find_nodes(op="output")
+    return {root for node in output.all_input_nodes for root in memory.roots(node)}
 
 
 def _skip_identities(graph: GraphModule) -> None:
@@ -116,6 +142,7 @@ def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
     for node in _operations(graph):
         inputs = node.all_input_nodes
         fresh = node.target in _FACTORIES or node.target in _LIKE
+        fresh = fresh or (node.target is _OPS._to_copy.default and not inputs)  # of a number
         derived = bool(inputs) and all(each in constants for each in inputs)
         if not (fresh or derived) or is_draw(node) or memory.is_written(node):
             continue
@@ -199,6 +226,10 @@ class _Memory:
         self._written: set[Node] = set()
         for node in graph.graph.nodes:
             self._roots[node] = self._roots_of(node)
+
+    def roots(self, node: Node) -> set[Node]:
+        """Nodes whose memory it may show, itself among them."""
+        return self._roots[node]
 
     def is_written(self, *nodes: Node) -> bool:
         return any(self._roots[node] & self._written for node in nodes)

@@ -15,14 +15,18 @@ from torch.fx import GraphModule, Node
 _NAMES = (
     *("abs", "add", "addmm", "baddbmm", "bitwise_and", "bitwise_not", "bitwise_or", "bmm", "cat"),
     *("ceil", "clamp", "clamp_max", "clamp_min", "clone", "cos", "cumprod", "cumsum", "diagonal"),
-    *("digamma", "div", "eq", "erf", "erfinv", "exp", "expm1", "flip", "floor", "ge", "gt"),
+    *("digamma", "div", "empty", "eq", "erf", "erfinv", "exp", "expm1", "flip", "floor"),
+    *("ge", "gt"),
     *("index_select", "isfinite", "le", "lgamma", "log", "log1p", "log2", "logical_and"),
     *("logical_not", "logical_or", "lt", "masked_fill", "maximum", "minimum", "mm", "mul", "mv"),
     *("nan_to_num", "ne", "neg", "permute", "pow", "prod", "reciprocal", "relu", "rsqrt", "rsub"),
     *("select", "sigmoid", "sign", "sin", "sqrt", "squeeze", "stack", "sub", "sum", "t", "tanh"),
     *("transpose", "tril", "triu", "unsqueeze", "where", "xlogy"),
 )
-_METHODS = ("expand", "view", *("add_", "copy_", "div_", "exp_", "fill_", "mul_", "neg_", "sub_"))
+_METHODS = (
+    *("expand", "new_ones", "new_zeros", "view"),
+    *("add_", "copy_", "div_", "exp_", "fill_", "mul_", "neg_", "normal_", "sub_"),
+)
 _FUNCTIONS: dict[Any, Callable] = {
     overload: function
     for name, function in (

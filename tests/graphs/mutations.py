@@ -46,6 +46,20 @@ MUTATIONS = [
         "test_simplify.py",
     ),
     Mutation(
+        "a copy is skipped although it is written to later",
+        "_skip_copies",
+        "if _layout(before) == _layout(node) and not memory.is_written(node, before):",
+        "if _layout(before) == _layout(node):",
+        "test_simplify.py",
+    ),
+    Mutation(
+        "a copy takes the place of memory that others see",
+        "_copy_at_once",
+        "fresh = made.target in _EMPTY and set(made.users) == {node}",
+        "fresh = made.target in _EMPTY",
+        "test_simplify.py",
+    ),
+    Mutation(
         "constants that are written to in place",
         "_fold_constants",
         "if not (fresh or derived) or is_draw(node) or memory.is_written(node):",

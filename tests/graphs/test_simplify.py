@@ -34,6 +34,9 @@ def operations(graph):
         (lambda x: [torch.zeros_like(x).sum() + torch.full_like(x, 2.0)], 0),
         (lambda x: [x.exp() * x.exp().sum(), x.exp().sum()], 3),
         (lambda x: [x.exp(), x.sin(), x.exp() + x.sin()], 3),
+        (lambda x: [x.clone().exp() * torch.empty(4, 3).copy_(x)], 2),
+        (lambda x: [torch.empty(4, 3).copy_(x).add_(1.0) * x], 3),
+        (lambda x: [torch.empty(4, 3).copy_(torch.ones(4, 3).float().double()) * x], 1),
     ],
 )
 def test_fewer_operations(function, left):
@@ -48,6 +51,50 @@ def test_what_is_refused_is_different():
     simplified(lambda x: [x.sum(0), x.sum(1), x.sum(0, keepdim=True)], torch.ones(3, 3))
     simplified(lambda x: [x - 1, 1 - x, torch.add(x, x, alpha=2), x + x], torch.ones(3))
     simplified(lambda x: [x * torch.nan, x * torch.nan], torch.ones(3))
+
+
+def test_copies_that_matter_are_kept():
+    """Of what is written to later, of what is handed out, and into memory with other users."""
+    x = torch.ones(4, 3)
+
+    def written(x):
+        kept = x.clone()
+        changed = x.clone()
+        changed[0] += 1.0
+        return [kept + changed]
+
+    def partly(x):
+        whole = torch.zeros(5, 3)
+        whole[:4].copy_(x)
+        return [whole]
+
+    def seen_before(x):
+        made = torch.empty(4, 3)
+        row = made[0]
+        made.copy_(x)
+        return [row + 1, made.double()]
+
+    for function in (written, partly, seen_before, lambda x: [torch.empty(4, 3).copy_(x[:1])]):
+        simplified(function, x)
+    for function in (lambda x: [x.clone()], lambda x: [x.clone().view(12)]):
+        graph, _, _ = simplified(function, x)
+        assert graph(x)[0].data_ptr() != x.data_ptr()
+    graph, _, _ = simplified(lambda x: [torch.empty(3, 4).mT.copy_(x)], x)
+    assert graph(x)[0].stride() == (1, 4)
+
+
+def test_numbers_that_become_tensors_are_constants():
+    def with_number(*, of):
+        graph = make_fx(lambda x: [x / torch.ones(())])(torch.ones(3))
+        (ones,) = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.ones.default)
+        ones.target, ones.args, ones.kwargs = of, (4,), {"dtype": torch.float64}
+        simplify(graph)
+        return graph, len(operations(graph))
+
+    graph, after = with_number(of=torch.ops.aten._to_copy.default)
+    assert after == 1 and torch.equal(graph(torch.ones(3))[0], torch.full((3,), 0.25))
+    _, after = with_number(of=torch.ops.aten.randn.default)
+    assert after == 2
 
 
 def test_operations_that_change_the_type_are_kept():
