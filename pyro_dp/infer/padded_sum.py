@@ -110,8 +110,10 @@ class PaddedSum:
         rows = [row.contiguous() for row in self._term.records.rows(padded, distinct=not padding)]
         own = [row.contiguous() for row in self._term.local.rows(padded).values()]
         inputs = [padded, *rows, *own, *_tables(self._term, padded, local)]
-        with torch.no_grad():
-            sampled = list(self._sampling(*public, *inputs)) if self._sampling else []
+        sampled: list[Tensor] = []
+        if self._sampling:
+            with torch.no_grad():
+                sampled = list(self._sampling(*public, *inputs))
         return PaddedBatch(chosen, [*inputs, *sampled], [x[: len(chosen)] for x in sampled])
 
     def add(

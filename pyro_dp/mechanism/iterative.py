@@ -40,6 +40,7 @@ from pyro_dp.utils.interrupts import Interrupts
 from pyro_dp.utils.validation import LARGEST, require_count, same
 
 Step = TypeVar("Step", bound=Callable[..., float])
+_event = functools.lru_cache(16)(SubsampledGaussian)  # steps are alike
 _STOPPED = (
     "A callback stopped {name} after {steps} of {planned} steps. If it did so by what was "
     "released, the guarantee is that of all {planned} (epsilon = {epsilon:.4g}): that of the steps "
@@ -492,7 +493,7 @@ class IterativeMechanism(abc.ABC):
                 f"The noise would have a standard deviation beyond {LARGEST:g}: lower "
                 "noise_multiplier or the bound of a record, or raise sample_rate."
             )
-        event = SubsampledGaussian(noise_multiplier, rate, sampler.sampling)
+        event = _event(noise_multiplier, rate, sampler.sampling)
         self._last_event = event
         self._last_noise = clipped.blocks[0].noise(self._in_sums(noise_multiplier))
         self._interrupts.hold()

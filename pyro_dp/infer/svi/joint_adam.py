@@ -1,6 +1,7 @@
 """Adam for all parameters in one call: what Pyro's optimizer does, which has one for each."""
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from torch.optim import Adam
 from torch.optim.adam import adam
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-_FLAGS = ("foreach", "capturable", "differentiable")
 _NUMBERS = ("lr", "weight_decay", "eps", "amsgrad", "maximize")
+_settings = itemgetter("betas", "decoupled_weight_decay", "fused", *_NUMBERS)
+_others = itemgetter("foreach", "capturable", "differentiable")
 
 
 @torch.no_grad()
@@ -30,7 +32,7 @@ def joint_adam(
     plain = type(optim).__call__ is PyroOptim.__call__ and all(map(_is_plain, own))
     if not (plain and leaves) or any(map(optim.grad_clip.get, leaves.values())):
         return False
-    settings = [_settings(each) for each in own]
+    settings = [_settings(each.param_groups[0]) for each in own]
     if any(each != settings[0] for each in settings[1:]):
         return False
     moving = [
@@ -42,7 +44,7 @@ def joint_adam(
         return False
     if moving:
         moved, along, states = (list(each) for each in zip(*moving, strict=True))
-        _adam(moved, along, states, settings[0])
+        _adam(moved, along, states, *settings[0])
     return True
 
 
@@ -50,34 +52,29 @@ def _adam(
     leaves: list[Tensor],
     gradients: list[Tensor],
     states: list[dict[str, Tensor]],
-    settings: Mapping[str, Any],
+    betas: tuple[float, float],
+    decoupled: bool,
+    fused: bool | None,
+    *numbers: Any,
 ) -> None:
-    names = ("exp_avg", "exp_avg_sq", *("max_exp_avg_sq",) * settings["amsgrad"], "step")
+    own = dict(zip(("beta1", "beta2", *_NUMBERS), (*betas, *numbers), strict=True))
+    names = ("exp_avg", "exp_avg_sq", *("max_exp_avg_sq",) * own["amsgrad"], "step")
     first, second, *most, steps = ([state[name] for state in states] for name in names)
-    own = (leaves, gradients, first, second, most[0] if most else [], steps)
-    numbers = {name: settings[name] for name in _NUMBERS}
-    numbers["beta1"], numbers["beta2"] = settings["betas"]
-    decoupled = settings["decoupled_weight_decay"]
-    alike = len({leaf.dtype for leaf in leaves}) == 1
-    if decoupled or not (alike and all(leaf.device.type == "cpu" for leaf in leaves)):
-        adam(*own, fused=settings["fused"], decoupled_weight_decay=decoupled, **numbers)
+    tensors = (leaves, gradients, first, second, most[0] if most else [], steps)
+    kinds = {(leaf.device.type, leaf.dtype) for leaf in leaves}
+    if decoupled or len(kinds) > 1 or kinds.pop()[0] != "cpu":
+        adam(*tensors, fused=fused, decoupled_weight_decay=decoupled, **own)
         return
     torch._foreach_add_(steps, 1)  # what it does on the CPU, in half of the time
-    torch._fused_adam_(*own, **numbers)
+    torch._fused_adam_(*tensors, **own)
 
 
 def _is_plain(optimizer: Any) -> bool:
     """Whether a step is Adam's and no more."""
     if type(optimizer) is not Adam or len(optimizer.param_groups) != 1:
         return False
-    if any(optimizer.param_groups[0][name] for name in _FLAGS):
-        return False
     hooks = (
         *(optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks),
         *(_global_optimizer_pre_hooks, _global_optimizer_post_hooks),
     )
-    return not any(hooks)
-
-
-def _settings(adam: Adam) -> dict[str, Any]:
-    return {key: value for key, value in adam.param_groups[0].items() if key != "params"}
+    return not (any(_others(optimizer.param_groups[0])) or any(hooks))

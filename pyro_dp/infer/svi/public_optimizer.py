@@ -126,17 +126,20 @@ def require_finite(leaves: Mapping[str, Tensor], text: str, *, constrained: bool
     :param constrained: look at the constrained values, too, which takes longer.
     :raises ConfigurationError: a parameter, all of which are public, is not finite.
     """
-    values = {name: [leaf] for name, leaf in leaves.items() if leaf.numel()}
-    if constrained:
-        store = pyro.get_param_store()
-        values = {name: [leaf, store[name]] for name, (leaf,) in values.items()}
+    store = pyro.get_param_store()
+    values = [
+        (name, each)
+        for name, leaf in leaves.items()
+        if leaf.numel()
+        for each in ((leaf, store[name]) if constrained else (leaf,))
+    ]
     if not values:
         return
-    largest = torch._foreach_norm([each for own in values.values() for each in own], math.inf)
+    largest = torch._foreach_norm([each for _, each in values], math.inf)
     if not math.isfinite(sum(each.item() for each in largest)):
-        bad = [name for name, own in values.items() if not all(x.isfinite().all() for x in own)]
-        if bad:  # numbers that are large, but finite, may have an infinite sum
-            raise ConfigurationError(text.format(name=bad[0]))
+        for name, each in values:  # whose sum may be infinite where they are not
+            if not each.isfinite().all():
+                raise ConfigurationError(text.format(name=name))
 
 
 def _needs_closure(optimizer: Optimizer) -> bool:
