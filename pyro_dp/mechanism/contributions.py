@@ -97,8 +97,7 @@ class Rows:
     def whole_sum(self, weights: Tensor, fused: bool) -> Tensor:
         rows = few_rows(len(weights), self.size, fused)
         parts = zip(torch.split(self.values, rows), torch.split(weights, rows), strict=True)
-        # inf * 0 is NaN.
-        return whole_total(torch.nan_to_num(values * own) for values, own in parts)
+        return whole_total(torch.where(own > 0, values * own, 0.0) for values, own in parts)
 
 
 def few_rows(count: int, size: int, fused: bool) -> int:

@@ -41,7 +41,7 @@ class OuterProducts:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """(p q,) in float64; where a weight (B, 1) is zero, the record does not matter."""
-        left, right = finite(self.left).double(), finite(self.right).double()
+        left, right = (_of_weight(each, weights).double() for each in (self.left, self.right))
         if left.shape[1] < right.shape[2]:
             left = left * weights.unsqueeze(2)
         else:
@@ -64,19 +64,19 @@ class OuterProducts:
     def whole_sum(self, weights: Tensor, fused: bool) -> Tensor:
         if self.left.shape[2] > 1:
             return Rows(self.dense()).whole_sum(weights, fused)
-        left, right = (finite(each.flatten(1)).double() for each in (self.left, self.right))
-        # Of unit vectors no product is large. Lengths beyond these are those of no gradient, and
-        # their squares may be lost: such a record counts as zero.
-        ours, theirs = (torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in (left, right))
+        left, right = self.left.flatten(1).double(), self.right.flatten(1).double()
+        # Lengths beyond these are those of no gradient, and their squares may be lost: such a
+        # record counts as zero. Of others no product leaves the range of numbers.
         kept = weights > 0
-        for length in (ours, theirs):
+        for factor in (left, right):
+            length = torch.linalg.vector_norm(factor, dim=1, keepdim=True)
             kept = kept & (length > _SHORTEST) & (length < 1 / _SHORTEST)
-        left = left / ours.clamp(min=_SHORTEST) * torch.where(kept, weights * (ours * theirs), 0.0)
-        right = right / theirs.clamp(min=_SHORTEST)
+        left = torch.where(kept, left * weights, 0.0)
+        right = torch.where(kept, right, 0.0)
         rows = few_rows(len(weights), self.size, fused)
         total = whole_total(
             x.unsqueeze(2) * y.unsqueeze(1)
-            for x, y in zip(left.split(rows), right.split(rows), strict=True)
+            for x, y in zip(torch.split(left, rows), torch.split(right, rows), strict=True)
         )
         return (total.T if self.transposed else total).flatten()
 
@@ -124,9 +124,9 @@ class Joined:
         return torch.cat([part.whole_sum(weights, fused) for part in self.parts])
 
 
-def finite(values: Tensor) -> Tensor:
-    """Zero in place of NaN and infinity: a record of weight zero must not matter."""
-    return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+def _of_weight(values: Tensor, weights: Tensor) -> Tensor:
+    """Zero in place of records of weight (B, 1) zero, which may be NaN; values are (B, p, q)."""
+    return torch.where(weights.unsqueeze(2) > 0, values, 0.0)
 
 
 def counted(values: Tensor, weights: Tensor) -> Tensor:

@@ -174,10 +174,24 @@ MUTATIONS = [
     ),
     Mutation(
         "a broken record in a sum of products",
-        "finite",
-        "return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)",
+        "_of_weight",
+        "return torch.where(weights.unsqueeze(2) > 0, values, 0.0)",
         "return values",
         "test_outer_products.py",
+    ),
+    Mutation(
+        "secure: a broken record in a sum of products",
+        "OuterProducts.whole_sum",
+        "right = torch.where(kept, right, 0.0)",
+        "right = right + 0.0",
+        "test_fixed_point.py",
+    ),
+    Mutation(
+        "secure: factors of which squares are lost",
+        "OuterProducts.whole_sum",
+        "kept = kept & (length > _SHORTEST) & (length < 1 / _SHORTEST)",
+        "kept = kept & (length >= 0.0)",
+        "test_fixed_point.py",
     ),
     Mutation(
         "a budget that pays no more for what a journal counts",

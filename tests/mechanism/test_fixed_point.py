@@ -172,6 +172,30 @@ def test_a_product_keeps_the_bound_exactly(scales, fused):
         torch.testing.assert_close(whole * (3.0 / _UNITS), plain, rtol=0.0, atol=300 * 3.0 / _UNITS)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_product_of_which_squares_are_lost_counts_as_zero(fused):
+    """Of 1e-320 a double has some ten bits: a norm that is too small would break the bound."""
+    bound = 1e-6
+    for seed in range(20):
+        torch.manual_seed(seed)
+        left, right = 3e-160 * torch.randn(1, 4, 1), 3e153 * torch.randn(1, 1, 5)
+        assert ((left @ right).norm() > bound).all()
+        (own,) = rounded_sums([Joined([OuterProducts(left, right)])], [bound], fused=fused)
+        assert squared_norm(own) <= _UNITS**2
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_broken_factor_breaks_no_other_record(broken, fused):
+    for place in range(2):
+        factors = [torch.randn(3, 4, 1), torch.randn(3, 1, 5)]
+        whole = [factor[[0, 2]] for factor in factors]
+        factors[place][1, 0, 0] = broken
+        (found,) = rounded_sums([Joined([OuterProducts(*factors)])], [1.0], fused=fused)
+        (expected,) = rounded_sums([Joined([OuterProducts(*whole)])], [1.0], fused=fused)
+        assert torch.equal(found, expected)
+
+
 def test_norms_that_are_kept_do_not_replace_those_of_rows():
     """Where all coordinates are written out, so are their norms: a formula's may be rounded."""
     block = WeightedSquares(torch.randn(1, 4), torch.tensor([5.0]))
