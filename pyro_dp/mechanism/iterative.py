@@ -518,4 +518,4 @@ class IterativeMechanism(abc.ABC):
                 if self.accountant.position != position:
                     self._lose_release()
                 raise
-        return [block / rate for block in released]
+        return [block.div_(rate) for block in released]  # which have memory of their own

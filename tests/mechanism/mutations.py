@@ -203,8 +203,8 @@ MUTATIONS = [
     Mutation(
         "VIPS: estimates divided by another rate",
         "IterativeMechanism._account_and_release",
-        "return [block / rate for block in released]",
-        "return [block / max(rate, 0.5) for block in released]",
+        "return [block.div_(rate) for block in released]",
+        "return [block.div_(max(rate, 0.5)) for block in released]",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(

@@ -133,10 +133,7 @@ def require_finite(leaves: Mapping[str, Tensor], text: str, *, constrained: bool
         if leaf.numel()
         for each in ((leaf, store[name]) if constrained else (leaf,))
     ]
-    if not values:
-        return
-    largest = torch._foreach_norm([each for _, each in values], math.inf)
-    if not math.isfinite(sum(each.item() for each in largest)):
+    if not math.isfinite(sum(each.sum().item() for _, each in values)):
         for name, each in values:  # whose sum may be infinite where they are not
             if not each.isfinite().all():
                 raise ConfigurationError(text.format(name=name))
