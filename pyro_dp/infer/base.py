@@ -251,6 +251,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     def _draw_records(self, prepared: Prepared, position: int) -> Indices:
         """The records of this step: indices, ascending, on their device."""
-        indices, device = self._sample(prepared.sampler, position), prepared.records.device
+        indices = self._sample(prepared.sampler, position, prepared.ahead)
+        device = prepared.records.device
         # Their number decides shapes, which the host must know: it draws them.
         return sent(indices, device) if isinstance(indices, Tensor) else indices.to(device)

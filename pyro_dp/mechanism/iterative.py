@@ -18,6 +18,7 @@ from pyro_dp.accounting.events import SECURE, SEEDED, SubsampledGaussian
 from pyro_dp.accounting.origins import Origin
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.drawn_ahead import DrawnAhead
 from pyro_dp.mechanism.federation import Federation
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.holders import Holders
@@ -103,6 +104,7 @@ class IterativeMechanism(abc.ABC):
         self._origin: Origin | None = None  # of its releases, from the first one on
         self._steps = 0
         self._lost = 0  # releases that the ledger counts, and of which nothing came
+        self._ahead: DrawnAhead | None = None  # what drew the last sample
         self._interrupts = Interrupts()
         self._last_event: SubsampledGaussian | None = None
         self._last_noise = 0.0  # in the first block
@@ -187,6 +189,7 @@ class IterativeMechanism(abc.ABC):
                     break
             else:
                 result.stopped = DONE
+        self._forget_samples()
         self._note_clipped()
         slow = [] if self._ranks is None else self._ranks.warnings()
         for warning in [*self._warnings(), *slow]:
@@ -460,10 +463,27 @@ class IterativeMechanism(abc.ABC):
         """What a release depends on beside the data, and all ranks of a cluster must have alike."""
         return ()
 
-    def _sample(self, sampler: RecordSampler, position: int) -> Indices:
-        """The records of this step: indices, ascending."""
+    def _sample(
+        self, sampler: RecordSampler, position: int, ahead: DrawnAhead | None = None
+    ) -> Indices:
+        """The records of this step: indices, ascending.
+
+        :param ahead: may draw those of other steps, too; not in secure mode.
+        """
         self._interrupts.check()
-        return sampler.draw(self._randomness.stream("sampling", position))
+        stream = functools.partial(self._randomness.stream, "sampling")
+        if ahead is None or self._randomness.secure:
+            return sampler.draw(stream(position))
+        if ahead is not self._ahead:  # other data
+            self._forget_samples()
+            self._ahead = ahead
+        left = None if self.num_steps is None else self.num_steps - self._steps
+        return ahead.sample(lambda place: sampler.draw(stream(place)), position, left)
+
+    def _forget_samples(self) -> None:
+        """Of steps to come, and the rows that were read for them: they are drawn again."""
+        if self._ahead is not None:
+            self._ahead.forget()
 
     def _release(self, clipped: ClippedSum, sampler: RecordSampler) -> list[Tensor]:
         """The release of a step: estimates of the sums over all records."""

@@ -60,7 +60,7 @@ class Randomness:
                 "secure=True cannot repeat itself: leave generator=None, or choose secure=False."
             )
         self._key = None if generator is None else _key(generator)
-        self._secure = secure
+        self.secure = secure
         self._rank = (rank,) if rank else ()
 
     @property
@@ -83,7 +83,7 @@ class Randomness:
             its streams from (seed, position), so that inferences that share an accountant never
             share a stream.
         """
-        if self._secure and purpose != "local":
+        if self.secure and purpose != "local":
             return SystemGenerator()
         seed: ISeedSequence
         if self._key is None:

@@ -77,14 +77,22 @@ class _ArrowColumn(Column):
         return joint_dtype([dtype_of(kind) for kind in self._kinds])
 
     def _between(self, start: int, stop: int) -> Tensor:
-        return torch.cat(list(self._pieces(np.arange(start, stop))))
+        return self._read(np.arange(start, stop))
 
     def _at(self, indices: Tensor) -> Tensor:
-        return torch.cat(list(self._pieces(indices.cpu().numpy())))
+        return self._read(indices.cpu().numpy())
+
+    def _read(self, indices: np.ndarray) -> Tensor:
+        found, done = torch.empty((len(indices), *self.row_shape), dtype=self.dtype), 0
+        for piece in self._pieces(indices):
+            rows = self._rows_of(piece)
+            found[done : done + len(rows)] = rows
+            done += len(rows)
+        return found
 
     @abc.abstractmethod
-    def _pieces(self, indices: np.ndarray) -> Iterator[Tensor]:
-        """These rows, in their order."""
+    def _pieces(self, indices: np.ndarray) -> Iterator[Any]:
+        """Batches of these rows, in their order."""
 
     def _rows_of(self, batch: Any) -> Tensor:
         """All of a batch, (B, ...)."""
@@ -102,13 +110,13 @@ class _TableColumn(_ArrowColumn):
         self._table = table.select(self._parts).to_batches()
         self._ends = np.cumsum([batch.num_rows for batch in self._table])
 
-    def _pieces(self, indices: np.ndarray) -> Iterator[Tensor]:
+    def _pieces(self, indices: np.ndarray) -> Iterator[Any]:
         done = 0
         while done < len(indices):
             place = int(np.searchsorted(self._ends, indices[done], side="right"))
             batch, end = self._table[place], int(self._ends[place])
             upto = int(np.searchsorted(indices, end))
-            yield self._rows_of(_taken(batch, indices[done:upto] - (end - batch.num_rows)))
+            yield _taken(batch, indices[done:upto] - (end - batch.num_rows))
             done = upto
 
 
@@ -118,47 +126,41 @@ class _ParquetColumn(_ArrowColumn):
     Rows that are asked for in their order are decoded once.
     """
 
+    sequential = True
+
     def __init__(self, name: Name, schema: Any, files: "_Files"):
         super().__init__(name, schema, files.size)
         self._files = files
         self._coming: Iterator[Any] = iter(())
-        self._rows: Tensor | None = None  # of the batch that was decoded last
+        self._batch: Any = None  # that was decoded last
         self._start = self._end = self._group_end = 0  # of the batch, and of its row group
 
-    def _pieces(self, indices: np.ndarray) -> Iterator[Tensor]:
+    def _pieces(self, indices: np.ndarray) -> Iterator[Any]:
         done = 0
         while done < len(indices):
-            rows = self._decoded(int(indices[done]))
+            batch = self._decoded(int(indices[done]))
             upto = int(np.searchsorted(indices, self._end))
-            places = indices[done:upto] - self._start
-            if len(places) == places[-1] - places[0] + 1:
-                yield rows[places[0] : places[-1] + 1]
-            else:
-                yield rows[torch.from_numpy(places)]
+            yield _taken(batch, indices[done:upto] - self._start)
             done = upto
 
-    def _decoded(self, index: int) -> Tensor:
+    def _decoded(self, index: int) -> Any:
         """The batch that has this row."""
         try:
             if not self._start <= index < self._group_end:
                 self._begin_group(int(np.searchsorted(self._files.ends, index, side="right")))
-            batch = None
             while index >= self._end:
-                batch = next(self._coming)
-                self._start, self._end = self._end, self._end + batch.num_rows
-            if batch is not None:
-                self._rows = self._rows_of(batch)
+                self._batch = next(self._coming)
+                self._start, self._end = self._end, self._end + self._batch.num_rows
         except BaseException:  # what is known of the batch may not be its rows
             self._start = self._end = self._group_end = 0
             raise
-        assert self._rows is not None  # of the batch in which the row is
-        return self._rows.to(self.dtype)
+        return self._batch
 
     def _begin_group(self, group: int) -> None:
         size = block_size(max(len(self._parts), math.prod(self.row_shape)))
         self._group_end = int(self._files.ends[group])
         self._start = self._end = self._group_end - self._files.counts[group]
-        self._coming, self._rows = self._files.batches(group, self._parts, size), None
+        self._coming, self._batch = self._files.batches(group, self._parts, size), None
 
 
 class _Files:

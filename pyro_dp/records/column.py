@@ -27,6 +27,7 @@ class Column(abc.ABC):
     """
 
     shape: torch.Size
+    sequential = False  # whether some rows at random take as long to read as all between them
 
     def __init__(self, shape: Sequence[int]):
         self.shape = torch.Size(shape)
@@ -174,6 +175,7 @@ class StackedColumn(Column):
     def __init__(self, columns: Sequence[Column]):
         super().__init__((len(columns[0]), len(columns)))
         self._columns = columns
+        self.sequential = any(column.sequential for column in columns)
 
     @property
     def dtype(self) -> torch.dtype:

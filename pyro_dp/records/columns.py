@@ -43,7 +43,9 @@ def columns(source: Any, *names: Name) -> Any:
     of a microbatch are in memory at a time. The guarantee, and what a model sees, are those of
     tensors: one record.
 
-    The data must not change during a run: they are read in every step.
+    The data must not change during a run: they are read in every step. Of Parquet, batches drawn
+    at random are read for several steps at once, 256 MB at most, which stay in memory until the run
+    ends or other rows take their place.
 
     :param source: a NumPy array or a tensor, such as ``np.load(path, mmap_mode="r")`` and
         ``torch.from_file``, which is one column, without a name; a dictionary of such, or a

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.utils import _pytree as pytree
 
+from pyro_dp.mechanism.drawn_ahead import DrawnAhead
 from pyro_dp.mechanism.sampling import AllRecords, Indices, RecordSampler
 from pyro_dp.records.arguments import (
     Arguments,
@@ -20,6 +22,7 @@ from pyro_dp.records.arguments import (
 )
 from pyro_dp.records.column import Column, as_column, block_size, equal, has_rows
 from pyro_dp.records.data_numbers import DataNumbers
+from pyro_dp.records.held_rows import HeldRows, drawn_ahead
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.shards import Shard, with_a_row
 from pyro_dp.records.stand_ins import placeholder_row, rows_shown, spacing, varied
@@ -90,7 +93,8 @@ class Records:
             self._leaves = with_a_row(self._leaves, shard)
         if not self._data:
             raise ModelError(_NO_DATA.format(plate=plate))
-        self._columns = [as_column(self._leaves[i]) for i in self._data]
+        columns = [as_column(self._leaves[i]) for i in self._data]
+        self._columns = [HeldRows(x) if x.sequential else x for x in columns]
         self.numbers = DataNumbers(self._columns)
         self._names = argument_names(model, args, kwargs)
         for name, value in named_arguments(model, args, kwargs):
@@ -278,6 +282,11 @@ class Prepared:
 
     records: Records
     sampler: RecordSampler
+
+    @cached_property
+    def ahead(self) -> DrawnAhead:
+        """Samples of several steps at once, where that spares passes over the data."""
+        return drawn_ahead(self.records.columns, self.sampler)
 
 
 def _same(new: Any, old: Any, known: int) -> bool:

@@ -376,7 +376,8 @@ class VIPS(IterativeMechanism, Explained, Predicted):
 
     def _release_static(self, once: StatisticsSum, prepared: Prepared) -> None:
         sampler, position = prepared.sampler, self.accountant.position
-        clipped = once.static_sum(prepared.records, self._sample(sampler, position))
+        indices = self._sample(sampler, position, prepared.ahead)
+        clipped = once.static_sum(prepared.records, indices)
         sigma = self._once_multiplier(self._calibrate(sampler.sample_rate))
         released = self._account_and_release(clipped, sigma, sampler)
         self._static = once.estimates(released, self._in_sums(sigma), sampler.sample_rate)
@@ -384,7 +385,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     def _release_expected(self, each: StatisticsSum, prepared: Prepared) -> MixedStatistics:
         sampler, position = prepared.sampler, self.accountant.position
         local = LocalStream(self._randomness.stream("local", position))
-        indices = self._sample(sampler, position)
+        indices = self._sample(sampler, position, prepared.ahead)
         clipped = each.expected_sum(self._posterior, local, prepared.records, indices)
         released = self._release(clipped, sampler)
         return each.estimates(released, self._noise_in_sums, sampler.sample_rate)

@@ -117,6 +117,27 @@ MUTATIONS = [
         "test_sampling.py",
     ),
     Mutation(
+        "one sample for several steps",
+        "DrawnAhead.sample",
+        "cast(Tensor, draw(each))",
+        "cast(Tensor, draw(position))",
+        "test_drawn_ahead.py test_held_rows.py",
+    ),
+    Mutation(
+        "a sample that was used is used again",
+        "DrawnAhead.sample",
+        "self._samples.pop(position)",
+        "self._samples[position]",
+        "test_drawn_ahead.py",
+    ),
+    Mutation(
+        "secure mode draws ahead",
+        "IterativeMechanism._sample",
+        "if ahead is None or self._randomness.secure:",
+        "if ahead is None:",
+        "test_held_rows.py",
+    ),
+    Mutation(
         "event recorded with the wrong rate",
         "IterativeMechanism._account_and_release",
         "event = SubsampledGaussian(noise_multiplier, rate, sampler.sampling)",
@@ -238,7 +259,7 @@ MUTATIONS = [
     Mutation(
         "secure: a generator that the system seeds",
         "Randomness.stream",
-        'if self._secure and purpose != "local":',
+        'if self.secure and purpose != "local":',
         "if False:",
         "test_secure.py",
     ),

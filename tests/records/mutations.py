@@ -431,4 +431,25 @@ MUTATIONS = [
         "",
         "test_federation.py",
     ),
+    Mutation(
+        "rows that are held for others",
+        "HeldRows.rows",
+        "self._held[self._places[found]]",
+        "self._held[found]",
+        "test_held_rows.py",
+    ),
+    Mutation(
+        "rows of whoever stands next",
+        "HeldRows.rows",
+        "if torch.equal(self._chosen[found], indices):",
+        "if True:",
+        "test_held_rows.py",
+    ),
+    Mutation(
+        "rows that are held for good",
+        "IterativeMechanism._run",
+        "        self._forget_samples()\n",
+        "",
+        "test_held_rows.py",
+    ),
 ]

@@ -1,0 +1,172 @@
+"""Runs on Parquet whose steps draw ahead: the numbers are those of tensors, in fewer passes."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyro
+import pytest
+import torch
+from problems import new_dpsvi
+from pyro.infer.autoguide import AutoMultivariateNormal
+from test_columns import N, X, Y, logistic
+
+import pyro_dp
+from pyro_dp import DPSEP, VIPS, PrivacyAccountant
+from pyro_dp.records import held_rows
+from pyro_dp.records.column import ArrayColumn, Column, StackedColumn
+from pyro_dp.records.held_rows import HeldRows
+from pyro_dp.vips import LogisticRegression
+
+NUMBERS = ["x0", "x1", "x2"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    columns = {f"x{j}": pa.array(X[:, j].numpy()) for j in range(3)} | {"y": pa.array(Y.numpy())}
+    pq.write_table(pa.table(columns), tmp_path / "data.parquet", row_group_size=50)
+    return tmp_path / "data.parquet"
+
+
+def dpsvi(**options):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    own = {"sample_rate": 0.3, "generator": 0, "num_steps": 7, "jit": "none"} | options
+    return new_dpsvi(logistic, AutoMultivariateNormal(logistic), **own)
+
+
+def result(svi):
+    return [p.detach().clone() for p in svi.guide.parameters()]
+
+
+def same(one, other):
+    return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+def counted_passes(svi, data):
+    """How often all that is asked for of a column is read, in a run."""
+    found = []
+    hold = HeldRows.hold
+
+    def counted(column, indices):
+        if len(indices) and not column.row_shape:
+            found.append(len(indices))
+        hold(column, indices)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeldRows, "hold", counted)
+        svi.run(*data, progress=False)
+    return found
+
+
+@pytest.mark.parametrize(("sampling", "microbatch"), [("poisson", 40), ("fixed", None)])
+def test_runs_are_those_of_tensors(path, sampling, microbatch, monkeypatch):
+    """To the last bit, however many steps are drawn at once."""
+    own = {"sampling": sampling, "microbatch_size": microbatch}
+    if sampling == "fixed":
+        own["accountant"] = PrivacyAccountant(neighboring="replace_one")
+    svi = dpsvi(**own)
+    svi.run(X, Y, progress=False)
+    wanted, size = result(svi), svi._prepared.sampler.usual_size * 48
+    for steps, passes in ((1, 0), (3, 3), (100, 1)):
+        monkeypatch.setattr(held_rows, "_MOST", steps * size)
+        if sampling == "fixed":
+            own["accountant"] = PrivacyAccountant(neighboring="replace_one")
+        svi = dpsvi(**own)
+        data = pyro_dp.columns(path, NUMBERS, "y")
+        assert len(counted_passes(svi, data)) == passes
+        assert same(result(svi), wanted)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda own: VIPS(LogisticRegression(3), **own),
+        lambda own: DPSEP(logistic, AutoMultivariateNormal(logistic), **own),
+    ],
+    ids=["vips", "dpsep"],
+)
+def test_other_methods(path, make):
+    found = []
+    for data in ((X, Y), pyro_dp.columns(path, NUMBERS, "y")):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        own = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0, "generator": 0}
+        run = make(own | {"sample_rate": 0.3, "num_steps": 3})
+        assert len(counted_passes(run, data)) <= 2 * isinstance(data[0], Column)
+        found.append(run.posterior())
+    for name in ("mean", "covariance_matrix"):
+        assert torch.equal(*(getattr(each, name) for each in found))
+
+
+def test_a_step_that_is_undone(path):
+    """And one that was paid for and lost."""
+    found = []
+    for data in ((X, Y), pyro_dp.columns(path, NUMBERS, "y")):
+        svi = dpsvi()
+        svi.step(*data)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(svi._prepared.step.eager, "add", _fails)
+            with pytest.raises(ZeroDivisionError):
+                svi.step(*data)
+        svi.step(*data)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("pyro_dp.mechanism.clipping.ClippedSum._noisy", _fails)
+            with pytest.raises(ZeroDivisionError):
+                svi.step(*data)
+        svi.run(*data, progress=False)
+        found.append(result(svi))
+    assert same(*found)
+
+
+def _fails(*_, **__):
+    raise ZeroDivisionError
+
+
+def test_two_that_share_an_accountant(path):
+    found = []
+    for data in ((X, Y), pyro_dp.columns(path, NUMBERS, "y")):
+        accountant = PrivacyAccountant()
+        one, other = dpsvi(accountant=accountant), dpsvi(accountant=accountant, generator=1)
+        for _ in range(3):
+            one.step(*data)
+            other.step(*data)
+        found.append(result(one))
+    assert same(*found)
+
+
+def test_secure_mode_does_not_draw_ahead(path):
+    svi = dpsvi(secure=True, generator=None)
+    assert counted_passes(svi, pyro_dp.columns(path, NUMBERS, "y")) == []
+
+
+def test_nothing_is_held_after_a_run_or_for_other_data(path):
+    data = pyro_dp.columns(path, NUMBERS, "y")
+    svi = dpsvi()
+    svi.step(*data)
+    held = svi._prepared.records.columns
+    assert all(len(x._held) > 0.5 * N for x in held)
+    svi.step(*pyro_dp.columns(path, NUMBERS, "y"))
+    assert not any(len(x._held) for x in held)
+    svi.run(*data, progress=False)
+    assert not any(len(x._held) for x in svi._prepared.records.columns)
+
+
+def test_what_is_not_held_is_read():
+    x = HeldRows(ArrayColumn(X.numpy()))
+    some = torch.tensor([3, 5, 200, 201, 499])
+    x.hold(some)
+    x.choose(some[1:4], torch.tensor([1, 2, 3]))
+    for indices in ([5, 200, 201], [200], [5, 201], [3, 5], [499], [201, 202], [0], []):
+        chosen = torch.tensor(indices, dtype=torch.long)
+        assert torch.equal(x.take(chosen), X[chosen])
+    assert torch.equal(x.repeated_rows(torch.tensor([201, 5, 5])), X[[201, 5, 5]])
+    x.take(torch.tensor([5])).zero_()  # what is read is a copy
+    assert torch.equal(x.take(torch.tensor([5])), X[[5]])
+    torch.set_default_dtype(torch.float32)
+    assert torch.equal(x.take(torch.tensor([5])), X[[5]].float())
+
+
+def test_columns_of_columns(path):
+    single = pyro_dp.columns(path, *NUMBERS)
+    found = pyro_dp.columns(dict(zip(NUMBERS, single, strict=True)), NUMBERS)
+    assert isinstance(found, StackedColumn) and found.sequential
+    assert not StackedColumn([ArrayColumn(Y.numpy())]).sequential
