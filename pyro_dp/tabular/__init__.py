@@ -10,9 +10,22 @@ except ImportError:
     ) from None
 
 from pyro_dp.tabular.column import Column
+from pyro_dp.tabular.comparison import Comparison
 from pyro_dp.tabular.encoded import Encoded
 from pyro_dp.tabular.levels import Binary, Category
 from pyro_dp.tabular.ranges import Count, Date, Number
 from pyro_dp.tabular.schema import Schema
+from pyro_dp.tabular.synthesizer import Synthesizer
 
-__all__ = ["Binary", "Category", "Column", "Count", "Date", "Encoded", "Number", "Schema"]
+__all__ = [
+    "Binary",
+    "Category",
+    "Column",
+    "Comparison",
+    "Count",
+    "Date",
+    "Encoded",
+    "Number",
+    "Schema",
+    "Synthesizer",
+]

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from pyro.infer.autoguide import AutoGuide, AutoNormal, init_to_sample
 from torch import Tensor
 
 from pyro_dp.tabular.column import Column
@@ -17,6 +18,7 @@ from pyro_dp.tabular.derived import evaluated, require_expression
 from pyro_dp.tabular.encoded import ROW_OBSERVED, Encoded, arrays
 from pyro_dp.tabular.frames import guarded, require_columns
 from pyro_dp.tabular.impossible import possible_codes, possible_values, require_rules, zeros
+from pyro_dp.tabular.margin_mixture import MarginMixture
 from pyro_dp.tabular.schema_file import as_state, of_state
 from pyro_dp.tabular.slots import Slots
 from pyro_dp.tabular.suggest import drafted
@@ -202,6 +204,19 @@ class Schema:
             for name, (values, _) in self._drawn(codes[rows][again], rng).items():
                 drawn[name][0][again] = values
         return self._frame(drawn, rows)
+
+    def to_pyro(self, components: int = 30) -> tuple[Callable[[Tensor], None], AutoGuide]:
+        """The mixture of the :class:`~pyro_dp.tabular.Synthesizer` as a Pyro model, for DPSVI::
+
+            model, guide = schema.to_pyro()
+            DPSVI(model, guide, accountant=accountant).run(torch.from_numpy(schema.codes(df)))
+
+        :param components: of the mixture.
+        :returns: a model of codes, in which assignments are summed out, and a mean-field guide that
+            starts at a draw from the prior: equal components would stay equal.
+        """
+        model = MarginMixture(self.sizes, components, rows=self.max_rows).model
+        return model, AutoNormal(model, init_loc_fn=init_to_sample)
 
     def possible(self, data: pd.DataFrame | Mapping[str, Tensor] | np.ndarray) -> np.ndarray:
         """Which rows no rule of ``impossible`` holds on.

@@ -1,0 +1,163 @@
+r"""The counts that are released: all 1- and 2-way margins, within each level of one column.
+
+**Sensitivity.** Let P be the number of margins that are counted in one level: one for each column
+beside the tied one, and one for each pair of these. A row lies in one cell of each of the P margins
+of its own level, and in none of another level: its indicator x has P ones, and norm sqrt(P). The
+part of a unit with rows 1..m, m <= ``rows``, is their sum, and by the triangle inequality
+
+    \|x_1 + ... + x_m\| <= \|x_1\| + ... + \|x_m\| = m sqrt(P) <= rows sqrt(P),
+
+with equality for a unit of ``rows`` equal rows. So the bound is linear in the number of rows, and
+no smaller one holds. Where there may be several rows, one more cell says how many the unit has, and
+the bound is sqrt(rows^2 P + 1). Adding or removing a unit moves the sum by at most the bound, and
+replacing one by at most twice the bound.
+"""
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Where which count lies in the vector that is released: all of it public.
+
+    :param sizes: codes of each column.
+    :param tied: the column within whose levels all margins are counted; None: there is one level.
+    :param rows: of a unit, at most.
+    """
+
+    sizes: tuple[int, ...]
+    tied: int | None = None
+    rows: int = 1
+
+    @property
+    def levels(self) -> int:
+        return 1 if self.tied is None else self.sizes[self.tied]
+
+    @property
+    def others(self) -> list[int]:
+        """Columns beside the tied one."""
+        return [j for j in range(len(self.sizes)) if j != self.tied]
+
+    @functools.cached_property
+    def starts(self) -> dict[tuple[int, ...], int]:
+        """Where each margin begins in a level, by its columns, ascending."""
+        found, start = {}, 0
+        for of in (1, 2):
+            for columns in itertools.combinations(self.others, of):
+                found[columns] = start
+                start += math.prod(self.sizes[j] for j in columns)
+        return found
+
+    @functools.cached_property
+    def per_level(self) -> int:
+        """Cells of one level."""
+        own = [self.sizes[j] for j in self.others]
+        return sum(own) + sum(a * b for a, b in itertools.combinations(own, 2))
+
+    @property
+    def size(self) -> int:
+        """Of the vector: its last ``rows`` cells, where there may be several rows, count units by
+        their number of rows."""
+        return self.levels * self.per_level + (self.rows if self.rows > 1 else 0)
+
+    @property
+    def bound(self) -> float:
+        """Norm of one unit's part, at most."""
+        squared = self.rows**2 * len(self.starts)
+        return math.sqrt(squared + 1 if self.rows > 1 else squared)
+
+    def of(self, codes: Tensor) -> Tensor:
+        """The cells in which each unit counts, (B, cells), -1 for those of empty slots.
+
+        :param codes: (B, columns), or (B, rows, columns) with -1 in empty slots.
+        """
+        rows = codes.reshape(len(codes), -1, len(self.sizes)).long()
+        level = rows[:, :, self.tied] if self.tied is not None else torch.zeros_like(rows[:, :, 0])
+        found = []
+        for columns, start in self.starts.items():
+            place = torch.zeros_like(level)
+            for j in columns:
+                place = place * self.sizes[j] + rows[:, :, j]
+            found.append(level * self.per_level + start + place)
+        used = rows[:, :, 0] >= 0
+        cells = torch.where(used.unsqueeze(2), torch.stack(found, dim=2), -1).flatten(1)
+        if self.rows == 1:
+            return cells
+        number = used.sum(dim=1, keepdim=True)
+        place = torch.where(number > 0, self.levels * self.per_level + number - 1, -1)
+        return torch.cat([cells, place], dim=1)
+
+    def in_levels(self, vector: Tensor) -> Tensor:
+        """(levels, cells of a level)."""
+        return vector[: self.levels * self.per_level].reshape(self.levels, self.per_level)
+
+    def row_numbers(self, vector: Tensor) -> Tensor:
+        """How many units have 1, 2, ... rows, (rows,)."""
+        return vector[self.levels * self.per_level :]
+
+    def margin(self, vector: Tensor, columns: tuple[int, ...]) -> tuple[Tensor, int]:
+        """The counts of one or two columns, as sums of cells.
+
+        :param columns: ascending.
+        :returns: counts of the shape of the columns' sizes; and how many cells each is the sum of.
+        """
+        inside = tuple(j for j in columns if j != self.tied)
+        added = 1
+        if not inside:  # any margin of another column says how many rows there are
+            inside = (min(self.others, key=lambda j: self.sizes[j]),)
+            added = self.sizes[inside[0]]
+        start, shape = self.starts[inside], [self.sizes[j] for j in inside]
+        cells = self.in_levels(vector)[:, start : start + math.prod(shape)]
+        counts = cells.reshape(self.levels, *shape)
+        if self.tied not in columns:
+            return counts.sum(dim=0), self.levels
+        if len(columns) == 1:
+            return counts.sum(dim=1), added
+        return (counts if columns[0] == self.tied else counts.T), 1
+
+
+class CellCounts:
+    """For each record how often it counts in which cell.
+
+    One of :class:`~pyro_dp.mechanism.contributions.Contributions`: a record has some hundred cells
+    of tens of thousands.
+
+    :param cells: (B, T), -1 for none; one may be there several times.
+    :param size: number of cells.
+    """
+
+    def __init__(self, cells: Tensor, size: int):
+        self.cells, self.size = cells, size
+
+    def norms(self) -> Tensor:
+        used = self.cells >= 0
+        records = torch.arange(len(self.cells), device=self.cells.device).unsqueeze(1)
+        keys = (records * self.size + self.cells)[used]
+        found, counts = torch.unique(keys, return_counts=True)
+        squares = torch.zeros(len(self.cells), dtype=torch.float64, device=self.cells.device)
+        squares.index_add_(0, found // self.size, counts.double().square())
+        return squares.sqrt().unsqueeze(1)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self._summed(weights.double())
+
+    def dense(self) -> Tensor:
+        total = torch.zeros(len(self.cells), self.size, dtype=torch.float64)
+        total = total.to(self.cells.device)
+        used = self.cells >= 0
+        return total.scatter_add_(1, self.cells.clamp(min=0), used.double())
+
+    def whole_sum(self, weights: Tensor, fused: bool) -> Tensor:
+        # A count c of weight w is rounded to c trunc(w): towards zero, and at most c units.
+        return self._summed(weights.trunc().long())
+
+    def _summed(self, weights: Tensor) -> Tensor:
+        used = (self.cells >= 0) & (weights > 0)
+        total = torch.zeros(self.size, dtype=weights.dtype, device=self.cells.device)
+        return total.index_add_(0, self.cells[used], weights.expand_as(self.cells)[used])

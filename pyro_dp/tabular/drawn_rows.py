@@ -1,0 +1,59 @@
+"""Rows of codes from a mixture, whose counts are as near to its probabilities as whole numbers are.
+
+Independent draws would add the noise of sampling to that of the release: here the counts of
+components, and of codes within each, are within one of their expectations, and who has which is
+random. Each row by itself has the mixture's distribution.
+"""
+
+import numpy as np
+
+from pyro_dp.tabular.impossible import possible_codes
+from pyro_dp.tabular.margin_fit import Mixture
+from pyro_dp.tabular.schema import Schema
+from pyro_dp.utils.errors import ConfigurationError
+
+_REDRAWS = 100
+
+
+def systematic(probabilities: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws whose counts differ from ``number`` times the probabilities by less than one, in random
+    order: (number,)."""
+    edges = np.cumsum(probabilities)
+    points = (np.arange(number) + rng.random()) / max(number, 1)
+    drawn = np.searchsorted(edges / edges[-1], points, side="right")
+    return rng.permutation(drawn.clip(max=len(probabilities) - 1))
+
+
+def drawn_rows(mixture: Mixture, number: int, rng: np.random.Generator) -> np.ndarray:
+    """Codes (number, columns), in random order."""
+    component = np.sort(systematic(mixture.weights, number, rng))
+    first = np.searchsorted(component, np.arange(len(mixture.weights) + 1))
+    codes = np.zeros((number, len(mixture.tables)), dtype=np.int64)
+    for k, (start, end) in enumerate(zip(first[:-1], first[1:], strict=True)):
+        for j, table in enumerate(mixture.tables):
+            codes[start:end, j] = systematic(table[k], end - start, rng)
+    return rng.permutation(codes)
+
+
+def possible_rows(
+    mixture: Mixture,
+    number: int,
+    rng: np.random.Generator,
+    schema: Schema,
+) -> np.ndarray:
+    """As :func:`drawn_rows`, with rows that the schema says are impossible drawn anew.
+
+    :raises ConfigurationError: what the mixture says is impossible nearly everywhere.
+    """
+    rules = (schema.impossible, schema.columns)
+    codes = drawn_rows(mixture, number, rng)
+    again = np.flatnonzero(~possible_codes(codes, *rules))
+    for _ in range(_REDRAWS):
+        if not len(again):
+            return codes
+        codes[again] = drawn_rows(mixture, len(again), rng)
+        again = again[~possible_codes(codes[again], *rules)]
+    raise ConfigurationError(
+        f"impossible: after {_REDRAWS} draws some rows still have no possible value. The rules "
+        "exclude nearly all of what was released: check them."
+    )

@@ -1,0 +1,356 @@
+"""Synthesizer: what is released and accounted, synthetic frames, intervals, comparisons."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from pyro_dp import (
+    ConfigurationError,
+    NonPrivateLook,
+    NotPrivateWarning,
+    PrivacyAccountant,
+    PrivacyBudgetExceeded,
+    PrivacyError,
+    SchemaError,
+    SubsampledGaussian,
+)
+from pyro_dp.tabular import (
+    Binary,
+    Category,
+    Count,
+    Number,
+    Schema,
+    Synthesizer,
+    margin_fit,
+)
+
+SIZE = 500
+KEEP = [("sick", "*")]
+MARITAL = ("single", "married", "widowed")
+
+
+@pytest.fixture(autouse=True)
+def _short_fits(monkeypatch):
+    """What is tested here does not depend on how good they are, but where a test says so."""
+    monkeypatch.setattr(margin_fit, "_STEPS", 60)
+
+
+def schema(**settings):
+    columns = {
+        "age": Number(0.0, 100.0, bins=10),
+        "marital": Category(MARITAL, other=False),
+        "visits": Count(0, 4, missing=True),
+        "sick": Binary(("no", "yes")),
+    }
+    return Schema(columns, **settings)
+
+
+def frame(size=SIZE, seed=0):
+    random = np.random.default_rng(seed)
+    age = random.uniform(0, 100, size)
+    sick = random.random(size) < 0.2 + 0.006 * age
+    visits = random.poisson(0.5 + 2.0 * sick).clip(max=4)
+    return pd.DataFrame(
+        {
+            "age": age,
+            "marital": np.array(MARITAL)[(age // 34).astype(int)],
+            "visits": pd.Series(visits, dtype="Int64").mask(random.random(size) < 0.1),
+            "sick": np.where(sick, "yes", "no"),
+        }
+    )
+
+
+def fitted(data=None, of=None, epsilon=1.0, **settings):
+    settings = {"keep": KEEP, "components": 3, "generator": 0} | settings
+    if "noise_multiplier" in settings:
+        epsilon = None
+    made = Synthesizer(of or schema(), accountant=PrivacyAccountant(epsilon), **settings)
+    return made.fit(frame() if data is None else data)
+
+
+def released(synthesizer):
+    """The vector that was released."""
+    return synthesizer._posterior.counts
+
+
+def exact(synthesizer, data):
+    """The same without noise."""
+    model = synthesizer._model
+    codes = torch.from_numpy(synthesizer.schema.codes(data))
+    counts = model.static_statistics(codes)["margins"]
+    return counts.weighted_sum(torch.ones(len(codes), 1))
+
+
+def persons(units=200, seed=0):
+    """One to three rows of each, in random order."""
+    random = np.random.default_rng(seed)
+    numbers = random.integers(1, 4, units)
+    data = frame(int(numbers.sum()), seed)
+    data.insert(0, "id", np.repeat(np.arange(units), numbers))
+    return data.iloc[random.permutation(len(data))].reset_index(drop=True)
+
+
+class TestFrames:
+    def test_are_as_the_schema_says(self):
+        one, other = fitted().sample(70), frame()
+        assert len(one) == 70
+        assert list(one.columns) == list(other.columns)
+        assert dict(one.dtypes) == dict(schema().decode(schema().encode(other)).dtypes)
+        assert one["age"].between(0.0, 100.0).all()
+        assert one["visits"].isna().any()
+        assert set(one["marital"]) <= set(MARITAL)
+
+    def test_as_many_as_were_fitted(self):
+        assert len(fitted().sample()) == SIZE
+
+    def test_sets_differ(self):
+        one, two = fitted().sample_sets(2, 50)
+        assert not one.equals(two)
+
+    def test_repeat_with_the_public_seed(self):
+        made = fitted()
+        frames = []
+        for _ in range(2):
+            torch.manual_seed(3)
+            frames.append(made.sample(50))
+        pd.testing.assert_frame_equal(*frames)
+
+    def test_impossible_and_derived(self):
+        of = schema(
+            impossible=[{"age": (0, 40), "marital": ["widowed"]}], derived={"decades": "age / 10"}
+        )
+        one = fitted(of=of).sample(300)
+        assert not ((one["age"] <= 40) & (one["marital"] == "widowed")).any()
+        assert (one["marital"] == "widowed").any()
+        np.testing.assert_allclose(one["decades"], one["age"] / 10)
+
+    def test_of_persons(self):
+        """Ids from 0, and numbers of rows as they were released: without noise as they are."""
+        of, data = schema(unit="id", max_rows=3), persons()
+        made = fitted(data, of, noise_multiplier=0.0).sample()
+        assert list(made.columns) == list(data.columns)
+        numbers = [x.groupby("id").size().value_counts().sort_index() for x in (made, data)]
+        assert abs(numbers[0] - numbers[1]).max() <= 1
+        assert made["id"].nunique() == 200
+
+    def test_without_keep(self):
+        one = fitted(keep=()).sample(30)
+        assert len(one) == 30
+
+    def test_of_one_column(self):
+        of = Schema({"sick": Binary(("no", "yes"))})
+        one = fitted(frame()[["sick"]], of, keep=()).sample(40)
+        assert set(one["sick"]) == {"no", "yes"}
+
+    def test_keep_what_goes_together(self, monkeypatch):
+        """The mean distance of pairs: a tenth of that of columns that were shuffled apart."""
+        monkeypatch.undo()
+        data = frame(4000)
+        made = fitted(data, components=8, noise_multiplier=1.0)
+        with pytest.warns(NotPrivateWarning):
+            near = made.compare(data, nonprivate=True)
+        apart = pd.DataFrame(
+            {x: data[x].sample(frac=1, random_state=i).to_numpy() for i, x in enumerate(data)}
+        )
+        far = made.compare(apart)
+        assert near.tv1 < 0.02
+        assert near.tv2 < 0.25 * far.tv2
+        assert near.auc > 0.7
+        assert abs(far.auc - 0.5) < 0.1
+
+
+class TestPrivacy:
+    def test_one_release_for_the_budget(self):
+        made = fitted(epsilon=2.0)
+        (entry,) = made.accountant.ledger
+        assert type(entry.event) is SubsampledGaussian and entry.count == 1
+        assert entry.event.sample_rate == 1.0
+        assert 1.99 < made.accountant.get_epsilon() <= 2.0
+
+    @pytest.mark.parametrize("secure", [False, True])
+    def test_noise_has_the_size_that_is_accounted(self, secure):
+        """Of 5,000 cells: seven standard deviations of the variance are 0.14."""
+        of = Schema({name: Category(tuple(range(41)), other=False) for name in "abc"})
+        data = pd.DataFrame(np.zeros((3, 3), dtype=int), columns=list("abc"))
+        settings = dict(keep=(), components=1, noise_multiplier=2.0)
+        settings |= dict(secure=True, generator=None) if secure else {}
+        made = fitted(data, of, **settings)
+        sd = 2.0 * np.sqrt(6)  # three columns, three pairs
+        assert made._posterior.noise == pytest.approx(sd)
+        noise = (released(made) - exact(made, data)) / sd
+        assert len(noise) == 3 * 41 + 3 * 41**2
+        variance = noise.square().mean().item()
+        assert abs(variance - 1) < 0.14
+        for wrong in (2 / 3, 3 / 2):
+            assert abs(wrong**2 * variance - 1) > 0.14
+        assert abs(noise.mean().item()) < 7 / np.sqrt(len(noise))
+
+    def test_a_person_is_one_record(self):
+        """Neighbouring frames, the same noise: all rows of a person move the release by the bound
+        at most, and nothing else that is public differs."""
+        of, data = schema(unit="id", max_rows=3), persons()
+        alike = pd.concat([data[data["id"] != 7], data[data["id"] == 8].iloc[[0] * 9].assign(id=7)])
+        others = persons()
+        found = []
+        for each in (alike, others):
+            made = fitted(each, of, noise_multiplier=1.0)
+            found.append((released(made), made._posterior.noise, made.accountant.ledger))
+        bound = made._model.cells.bound
+        assert bound == pytest.approx(np.sqrt(3**2 * 6 + 1))
+        moved = (found[0][0] - found[1][0]).norm().item()
+        assert 0 < moved <= 2 * bound
+        assert found[0][1:] == found[1][1:]
+
+    def test_rows_beyond_the_first_count_nothing(self):
+        of = schema(unit="id", max_rows=2)
+        data = persons()
+        first = data.groupby("id", sort=False).head(2)
+        one, two = (fitted(each, of, noise_multiplier=1.0) for each in (data, first))
+        assert torch.equal(released(one), released(two))
+
+    def test_a_second_fit_is_a_second_release(self):
+        made = fitted(epsilon=1.0)
+        with pytest.raises(PrivacyBudgetExceeded):
+            made.fit(frame())
+        free = fitted(noise_multiplier=1.0)
+        free.fit(frame())
+        assert free.accountant.num_releases == 2
+
+    def test_a_frame_that_does_not_fit_costs_nothing(self):
+        made = Synthesizer(schema(), accountant=PrivacyAccountant(1.0))
+        with pytest.raises(SchemaError):
+            made.fit(frame().drop(columns="age"))
+        assert made.accountant.num_releases == 0
+
+    def test_rows_need_no_data(self):
+        made = fitted()
+        spent = made.accountant.get_epsilon()
+        made.sample(10), made.sample_sets(2, 10), made.margin("age")
+        assert made.accountant.get_epsilon() == spent
+
+    def test_a_copy_has_neither_ledger_nor_fingerprint(self):
+        copy = pickle.loads(pickle.dumps(fitted()))
+        assert len(copy.sample(20)) == 20
+        assert copy.accountant is None and copy._fitted_to is None
+        with pytest.raises(ConfigurationError, match="no accountant"):
+            copy.fit(frame())
+        with pytest.raises(PrivacyError, match="cannot refuse"):
+            copy.compare(frame(seed=1))
+
+
+class TestIntervals:
+    COLUMNS = [
+        *itertools.combinations(("age", "marital", "visits", "sick"), 2),
+        ("sick",),
+        ("age",),
+    ]
+
+    def test_cover_the_exact_counts(self, monkeypatch):
+        """50% intervals of 100 releases, of the largest count of eight margins.
+
+        Of 800 independent ones six standard deviations are 0.11. Two thirds and three halves of the
+        width would cover 0.35 and 0.69.
+        """
+        monkeypatch.setattr(margin_fit, "_STEPS", 1)
+        data, covered = frame(), []
+        counts = {}
+        for columns in self.COLUMNS:
+            places = [schema().names.index(name) for name in columns]
+            shape = [schema().sizes[j] for j in places]
+            flat = np.ravel_multi_index(schema().codes(data)[:, places].T, shape)
+            counts[columns] = np.bincount(flat)
+        for seed in range(100):
+            made = fitted(data, noise_multiplier=3.0, generator=seed)
+            for columns, exact_counts in counts.items():
+                table = made.margin(*columns, level=0.5)
+                i = exact_counts.argmax()  # far from zero, where intervals are cut
+                covered.append(table["lower"][i] <= exact_counts[i] <= table["upper"][i])
+        assert abs(np.mean(covered) - 0.5) < 0.11
+
+    def test_labels(self):
+        table = fitted().margin("sick", "marital")
+        assert list(table.columns) == ["sick", "marital", "count", "lower", "upper"]
+        assert list(table["marital"][:3]) == list(MARITAL)
+        one = fitted(noise_multiplier=0.0).margin("sick", "marital")
+        data = frame()
+        expected = [
+            ((data["sick"] == a) & (data["marital"] == b)).sum()
+            for a, b in zip(one["sick"], one["marital"], strict=True)
+        ]
+        np.testing.assert_allclose(one["count"], expected)
+        np.testing.assert_allclose(one["lower"], expected)
+
+    def test_there_are_none_of_three_columns(self):
+        with pytest.raises(ConfigurationError, match="44%"):
+            fitted().margin("age", "sick", "marital")
+
+    @pytest.mark.parametrize("columns", [(), ("height",), ("age", "age")])
+    def test_of_no_columns(self, columns):
+        with pytest.raises(ConfigurationError, match="margin"):
+            fitted().margin(*columns)
+
+
+class TestComparisons:
+    def test_the_fitted_frame_is_refused(self):
+        made, data = fitted(), frame()
+        for each in (data, data.sample(frac=1.0, random_state=0), data[data.columns[::-1]]):
+            with pytest.raises(PrivacyError, match="that was fitted"):
+                made.compare(each)
+        assert made.accountant.num_releases == 1
+
+    def test_or_enters_the_ledger(self):
+        made = fitted()
+        with pytest.warns(NotPrivateWarning, match="epsilon is infinite"):
+            made.compare(frame(), nonprivate=True)
+        assert type(made.accountant.ledger[-1].event) is NonPrivateLook
+        assert made.accountant.get_epsilon() == np.inf
+
+    def test_another_one_is_not_a_look(self):
+        made = fitted()
+        spent = made.accountant.get_epsilon()
+        found = made.compare(frame(seed=1))
+        assert made.accountant.get_epsilon() == spent
+        assert 0 <= found.tv1 <= found.tv2 <= 1
+        assert list(found.one_way.index) == schema().names
+        assert found.two_way.isna().to_numpy().sum() == 4
+        assert 0.5 < found.accuracy <= 1 and 0.5 < found.auc <= 1
+        assert "two-way" in repr(found)
+
+    def test_without_an_outcome(self):
+        found = fitted(keep=()).compare(frame(seed=1))
+        assert found.accuracy is None and found.auc is None
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        "keep",
+        [[("height", "*")], [("age", "sick")], "sick", ["sick"], [("sick", "*"), ("age", "*")]],
+    )
+    def test_keep(self, keep):
+        with pytest.raises(ConfigurationError, match="keep"):
+            Synthesizer(schema(), accountant=PrivacyAccountant(1.0), keep=keep)
+
+    def test_others(self):
+        with pytest.raises(ConfigurationError, match="Schema"):
+            Synthesizer({}, accountant=PrivacyAccountant(1.0))
+        with pytest.raises(ConfigurationError, match="accountant"):
+            Synthesizer(schema(), accountant=None)
+        with pytest.raises(ConfigurationError, match="components"):
+            Synthesizer(schema(), accountant=PrivacyAccountant(1.0), components=0)
+        with pytest.raises(ConfigurationError, match="beside the one"):
+            of = Schema({"sick": Binary(("no", "yes"))})
+            Synthesizer(of, accountant=PrivacyAccountant(1.0), keep=KEEP)
+        with pytest.raises(ConfigurationError, match="fewer bins"):
+            wide = {name: Number(0.0, 1.0, bins=4000) for name in "abc"}
+            Synthesizer(Schema(wide), accountant=PrivacyAccountant(1.0))
+
+    def test_before_the_fit(self):
+        made = Synthesizer(schema(), accountant=PrivacyAccountant(1.0))
+        assert "not fitted" in repr(made)
+        for ask in (made.sample, lambda: made.margin("age"), lambda: made.compare(frame())):
+            with pytest.raises(ConfigurationError, match="not fitted"):
+                ask()
