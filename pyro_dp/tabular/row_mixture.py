@@ -16,21 +16,25 @@ class RowMixture(TorchDistribution):
     :param tables: of each column, (K, size).
     :param rows: None: a value is a row, (columns,); else (rows, columns), and rows of -1 count
         nothing.
+    :param batch_shape: each of the batch is from the same mixture.
     """
 
     arg_constraints: dict[str, Any] = {}
     support = constraints.independent(constraints.integer_interval(-1, 2**53), 1)
 
-    def __init__(self, weights: Tensor, tables: Sequence[Tensor], rows: int | None = None):
+    def __init__(
+        self,
+        weights: Tensor,
+        tables: Sequence[Tensor],
+        rows: int | None = None,
+        batch_shape: Sequence[int] = (),
+    ):
         self.weights, self.tables, self.rows = weights, list(tables), rows
         event = [len(self.tables)] if rows is None else [rows, len(self.tables)]
-        super().__init__(torch.Size(), torch.Size(event), validate_args=False)
+        super().__init__(torch.Size(batch_shape), torch.Size(event), validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "RowMixture":
-        """Each of the batch from the same mixture."""
-        new = type(self)(self.weights, self.tables, self.rows)
-        new._batch_shape = torch.Size(batch_shape)
-        return new
+        return type(self)(self.weights, self.tables, self.rows, batch_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         used = value[..., 0] >= 0

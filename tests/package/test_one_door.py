@@ -72,7 +72,7 @@ USES = {
         mechanism.contributions.Scaled mechanism.contributions.Scaled.whole_sum
         mechanism.outer_products.OuterProducts mechanism.outer_products.OuterProducts.whole_sum
         mechanism.outer_products.Joined mechanism.outer_products.Joined.whole_sum
-        mechanism.fixed_point.rounded_sums
+        mechanism.fixed_point.rounded_sums tabular.cells.CellCounts
     """,
     "add_sums": """
         mechanism.clipping.ClippedSum mechanism.clipping.ClippedSum.add
@@ -106,6 +106,7 @@ USES = {
         infer.svi.histogram_bound.HistogramBound.resumed
         infer.svi.released_gradients.ReleasedGradients.state
         infer.svi.released_gradients.ReleasedGradients.resumed
+        tabular.synthesizer.Synthesizer.fit
     """,  # all but the first two: how noisy is what was released
     ".stream": """
         mechanism.iterative.IterativeMechanism._account_and_release
@@ -127,10 +128,10 @@ USES = {
     "record_nonprivate": "accounting.accountant.PrivacyAccountant accounting.looks.mark_look",
     "mark_look": """
         accounting.looks mechanism.nonprivate mechanism.nonprivate.NonPrivate._read baselines.ep
-        baselines.ep.EP.run
+        baselines.ep.EP.run tabular.synthesizer tabular.synthesizer.Synthesizer.compare
     """,
-    # Imports of whatever there is.
-    "*": "",
+    # Imports of whatever there is; what uses it keeps a column with "*", all others.
+    "*": "tabular.synthesizer._kept tabular.synthesizer.Synthesizer.__repr__",
 }
 
 
