@@ -10,9 +10,9 @@ rows as there are training rows, and tested on real ones: accuracy and area unde
 
 MST and PrivBayes are those of dpmm (PyPI), whose pins conflict with ours; they get the same codes:
 
-    python benchmarks/synthetic.py --codes DIR         writes what they learn from
-    PYTHON_OF_DPMM benchmarks/synthetic_dpmm.py DIR    learns, and writes their rows
-    python benchmarks/synthetic.py --codes DIR         reads these, and writes the table
+    python benchmarks/synthetic.py --codes DIR         makes our rows, and keeps the codes
+    PYTHON_OF_DPMM benchmarks/synthetic_dpmm.py DIR    makes theirs
+    python benchmarks/synthetic.py --codes DIR         scores all of them, and writes the table
 """
 
 import argparse
@@ -178,34 +178,35 @@ def synthesized(
     return schema.codes(rows), time.perf_counter() - start
 
 
-def results(sets: dict, epsilons: tuple, seeds: int, codes: Path | None) -> pd.DataFrame:
+def results(sets: dict, epsilons: tuple, seeds: int, codes: Path) -> pd.DataFrame:
+    """What was made before is scored again, and not made again."""
     found = []
+    codes.mkdir(parents=True, exist_ok=True)
     for name, make in sets.items():
         learnt_frame, tested_frame, schema = make()
         learnt, tested, sizes = schema.codes(learnt_frame), schema.codes(tested_frame), schema.sizes
         real = scored(learnt, learnt, tested, sizes)
         found.append({"data": name, "epsilon": np.inf, "method": "real rows", "seed": 0} | real)
         for epsilon, seed in itertools.product(epsilons, range(seeds)):
-            made = {"Synthesizer": synthesized(learnt_frame, schema, epsilon, seed)}
-            if codes is not None:
-                task = f"{name}-{epsilon:g}-{seed}"
-                codes.mkdir(exist_ok=True)
-                settings = dict(codes=learnt, sizes=sizes, epsilon=epsilon, delta=DELTA, seed=seed)
-                np.savez_compressed(codes / f"{task}.task.npz", **settings)
-                for method in METHODS[1:]:
-                    path = codes / f"{task}.{method}.npz"
-                    if path.exists():
-                        with np.load(path) as file:
-                            made[method] = (file["codes"], float(file["seconds"]))
-            for method, (rows, seconds) in made.items():
-                row = {"data": name, "epsilon": epsilon, "method": method, "seed": seed}
-                found.append(row | scored(rows, learnt, tested, sizes) | {"seconds": seconds})
-                print(found[-1], flush=True)
+            task = f"{name}-{epsilon:g}-{seed}"
+            settings = dict(codes=learnt, sizes=sizes, epsilon=epsilon, delta=DELTA, seed=seed)
+            np.savez_compressed(codes / f"{task}.task.npz", **settings)
+            for method in METHODS:
+                path = codes / f"{task}.{method}.npz"
+                if method == "Synthesizer" and not path.exists():
+                    rows, seconds = synthesized(learnt_frame, schema, epsilon, seed)
+                    np.savez_compressed(path, codes=rows, seconds=seconds)
+                if path.exists():
+                    with np.load(path) as file:
+                        rows, seconds = file["codes"], float(file["seconds"])
+                    row = {"data": name, "epsilon": epsilon, "method": method, "seed": seed}
+                    found.append(row | scored(rows, learnt, tested, sizes) | {"seconds": seconds})
+                    print(found[-1], flush=True)
     return pd.DataFrame(found)
 
 
 def table(found: pd.DataFrame) -> str:
-    lines = [f"| data | epsilon | method | {' | '.join(SCORES)} |", "| --- " * 10 + "|"]
+    lines = [f"| data | epsilon | method | runs | {' | '.join(SCORES)} |", "| --- " * 11 + "|"]
     for (data, epsilon, method), rows in found.groupby(
         ["data", "epsilon", "method"], sort=False, dropna=False
     ):
@@ -216,7 +217,7 @@ def table(found: pd.DataFrame) -> str:
             spread = f" ({values.std():.{digits}f})" if len(values) > 1 and digits else ""
             cells.append(f"{values.mean():.{digits}f}{spread}" if len(values) else "")
         shown = "" if np.isinf(epsilon) else f"{epsilon:g}"
-        lines.append(f"| {data} | {shown} | {method} | {' | '.join(cells)} |")
+        lines.append(f"| {data} | {shown} | {method} | {len(rows)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -224,7 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--chosen-on", action="store_true", help="the sets settings are from")
-    parser.add_argument("--codes", type=Path)
+    parser.add_argument("--codes", type=Path, default=ROOT / "build" / "synthetic")
     parser.add_argument("--only", nargs="*")
     given = parser.parse_args()
     sets = CHOSEN_ON if given.chosen_on else REPORTED
