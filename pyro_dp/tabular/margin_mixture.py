@@ -32,10 +32,10 @@ class MarginMixture(ConjugateModel):
     Its statistics are all 1- and 2-way margins within each level of the tied column: their
     sensitivity is in :mod:`pyro_dp.tabular.cells`. They are static: VIPS releases them once, with
     the whole budget, and the M-step (:mod:`pyro_dp.tabular.margin_fit`) finds the mixture to which
-    they belong. What a mixture says of a row depends on its pairs of codes only through sums of
-    products, so that no E-step is needed; with 30% or 50% of the budget for ten E-steps of the same
-    mixture, boosted trees and logistic regressions that learnt from its rows were no better on RAND
-    HIE and Fair's survey, and the margins were worse by what they had less.
+    they belong. There is no E-step: a mixture of 30 components that was learnt by ten of them, with
+    a part of the budget, made rows no better on RAND HIE and Fair's survey, neither where the fit
+    began at it (20% of the budget) nor where it drew the kept column (30% and 50%), and the margins
+    lacked what it had cost.
 
     The marginals that this model gives to VIPS are those of as many rows as there were, without the
     noise's uncertainty: they are where the synthesizer's rows come from, and no intervals.
