@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import norm
 
 from pyro_dp import (
     ConfigurationError,
@@ -270,6 +271,17 @@ class TestIntervals:
                 i = exact_counts.argmax()  # far from zero, where intervals are cut
                 covered.append(table["lower"][i] <= exact_counts[i] <= table["upper"][i])
         assert abs(np.mean(covered) - 0.5) < 0.11
+
+    def test_are_as_wide_as_the_noise_of_their_sum(self):
+        """Two levels of the kept column are added, or none; its own counts add those of the column
+        with the fewest codes, three."""
+        made = fitted(frame(5000), noise_multiplier=0.1)
+        for columns in self.COLUMNS:
+            added = 3 if columns == ("sick",) else 1 if "sick" in columns else 2
+            half = 0.1 * np.sqrt(6) * np.sqrt(added) * norm.ppf(0.95)
+            largest = made.margin(*columns, level=0.9).nlargest(1, "count").iloc[0]
+            assert largest["upper"] - largest["count"] == pytest.approx(half)
+            assert largest["count"] - largest["lower"] == pytest.approx(half)
 
     def test_labels(self):
         table = fitted().margin("sick", "marital")
