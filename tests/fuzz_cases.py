@@ -38,7 +38,7 @@ from pyro_dp import (
 )
 from pyro_dp.accounting.origins import Origin
 from pyro_dp.baselines import DPEM, DPSGLD, EP
-from pyro_dp.tabular import Category, Count, Date, Number, Schema
+from pyro_dp.tabular import Category, Count, Date, Number, Schema, Synthesizer
 from pyro_dp.vips import (
     GaussianMixture,
     LatentDirichletAllocation,
@@ -78,6 +78,15 @@ def _encoded(values: Any, **settings: Any) -> None:
     back = schema.decode(schema.encode(frame))
     assert len(back) == min(len(frame), schema.max_rows) and schema.possible(frame).any() in (0, 1)
     assert Schema.from_json(schema.to_json()) == schema
+
+
+def _synthesized(values: Any, n: Any, **settings: Any) -> None:
+    """Rows that are made up of those of a frame of two columns."""
+    frame = own(lambda: pd.DataFrame({"a": values, "b": 1, "id": [1, 1, 2]}))
+    columns_of = {"a": Number(0, 2, bins=3, missing=True), "b": Count(0, 2)}
+    schema = Schema(columns_of, unit="id", max_rows=2)
+    made_up = Synthesizer(schema, accountant=PrivacyAccountant(), **settings).fit(frame).sample(n)
+    assert made_up["id"].nunique() == (2 if n is None else n)
 
 
 def look(step: ReleasedStep) -> None:
@@ -673,6 +682,19 @@ _PLAIN: dict[str, tuple[Callable, dict[str, list], tuple[str, ...]]] = {
         Date,
         {"lower": ["2020-01-01"], "upper": ["2020-12-31"], "bins": [2], "missing": [True]},
         ("lower", "upper"),
+    ),
+    "synthesizer": (
+        _synthesized,
+        {
+            "values": [[1, 2, 2], [0.5, 3.0, 1e300], _EYE[0].numpy()],
+            "n": [1, 5, None],
+            "noise_multiplier": [1.0, 0, 1e-3, 1e30, 1e300],
+            "components": [1, 3, 10**30],
+            "keep": [(), [("b", "*")]],
+            "generator": [None, 0, 10**40],
+            "secure": [False, False, True],
+        },
+        ("values", "n", "noise_multiplier"),
     ),
     "schema": (
         _encoded,

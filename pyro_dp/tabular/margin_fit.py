@@ -75,7 +75,7 @@ def fitted(
 
 
 class _Problem:
-    """In units of rows of the table; one matrix of all margins for each level.
+    """One matrix of all margins for each level.
 
     :param total: number of rows.
     """
@@ -86,8 +86,9 @@ class _Problem:
         self.width = sum(self.sizes)
         place, counted = _places(cells)
         levels = cells.in_levels(counts)
-        self.target = (levels[:, place] / total).float()  # (levels, width, width)
-        self.precision = (counted * (total / noise) ** 2).float()
+        # In units of the noise, so that no number overflows, however much of it there is.
+        self.target = (levels[:, place] * counted / noise).float()  # (levels, width, width)
+        self.scale = (counted * (total / noise)).float()
         singles = levels[:, place.diagonal()].clamp(min=noise).split(self.sizes, dim=1)
         base = torch.cat([each / each.sum(dim=1, keepdim=True) for each in singles], dim=1)
         self.base, self.log_base = base.float(), base.log().float()
@@ -107,7 +108,7 @@ class _Problem:
         weighted = tables * share.unsqueeze(-1)
         both = weighted.mT @ tables  # (members, levels, width, width)
         margins = torch.where(self.same, torch.diag_embed(weighted.sum(dim=2)), both)
-        misfit = 0.5 * (self.precision * (margins - self.target).square()).sum()
+        misfit = 0.5 * (self.scale * margins - self.target).square().sum()
         prior = _PRIOR * (self.base[:, None] * logs).sum()
         return (misfit - prior) / self.width
 

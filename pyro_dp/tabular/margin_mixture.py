@@ -17,6 +17,7 @@ from pyro_dp.utils.validation import require_count
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic
 
 _MOST_CELLS = 2**24
+_MOST_NUMBERS = 2**27  # in all tables
 
 
 class MarginMixture(ConjugateModel):
@@ -48,7 +49,7 @@ class MarginMixture(ConjugateModel):
     :param rows: of a unit, at most.
     :param members: how many fits are averaged.
     :raises ConfigurationError: there is nothing beside the tied column, or there are too many cells
-        to count.
+        to count, or components to hold.
     """
 
     def __init__(
@@ -70,6 +71,12 @@ class MarginMixture(ConjugateModel):
                 f"The columns have {self.cells.size:,} pairs of codes, and at most "
                 f"{_MOST_CELLS:,} are counted: declare fewer bins, or drop a column with many "
                 "levels."
+            )
+        width = sum(self.cells.sizes[j] for j in self.cells.others)
+        if self.members * self.cells.levels * self.components * width > _MOST_NUMBERS:
+            raise ConfigurationError(
+                f"components: {self.components} for each of {self.cells.levels} levels are too "
+                "many to be held: choose fewer."
             )
 
     @property

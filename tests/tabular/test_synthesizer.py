@@ -138,6 +138,10 @@ class TestFrames:
         assert abs(numbers[0] - numbers[1]).max() <= 1
         assert made["id"].nunique() == 200
 
+    def test_however_much_noise(self):
+        one = fitted(noise_multiplier=1e30).sample(30)
+        assert len(one) == 30 and one["age"].notna().all()
+
     def test_without_keep(self):
         one = fitted(keep=()).sample(30)
         assert len(one) == 30
@@ -353,6 +357,8 @@ class TestSettings:
             Synthesizer(schema(), accountant=None)
         with pytest.raises(ConfigurationError, match="components"):
             Synthesizer(schema(), accountant=PrivacyAccountant(1.0), components=0)
+        with pytest.raises(ConfigurationError, match="choose fewer"):
+            Synthesizer(schema(), accountant=PrivacyAccountant(1.0), components=10**9)
         with pytest.raises(ConfigurationError, match="beside the one"):
             of = Schema({"sick": Binary(("no", "yes"))})
             Synthesizer(of, accountant=PrivacyAccountant(1.0), keep=KEEP)
