@@ -27,6 +27,16 @@ _NO_INTERVAL = (
     "of multiple imputation held 44% of the time where 95% was claimed. For coefficients fit the "
     "private data by PrivateGLM."
 )
+_NOTE = (
+    "Synthetic rows were made of a release in this ledger. Intervals hold for the counts that were "
+    "released (Synthesizer.margin), and are given for nothing else: analyses of synthetic rows "
+    "have the error of the model as well, and intervals by the rules of multiple imputation held "
+    "44% of the time where 95% was claimed."
+)
+
+
+class _MarginRelease(VIPS):
+    _method = "Synthesizer (VIPS)"
 
 
 class Synthesizer:
@@ -111,6 +121,7 @@ class Synthesizer:
         vips = self._inference()
         codes = self.schema.codes(frame)
         vips.run(torch.from_numpy(codes), progress=False)
+        vips.accountant.note(_NOTE)
         state = vips.state_dict()
         released = state["static"]
         self._posterior = self._model.posterior(released["values"], released["noise"], len(codes))
@@ -210,7 +221,7 @@ class Synthesizer:
         if self.accountant is None:
             raise ConfigurationError("A copy of a Synthesizer has no accountant: make a new one.")
         settings = dict(accountant=self.accountant, num_steps=1, sampling="full", **self._settings)
-        return VIPS(self._model, **settings)
+        return _MarginRelease(self._model, **settings)
 
     def _fit(self) -> MarginPosterior:
         if self._posterior is None:

@@ -175,6 +175,8 @@ class TestPrivacy:
         assert type(entry.event) is SubsampledGaussian and entry.count == 1
         assert entry.event.sample_rate == 1.0
         assert 1.99 < made.accountant.get_epsilon() <= 2.0
+        report = made.accountant.report()
+        assert "Synthesizer (VIPS)" in report and "44%" in report
 
     @pytest.mark.parametrize("secure", [False, True])
     def test_noise_has_the_size_that_is_accounted(self, secure):
