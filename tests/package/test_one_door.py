@@ -130,7 +130,7 @@ USES = {
         baselines.ep.EP.run
     """,
     # Imports of whatever there is.
-    "*": "",
+    "*": "tabular.command_line._run",  # keeps a column with all others
 }
 
 
