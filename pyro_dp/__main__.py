@@ -3,7 +3,8 @@
 The RAND Health Insurance Experiment (20,190 person-years, shipped with statsmodels) asked whether
 people who share the cost see a doctor less often. ``python -m pyro_dp`` fits a Pyro model
 privately, by ``DPSEP`` or with ``--method dpsvi`` by ``DPSVI``, and shows its posterior beside the
-exact one.
+exact one. ``python -m pyro_dp synthesize`` is another command
+(:mod:`pyro_dp.tabular.command_line`).
 """
 
 import argparse
@@ -175,6 +176,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pyro_dp",
         description="Private Bayesian logistic regression on the RAND Health Insurance Experiment.",
+        epilog="python -m pyro_dp synthesize --help: synthetic rows of a CSV file.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
@@ -201,6 +203,29 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The demo, or the command that is named first.
+
+    :returns: an exit code.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["synthesize"]:
+        return _synthesize(arguments[1:])
+    if arguments[:1] == ["demo"]:
+        arguments = arguments[1:]
+    return run_demo(arguments)
+
+
+def _synthesize(arguments: list[str]) -> int:
+    try:
+        from pyro_dp.tabular.command_line import main
+    except PrivacyError as error:  # of an extra that is not installed
+        print(f"synthesize: {error}", file=sys.stderr)
+        return 1
+    return main(arguments)
+
+
+def run_demo(arguments: list[str]) -> int:
+    """:returns: an exit code."""
     try:
         options = parse(arguments)
         x, y = load()

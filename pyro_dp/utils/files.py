@@ -15,8 +15,12 @@ def write_file(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
 
     :param path: of the file.
     """
+    write_text(path, json.dumps(state, indent=1))
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """As :func:`write_file`, of any text, in UTF-8."""
     path = Path(path)
-    text = json.dumps(state, indent=1)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

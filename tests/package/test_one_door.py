@@ -131,7 +131,10 @@ USES = {
         baselines.ep.EP.run tabular.synthesizer tabular.synthesizer.Synthesizer.compare
     """,
     # Imports of whatever there is; what uses it keeps a column with "*", all others.
-    "*": "tabular.synthesizer._kept tabular.synthesizer.Synthesizer.__repr__",
+    "*": """
+        tabular.synthesizer._kept tabular.synthesizer.Synthesizer.__repr__
+        tabular.command_line._run
+    """,
 }
 
 

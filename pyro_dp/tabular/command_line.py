@@ -1,0 +1,178 @@
+"""``python -m pyro_dp synthesize``: from a schema and a CSV file to a synthetic file and a report.
+
+Exit codes: 0 done; 1 it failed, or what was made could not be written; 2 arguments, schema or data
+are not right, and nothing was spent; 3 the budget does not cover it, and nothing was spent.
+
+No text that is printed shows a value of the data. What is wrong with the data depends on them,
+though, and so do how long it takes and whether it fails: messages are for the curator.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.amounts import up
+from pyro_dp.tabular.schema import Schema
+from pyro_dp.tabular.synthesizer import Synthesizer
+from pyro_dp.tabular.table_file import read_csv
+from pyro_dp.utils.errors import PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.files import write_text
+
+DONE, FAILED, WRONG, NO_BUDGET = range(4)
+_STAGES = ("reading", "fitting", "drawing", "writing")
+_FORMATS = {".html": "html", ".htm": "html", ".md": "markdown"}
+
+
+def main(arguments: list[str]) -> int:
+    """
+    :param arguments: what follows ``synthesize``.
+    :returns: an exit code.
+    """
+    options = _parsed(arguments)
+    try:
+        return _run(options)
+    except PrivacyBudgetExceeded as error:
+        return _told(error, NO_BUDGET)
+    except PrivacyError as error:
+        return _told(error, WRONG)
+    except OSError as error:
+        return _told(
+            f"{error.filename or 'a file'}: {error.strerror or type(error).__name__}.", FAILED
+        )
+    except Exception as error:
+        kind = type(error).__name__
+        return _told(f"It failed with {kind}, whose text is not shown: it may hold data.", FAILED)
+
+
+def _run(options: argparse.Namespace) -> int:
+    with tqdm(total=len(_STAGES), unit="stage", disable=None) as bar:
+
+        def begin(stage: str) -> None:
+            bar.set_description(stage)
+            bar.update(min(_STAGES.index(stage), 1))
+
+        begin("reading")
+        schema = Schema.load(options.schema)
+        frame = read_csv(options.data, schema)
+        schema.codes(frame)  # so that what is wrong with them is told before a journal is made
+        begin("fitting")
+        accountant = PrivacyAccountant(options.epsilon, options.delta)
+        if options.seed is None:
+            torch.seed()  # of the rows that are drawn, which are public; the noise has its own
+        else:
+            torch.manual_seed(options.seed)
+        synthesizer = Synthesizer(
+            schema,
+            accountant=accountant,
+            keep=[] if options.keep is None else [(options.keep, "*")],
+            generator=options.seed,
+            secure=options.secure,
+        )
+        if options.journal is not None:
+            accountant.journal(options.journal)
+        accountant.describe(**_description(options, schema))
+        synthesizer.fit(frame)
+        begin("drawing")
+        rows = synthesizer.sample(options.rows)
+        begin("writing")
+        write_text(options.output, rows.to_csv(index=False, lineterminator="\n"))
+        if options.report is not None:
+            write_text(options.report, accountant.report(_FORMATS[options.report.suffix.lower()]))
+        bar.update()
+    spent = up(accountant.get_epsilon())
+    print(f"{options.output}: {len(rows):,} synthetic rows, epsilon = {spent}.")
+    return DONE
+
+
+def _description(options: argparse.Namespace, schema: Schema) -> dict[str, Any]:
+    """For the report. The file's name is public."""
+    unit = "a row"
+    if schema.unit is not None:
+        unit = f"all rows with the same {schema.unit}, of which the first {schema.max_rows} count"
+    said = {name: getattr(options, name) for name in ("title", "purpose", "controller")}
+    known = {"title": f"Synthetic rows of {options.data.name}", "dataset": options.data.name}
+    given = {name: text for name, text in said.items() if text is not None}
+    return known | given | {"unit": unit}
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m pyro_dp synthesize",
+        description="Synthetic rows with the margins of private ones, under differential privacy.",
+        epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments or data, 3 over the budget.",
+    )
+    add = parser.add_argument
+    add("schema", type=_there, help="JSON file of schema.save()")
+    add("data", type=_there, help="CSV file in UTF-8 with the names of its columns")
+    add("--epsilon", type=float, required=True, help="privacy budget, in nats")
+    add("--delta", type=float, default=1e-5, help="failure probability (default: 1e-5)")
+    add(
+        "--rows",
+        type=_count,
+        help="how many to draw; with a unit column, units (default: as fitted)",
+    )
+    add("--output", type=_writable, required=True, help="CSV file to write")
+    add("--report", type=_report, help="report to write: .html or .md")
+    add("--keep", metavar="COLUMN", help="whose relations to all others matter most")
+    add("--journal", type=_writable, help="ledger of all that is released of these data")
+    add("--secure", action="store_true", help="noise in integers, from the system's generator")
+    add("--seed", type=_seed, help="repeat a run; no privacy against those who guess the seed")
+    for name, what in [("title", "title"), ("purpose", "purpose"), ("controller", "controller")]:
+        add(f"--{name}", metavar="TEXT", help=f"{what}, for the report")
+    options = parser.parse_args(arguments)
+    read = {options.schema.resolve(), options.data.resolve()}
+    written = [each for each in (options.output, options.report, options.journal) if each]
+    places = [each.resolve() for each in written]
+    if read.intersection(places) or len(set(places)) < len(places):
+        parser.error("files to be written must be others than those that are read, and different.")
+    return options
+
+
+def _there(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {path}.")
+    return path
+
+
+def _writable(text: str) -> Path:
+    """A path that can be written to, known before anything is spent."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a folder; name a file in it.")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"no permission to write {path}.")
+    return path
+
+
+def _report(text: str) -> Path:
+    if Path(text).suffix.lower() not in _FORMATS:
+        raise argparse.ArgumentTypeError("a report ends in .html or .md.")
+    return _writable(text)
+
+
+def _count(text: str) -> int:
+    return _integer(text, 1)
+
+
+def _seed(text: str) -> int:
+    return _integer(text, 0)
+
+
+def _integer(text: str, least: int) -> int:
+    if not (text.isdecimal() and least <= int(text) < 2**53):
+        raise argparse.ArgumentTypeError(f"this is no integer from {least}.")
+    return int(text)
+
+
+def _told(what: object, code: int) -> int:
+    print(f"synthesize: {what}", file=sys.stderr)
+    return code

@@ -1,0 +1,202 @@
+"""``python -m pyro_dp synthesize``: what it writes, how it fails, and that it shows no value."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pyro_dp import PrivacyAccountant
+from pyro_dp import __main__ as front
+from pyro_dp.tabular import Binary, Category, Count, Date, Number, Schema, command_line
+from pyro_dp.tabular.table_file import read_csv
+from pyro_dp.utils.errors import SchemaError
+
+SECRET = "Zweifelhoff-4711"
+COLUMNS = {
+    "age": Number(0, 100, bins=5, missing=True),
+    "sex": Category(("m", "f", "")),
+    "visits": Count(0, 3),
+    "born": Date("1950-01-01", "2010-01-01", bins=4),
+    "smokes": Binary(),
+    "region": Category((1, 2)),
+}
+LINES = [
+    "visits,age,sex,born,smokes,region",
+    "1,42.5,m,1960-06-24,True,1",
+    "0,,f,1999-12-31,false,2.0",
+    f"3,{SECRET},,2000-02-29,0,{SECRET}",
+    "9,250,x,1901-01-01,1,NA",
+]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A schema, a small file of data, and what an office would type."""
+    monkeypatch.chdir(tmp_path)
+    Schema(COLUMNS).save("schema.json")
+    (tmp_path / "data.csv").write_text("\n".join([LINES[0]] + LINES[1:] * 20))
+    return "synthesize schema.json data.csv --epsilon 1 --output twin.csv".split()
+
+
+def test_from_a_file_to_a_twin_and_a_report(files, capsys):
+    """Names, dtypes and order of the schema; the ledger and the report have the one release."""
+    more = "--rows 50 --report report.html --journal ledger --keep sex --controller Office".split()
+    assert front.main([*files, *more]) == 0
+    twin = read_csv("twin.csv", Schema(COLUMNS))
+    assert list(twin) == list(COLUMNS) and len(twin) == 50
+    Schema(COLUMNS).encode(twin)
+    accountant = PrivacyAccountant(1.0)
+    accountant.journal("ledger").close()
+    assert accountant.num_releases == 1 and 0.99 < accountant.get_epsilon() <= 1.0
+    assert accountant.description.dataset == "data.csv"
+    with open("report.html", encoding="utf-8") as file:
+        page = file.read()
+    assert "<dd>Office</dd>" in page and "<title>Privacy report: Synthetic rows of data" in page
+    printed = capsys.readouterr()
+    assert "50 synthetic rows, epsilon = " in printed.out
+    assert SECRET not in printed.out + printed.err + page
+    # The ledger goes on: nothing is left, and the twin stays.
+    before = os.stat("twin.csv").st_mtime_ns
+    assert front.main([*files, "--journal", "ledger"]) == command_line.NO_BUDGET
+    assert "remains of the budget" in capsys.readouterr().err
+    assert os.stat("twin.csv").st_mtime_ns == before
+
+
+def test_a_seed_repeats_a_run(files, tmp_path):
+    def twin(*more):
+        assert front.main([*files, "--rows", "20", *more]) == 0
+        return (tmp_path / "twin.csv").read_text()
+
+    assert twin("--seed", "3") == twin("--seed", "3") != twin("--seed", "4")
+
+
+def test_cells_are_what_columns_declare(files):
+    frame = read_csv("data.csv", Schema(COLUMNS)).head(4)
+    assert frame["age"].isna().tolist() == [False, True, True, False]
+    assert frame["sex"].tolist() == ["m", "f", "", "x"]
+    assert frame["smokes"].tolist() == [True, False, False, True]
+    assert frame["region"].tolist() == [1, 2, SECRET, "NA"]
+    codes = Schema(COLUMNS).codes(frame)
+    assert codes[:, list(COLUMNS).index("sex")].tolist() == [0, 1, 2, 3]
+    assert codes[:, list(COLUMNS).index("region")].tolist() == [0, 1, 2, 2]
+    assert codes[:, list(COLUMNS).index("age")].tolist() == [2, 5, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ([LINES[0], f"{SECRET},1,m,1960-01-01,True,1"], "'visits' holds text"),
+        ([LINES[0], f"1,1,m,{SECRET},True,1"], "'born' holds text"),
+        ([LINES[0], f"1,1,m,1960-01-01,{SECRET},1"], "'smokes'"),
+        ([LINES[0], ",1,m,1960-01-01,True,1"], "'visits' has missing values"),
+        ([LINES[0] + f",{SECRET}", "1,1,m,1960-01-01,True,1,2"], "does not name"),
+        ([LINES[0].replace("age", SECRET), LINES[1]], "lacks column 'age'"),
+        ([LINES[0]], "no rows"),
+        ([], "cannot be read as CSV"),
+        ([LINES[0], LINES[1] + f',"{SECRET}'], "cannot be read as CSV"),
+        ([b"\xff\xfe" + SECRET.encode()], "cannot be read as CSV"),
+    ],
+)
+def test_bad_data(files, tmp_path, capsys, lines, named):
+    """Exit code 2, before anything is spent or written, and no value is shown."""
+    text = b"\n".join(each if isinstance(each, bytes) else each.encode() for each in lines)
+    (tmp_path / "data.csv").write_bytes(text)
+    assert front.main([*files, "--journal", "ledger"]) == command_line.WRONG
+    printed = capsys.readouterr()
+    assert named in printed.err and SECRET not in printed.err + printed.out
+    assert not os.path.exists("twin.csv") and not os.path.exists("ledger")
+
+
+def test_a_person_without_a_number(files, tmp_path):
+    schema = Schema({"visits": Count(0, 3)}, unit="id", max_rows=2)
+    (tmp_path / "data.csv").write_text("id,visits\na,1\n,2\n")
+    with pytest.raises(SchemaError, match="id"):
+        schema.encode(read_csv(tmp_path / "data.csv", schema))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("--epsilon much", "--epsilon"),
+        ("--rows 0", "--rows"),
+        ("--rows x", "--rows"),
+        ("--seed -1", "--seed"),
+        ("--output .", "is a folder"),
+        ("--output nowhere/twin.csv", "there is no folder"),
+        ("--report report.docx", ".html or .md"),
+        ("--output data.csv", "must be others"),
+        ("--report twin.html --journal twin.html", "must be others"),
+        ("--output schema.json", "must be others"),
+    ],
+)
+def test_bad_arguments(files, capsys, arguments, named):
+    with pytest.raises(SystemExit) as stopped:
+        front.main([*files, *arguments.split()])
+    assert stopped.value.code == 2 and named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [("--epsilon -1", "epsilon"), ("--delta 2", "delta"), ("--keep height", "keep")],
+)
+def test_settings_that_are_refused(files, capsys, arguments, named):
+    assert front.main([*files, *arguments.split()]) == command_line.WRONG
+    assert named in capsys.readouterr().err
+
+
+def test_schemas_that_are_none(files, tmp_path, capsys):
+    (tmp_path / "schema.json").write_text("[]")
+    assert front.main(files) == command_line.WRONG
+    assert "no schema" in capsys.readouterr().err
+    os.unlink("schema.json")
+    with pytest.raises(SystemExit):
+        front.main(files)
+
+
+def test_whatever_fails_shows_no_text(files, capsys, monkeypatch):
+    def broken(path, schema):
+        raise RuntimeError(f"a value: {SECRET}")
+
+    monkeypatch.setattr(command_line, "read_csv", broken)
+    assert front.main(files) == command_line.FAILED
+    printed = capsys.readouterr().err
+    assert "RuntimeError" in printed and SECRET not in printed
+
+
+def test_a_full_disk_is_told(files, capsys, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(command_line, "write_text", full)
+    assert front.main(files) == command_line.FAILED
+    assert "twin.csv: No space left" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own(files):
+    """Its exit code is the command's; without a terminal there is no bar."""
+    command = [sys.executable, "-m", "pyro_dp", *files, "--rows", "-1"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 2 and "--rows" in found.stderr
+
+
+def test_without_pandas(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("pyro_dp.tabular")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert front.main(["synthesize"]) == 1
+    assert "pyro-dp[tabular]" in capsys.readouterr().err
+
+
+def test_frames_of_pandas_come_back(files):
+    """A frame that was written by pandas is read as what it was."""
+    rng, schema = np.random.default_rng(0), Schema(COLUMNS)
+    codes = np.stack([rng.integers(size, size=30) for size in schema.sizes], axis=1)
+    frame = schema.from_codes(codes, rng)
+    frame.to_csv("frame.csv", index=False)
+    assert (schema.codes(read_csv("frame.csv", schema)) == schema.codes(frame)).all()
+    assert isinstance(frame, pd.DataFrame)
