@@ -1,8 +1,12 @@
 """Evidence from all releases: exact without noise, optimal weights, cleaned curvature."""
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer.autoguide import AutoMultivariateNormal
 
+from pyro_dp import DPSEP, PrivacyAccountant
 from pyro_dp.infer.ep.evidence import Evidence, Look, evidence, power
 
 DIM, SIZE = 4, 1000
@@ -131,3 +135,28 @@ def test_eigenvalues_that_noise_pushed_apart_go_back(rng):
             assert found.std() < 0.5 * raw.std()
         else:
             torch.testing.assert_close(found, raw, rtol=0.0, atol=0.1)
+
+
+def test_collinear_columns_without_noise():
+    """Where only the prior tells coefficients apart, theirs is what is left of it."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+        with pyro.plate("people", len(x)):
+            pyro.sample("y", dist.Poisson((x @ w).exp()), obs=y)
+
+    group = torch.nn.functional.one_hot(torch.arange(300) % 3).double()
+    x = torch.cat([torch.ones(300, 1), group], dim=1)
+    y = torch.poisson(torch.ones(300))
+    accountant = PrivacyAccountant(epsilon=None, delta=1e-5)
+    sep = DPSEP(
+        model,
+        AutoMultivariateNormal(model),
+        accountant=accountant,
+        noise_multiplier=0.0,
+        num_steps=8,
+    )
+    sep.run(x, y, progress=False)
+    along = torch.tensor([1.0, -1.0, -1.0, -1.0]) / 2  # changes no rate
+    variance = along @ sep.posterior().covariance_matrix @ along
+    torch.testing.assert_close(variance, torch.tensor(1.0), rtol=1e-3, atol=0.0)

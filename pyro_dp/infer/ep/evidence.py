@@ -87,7 +87,7 @@ def evidence(
     here = looks[-1].mean
     root, back = power(geometry, -0.5), power(geometry, 0.5)
     curvature, sd = _curvature(looks, known, root, size, least)
-    curvature = back @ curvature @ back
+    curvature = power(back @ curvature @ back, 1.0)  # where records say nothing, rounding may win
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(curvature))
     noises = [look.privacy_noise + look.sampling_noise(curvature) for look in looks]
     costs = torch.stack([(inverse * noise).sum() for noise in noises])

@@ -45,6 +45,8 @@ class Family:
         self._varying = [n for n in names if getattr(base, n).requires_grad]
         self._constant = [n for n in names if n not in self._varying]
         self._categorical = isinstance(base, Categorical)
+        if self._categorical and "logits" not in base.arg_constraints:  # OrderedLogistic
+            raise NotLinear(f"site {self.name!r} is categorical, and not made of logits")
         self._transforms = {}
         if self._categorical:
             self.rank = base.logits.shape[-1] - 1 if self._varying else 0

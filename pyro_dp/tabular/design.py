@@ -1,0 +1,189 @@
+"""The matrix of a formula's right side: a row's columns follow from that row and the schema.
+
+Formulaic makes the columns, and gets contrasts and levels from a public frame that is drawn from
+the schema: a level that no row has still has its column. Numbers are shown to a model as
+(age - 50) / 30, by their declared bounds; what it finds is brought back to the user's columns by a
+public matrix.
+"""
+
+import ast
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pyro_dp.tabular.column import Column
+from pyro_dp.tabular.expressions import (
+    CONTRASTS,
+    Expression,
+    bounds,
+    called_name,
+    require_column,
+)
+from pyro_dp.tabular.levels import Binary, Category
+from pyro_dp.tabular.ranges import Count
+from pyro_dp.utils.errors import ConfigurationError
+
+_PUBLIC_ROWS = 4000
+_EXACT = 1e-8
+Term = tuple[str, ...]  # texts of its factors; () is the intercept
+
+
+def levels(column: Column) -> list[Any]:
+    """Of a column of levels, in the order of its codes."""
+    assert isinstance(column, (Category, Binary))
+    return [*column.levels, *(["other"] if getattr(column, "other", False) else [])]
+
+
+class Design:
+    """
+    :param terms: of the right side.
+    :param columns: of the schema.
+    :ivar names: of the matrix' K columns, as the user reads them.
+    :ivar variables: columns of the schema that it reads.
+    :ivar to_user: (K, K): coefficients b of :meth:`matrix` are ``to_user @ b`` of the columns that
+        the names say.
+    :ivar scaled: centre and half width of each number, by its text.
+    :raises ConfigurationError: a term names no column, is not taken row by row, or follows from
+        others.
+    """
+
+    def __init__(self, terms: Sequence[Term], columns: Mapping[str, Column]):
+        self._columns = columns
+        self._numbers: dict[str, Expression] = {}
+        self._levels: list[str] = []
+        parts = ["0" if () not in terms else "1"]
+        for term in terms:
+            if term:
+                parts.append(":".join(self._factor(text) for text in term))
+        of_numbers = [v for each in self._numbers.values() for v in each.variables]
+        self.variables = list(dict.fromkeys([*of_numbers, *self._levels]))
+        self._settle(" + ".join(parts))
+
+    def matrix(self, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        """(rows, K).
+
+        :param rows: of the variables, as :meth:`Schema.encode` gives them, (rows,) each.
+        """
+        return self._matrix(rows, self.scaled)
+
+    def _factor(self, text: str) -> str:
+        """As formulaic is to read it."""
+        if text in self._columns and isinstance(self._columns[text], (Category, Binary)):
+            self._add_levels(text)
+            return f"`{text}`"
+        if text.startswith("C("):
+            self._add_levels(_coded(text, self._columns))
+            return text
+        self._numbers.setdefault(text, Expression(text, self._columns))
+        return f"`{text}`"
+
+    def _add_levels(self, name: str) -> None:
+        if name not in self._levels:
+            self._levels.append(name)
+
+    def _settle(self, right_side: str) -> None:
+        """Names, and the way back, by rows that are drawn from the schema."""
+        from formulaic import model_matrix
+
+        rows = self._public_rows()
+        raw = dict.fromkeys(self._numbers, (0.0, 1.0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                made = model_matrix(right_side, self._frame(rows, raw))
+            except Exception as error:  # formulaic's own, of many types; no data was seen
+                raise ConfigurationError(f"The formula cannot be read: {error}") from None
+        self._spec = made.model_spec
+        self.names = [str(name) for name in made.columns]
+        if not self.names:
+            raise ConfigurationError("The formula has no term on its right side.")
+        plain = self._matrix(rows, raw)
+        sizes = np.abs(plain).max(axis=0)
+        if np.linalg.matrix_rank(plain / sizes, tol=1e-7 * len(plain) ** 0.5) < len(self.names):
+            raise ConfigurationError(
+                "Some terms of the formula follow from others, whatever the data: leave out those "
+                f"among {', '.join(self.names)} that do."
+            )
+        centred = {text: (each.centre, each.half) for text, each in self._numbers.items()}
+        only_scaled = {t: (0.0, abs(each.centre) + each.half) for t, each in self._numbers.items()}
+        for scaled in (centred, only_scaled):  # centring mixes a term with those that it holds
+            wanted = self._matrix(rows, scaled)
+            back = np.linalg.lstsq(plain / sizes, wanted, rcond=None)[0]
+            if np.abs(plain / sizes @ back - wanted).max() < _EXACT:
+                back[np.abs(back) < _EXACT] = 0.0
+                self.scaled, self.to_user = scaled, back / sizes[:, None]
+                return
+        raise AssertionError("products of scaled numbers are multiples of the numbers' products")
+
+    def _public_rows(self) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(0)
+        rows: dict[str, np.ndarray] = {}
+        for name in self.variables:
+            column = self._columns[name]
+            if isinstance(column, (Category, Binary)):
+                rows[name] = rng.integers(len(levels(column)), size=_PUBLIC_ROWS)
+            else:
+                drawn = rng.uniform(*bounds(column), size=_PUBLIC_ROWS)
+                rows[name] = np.rint(drawn) if isinstance(column, Count) else drawn
+        return rows
+
+    def _frame(
+        self, rows: Mapping[str, np.ndarray], scaled: Mapping[str, tuple[float, float]]
+    ) -> pd.DataFrame:
+        found: dict[str, Any] = {}
+        for name in self._levels:
+            found[name] = pd.Categorical.from_codes(
+                np.asarray(rows[name]), categories=levels(self._columns[name])
+            )
+        for text, number in self._numbers.items():
+            centre, half = scaled[text]
+            found[text] = (number.values(rows) - centre) / half
+        if not found:
+            found["1"] = np.ones(len(next(iter(rows.values()), np.ones(1))))
+        return pd.DataFrame(found)
+
+    def _matrix(
+        self, rows: Mapping[str, np.ndarray], scaled: Mapping[str, tuple[float, float]]
+    ) -> np.ndarray:
+        if not self.variables:  # an intercept alone
+            count = len(next(iter(rows.values()))) if rows else _PUBLIC_ROWS
+            return np.ones((count, 1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = self._spec.get_model_matrix(self._frame(rows, scaled))
+        return np.asarray(made, dtype=np.float64)
+
+
+def _coded(text: str, columns: Mapping[str, Column]) -> str:
+    """The column of ``C(column, contrast)``.
+
+    :raises ConfigurationError: it is none of levels, or the contrast is none of formulaic's.
+    """
+    try:
+        call = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        call = None
+    if not isinstance(call, ast.Call) or not call.args or not isinstance(call.args[0], ast.Name):
+        raise ConfigurationError(
+            f"The formula has {text!r}: write C(column) or C(column, contrast)."
+        )
+    name = call.args[0].id
+    require_column(name, columns)
+    if not isinstance(columns[name], (Category, Binary)):
+        raise ConfigurationError(
+            f"The formula has {text!r}, and column {name!r} is declared as numbers, which have no "
+            "list of levels: declare it as Category(levels)."
+        )
+    rest = [*call.args[1:], *(each.value for each in call.keywords)]
+    for node in (each for part in rest for each in ast.walk(part)):
+        if isinstance(node, ast.Call) and called_name(node).split(".")[0] in columns:
+            raise ConfigurationError(f"The formula has {text!r}: a contrast reads no column.")
+        if isinstance(node, ast.Name) and node.id not in CONTRASTS:
+            raise ConfigurationError(
+                f"The formula has {text!r}: contrasts are contr.treatment(base=...), contr.sum, "
+                "contr.helmert, contr.diff and contr.poly."
+            )
+    return name

@@ -1,0 +1,282 @@
+"""A private regression from a frame: a formula becomes a plain Pyro model, and that is fitted."""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from pyro.infer.autoguide import AutoMultivariateNormal
+from pyro.infer.autoguide.initialization import init_to_value
+from torch import Tensor
+
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.infer.ep.dpsep import DPSEP
+from pyro_dp.infer.svi.dpsvi import DPSVI
+from pyro_dp.tabular.design import Design, levels
+from pyro_dp.tabular.encoded import Encoded
+from pyro_dp.tabular.families import family_of, scale_of
+from pyro_dp.tabular.formula import Formula
+from pyro_dp.tabular.glm_model import Source
+from pyro_dp.tabular.incomplete import Incomplete, combinations, filled
+from pyro_dp.tabular.levels import Binary, Category
+from pyro_dp.tabular.regression import Regression
+from pyro_dp.tabular.schema import ROW_OBSERVED, Schema
+from pyro_dp.tabular.user_scale import UserScale
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import require_choice
+
+_METHODS: dict[str, Any] = {"dpsep": DPSEP, "dpsvi": DPSVI}
+# Of the first q. Where sites come of derivatives at draws, the draws should not be far off.
+_WIDE, _NARROW = 0.1, 0.02
+_guides = itertools.count(1)
+
+
+class PrivateGLM:
+    """A generalised linear model, from a frame and a formula to a posterior.
+
+    ::
+
+        glm = PrivateGLM(schema, "visits ~ age + chronic * income", family="poisson",
+                         accountant=PrivacyAccountant(epsilon=1.0, delta=1e-5))
+        print(glm)                      # the Pyro model that is fitted
+        result = glm.fit(frame)
+        result.summary()
+
+    A record is a unit of the schema: a person with all rows that it keeps. Given the coefficients,
+    rows are independent. Contrasts, levels and scales come from the schema: numbers are seen as
+    (age - 50) / 30 by their declared bounds, and priors are Normal(0, 2.5) there and Normal(0, 5)
+    for the intercept; the result is in the frame's own units.
+
+    **Missing values**, where the schema declares them: a row without an outcome says nothing of it;
+    a covariate that is missing is summed out, with its probabilities given the covariates that are
+    never missing, whose model is fitted along (:mod:`pyro_dp.tabular.incomplete`). No row is
+    dropped. It holds where what is missing depends on what is observed; several incomplete
+    covariates are taken to be independent given the complete ones.
+
+    **Guarantee.** That of :class:`~pyro_dp.DPSEP` or :class:`~pyro_dp.DPSVI`, for one unit of the
+    schema: the record of a unit in what they are given depends on that unit's rows and on the
+    schema alone, as :meth:`Schema.encode` says, and formulae that look at other rows are refused.
+
+    **Not protected.** The schema, the formula, and choices among formulae that were made by looking
+    at the data; errors that say so are for the curator.
+
+    :param schema: of the frame.
+    :param formula: of formulaic: columns of the schema, ``+ - * : /``, ``C(column, contrast)``,
+        and functions of single numbers such as ``log(age)`` and ``I(age ** 2)``.
+    :param family: "poisson" or "negative_binomial" (of a ``Count``, log link), "logistic" (of a
+        ``Binary``), "linear" (of a ``Number`` or ``Count``), "ordinal" (of an ordered
+        ``Category``, proportional odds).
+    :param accountant: as for :class:`~pyro_dp.DPSEP`.
+    :param group: a column of levels, each with an intercept of its own; these are normal around
+        the common one, with a standard deviation that is unknown, and summed out of the prior.
+    :param method: "dpsep" or "dpsvi".
+    :param settings: of that method, such as ``generator`` and ``secure``.
+    :ivar model: the Pyro model.
+    :ivar source: its code.
+    :raises ConfigurationError: formula, family, group and schema do not fit; the text names the
+        column or the term.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        formula: str,
+        *,
+        family: str,
+        accountant: PrivacyAccountant,
+        group: str | None = None,
+        method: str = "dpsep",
+        **settings: Any,
+    ):
+        if not isinstance(schema, Schema):
+            raise ConfigurationError(
+                "schema must be a Schema: Schema({'age': Number(0, 100), ..})."
+            )
+        require_choice("method", method, tuple(_METHODS))
+        columns = schema.columns
+        self.schema, self.method, self.accountant = schema, method, accountant
+        self._settings = settings
+        self._formula = Formula.read(formula, columns)
+        outcome = self._formula.outcome
+        self._family = family_of(family, outcome, columns[outcome])
+        self._design = Design(self._formula.terms, columns)
+        self._group = _group(group, columns)
+        if outcome in [*self._design.variables, group] or group in self._design.variables:
+            raise ConfigurationError(
+                "The formula names a column twice: outcome, group, and the columns of the right "
+                "side must be different ones."
+            )
+        self._kept = self._shown_columns()
+        self._incomplete = [
+            Incomplete.of(name, columns[name])
+            for name in self._design.variables
+            if columns[name].missing
+        ]
+        self._combinations = combinations(self._incomplete)
+        known = [n for n in self._design.variables if not columns[n].missing]
+        self._complete = Design([(), *((name,) for name in known)], columns)
+        centred = "Intercept" in self._design.names
+        self._scale = scale_of(self._family, columns[outcome], centred=centred)
+        self._written = self._source()
+        self.source, self.model = self._written.text(), self._written.model()
+
+    def fit(self, frame: pd.DataFrame, *, progress: bool = True) -> Regression:
+        """The posterior, privately; the accountant is charged.
+
+        :param frame: with the columns of the schema.
+        :param progress: show a progress bar.
+        :raises SchemaError: the frame does not fit the schema; nothing was spent.
+        :raises PrivacyBudgetExceeded: as of :class:`~pyro_dp.DPSEP`.
+        """
+        tensors = self._tensors(self.schema.encode(frame))
+        # Of a name of its own, so that a second fit does not start where the first one ended.
+        kind = type(f"PrivateGLM{next(_guides)}", (AutoMultivariateNormal,), {})
+        guide = kind(
+            self.model,
+            init_loc_fn=init_to_value(values=self._written.start()),
+            init_scale=_NARROW if self._incomplete or self._family.name == "ordinal" else _WIDE,
+        )
+        inference = _METHODS[self.method](
+            self.model, guide, accountant=self.accountant, **self._settings
+        )
+        run = inference.run(*tensors, progress=progress)
+        return Regression(
+            text=f"{self._formula.text} ({self._family.name})",
+            inference=inference,
+            run=run,
+            scale=self._user_scale(),
+            outcome=self._formula.outcome,
+            ratios=self._family.ratios,
+            encoded=lambda new: self._tensors(self.schema.encode(new)),
+        )
+
+    def __str__(self) -> str:
+        return self.source
+
+    def __repr__(self) -> str:
+        return (
+            f"PrivateGLM({self._formula.text!r}, family={self._family.name!r}, "
+            f"method={self.method!r})"
+        )
+
+    def _shown_columns(self) -> list[int]:
+        """Of the design: thresholds of ordered levels stand for the intercept."""
+        names = self._design.names
+        if self._family.name != "ordinal":
+            return list(range(len(names)))
+        kept = [place for place, name in enumerate(names) if name != "Intercept"]
+        if len(kept) == len(names) or not kept:
+            raise ConfigurationError(
+                "family='ordinal' needs a formula with an intercept, for which its thresholds "
+                "stand, and a term beside it."
+            )
+        return kept
+
+    def _source(self) -> Source:
+        columns, outcome = self.schema.columns, self._formula.outcome
+        names = [self._design.names[place] for place in self._kept]
+        seen = [
+            f"{text} as ({text} - {centre:g}) / {half:g}"
+            for text, (centre, half) in self._design.scaled.items()
+        ]
+        notes = [f"{self._formula.text} ({self._family.name})", f"x: {', '.join(names)}", *seen]
+        if self._scale != (0.0, 1.0):
+            notes.append(f"y: ({outcome} - {self._scale[0]:g}) / {self._scale[1]:g}")
+        if self._incomplete:
+            notes.append(f"complete: {', '.join(self._complete.names)}")
+        for place, each in enumerate(self._incomplete, start=1):
+            notes.append(f"x{place}: {each.name}, which may be missing; x has all it could be")
+        source = Source(
+            notes=notes,
+            terms=names,
+            outcome=outcome,
+            family=self._family,
+            slotted=self.schema.unit is not None,
+            masked=self.schema.unit is not None or columns[outcome].missing,
+            group=self._group,
+            incomplete=self._incomplete,
+            complete=self._complete.names,
+        )
+        sites = [outcome, "records", *source.start(), *(each.name for each in self._incomplete)]
+        twice = {name for name in sites if sites.count(name) > 1}
+        if twice:
+            raise ConfigurationError(
+                f"{min(twice)!r} is a name that the model has for something else: rename the "
+                "column."
+            )
+        return source
+
+    def _user_scale(self) -> UserScale:
+        family, (centre, half) = self._family, self._scale
+        return UserScale(
+            names=self._design.names,
+            matrix=torch.tensor(self._design.to_user[:, self._kept] * half),
+            centre=centre,
+            half=half,
+            ordinal=levels(self.schema.columns[self._formula.outcome])
+            if family.name == "ordinal"
+            else None,
+            positive=[name for name in family.latents if name != "cutpoints"],
+            group=self._group[0] if self._group else None,
+            group_levels=levels(self.schema.columns[self._group[0]]) if self._group else [],
+        )
+
+    def _tensors(self, encoded: Encoded) -> list[Tensor]:
+        """Arguments of the model, a record a row."""
+        outcome, columns = self._formula.outcome, self.schema.columns
+        shape = encoded[outcome].shape
+        rows = {
+            name: encoded[name].numpy().reshape(-1).astype(np.float64)
+            if not isinstance(columns[name], (Category, Binary))
+            else encoded[name].numpy().reshape(-1)
+            for name in self._design.variables
+        }
+        slots = encoded.get(ROW_OBSERVED, torch.ones(shape, dtype=torch.bool))
+        known = {each.name: encoded[f"{each.name}_observed"] for each in self._incomplete}
+        flat = {name: mask.numpy().reshape(-1) for name, mask in known.items()}
+        rows = rows or {outcome: np.zeros(shape.numel())}  # an intercept alone
+        matrices = [
+            self._design.matrix(filled(rows, flat, self._incomplete, chosen))[:, self._kept]
+            for chosen in self._combinations
+        ]
+        x = np.stack(matrices, axis=1) if self._incomplete else matrices[0]
+        found = [_floats(x).reshape(*shape, *x.shape[1:]), self._outcome(encoded[outcome])]
+        if self._written.masked:
+            found.append(slots & encoded.get(f"{outcome}_observed", slots))
+        if self._group:
+            found.append(encoded[self._group[0]])
+        if self._incomplete:
+            complete = self._complete.matrix(rows)
+            found.append(_floats(complete).reshape(*shape, -1))
+        for each in self._incomplete:
+            value = encoded[each.name]
+            if each.weights is not None:
+                value = _floats((value.double().numpy() - each.scale[0]) / each.scale[1])
+            found += [value, known[each.name] & slots]
+        return found
+
+    def _outcome(self, value: Tensor) -> Tensor:
+        if self._family.name == "ordinal":
+            return value
+        centre, half = self._scale
+        return ((value.double() - centre) / half).to(torch.get_default_dtype())
+
+
+def _floats(values: np.ndarray) -> Tensor:
+    return torch.tensor(values, dtype=torch.get_default_dtype())
+
+
+def _group(name: str | None, columns: Mapping[str, Any]) -> tuple[str, int] | None:
+    if name is None:
+        return None
+    if name not in columns:
+        raise ConfigurationError(f"group={name!r} is no column of the schema.")
+    column = columns[name]
+    if not isinstance(column, (Category, Binary)) or column.missing:
+        raise ConfigurationError(
+            f"group={name!r} must be declared as Category(levels), without missing values: its "
+            "levels are public."
+        )
+    return name, len(levels(column))

@@ -1,0 +1,169 @@
+"""The Pyro model of a regression, written as source."""
+
+import itertools
+import linecache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+
+from pyro_dp.tabular.families import Family
+from pyro_dp.tabular.incomplete import Incomplete, combinations
+
+COEFFICIENTS = "coefficients"
+_INTERCEPT_SD, _SD = 5.0, 2.5
+GROUP_DF, GROUP_SCALE = 4.0, 0.5  # of the Student t that groups' intercepts have together
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What is written: names, shapes and settings, all public.
+
+    :param notes: lines of comment.
+    :param terms: names of the matrix' columns.
+    :param outcome: its name.
+    :param family: of the outcome.
+    :param slotted: a record is a unit with several rows, and not one row.
+    :param masked: some rows have no outcome.
+    :param group: name and number of levels of the column of groups.
+    :param incomplete: covariates that may be missing.
+    :param complete: names of the columns from which these follow.
+    """
+
+    notes: Sequence[str]
+    terms: Sequence[str]
+    outcome: str
+    family: Family
+    slotted: bool
+    masked: bool
+    group: tuple[str, int] | None
+    incomplete: Sequence[Incomplete]
+    complete: Sequence[str]
+
+    def text(self) -> str:
+        """Of ``def model(...)``."""
+        lines = [f"def model({', '.join(self.arguments)}):"]
+        lines += [f"    # {line}" for line in self.notes]
+        lines += [f"    {line}" for line in self._latents()]
+        lines += ['    with pyro.plate("records", len(x)):']
+        lines += [f"        {line}" for line in [*self._covariates(), *self._outcome()]]
+        return "\n".join(lines) + "\n"
+
+    def model(self) -> Callable:
+        """The function, which knows its source."""
+        text, file = self.text(), f"<PrivateGLM {next(_numbers)}>"
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        names: dict[str, Any] = {"torch": torch, "pyro": pyro, "dist": dist, "__name__": __name__}
+        exec(compile(text, file, "exec"), names)
+        model: Callable = names["model"]
+        return model
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of the model: x, y, then what there is."""
+        found = ["x", "y"]
+        found += ["observed"] if self.masked else []
+        found += ["group"] if self.group else []
+        found += ["complete"] if self.incomplete else []
+        for place in range(1, len(self.incomplete) + 1):
+            found += [f"x{place}", f"x{place}_observed"]
+        return found
+
+    def start(self) -> dict[str, torch.Tensor]:
+        """Where a guide starts: at the middle of the priors."""
+        found = {COEFFICIENTS: torch.zeros(len(self.terms)), **self.family.start}
+        if self.group:
+            found[self.group[0]] = torch.zeros(self.group[1])
+        for each in self.incomplete:
+            shape = [len(self.complete)]
+            if each.weights is None:
+                shape.append(len(each.values) - 1)
+            else:
+                found[f"{each.name}_sd"] = torch.tensor(-1.0).exp()
+            found[f"{each.name}_{COEFFICIENTS}"] = torch.zeros(shape)
+        return found
+
+    def _latents(self) -> list[str]:
+        scales = [_INTERCEPT_SD if name == "Intercept" else _SD for name in self.terms]
+        lines = [
+            f"b = pyro.sample({COEFFICIENTS!r}, "
+            f"dist.Normal(0.0, torch.tensor({scales})).to_event(1))"
+        ]
+        lines += [
+            f"{name} = pyro.sample({name!r}, {prior})"
+            for name, prior in self.family.latents.items()
+        ]
+        if self.group:
+            name, count = self.group
+            lines += [
+                "# Normal(0, sd) each, with one sd that is inverse gamma, summed out",
+                f"u = pyro.sample({name!r}, dist.MultivariateStudentT("
+                f"{GROUP_DF}, torch.zeros({count}), {GROUP_SCALE} * torch.eye({count})))",
+            ]
+        for place, each in enumerate(self.incomplete, start=1):
+            shape, dims = [len(self.complete)], 1
+            if each.weights is None:
+                shape, dims = [*shape, len(each.values) - 1], 2
+            site = f"{each.name}_{COEFFICIENTS}"
+            lines.append(
+                f"b{place} = pyro.sample({site!r}, "
+                f"dist.Normal(0.0, {_SD}).expand({shape}).to_event({dims}))"
+            )
+            if each.weights is not None:
+                site = f"{each.name}_sd"
+                lines.append(f"s{place} = pyro.sample({site!r}, dist.LogNormal(-1.0, 0.5))")
+        return lines
+
+    def _covariates(self) -> list[str]:
+        lines, weights = [], []
+        chosen = list(zip(*combinations(self.incomplete), strict=True))
+        for place, (each, at) in enumerate(zip(self.incomplete, chosen, strict=True), start=1):
+            if each.weights is None:
+                lines += [
+                    f"logits{place} = torch.nn.functional.pad(complete @ b{place}, (1, 0))",
+                    f"given{place} = dist.Categorical(logits=logits{place})",
+                    f"log{place} = logits{place}.log_softmax(-1)",
+                ]
+            else:
+                lines += [
+                    f"given{place} = dist.Normal(complete @ b{place}, s{place})",
+                    f"nodes{place} = torch.tensor({_rounded(each.nodes)})",
+                    f"away{place} = (nodes{place} - given{place}.loc[..., None]) / s{place}",
+                    f"log{place} = torch.tensor({_rounded(each.weights)}) - away{place}**2 / 2",
+                ]
+            lines.append(self._observed(each.name, f"given{place}", f"x{place}"))
+            weights.append(f"log{place}[..., {list(at)}]")
+        if weights:
+            lines.append(
+                f"weights = {' + '.join(weights)}  # of what may stand where one is missing"
+            )
+        return lines
+
+    def _outcome(self) -> list[str]:
+        eta = "x @ b"
+        if self.group:
+            eta += " + u[group][..., None]" if self.incomplete else " + u[group]"
+        lines, given = [f"eta = {eta}"], self.family.distribution
+        if self.incomplete:
+            lines.append(f"each = {given}")
+            given = "dist.MixtureSameFamily(dist.Categorical(logits=weights), each)"
+        lines.append(f"given = {given}")
+        lines.append(self._observed(self.outcome, "given", "y"))
+        return lines
+
+    def _observed(self, site: str, given: str, value: str) -> str:
+        mask = "observed" if value == "y" else f"{value}_observed"
+        if value != "y" or self.masked:
+            given += f".mask({mask})"
+        if self.slotted:
+            given += ".to_event(1)"
+        return f"pyro.sample({site!r}, {given}, obs={value})"
+
+
+def _rounded(numbers: np.ndarray) -> list[float]:
+    return [float(f"{x:.12g}") for x in numbers]

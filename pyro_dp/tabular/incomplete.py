@@ -1,0 +1,87 @@
+"""Covariates with missing values: what they could be, and how they follow from the others.
+
+A row in which one is missing counts with the average of its likelihood over all values that it
+could have, each with its probability given the covariates that are never missing; the model of
+these probabilities is fitted along, from all rows. So no row is dropped, and estimates hold where
+what is missing depends on what is observed, the outcome included (missing at random).
+
+Levels are summed over one by one. A number is a Gaussian given the others, summed over at the
+nodes of Gauss and Legendre between its declared bounds.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyro_dp.tabular.column import Column
+from pyro_dp.tabular.design import levels
+from pyro_dp.tabular.expressions import bounds
+from pyro_dp.tabular.levels import Binary, Category
+from pyro_dp.utils.errors import ConfigurationError
+
+_NODES = 9
+_MOST = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Incomplete:
+    """A covariate that is declared with missing values.
+
+    :param name: of its column.
+    :param values: that it could have, as encoded, (V,).
+    :param weights: logarithms of the quadrature's weights, (V,); None: it has levels.
+    :param scale: centre and half width in which the model sees it.
+    """
+
+    name: str
+    values: np.ndarray
+    weights: np.ndarray | None
+    scale: tuple[float, float]
+
+    @classmethod
+    def of(cls, name: str, column: Column) -> "Incomplete":
+        if isinstance(column, (Category, Binary)):
+            return cls(name, np.arange(len(levels(column))), None, (0.0, 1.0))
+        low, high = bounds(column)
+        nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+        scale = ((low + high) / 2, (high - low) / 2)
+        return cls(name, scale[0] + scale[1] * nodes, np.log(weights), scale)
+
+    @property
+    def nodes(self) -> np.ndarray:
+        """The values as the model sees them."""
+        return (self.values - self.scale[0]) / self.scale[1]
+
+
+def combinations(incomplete: Sequence[Incomplete]) -> list[tuple[int, ...]]:
+    """Which value each covariate has, in all combinations; one, (), if there are none.
+
+    :raises ConfigurationError: there are too many.
+    """
+    number = int(np.prod([len(each.values) for each in incomplete]))
+    if number > _MOST:
+        raise ConfigurationError(
+            f"Covariates {', '.join(repr(each.name) for each in incomplete)} may be missing, and "
+            f"have {number} combinations of values, more than {_MOST}: declare fewer of them with "
+            "missing=True (with a level of its own for what is missing), or fewer levels."
+        )
+    return list(itertools.product(*(range(len(each.values)) for each in incomplete)))
+
+
+def filled(
+    rows: Mapping[str, np.ndarray],
+    observed: Mapping[str, np.ndarray],
+    incomplete: Sequence[Incomplete],
+    chosen: Sequence[int],
+) -> dict[str, np.ndarray]:
+    """Rows in which what is missing has the chosen values.
+
+    :param rows: as encoded, (rows,) each.
+    :param observed: where each incomplete covariate is, (rows,).
+    """
+    found = dict(rows)
+    for each, place in zip(incomplete, chosen, strict=True):
+        found[each.name] = np.where(observed[each.name], rows[each.name], each.values[place])
+    return found

@@ -1,0 +1,162 @@
+"""What a private regression found: a table, a posterior, and a form for ArviZ."""
+
+import html
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.mechanism.run_result import RunResult
+from pyro_dp.tabular.glm_model import COEFFICIENTS
+from pyro_dp.tabular.user_scale import UserScale
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import require_count, require_number
+
+_DRAWS = 10_000  # for intervals of what is not Gaussian
+
+
+class Regression:
+    """A posterior on the scale of the user's columns; all of it is public, but :attr:`inference`.
+
+    :param text: the formula and the family.
+    :param inference: that was run.
+    :param run: what it told of itself.
+    :param scale: from the model's latents to the user's.
+    :param outcome: its name.
+    :param ratios: what exp(coefficient) is; None: it has no name.
+    :param encoded: arguments of the model, of a frame.
+    :ivar posterior: of the model's own latents, a :class:`~pyro_dp.Posterior`.
+    """
+
+    def __init__(
+        self,
+        *,
+        text: str,
+        inference: Any,
+        run: RunResult,
+        scale: UserScale,
+        outcome: str,
+        ratios: str | None,
+        encoded: Callable[[pd.DataFrame], list[Tensor]],
+    ):
+        self.inference, self.run = inference, run
+        self.posterior: Posterior = inference.posterior()
+        self._text, self._scale, self._outcome = text, scale, outcome
+        self._ratios, self._encoded = ratios, encoded
+
+    def summary(self, level: float = 0.95, *, ratios: bool = False) -> pd.DataFrame:
+        """A row for each coefficient, and for what else is unknown.
+
+        Columns: ``mean``, ``sd``; ``lower`` and ``upper``, an interval that includes the privacy
+        noise; ``privacy``, the share of the interval's squared width that the noise makes; and
+        ``doubt``, why an interval may not hold what it says, empty where nothing is known against
+        it.
+
+        :param level: of the intervals, in (0, 1).
+        :param ratios: coefficients as odds or rate ratios, exp(coefficient): ``median`` instead of
+            mean and sd.
+        :raises ConfigurationError: level is out of range, or the family has no ratios.
+        """
+        require_number("level", level, above=0.0, below=1.0)
+        table = pd.concat([self._coefficients(level), self._others(level)])
+        doubts = self._scale.doubtful(self.posterior)
+        table["doubt"] = [doubts.get(str(name), "") for name in table.index]
+        if not ratios:
+            return table
+        if self._ratios is None:
+            raise ConfigurationError("ratios=True: exp(coefficient) of a linear model is none.")
+        table = table.loc[[n for n in self._scale.coefficients if n != "Intercept"]]
+        found = np.exp(table[["mean", "lower", "upper"]]).rename(columns={"mean": "median"})
+        found.index.name = self._ratios
+        return found.join(table[["privacy", "doubt"]])
+
+    def to_arviz(self, frame: pd.DataFrame | None = None, num_samples: int = 1000) -> Any:
+        """An ``arviz.InferenceData`` of one chain: ``az.plot_forest`` and the like take it.
+
+        :param frame: new or public records: then there are also ``posterior_predictive`` draws of
+            their outcomes, and ``observed_data``, for ``az.plot_ppc``. The frame of the fit is
+            refused, as far as it is recognised.
+        :param num_samples: of draws.
+        :raises PrivacyError: the frame holds records of the fit.
+        :raises ConfigurationError: ArviZ is not installed.
+        """
+        require_count("num_samples", num_samples)
+        predictive = self.inference.predictive(num_samples)
+        tensors = [] if frame is None else self._encoded(frame)
+        found = predictive.to_arviz(*tensors)  # which refuses the frame of the fit
+        import arviz
+
+        draws = self._scale.draws(self.posterior, num_samples)
+        names = {COEFFICIENTS: self._scale.coefficients}
+        if self._scale.ordinal is not None:
+            names["thresholds"] = self._scale.thresholds
+        if self._scale.group is not None:
+            names[self._scale.group] = [str(each) for each in self._scale.group_levels]
+        dims = {name: [f"{name}_of"] for name in names}
+        groups: dict[str, Any] = {}
+        if frame is not None:
+            drawn = found.posterior_predictive[self._outcome].values
+            groups["posterior_predictive"] = {self._outcome: drawn}
+            groups["observed_data"] = {self._outcome: tensors[1].numpy(force=True)}
+        return arviz.from_dict(
+            posterior={name: each[None].numpy() for name, each in draws.items()},
+            coords={f"{name}_of": values for name, values in names.items()},
+            dims=dims,
+            **groups,
+        )
+
+    def __repr__(self) -> str:
+        table = self.summary().drop(columns="doubt")
+        table["privacy"] = [f"{share:.0%}" for share in table["privacy"]]
+        return "\n".join([self._text, table.to_string(float_format="{:.3g}".format), *self._doubts])
+
+    def _repr_html_(self) -> str:
+        table = self.summary().drop(columns="doubt")
+        table["privacy"] = [f"{share:.0%}" for share in table["privacy"]]
+        doubts = "".join(f"<p>{html.escape(line)}</p>" for line in self._doubts)
+        body = table.to_html(float_format="{:.3g}".format, border=0)
+        start, rest = body.split(">", 1)
+        return f"{start}><caption>{html.escape(self._text)}</caption>{rest}{doubts}"
+
+    @property
+    def _doubts(self) -> list[str]:
+        by_reason: dict[str, list[str]] = {}
+        for name, why in self._scale.doubtful(self.posterior).items():
+            by_reason.setdefault(why, []).append(name)
+        return [f"Doubtful: {', '.join(names)}: {why}." for why, names in by_reason.items()]
+
+    def _coefficients(self, level: float) -> pd.DataFrame:
+        mean = self._scale.mean(self.posterior)
+        aware = self._scale.covariance(self.posterior).diagonal()
+        plain = self._scale.covariance(self.posterior.plain).diagonal()
+        sd = aware.sqrt()
+        way = torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)) * sd
+        share = (1 - plain / aware).nan_to_num(0.0).clamp(0.0, 1.0)
+        return _table(self._scale.coefficients, mean, sd, mean - way, mean + way, share)
+
+    def _others(self, level: float) -> pd.DataFrame:
+        aware, plain = (
+            self._scale.elements(self._scale.draws(each, _DRAWS))
+            for each in (self.posterior, self.posterior.plain)
+        )
+        ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+        if not aware.shape[1]:
+            return _table([], *[torch.zeros(0)] * 5)
+        (low, high), (start, stop) = (torch.quantile(each, ends, dim=0) for each in (aware, plain))
+        share = (1 - ((stop - start) / (high - low)) ** 2).nan_to_num(0.0).clamp(0.0, 1.0)
+        names = self._scale.others
+        return _table(names, aware.mean(dim=0), aware.std(dim=0), low, high, share)
+
+
+def _table(names: list[str], *columns: Tensor) -> pd.DataFrame:
+    heads = ("mean", "sd", "lower", "upper", "privacy")
+    index = pd.Index(names, dtype=object)
+    return pd.DataFrame(
+        {head: each.tolist() for head, each in zip(heads, columns, strict=True)},
+        index=index,
+        dtype=np.float64,
+    )

@@ -1,0 +1,124 @@
+"""A regression's latents on the scale of the user's columns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.tabular.glm_model import COEFFICIENTS, GROUP_DF, GROUP_SCALE
+from pyro_dp.utils.rng import forked_rng
+
+_SEED = 0
+
+
+@dataclass(frozen=True, eq=False)
+class UserScale:
+    """
+    :param names: of the user's K coefficients.
+    :param matrix: (K, k): of the model's coefficients they are ``matrix @ b``.
+    :param centre: of the outcome, which the intercept takes up.
+    :param half: half width of the outcome, which scales all.
+    :param ordinal: levels of the outcome, between which thresholds lie; None: there are none.
+    :param positive: names of the family's other latents.
+    :param group: name of the groups' latent.
+    :param group_levels: its levels.
+    """
+
+    names: Sequence[str]
+    matrix: Tensor
+    centre: float
+    half: float
+    ordinal: Sequence[object] | None
+    positive: Sequence[str]
+    group: str | None
+    group_levels: Sequence[object]
+
+    @property
+    def coefficients(self) -> list[str]:
+        """Names of those that are shown: thresholds stand for the intercept of ordered levels."""
+        return [name for name in self.names if self.ordinal is None or name != "Intercept"]
+
+    @property
+    def others(self) -> list[str]:
+        """Names of the elements of all else, in the order of :meth:`elements`."""
+        found = [] if self.ordinal is None else self.thresholds
+        found = [*found, *self.positive]
+        if self.group is not None:
+            found += [f"{self.group}[{level}]" for level in self.group_levels]
+            found += [f"sd of {self.group}"]
+        return found
+
+    @property
+    def thresholds(self) -> list[str]:
+        assert self.ordinal is not None
+        pairs = zip(self.ordinal, self.ordinal[1:], strict=False)
+        return [f"{low}|{high}" for low, high in pairs]
+
+    def mean(self, posterior: Posterior) -> Tensor:
+        """Of the coefficients."""
+        found = self.matrix @ posterior[COEFFICIENTS].mean.double()
+        found = found + self.centre * self._is_intercept
+        return found[self._kept]
+
+    def covariance(self, posterior: Posterior) -> Tensor:
+        """Of the coefficients, which are Gaussian."""
+        covariance = posterior[COEFFICIENTS].covariance_matrix.double()
+        return (self.matrix @ covariance @ self.matrix.mT)[self._kept][:, self._kept]
+
+    def doubtful(self, posterior: Posterior) -> dict[str, str]:
+        """Reasons, by name of the user's."""
+        reasons = posterior.doubtful
+        own = [f"{COEFFICIENTS}[{j}]" for j in range(self.matrix.shape[1])]
+        found = {}
+        for name, row in zip(self.names, self.matrix, strict=True):
+            why = {reasons[o] for o, part in zip(own, row, strict=True) if part and o in reasons}
+            if why:
+                found[name] = "; ".join(sorted(why))
+        sites = {**dict.fromkeys(self.positive, self.positive)}
+        for name in self.others:
+            site = "cutpoints" if self.ordinal and name in self.thresholds else name.split("[")[0]
+            site = self.group if self.group and name == f"sd of {self.group}" else site
+            why = {reason for o, reason in reasons.items() if o.split("[")[0] == site}
+            if why:
+                found[name] = "; ".join(sorted(why))
+        assert set(sites) <= set(self.others)
+        return found
+
+    def draws(self, posterior: Posterior, num: int) -> dict[str, Tensor]:
+        """By variable, (num, ...), always the same ones: coefficients, thresholds, and the others.
+
+        The standard deviation of groups' intercepts given these is inverse gamma, squared: that is
+        what Student's t is a mixture of.
+        """
+        with forked_rng():
+            torch.manual_seed(_SEED)
+            drawn = {name: each.double() for name, each in posterior.draws(num).items()}
+            gamma = torch.distributions.Gamma(0.5 * (GROUP_DF + len(self.group_levels)), 1.0)
+            precision = gamma.sample((num,)).double()
+        user = drawn[COEFFICIENTS] @ self.matrix.mT + self.centre * self._is_intercept
+        found = {COEFFICIENTS: user[:, self._kept]}
+        if self.ordinal is not None:
+            found["thresholds"] = drawn["cutpoints"] - user[:, self._is_intercept.bool()]
+        for name in self.positive:
+            found[name] = drawn[name] * (self.half if name == "sigma" else 1.0)
+        if self.group is not None:
+            own = drawn[self.group]
+            rate = (GROUP_DF * GROUP_SCALE**2 + own.square().sum(dim=1)) / 2
+            found[self.group] = own * self.half
+            found[f"sd of {self.group}"] = (rate / precision).sqrt() * self.half
+        return found
+
+    def elements(self, draws: dict[str, Tensor]) -> Tensor:
+        """(num, others), of :attr:`others`."""
+        parts = [each.reshape(len(each), -1) for n, each in draws.items() if n != COEFFICIENTS]
+        return torch.cat(parts, dim=1) if parts else draws[COEFFICIENTS][:, :0]
+
+    @property
+    def _is_intercept(self) -> Tensor:
+        return torch.tensor([float(name == "Intercept") for name in self.names]).double()
+
+    @property
+    def _kept(self) -> list[int]:
+        return [j for j, name in enumerate(self.names) if name in self.coefficients]

@@ -1,0 +1,522 @@
+"""A regression from a frame: its model, its records, its scale, and what is missing."""
+
+import re
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from torch.distributions import constraints, transform_to
+
+from pyro_dp import (
+    ClippingWarning,
+    ConfigurationError,
+    ConvergenceWarning,
+    NotPrivateWarning,
+    PrivacyAccountant,
+    PrivacyError,
+)
+from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.records.latents import Latent
+from pyro_dp.tabular import Binary, Category, Count, Number, PrivateGLM, Regression, Schema
+
+COLUMNS = {
+    "age": Number(20, 80),
+    "chronic": Binary(),
+    "income": Category(("low", "high"), other=False),
+    "clinic": Category(("a", "b", "c", "d"), other=False),
+    "visits": Count(0, 40),
+    "any": Binary(),
+    "cost": Number(-100, 300),
+    "severity": Category(("none", "some", "bad"), other=False, ordered=True),
+}
+TRUTH = {"Intercept": 0.3, "age": 0.02, "chronic[T.True]": 0.5, "income[T.high]": -0.4}
+
+
+def frame(units=120, seed=0, each=3):
+    """Up to three rows a person; outcomes of all families have the same linear predictor."""
+    rng = np.random.default_rng(seed)
+    person = np.repeat(np.arange(units), rng.integers(1, each + 1, size=units))
+    n = len(person)
+    found = pd.DataFrame(
+        {
+            "person": person,
+            "age": rng.uniform(20, 80, n),
+            "chronic": rng.random(n) < 0.4,
+            "income": rng.choice(["low", "high"], n),
+            "clinic": rng.choice(["a", "b", "c"], n),
+        }
+    )
+    eta = 0.3 + 0.02 * (found.age - 50) + 0.5 * found.chronic - 0.4 * (found.income == "high")
+    found["visits"] = rng.poisson(np.exp(eta))
+    found["any"] = rng.random(n) < 1 / (1 + np.exp(-eta))
+    found["cost"] = 100 + 60 * eta + rng.normal(0, 40, n)
+    cut = np.digitize(eta + rng.logistic(size=n), [-0.5, 1.0])
+    found["severity"] = np.array(["none", "some", "bad"])[cut]
+    return found
+
+
+def schema(*names, unit=True, **other):
+    columns = {name: (COLUMNS | other)[name] for name in names}
+    return Schema(columns, **(dict(unit="person", max_rows=3) if unit else {}))
+
+
+def without_noise(*args, steps=12, **kwargs):
+    accountant = PrivacyAccountant(epsilon=None, delta=1e-5)
+    settings = dict(noise_multiplier=0.0, num_steps=steps, accountant=accountant) | kwargs
+    return PrivateGLM(*args, **settings)
+
+
+def fitted(glm, data):
+    return glm.fit(data[["person", *glm.schema.names]], progress=False)
+
+
+MAIN = ("age", "chronic", "income")
+RIGHT = "age + chronic + income"
+
+
+def log_joint(model, args, values):
+    trace = poutine.trace(poutine.condition(model, values)).get_trace(*args)
+    return trace.log_prob_sum()
+
+
+def test_the_model_is_the_one_by_hand():
+    """Poisson, groups, rows of persons: the same log density at the same latents."""
+    glm = without_noise(
+        schema(*MAIN, "clinic", "visits"), f"visits ~ {RIGHT}", family="poisson", group="clinic"
+    )
+    data = frame()
+    args = glm._tensors(glm.schema.encode(data[["person", *glm.schema.names]]))
+
+    def by_hand(x, y, observed, group):
+        b = pyro.sample("b", dist.Normal(0.0, torch.tensor([5.0, 2.5, 2.5, 2.5])).to_event(1))
+        root = 0.5 * torch.eye(4)
+        u = pyro.sample("u", dist.MultivariateStudentT(4.0, torch.zeros(4), root))
+        rate = (x @ b + u[group]).exp()
+        pyro.factor("y", torch.where(observed, dist.Poisson(rate).log_prob(y), 0.0).sum())
+
+    b, u = torch.tensor([0.3, 0.2, -0.1, 0.4]), torch.tensor([0.1, -0.2, 0.3, 0.0])
+    expected = log_joint(by_hand, args, {"b": b, "u": u})
+    found = log_joint(glm.model, args, {"coefficients": b, "clinic": u})
+    torch.testing.assert_close(found, expected)
+    x, y, observed, _ = args
+    assert observed.sum() == len(data) == (y[observed] >= 0).sum()
+    wanted = torch.stack(
+        [
+            torch.ones(len(data)),
+            torch.tensor((data["age"].to_numpy() - 50) / 30),
+            torch.tensor(data["chronic"].to_numpy(float)),
+            torch.tensor((data["income"] == "high").to_numpy(float)),
+        ],
+        dim=1,
+    )
+    torch.testing.assert_close(x[observed], wanted)
+
+
+def test_print_shows_code_that_runs():
+    glm = without_noise(schema(*MAIN, "any"), f"any ~ {RIGHT}", family="logistic")
+    names = {"torch": torch, "pyro": pyro, "dist": dist}
+    exec(str(glm), names)
+    args = glm._tensors(glm.schema.encode(frame()[["person", *glm.schema.names]]))
+    values = {"coefficients": torch.tensor([0.3, 0.2, -0.1, 0.4])}
+    assert log_joint(names["model"], args, values) == log_joint(glm.model, args, values)
+
+
+def newton(x, y, scales, kind):
+    """Mode and covariance of the posterior, by an implementation of its own."""
+    b, precision = np.zeros(x.shape[1]), np.diag(1 / np.array(scales) ** 2)
+    for _ in range(50):
+        eta = x @ b
+        mean = np.exp(eta) if kind == "poisson" else 1 / (1 + np.exp(-eta))
+        weight = mean if kind == "poisson" else mean * (1 - mean)
+        hessian = x.T @ (x * weight[:, None]) + precision
+        b = b + np.linalg.solve(hessian, x.T @ (y - mean) - precision @ b)
+    return b, np.linalg.inv(hessian)
+
+
+@pytest.mark.parametrize(("outcome", "family"), [("visits", "poisson"), ("any", "logistic")])
+def test_without_noise_it_is_the_posterior(outcome, family):
+    """In the user's own units: within a tenth of a standard deviation of mode and curvature."""
+    glm = without_noise(schema(*MAIN, outcome), f"{outcome} ~ {RIGHT}", family=family)
+    data = frame(400)
+    table = fitted(glm, data).summary()
+    x = np.column_stack(
+        [
+            np.ones(len(data)),
+            (data["age"] - 50) / 30,
+            data["chronic"],
+            data["income"] == "high",
+        ]
+    ).astype(float)
+    b, covariance = newton(x, data[outcome].to_numpy(float), [5.0, 2.5, 2.5, 2.5], family)
+    back = np.eye(4)
+    back[0, 1], back[1, 1] = -50 / 30, 1 / 30
+    sd = np.sqrt(np.diag(back @ covariance @ back.T))
+    assert list(table.index) == list(TRUTH)
+    assert ((table["mean"] - back @ b).abs() < 0.1 * sd).all()
+    np.testing.assert_allclose(table["sd"], sd, rtol=0.03)
+    assert (table["privacy"] < 1e-9).all() and (table["doubt"] == "").all()
+
+
+def test_levels_that_nobody_has():
+    """A clinic, and a level of income, without a row: their columns are there, as in the prior."""
+    data = frame()
+    glm = without_noise(
+        schema(*MAIN, "clinic", "visits", income=Category(("low", "high", "top"))),
+        f"visits ~ {RIGHT}",
+        family="poisson",
+        group="clinic",
+    )
+    table = fitted(glm, data).summary()
+    for name in ("income[T.top]", "income[T.other]"):
+        assert table.loc[name, "sd"] == pytest.approx(2.5, rel=1e-3)
+        assert table.loc[name, "mean"] == pytest.approx(0.0, abs=1e-3)
+    assert table.loc["clinic[d]", "sd"] > 2 * table.loc["clinic[a]", "sd"] - 0.3
+    assert list(table.index[-5:]) == [*(f"clinic[{x}]" for x in "abcd"), "sd of clinic"]
+
+
+def test_neighbouring_frames():
+    """Another person, with the largest numbers there are: only that person's record differs."""
+    missing = dict(chronic=Binary(missing=True), age=Number(20, 80, missing=True))
+    glm = without_noise(
+        schema(*MAIN, "clinic", "visits", **missing),
+        f"visits ~ log(age) * chronic + {RIGHT}",
+        family="poisson",
+        group="clinic",
+    )
+    one = frame()
+    one["chronic"] = one["chronic"].astype("boolean")
+    one.loc[::7, "age"], one.loc[::5, "chronic"] = np.nan, pd.NA
+    other = one.copy()
+    person = other["person"] == 17
+    for name, value in {"age": 1e9, "visits": 10**6, "clinic": "d", "chronic": True}.items():
+        other.loc[person, name] = value
+    names = ["person", *glm.schema.names]
+    ours, theirs = (glm._tensors(glm.schema.encode(each[names])) for each in (one, other))
+    rest = torch.arange(len(ours[0])) != 17
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        assert torch.equal(a[rest], b[rest])
+    assert not torch.equal(ours[0][17], theirs[0][17])
+    assert theirs[0].abs().max() < 1 + 1e-9
+
+
+def test_what_may_be_missing_is_summed_out():
+    """The same log density as the sum over both values, row by row, written by hand."""
+    glm = without_noise(
+        schema(*MAIN, "visits", chronic=Binary(missing=True)),
+        f"visits ~ {RIGHT}",
+        family="poisson",
+    )
+    data = frame(40)
+    data["chronic"] = data["chronic"].astype("boolean").mask(data.index % 3 == 0)
+    data = data[["person", *glm.schema.names]]
+    b, g = torch.tensor([0.3, 0.2, -0.1, 0.4]), torch.tensor([[0.2], [0.5], [-0.3]])
+    values = {"coefficients": b, "chronic_coefficients": g}
+    found = log_joint(glm.model, glm._tensors(glm.schema.encode(data)), values)
+    age, high = (data["age"] - 50) / 30, (data["income"] == "high").astype(float)
+    terms = []
+    for value in (0.0, 1.0):
+        eta = 0.3 + 0.2 * age - 0.1 * value + 0.4 * high
+        odds = 0.2 + 0.5 * age - 0.3 * high
+        of_value = -np.log1p(np.exp(-odds if value else odds))
+        of_visits = dist.Poisson(torch.tensor(np.exp(eta).to_numpy())).log_prob(
+            torch.tensor(data["visits"].to_numpy())
+        )
+        terms.append(of_value.to_numpy() + of_visits.numpy())
+    seen = data["chronic"].notna().to_numpy()
+    given = np.where(data["chronic"].fillna(False).to_numpy(bool), terms[1], terms[0])
+    expected = np.where(seen, given, np.logaddexp(*terms)).sum()
+    prior = dist.Normal(0.0, torch.tensor([5.0, 2.5, 2.5, 2.5])).log_prob(b).sum()
+    prior = prior + dist.Normal(0.0, 2.5).log_prob(g).sum()
+    assert found.item() == pytest.approx(expected + prior.item(), rel=1e-10)
+
+
+def test_a_number_that_may_be_missing():
+    """Nodes between the bounds: as the integral over a Gaussian between them."""
+    glm = without_noise(
+        schema("age", "chronic", "any", age=Number(20, 80, missing=True), unit=False),
+        "any ~ age + chronic",
+        family="logistic",
+    )
+    data = pd.DataFrame({"age": [np.nan], "chronic": [True], "any": [True]})
+    b, g, sd = torch.tensor([0.3, 1.0, -0.1]), torch.tensor([0.2, 0.4]), torch.tensor(0.4)
+    values = {"coefficients": b, "age_coefficients": g, "age_sd": sd}
+    trace = poutine.trace(poutine.condition(glm.model, values))
+    trace = trace.get_trace(*glm._tensors(glm.schema.encode(data)))
+    trace.compute_log_prob()
+    z = np.linspace(-1, 1, 20_001)
+    density = np.exp(-(((z - 0.6) / 0.4) ** 2) / 2)
+    chance = 1 / (1 + np.exp(-(0.3 + z - 0.1)))
+    expected = np.log((density * chance).sum() / density.sum())
+    assert trace.nodes["any"]["log_prob"].item() == pytest.approx(expected, abs=1e-4)
+    assert trace.nodes["age"]["log_prob"].item() == 0.0
+
+
+def mode(glm, data):
+    """Of the model's own latents."""
+    args = glm._tensors(glm.schema.encode(data[glm.schema.names]))
+    values = {name: x.clone().requires_grad_() for name, x in glm._written.start().items()}
+    optimizer = torch.optim.LBFGS(values.values(), max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = -log_joint(glm.model, args, values)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return values["coefficients"].detach()
+
+
+def test_missing_at_random_is_no_complete_case():
+    """A covariate is missing where the outcome is high: the bias is a small part of what is left
+    where such rows are dropped. Over data sets of this size the difference of the estimate to that
+    from all rows has a standard deviation of .03; the bounds are more than four of them away.
+    """
+    rng = np.random.default_rng(0)
+    n = 2000
+    age, chronic = rng.uniform(20, 80, n), rng.random(n) < 0.4
+    visits = rng.poisson(np.exp(0.02 * (age - 50) + 0.8 * chronic))
+    lost = rng.random(n) < np.where(visits > 2, 0.9, 0.0)
+    data = pd.DataFrame({"age": age, "chronic": chronic, "visits": visits})
+    holes = data.assign(chronic=data["chronic"].astype("boolean").mask(lost))
+    columns, found = {"age": Number(20, 80), "visits": Count(0, 40)}, {}
+    for name, missing, used in (
+        ("all", False, data),
+        ("complete", False, data[~lost]),
+        ("ours", True, holes),
+    ):
+        declared = Schema(columns | {"chronic": Binary(missing=missing)})
+        glm = without_noise(declared, "visits ~ age + chronic", family="poisson")
+        found[name] = mode(glm, used)[2]
+    bias = found["complete"] - found["all"]
+    assert bias < -0.25
+    assert abs(found["ours"] - found["all"]) < 0.5 * abs(bias)
+
+
+def test_a_private_fit_with_missing_values():
+    """Of covariate and outcome: no row is dropped, and the table is of the formula alone."""
+    columns = {
+        "age": Number(20, 80),
+        "chronic": Binary(missing=True),
+        "visits": Count(0, 40, missing=True),
+    }
+    data = frame(60)[list(columns)]
+    data["chronic"] = data["chronic"].astype("boolean").mask(data.index % 4 == 0)
+    data["visits"] = data["visits"].astype("Int64").mask(data.index % 5 == 0)
+    glm = PrivateGLM(
+        Schema(columns),
+        "visits ~ age + chronic",
+        family="poisson",
+        accountant=PrivacyAccountant(epsilon=20.0, delta=1e-5),
+        generator=0,
+        num_steps=3,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", ClippingWarning)
+        result = glm.fit(data, progress=False)
+    assert list(result.summary().index) == ["Intercept", "age", "chronic[T.True]"]
+    assert result.inference._prepared.records.plate.size == len(data)
+
+
+def test_a_linear_model_in_the_units_of_its_outcome():
+    """Least squares of what the model sees is least squares of the frame."""
+    glm = without_noise(schema(*MAIN, "cost"), f"cost ~ {RIGHT}", family="linear")
+    data = frame(200)
+    x, y, observed = glm._tensors(glm.schema.encode(data[["person", *glm.schema.names]]))
+    x, y = x[observed], y[observed]
+    assert y.abs().max() <= 1
+    b = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
+    sigma = (y - x @ b).std()
+    covariance = torch.zeros(5, 5)
+    covariance[:4, :4] = sigma**2 * torch.linalg.inv(x.T @ x)
+    covariance[4, 4] = 0.01
+    latents = [
+        Latent("coefficients", torch.Size([4]), transform_to(constraints.real), 0, 4),
+        Latent("sigma", torch.Size([]), transform_to(constraints.positive), 4, 5),
+    ]
+    mean = torch.cat([b, sigma.log().reshape(1)])
+    posterior = Posterior(latents, mean, covariance, plain=covariance / 4)
+    table = Regression(
+        text="",
+        inference=SimpleNamespace(posterior=lambda: posterior),
+        run=None,
+        scale=glm._user_scale(),
+        outcome="cost",
+        ratios=None,
+        encoded=None,
+    ).summary()
+    raw = np.column_stack(
+        [np.ones(len(data)), data["age"], data["chronic"], data["income"] == "high"]
+    ).astype(float)
+    wanted, rest = np.linalg.lstsq(raw, data["cost"].to_numpy(), rcond=None)[:2]
+    spread = np.sqrt(rest[0] / (len(data) - 1))
+    np.testing.assert_allclose(table["mean"].iloc[:4], wanted, rtol=1e-6)
+    sd = spread * np.sqrt(np.diag(np.linalg.inv(raw.T @ raw)))
+    np.testing.assert_allclose(table["sd"].iloc[:4], sd, rtol=1e-6)
+    np.testing.assert_allclose(table["privacy"], 0.75, atol=0.01)
+    assert table.loc["sigma", "mean"] == pytest.approx(spread * np.exp(0.005), rel=0.01)
+    assert table.loc["sigma", "lower"] == pytest.approx(spread * np.exp(-0.196), rel=0.02)
+
+
+def test_a_private_linear_model():
+    glm = PrivateGLM(
+        schema("age", "cost"),
+        "cost ~ age",
+        family="linear",
+        accountant=PrivacyAccountant(epsilon=20.0, delta=1e-5),
+        generator=0,
+        num_steps=15,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", ClippingWarning)
+        table = fitted(glm, frame(400)).summary()
+    assert abs(table.loc["age", "mean"] - 60 * 0.02) < 5 * table.loc["age", "sd"] < 2
+    assert 30 < table.loc["sigma", "mean"] < 60
+
+
+@pytest.mark.parametrize("family", ["negative_binomial", "ordinal"])
+def test_families_with_more_latents(family):
+    outcome = {"negative_binomial": "visits", "ordinal": "severity"}[family]
+    glm = without_noise(schema(*MAIN, outcome), f"{outcome} ~ {RIGHT}", family=family, steps=6)
+    result = fitted(glm, frame(250))
+    table = result.summary()
+    for name, value in TRUTH.items():
+        if name in table.index and name != "Intercept":
+            assert abs(table.loc[name, "mean"] - value) < 5 * table.loc[name, "sd"]
+    if family == "ordinal":
+        assert list(table.index[-2:]) == ["none|some", "some|bad"]
+        centred = np.array([-0.5, 1.0]) - (0.3 - 0.02 * 50)
+        near = np.abs(table["mean"].iloc[-2:] - centred) < 5 * table["sd"].iloc[-2:]
+        assert near.all() and "Intercept" not in table.index
+
+
+def test_a_private_fit():
+    glm = PrivateGLM(
+        schema(*MAIN, "any"),
+        f"any ~ {RIGHT}",
+        family="logistic",
+        accountant=PrivacyAccountant(epsilon=0.5, delta=1e-5),
+        generator=0,
+        num_steps=4,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", ClippingWarning)
+        result = fitted(glm, frame())
+    assert 0.49 < glm.accountant.get_epsilon() <= 0.5
+    table = result.summary()
+    assert (table["privacy"] > 0.3).all() and table["doubt"].str.contains("noise").all()
+    assert (table["lower"] < table["mean"]).all() and (table["mean"] < table["upper"]).all()
+    narrow = result.summary(0.5)
+    assert (narrow["upper"] - narrow["lower"] < table["upper"] - table["lower"]).all()
+    ratios = result.summary(ratios=True)
+    assert ratios.index.name == "odds ratio" and "Intercept" not in ratios.index
+    np.testing.assert_allclose(ratios["upper"], np.exp(table["upper"][1:]))
+    assert "any ~ age" in repr(result) and "Doubtful" in repr(result)
+    page = result._repr_html_()
+    assert "<caption>any ~ age" in page and "Doubtful" in page
+
+
+def test_two_fits_do_not_know_of_each_other():
+    glm = without_noise(schema(*MAIN, "any"), f"any ~ {RIGHT}", family="logistic")
+    first, second = fitted(glm, frame(seed=1)), fitted(glm, frame(seed=2))
+    before = first.posterior.mean.clone()
+    again = fitted(glm, frame(seed=1))
+    assert torch.equal(first.posterior.mean, before)
+    assert torch.equal(again.posterior.mean, before)
+    assert not torch.equal(second.posterior.mean, before)
+
+
+def test_arviz():
+    glm = without_noise(
+        schema(*MAIN, "clinic", "visits"),
+        f"visits ~ {RIGHT}",
+        family="poisson",
+        group="clinic",
+        steps=6,
+    )
+    data = frame()
+    result = fitted(glm, data)
+    found = result.to_arviz(num_samples=400)
+    assert list(found.posterior["coefficients_of"].values) == list(TRUTH)
+    assert list(found.posterior["clinic_of"].values) == list("abcd")
+    drawn = found.posterior["coefficients"].values[0]
+    table = result.summary()
+    np.testing.assert_allclose(drawn.mean(axis=0), table["mean"][:4], atol=table["sd"][:4].max())
+    new = frame(seed=5)[["person", *glm.schema.names]]
+    with_new = result.to_arviz(new, num_samples=50)
+    assert with_new.posterior_predictive["visits"].shape[:2] == (1, 50)
+    assert (
+        with_new.observed_data["visits"].shape == with_new.posterior_predictive["visits"].shape[2:]
+    )
+    with pytest.raises(PrivacyError, match="records of the fit"):
+        result.to_arviz(data[["person", *glm.schema.names]])
+
+
+def test_dpsvi():
+    glm = without_noise(
+        schema(*MAIN, "any"),
+        f"any ~ {RIGHT}",
+        family="logistic",
+        method="dpsvi",
+        steps=3,
+        max_grad_norm=torch.inf,
+        optim=pyro.optim.Adam({"lr": 0.01}),
+    )
+    table = fitted(glm, frame()).summary()
+    assert list(table.index) == list(TRUTH) and np.isfinite(table[["mean", "sd"]]).all(axis=None)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (dict(family="poisson"), "'any' is a Binary"),
+        (dict(family="gamma"), "family"),
+        (dict(formula="visits ~ age", family="logistic"), "'visits' is a Count"),
+        (dict(formula="visits ~ age", family="ordinal"), "'visits' is a Count"),
+        (dict(formula="income ~ age", family="ordinal"), "ordered=True"),
+        (dict(formula="severity ~ 0 + age", family="ordinal"), "intercept"),
+        (dict(formula="any ~ wealth"), "'wealth', which is no column"),
+        (dict(group="wealth"), "group='wealth'"),
+        (dict(group="age"), "declared as Category"),
+        (dict(group="chronic"), "different ones"),
+        (dict(method="svi"), "method"),
+        (dict(schema={"age": 1}), "must be a Schema"),
+    ],
+)
+def test_refused(change, said):
+    settings = dict(schema=schema(*COLUMNS), formula=f"any ~ {RIGHT}", family="logistic") | change
+    accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        PrivateGLM(
+            settings.pop("schema"), settings.pop("formula"), accountant=accountant, **settings
+        )
+    assert accountant.get_epsilon() == 0.0
+
+
+def test_names_that_the_model_needs():
+    columns = {"coefficients": Count(0, 9), "age": Number(0, 1)}
+    with pytest.raises(ConfigurationError, match="rename the column"):
+        without_noise(Schema(columns), "coefficients ~ age", family="poisson")
+
+
+def test_too_much_may_be_missing():
+    columns = {f"a{j}": Category(tuple("abcdefg"), missing=True) for j in range(3)}
+    with pytest.raises(ConfigurationError, match="combinations"):
+        without_noise(Schema(columns | {"y": Count(0, 9)}), "y ~ a0 + a1 + a2", family="poisson")
+
+
+@pytest.fixture(autouse=True)
+def _not_private():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotPrivateWarning)
+        yield
