@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Idle BLAS threads of two workers would spin on two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: demo lint test test-all test-lowest browser
+.PHONY: demo docs lint test test-all test-lowest browser
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m pyro_dp
@@ -22,9 +22,13 @@ test: lint
 test-all: lint
 	$(PYTEST)
 
-# axe-core, for the slow tests of the report; they need Chromium, too: apt-get install chromium.
+# axe-core, for the slow tests of the report and the site; they need Chromium, too: apt-get install chromium.
 browser:
 	npm install --no-audit --no-fund --no-package-lock --prefix tests/browser
+
+# The site, in build/site/index.html. Whatever Sphinx warns of fails it.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs . build/site
 
 # The core on the oldest Python and the lowest versions that pyproject.toml allows: .ci/run.
 LOWEST := .venv-lowest
@@ -51,8 +55,9 @@ $(LOWEST)/.test: pyproject.toml constraints-lowest.txt
 
 # One stamp per set of extras: the environment is remade when the pins or the package change.
 $(VENV)/.demo: EXTRAS := demo
-$(VENV)/.test: EXTRAS := demo,test,tutorials
-$(VENV)/.demo $(VENV)/.test: pyproject.toml constraints.txt
+$(VENV)/.docs: EXTRAS := docs
+$(VENV)/.test: EXTRAS := demo,docs,test,tutorials
+$(VENV)/.demo $(VENV)/.docs $(VENV)/.test: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"

@@ -1,6 +1,7 @@
 """A headless Chromium that shows a page, for tests of what people see.
 
-It is told what to do over a pipe, in the Chrome DevTools protocol, and finds no network. How to get
+It is told what to do over a pipe, in the Chrome DevTools protocol, and finds no network but this
+machine's own. How to get
 it, and axe-core, which checks pages for accessibility: CONTRIBUTING.md.
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 AXE = Path(__file__).parent / "browser" / "node_modules" / "axe-core" / "axe.min.js"
+IMPACTS = ("minor", "moderate", "serious", "critical")
 _FLAGS = [
     "--headless=new",
     "--no-sandbox",  # it shows our own pages only, and containers have no namespaces
@@ -22,7 +24,7 @@ _FLAGS = [
     "--disable-dev-shm-usage",
     "--no-first-run",
     "--disable-background-networking",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--remote-debugging-pipe",
 ]
 
@@ -60,10 +62,11 @@ class Chromium:
         )
         os.close(to_browser)
         os.close(from_browser)
-        self._number, self._rest, self._session = 0, b"", None
+        self._number, self._rest, self._session, self._events = 0, b"", None, []
         target = self.do("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        self.do("Page.enable")
+        for domain in ("Page", "Runtime", "Log"):
+            self.do(f"{domain}.enable")
 
     def do(self, method, **params):
         """A command of the protocol, and its result."""
@@ -79,9 +82,31 @@ class Chromium:
             if answer.get("id") == self._number:
                 assert "error" not in answer, answer
                 return answer["result"]
+            self._events.append(answer)
 
-    def show(self, html, width=1100, height=900, dark=False, media="screen"):
-        """A page, at a width in CSS pixels."""
+    def show(self, html, **look):
+        """A page, as :meth:`look` says."""
+        self.look(**look)
+        frame = self.do("Page.getFrameTree")["frameTree"]["frame"]["id"]
+        self.do("Page.setDocumentContent", frameId=frame, html=html)
+
+    def open(self, address):
+        """What a server on this machine has there, and all that belongs to it.
+
+        :returns: what went wrong, as its console says it.
+        """
+        self._events.clear()
+        self.do("Page.navigate", url=address)
+        self.wait()
+        return [text for text in map(_complaint, self._events) if text is not None]
+
+    def wait(self):
+        """Until the next page is loaded, or the one that is on its way."""
+        while not any(each["method"] == "Page.loadEventFired" for each in self._events):
+            self._events.append(self._next())
+
+    def look(self, width=1100, height=900, dark=False, media="screen"):
+        """A width in CSS pixels, and what people may have set."""
         self.do(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -92,8 +117,6 @@ class Chromium:
         scheme = "dark" if dark else "light"
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.do("Emulation.setEmulatedMedia", media=media, features=features)
-        frame = self.do("Page.getFrameTree")["frameTree"]["frame"]["id"]
-        self.do("Page.setDocumentContent", frameId=frame, html=html)
 
     def run(self, script):
         """The value of an expression, or what its promise gives, in the page."""
@@ -103,11 +126,19 @@ class Chromium:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def violations(self):
-        """What axe-core finds, by rule, with the elements."""
+    def violations(self, impacts=IMPACTS, contrast=True):
+        """What axe-core finds, by rule, with the elements.
+
+        :param contrast: False leaves colours out, which take most of the time.
+        """
         self.run(AXE.read_text() + ";0")
-        found = self.run("axe.run().then(found => found.violations)")
-        return {each["id"]: [node["html"] for node in each["nodes"]] for each in found}
+        rules = json.dumps({"color-contrast": {"enabled": contrast}})
+        found = self.run(f"axe.run({{rules: {rules}}}).then(found => found.violations)")
+        return {
+            each["id"]: [node["html"] for node in each["nodes"]]
+            for each in found
+            if each["impact"] in impacts
+        }
 
     def picture(self):
         """All of the page, as PNG."""
@@ -134,6 +165,18 @@ class Chromium:
             self._rest += part
         text, _, self._rest = self._rest.partition(b"\0")
         return json.loads(text)
+
+
+def _complaint(event):
+    """What an event of the protocol says that went wrong, or None."""
+    said = event["params"]
+    if event["method"] == "Runtime.exceptionThrown":
+        return said["exceptionDetails"]["text"]
+    if event["method"] == "Runtime.consoleAPICalled" and said["type"] == "error":
+        return str([each.get("value") for each in said["args"]])
+    if event["method"] == "Log.entryAdded" and said["entry"]["level"] == "error":
+        return f"{said['entry']['text']} {said['entry'].get('url', '')}"
+    return None
 
 
 def _high(end):

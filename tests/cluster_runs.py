@@ -287,8 +287,8 @@ def samples() -> list[dict[str, Any]]:
         drawn, noises = [], []
         own, noisy = DPSVI._sample, ClippedSum._noisy
 
-        def sample(self, sampler, position):
-            drawn.append(own(self, sampler, position))
+        def sample(self, sampler, *place):
+            drawn.append(own(self, sampler, *place))
             return drawn[-1]
 
         def noise(self, sigmas, stream):

@@ -65,7 +65,7 @@ def serve(aggregator: TrustedAggregator, lines: dict[int, Any], seen: list | Non
                     continue
             except (OSError, EOFError):
                 pass
-            del lines[index]
+            lines.pop(index).close()  # its holder is told at once
         if seen is not None:
             seen.append(dict(messages))
         for index, answer in aggregator.answer(messages).items():
@@ -82,7 +82,7 @@ def holders(
     body: Callable[[int, PipeLine], Any],
     *,
     dropouts: int = 0,
-    timeout: float = 20.0,
+    timeout: float = 300.0,
     seen: list | None = None,
 ) -> list[cluster_runs.Ended]:
     """Run a function of the index and a line in so many processes."""

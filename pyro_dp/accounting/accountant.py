@@ -67,6 +67,16 @@ class PrivacyAccountant:
     budget, cost no more is not proven for privacy loss distributions. What an
     :class:`ApproximateDP` event says of itself is believed. Several people behind one record, one
     person in several records, and other data sets are not covered.
+
+    >>> from pyro_dp import PrivacyAccountant, SubsampledGaussian
+    >>> accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
+    >>> accountant.record(SubsampledGaussian(5.0, sample_rate=0.05), count=200)
+    >>> print(f"{accountant.get_epsilon():.3f} spent, {accountant.remaining:.3f} left")
+    0.515 spent, 0.485 left
+    >>> accountant.record(SubsampledGaussian(0.5))  # with little noise: beyond what is left
+    Traceback (most recent call last):
+        ...
+    PrivacyBudgetExceeded: ...
     """
 
     silent = False  # whether nobody may see the progress of what is recorded here

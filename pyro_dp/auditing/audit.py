@@ -76,6 +76,19 @@ def audit(
     :param seed: of the coins, for an audit that can be repeated.
     :param progress: whether to show a progress bar.
     :raises ConfigurationError: an argument is not as stated, or a score is not a finite number.
+
+    >>> import warnings
+    >>> import numpy as np
+    >>> from pyro_dp import NotPrivateWarning, audit
+    >>> noise = np.random.default_rng(0)
+    >>> def forgot_the_noise(x):  # and so its result tells who is there
+    ...     return x.sum() + 1e-3 * noise.standard_normal()
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", NotPrivateWarning)  # these data are made up
+    ...     result = audit(forgot_the_noise, [np.zeros(10)], [1.0], num_trials=1000, score=float,
+    ...                    seed=0, progress=False)
+    >>> result.bound > 3.0
+    True
     """
     _check(make_run, score, delta, confidence, claim)
     num_trials = require_count("num_trials", num_trials, least=100)
@@ -148,6 +161,19 @@ def audit_one_run(
     :param claim: the accountant of the run. It may be the one that the run itself records in.
     :param seed: of the coins, for an audit that can be repeated.
     :raises ConfigurationError: an argument is not as stated, or a score is not a finite number.
+
+    >>> import warnings
+    >>> import numpy as np
+    >>> from pyro_dp import NotPrivateWarning, audit_one_run
+    >>> noise = np.random.default_rng(0)
+    >>> def run(x):  # a sum of a hundred coordinates, with noise of standard deviation 1/2
+    ...     return x.sum(0) + 0.5 * noise.standard_normal(100)
+    >>> data, canaries = [np.zeros((200, 100))], [np.eye(100)]
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", NotPrivateWarning)  # these data are made up
+    ...     result = audit_one_run(run, data, canaries, lambda sums: sums, seed=0)
+    >>> result.coins, result.bound > 0.5
+    (100, True)
     """
     _check(make_run, score, delta, confidence, claim)
     canaries = canary_rows(data, canaries, single=False)

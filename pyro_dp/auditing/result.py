@@ -44,6 +44,21 @@ class AuditResult:
     :param claimed_epsilon: what the accountant claims at this delta; None without one.
     :param claimed_curve: (2, P): false-positive rates and the least false-negative rates that the
         accountant's ledger allows; None without one.
+
+    >>> import warnings
+    >>> import numpy as np
+    >>> from pyro_dp import NotPrivateWarning, PrivacyAccountant, SubsampledGaussian, audit
+    >>> claim = PrivacyAccountant()
+    >>> claim.record(SubsampledGaussian(5.0))
+    >>> noise = np.random.default_rng(0)
+    >>> def a_tenth_of_the_noise(x):
+    ...     return x.sum() + 0.5 * noise.standard_normal()
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", NotPrivateWarning)  # these data are made up
+    ...     result = audit(a_tenth_of_the_noise, [np.zeros(10)], [1.0], num_trials=1000,
+    ...                    score=float, claim=claim, seed=0, progress=False)
+    >>> result.bound > result.claimed_epsilon, result.contradicts_claim
+    (True, True)
     """
 
     bound: float

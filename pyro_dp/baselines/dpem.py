@@ -62,6 +62,18 @@ class DPEM(IterativeMechanism):
     :ivar weights: (K,), in float64, as are
     :ivar locs: (K, d) and
     :ivar covariances: (K, d, d): the present estimate.
+
+    >>> import torch
+    >>> from pyro_dp import PrivacyAccountant
+    >>> from pyro_dp.baselines import DPEM
+    >>> made_up = torch.Generator().manual_seed(0)
+    >>> x = 0.05 * torch.randn(5000, 1, generator=made_up) + 0.5
+    >>> x[::2] -= 1.0  # half of them about -1/2, half about 1/2
+    >>> em = DPEM(torch.tensor([[-0.9], [0.9]]), radius=1.0, num_steps=10, generator=0,
+    ...           accountant=PrivacyAccountant(epsilon=4.0))
+    >>> result = em.run(x, progress=False)
+    >>> [f"{place:.1f}" for place in em.locs.flatten().tolist()]
+    ['-0.5', '0.5']
     """
 
     sample_rate: float

@@ -97,6 +97,20 @@ class DPSGLD(PrivateInference[PreparedChain]):
     :param init_loc_fn: where the chain starts, by site, as for an autoguide: see
         ``pyro.infer.autoguide.initialization``.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
+
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> from pyro_dp import PrivacyAccountant
+    >>> from pyro_dp.baselines import DPSGLD
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("people", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> chain = DPSGLD(model, accountant=PrivacyAccountant(epsilon=4.0), num_steps=50,
+    ...                step_size=1e-4, sample_rate=0.1, max_grad_norm=2.0, generator=0)
+    >>> result = chain.run(torch.linspace(-0.5, 1.5, 1000), progress=False)
+    >>> chain.get_samples()["mean"].shape
+    torch.Size([25])
     """
 
     def __init__(

@@ -38,6 +38,24 @@ class EP:
     :param moments: "auto", "linear" or "stein".
     :param slice_data: as for :class:`DPSEP`.
     :raises ConfigurationError: a setting is out of range.
+
+    >>> import warnings
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> from pyro.infer.autoguide import AutoMultivariateNormal
+    >>> from pyro_dp import NotPrivateWarning, PrivacyAccountant
+    >>> from pyro_dp.baselines import EP
+    >>> def model(y):
+    ...     rate = pyro.sample("rate", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("people", len(y)):
+    ...         pyro.sample("y", dist.Bernoulli(logits=rate), obs=y)
+    >>> guide, accountant = AutoMultivariateNormal(model), PrivacyAccountant()
+    >>> ep = EP(model, guide, accountant=accountant, num_steps=5)
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", NotPrivateWarning)  # these data are made up
+    ...     result = ep.run((torch.arange(200) % 2).float())
+    >>> accountant.get_epsilon()  # it is not private
+    inf
     """
 
     def __init__(

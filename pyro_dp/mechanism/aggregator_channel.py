@@ -34,6 +34,24 @@ class Line(Protocol):
     """What carries the messages of one holder.
 
     :ivar index: of the holder, from 0 to K - 1.
+
+    >>> import threading
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> from pyro_dp.federated import AtTrustedAggregator, TrustedAggregator
+    >>> aggregator, said, answers = TrustedAggregator(holders=2), {}, {}
+    >>> turn = threading.Barrier(2, lambda: answers.update(aggregator.answer(said)))
+    >>> class InOneProcess:  # a thread a holder
+    ...     def __init__(self, index): self.index = index
+    ...     def ask(self, message):
+    ...         said[self.index] = message
+    ...         turn.wait()
+    ...         return answers[self.index]
+    >>> def holder(index):
+    ...     return AtTrustedAggregator(InOneProcess(index)).talk(b"I am here")
+    >>> with ThreadPoolExecutor(2) as threads:
+    ...     heard = list(threads.map(holder, (0, 1)))
+    >>> heard[0]
+    {0: b'I am here', 1: b'I am here'}
     """
 
     index: int
@@ -52,6 +70,13 @@ class AtTrustedAggregator:
     counts towards it as one of noise multiplier sigma / sqrt(K - t - c).
 
     :param line: to the aggregator; it must be encrypted where it leaves the machine.
+
+    >>> import tempfile
+    >>> from pyro_dp.federated import AtTrustedAggregator, FlowerLine
+    >>> with tempfile.TemporaryDirectory() as folder, FlowerLine(f"{folder}/line", index=1) as line:
+    ...     channel = AtTrustedAggregator(line)  # then: Federation(channel, holders=3)
+    ...     print(channel.index)
+    1
     """
 
     note = _NOTE

@@ -19,6 +19,11 @@ class ClippedFraction(NamedTuple):
 
     :param fraction: in [0, 1].
     :param standard_error: of it, by the noise and by the sampling of records.
+
+    >>> from pyro_dp import ClippedFraction
+    >>> clipped = ClippedFraction(fraction=0.4, standard_error=0.02)  # as svi.clipped_fraction is
+    >>> clipped.is_large
+    True
     """
 
     fraction: float

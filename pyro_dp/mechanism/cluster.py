@@ -68,6 +68,15 @@ class Cluster:
         included.
     :raises ConfigurationError: there is no process group, and none is described by the environment.
     :raises ClusterError: the others did not come.
+
+    >>> import torch
+    >>> from pyro_dp import Cluster
+    >>> alone = torch.distributed.HashStore()  # torchrun makes it unnecessary
+    >>> torch.distributed.init_process_group("gloo", store=alone, rank=0, world_size=1)
+    >>> cluster = Cluster(timeout=10.0)  # then: DPSEP(model, guide, ..., cluster=cluster)
+    >>> cluster.rank, cluster.size
+    (0, 1)
+    >>> torch.distributed.destroy_process_group()
     """
 
     def __init__(self, timeout: float = 60.0):

@@ -46,6 +46,9 @@ def server_app(aggregator: Aggregator) -> "ServerApp":
 
     :raises ClusterError: (within the run) too few SuperNodes came within the time of a round, two
         holders have one index, or no holder is left.
+
+    >>> from pyro_dp.federated import TrustedAggregator, server_app
+    >>> app = server_app(TrustedAggregator(holders=3))  # named in pyproject.toml, as Flower asks
     """
     from flwr.serverapp import ServerApp
 

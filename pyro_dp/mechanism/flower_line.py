@@ -44,6 +44,13 @@ class FlowerLine:
         the aggregator waits for the slowest holder, and than it takes until the run begins.
     :raises ConfigurationError: a setting is out of range, all may enter the folder, or another
         process listens there.
+
+    >>> import tempfile
+    >>> from pyro_dp.federated import AtTrustedAggregator, FlowerLine
+    >>> with tempfile.TemporaryDirectory() as folder, FlowerLine(f"{folder}/line", index=0) as line:
+    ...     channel = AtTrustedAggregator(line)  # then: Federation(channel, holders=...)
+    ...     print(line)
+    FlowerLine(index=0, timeout=1800)
     """
 
     def __init__(self, address: str | os.PathLike[str], index: int, timeout: float = 1800.0):

@@ -30,6 +30,9 @@ def client_app() -> "ClientApp":
 
     The SuperNode says where that listens: ``--node-config 'line="/run/fit/line"'``. Where that
     process is gone, or sends nothing in time, Flower gets an error in place of a reply.
+
+    >>> from pyro_dp.federated import client_app
+    >>> app = client_app()  # named in pyproject.toml, as Flower asks
     """
     from flwr.app import Message
     from flwr.clientapp import ClientApp

@@ -37,6 +37,18 @@ class ReleasedStep:
     :param noise_multiplier: sigma.
     :param noise: standard deviation of the noise in a coordinate of the sum over the step's
         records, before it is divided by the sample rate; of several blocks, the first.
+
+    >>> import torch
+    >>> from pyro_dp import VIPS, PrivacyAccountant
+    >>> from pyro_dp.vips import GaussianMixture
+    >>> def half_way(step):
+    ...     print(f"step {step.step} of {step.num_steps}")
+    ...     return step.step == 2  # enough
+    >>> model = GaussianMixture(components=1, dim=2, radius=1.0)
+    >>> vips = VIPS(model, accountant=PrivacyAccountant(epsilon=1.0), num_steps=4)
+    >>> result = vips.run(torch.zeros(1000, 2), progress=False, callbacks=[half_way])
+    step 1 of 4
+    step 2 of 4
     """
 
     step: int

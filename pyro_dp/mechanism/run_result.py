@@ -41,6 +41,15 @@ class RunResult(Sequence[float]):
     :ivar seconds: of the whole call, callbacks included.
     :ivar step_seconds: of each step.
     :ivar stopped: why there were no more steps.
+
+    >>> import torch
+    >>> from pyro_dp import VIPS, PrivacyAccountant
+    >>> from pyro_dp.vips import GaussianMixture
+    >>> model = GaussianMixture(components=1, dim=2, radius=1.0)
+    >>> vips = VIPS(model, accountant=PrivacyAccountant(epsilon=1.0), num_steps=5)
+    >>> result = vips.run(torch.zeros(1000, 2), progress=False)
+    >>> result.inference, result.steps, result.stopped
+    ('VIPS', 5, 'all steps are done')
     """
 
     inference: str

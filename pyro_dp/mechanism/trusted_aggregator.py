@@ -72,6 +72,13 @@ class TrustedAggregator:
     :param dropouts: t: so many may stay away. The holders must have been told the same numbers.
     :param timeout: in seconds: so long does a round wait for messages.
     :raises ConfigurationError: one is out of range.
+
+    >>> from pyro_dp.federated import TrustedAggregator
+    >>> aggregator = TrustedAggregator(holders=2)
+    >>> talk = b'{"kind": "talk"}\\n'  # as AtTrustedAggregator sends it
+    >>> answers = aggregator.answer({0: talk + b"one", 1: talk + b"two"})
+    >>> answers[0] == answers[1], aggregator.done
+    (True, False)
     """
 
     def __init__(self, holders: int, dropouts: int = 0, timeout: float = 600.0):

@@ -55,11 +55,21 @@ class DPStandardScaler:
     :ivar var_: (d,), at least the noise's own standard deviation and 1e-8 h^2, at most h^2, and
     :ivar scale_: (d,), its square root.
     :ivar n_features_in_: d.
+
+    >>> import numpy as np
+    >>> from pyro_dp import DPStandardScaler, PrivacyAccountant
+    >>> accountant = PrivacyAccountant(epsilon=1.0)
+    >>> ages = np.linspace(20.0, 60.0, 10_000)[:, None]
+    >>> scaler = DPStandardScaler((0.0, 100.0), accountant=accountant, noise_multiplier=5.0,
+    ...                           generator=0)
+    >>> scaled = scaler.fit_transform(ages)
+    >>> print(f"mean {scaler.mean_[0]:.0f}, epsilon {accountant.get_epsilon():.1f}")
+    mean 40, epsilon 0.7
     """
 
     def __init__(
         self,
-        bounds: tuple[ArrayLike, ArrayLike],
+        bounds: "tuple[ArrayLike, ArrayLike]",
         *,
         accountant: PrivacyAccountant,
         noise_multiplier: float,
@@ -113,7 +123,7 @@ class DPStandardScaler:
         return self
 
     def transform(self, X: Any) -> Any:
-        """(X - mean_) / scale_, of the kind that X is: costs nothing, and hides nothing.
+        """``(X - mean_) / scale_``, of the kind that X is: costs nothing, and hides nothing.
 
         :param X: (n, d), a tensor, or anything that NumPy makes an array of.
         :raises ConfigurationError: there is no fit yet.
@@ -121,7 +131,7 @@ class DPStandardScaler:
         return self._moved(X, lambda rows, mean, scale: (rows - mean) / scale)
 
     def inverse_transform(self, X: Any) -> Any:
-        """X scale_ + mean_; otherwise as :meth:`transform`."""
+        """``X * scale_ + mean_``; otherwise as :meth:`transform`."""
         return self._moved(X, lambda rows, mean, scale: rows * scale + mean)
 
     def fit_transform(self, X: Any, y: Any = None) -> Any:

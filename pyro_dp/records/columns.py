@@ -60,6 +60,13 @@ def columns(source: Any, *names: Name) -> Any:
         and ``blocks()``.
     :raises ModelError: the source cannot be read record by record, has no such column, or holds
         other things than numbers.
+
+    >>> import numpy as np
+    >>> import pyro_dp
+    >>> source = {"age": np.arange(20.0, 80.0), "smokes": np.arange(60) % 2}
+    >>> age, smokes = pyro_dp.columns(source, "age", "smokes")  # then: svi.run(age, smokes)
+    >>> len(age), age.dtype, smokes.dtype
+    (60, torch.float32, torch.int64)
     """
     refuse_samplers("source", source)
     if isinstance(source, (str, Path)):

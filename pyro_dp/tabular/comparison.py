@@ -24,6 +24,12 @@ class Comparison:
         others that learnt from the synthetic rows; None: no column is kept.
     :param auc: the area under its ROC curve; None where the kept column has not two levels that
         are in the frame.
+
+    >>> import pandas as pd
+    >>> from pyro_dp.tabular import Comparison
+    >>> pairs = pd.DataFrame([[float("nan"), 0.03], [0.03, float("nan")]])
+    >>> Comparison(pd.Series([0.01, 0.02]), pairs, None, None)  # as Synthesizer.compare returns it
+    Comparison(total variation, one-way 0.0150, two-way 0.0300)
     """
 
     one_way: pd.Series

@@ -15,6 +15,7 @@ import pandas as pd
 from pyro_dp.utils.errors import ConfigurationError
 
 _LONGEST = 2_000  # characters
+_DEEPEST = 200  # levels; whether the interpreter's own limit is met depends on who calls
 _BINARY: dict[type, Callable] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -62,11 +63,7 @@ def require_expression(name: str, expression: Any, known: Collection[str]) -> No
     :raises ConfigurationError: it is none, or uses other columns.
     """
     tree = _parsed(name, expression)
-    try:
-        fits = tree is not None and _is_known(tree)
-    except RecursionError:
-        fits = False
-    if not fits:
+    if tree is None or not _is_known(tree):
         raise ConfigurationError(f"derived[{name!r}] is no expression: {_GRAMMAR}.")
     calls = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     used = [x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and id(x) not in calls]
@@ -101,9 +98,18 @@ def _parsed(name: str, expression: Any) -> Any:
             f"derived[{name!r}] must be an expression as text, of {_LONGEST} characters at most."
         )
     try:
-        return ast.parse(expression.strip(), mode="eval").body
+        tree = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+    return tree if _levels(tree) <= _DEEPEST else None
+
+
+def _levels(tree: ast.AST) -> int:
+    nodes, levels = [tree], 0
+    while nodes:
+        nodes = [child for node in nodes for child in ast.iter_child_nodes(node)]
+        levels += 1
+    return levels
 
 
 def _is_known(node: Any) -> bool:

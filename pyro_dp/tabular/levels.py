@@ -120,6 +120,10 @@ class Category(_Levels):
     :param dtype: of pandas, in the frame that comes back: by default that of the levels, and
         "category" where they are ordered, or integers with "other" among them.
     :raises ConfigurationError: levels or dtype do not fit.
+
+    >>> from pyro_dp.tabular import Category
+    >>> Category(("north", "south")).size  # with "other"
+    3
     """
 
     levels: tuple[Any, ...]
@@ -159,6 +163,10 @@ class Binary(_Levels):
     :param missing: values may be missing; where that is so, all other levels are.
     :param dtype: of pandas, in the frame that comes back; by default that of the levels.
     :raises ConfigurationError: levels or dtype do not fit.
+
+    >>> from pyro_dp.tabular import Binary
+    >>> Binary(("no", "yes")).size
+    2
     """
 
     levels: tuple[Any, ...] = (False, True)

@@ -74,6 +74,10 @@ class Number(_Binned):
     :param missing: values may be missing (NaN, None, NA).
     :param dtype: of pandas, in the frame that comes back; of integers, numbers are rounded.
     :raises ConfigurationError: bounds, bins or dtype do not fit.
+
+    >>> from pyro_dp.tabular import Number
+    >>> Number(0, 100, bins=4).size, Number(0, 100, bins=4, missing=True).size  # codes
+    (4, 5)
     """
 
     lower: float
@@ -134,6 +138,10 @@ class Count(_Binned):
     :param dtype: of pandas, in the frame that comes back; by default "int64", with missing values
         "Int64".
     :raises ConfigurationError: bounds, bins or dtype do not fit.
+
+    >>> from pyro_dp.tabular import Count
+    >>> Count(0, 20).size, Count(0, 1000, bins=10).size  # codes
+    (21, 10)
     """
 
     lower: int
@@ -209,6 +217,10 @@ class Date(_Binned):
     :param missing: values may be missing (NaT, None, NA).
     :param dtype: of pandas, in the frame that comes back; with a time zone it is midnight there.
     :raises ConfigurationError: bounds, bins or dtype do not fit.
+
+    >>> from pyro_dp.tabular import Date
+    >>> Date("2024-01-01", "2024-12-31", bins=12).size
+    12
     """
 
     lower: str

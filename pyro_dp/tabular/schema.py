@@ -52,6 +52,17 @@ class Schema:
         not held against them.
     :raises ConfigurationError: names clash, ``max_rows`` has no ``unit``, or an expression or rule
         names what is not declared.
+
+    >>> import pandas as pd
+    >>> from pyro_dp.tabular import Category, Number, Schema
+    >>> schema = Schema({"age": Number(18, 100), "region": Category(("north", "south"))})
+    >>> encoded = schema.encode(pd.DataFrame({"age": [30, 120], "region": ["south", "islands"]}))
+    >>> encoded["age"], encoded["region"]  # beyond: the bound, and the last code
+    (tensor([ 30., 100.]), tensor([1, 2]))
+    >>> schema.decode(encoded)
+         age region
+    0   30.0  south
+    1  100.0  other
     """
 
     def __init__(

@@ -79,6 +79,19 @@ class Synthesizer:
     :param generator: as for :class:`DPSVI`, as is secure. The rows of :meth:`sample` are public,
         and drawn by torch's global generator.
     :raises ConfigurationError: a setting is out of range.
+
+    >>> import pandas as pd
+    >>> from pyro_dp import PrivacyAccountant
+    >>> from pyro_dp.tabular import Binary, Category, Schema, Synthesizer
+    >>> frame = pd.DataFrame({"region": ["north", "south"] * 1000, "smokes": [True, False] * 1000})
+    >>> schema = Schema({"region": Category(("north", "south")), "smokes": Binary()})
+    >>> accountant = PrivacyAccountant(epsilon=1.0)
+    >>> twin = Synthesizer(schema, accountant=accountant, components=2, generator=0).fit(frame)
+    >>> rows = twin.sample(1000)
+    >>> rows.shape, bool((rows["smokes"] == (rows["region"] == "north")).mean() > 0.9)
+    ((1000, 2), True)
+    >>> accountant.num_releases
+    1
     """
 
     def __init__(

@@ -2,27 +2,72 @@
 
 
 class PrivacyError(Exception):
-    """An operation would break, or could not state, the privacy guarantee."""
+    """An operation would break, or could not state, the privacy guarantee.
+
+    >>> from pyro_dp import PrivacyAccountant, PrivacyError
+    >>> try:
+    ...     PrivacyAccountant(epsilon=-1.0)
+    ... except PrivacyError as error:
+    ...     print(type(error).__name__)
+    ConfigurationError
+    """
 
 
 class PrivacyBudgetExceeded(PrivacyError):
-    """A release would cost more than the budget: it did not happen, the ledger is unchanged."""
+    """A release would cost more than the budget: it did not happen, the ledger is unchanged.
+
+    >>> from pyro_dp import PrivacyAccountant, PrivacyBudgetExceeded, SubsampledGaussian
+    >>> accountant = PrivacyAccountant(epsilon=0.1)
+    >>> try:
+    ...     accountant.record(SubsampledGaussian(1.0))
+    ... except PrivacyBudgetExceeded:
+    ...     print(accountant.num_releases)
+    0
+    """
 
 
 class ModelError(PrivacyError, ValueError):
-    """The model, the guide or the data do not fit a private plate of independent records."""
+    """The model, the guide or the data do not fit a private plate of independent records.
+
+    >>> import torch
+    >>> import pyro_dp
+    >>> pyro_dp.columns(torch.zeros(3, 2), "age")
+    Traceback (most recent call last):
+        ...
+    ModelError: ...
+    """
 
 
 class ConfigurationError(PrivacyError, ValueError):
-    """A setting is out of range or does not fit the others."""
+    """A setting is out of range or does not fit the others.
+
+    >>> from pyro_dp import PrivacyAccountant
+    >>> PrivacyAccountant(epsilon=1.0, delta=2.0)
+    Traceback (most recent call last):
+        ...
+    ConfigurationError: ...
+    """
 
 
 class SchemaError(PrivacyError, ValueError):
-    """A frame does not fit its schema: the text names the column, and shows no value."""
+    """A frame does not fit its schema: the text names the column, and shows no value.
+
+    >>> import pandas as pd
+    >>> from pyro_dp.tabular import Number, Schema
+    >>> Schema({"age": Number(0, 120)}).encode(pd.DataFrame({"age": ["young", "old"]}))
+    Traceback (most recent call last):
+        ...
+    SchemaError: ...
+    """
 
 
 class ClusterError(PrivacyError, RuntimeError):
-    """A process of a cluster died, stopped, failed, or is not where the others are."""
+    """A process of a cluster died, stopped, failed, or is not where the others are.
+
+    >>> from pyro_dp import ClusterError, PrivacyError
+    >>> issubclass(ClusterError, PrivacyError)  # who catches that catches all of ours
+    True
+    """
 
 
 class NotPrivateWarning(UserWarning):
@@ -30,16 +75,36 @@ class NotPrivateWarning(UserWarning):
 
     Who has data that need no protection says so by
     ``warnings.simplefilter("ignore", NotPrivateWarning)``.
+
+    >>> import warnings
+    >>> from pyro_dp import NotPrivateWarning
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", NotPrivateWarning)  # for data that need no protection
     """
 
 
 class ConvergenceWarning(UserWarning):
-    """A run ended before its posterior settled, or the noise hides most of it."""
+    """A run ended before its posterior settled, or the noise hides most of it.
+
+    >>> import warnings
+    >>> from pyro_dp import ConvergenceWarning
+    >>> warnings.simplefilter("error", ConvergenceWarning)  # a script that stops in such a case
+    """
 
 
 class ClippingWarning(UserWarning):
-    """A run clipped so many records that its posterior is drawn by the clipping."""
+    """A run clipped so many records that its posterior is drawn by the clipping.
+
+    >>> import warnings
+    >>> from pyro_dp import ClippingWarning
+    >>> warnings.simplefilter("error", ClippingWarning)  # a script that stops in such a case
+    """
 
 
 class ClusterWarning(UserWarning):
-    """A cluster spends more time on talking than on computing."""
+    """A cluster spends more time on talking than on computing.
+
+    >>> import warnings
+    >>> from pyro_dp import ClusterWarning
+    >>> warnings.simplefilter("ignore", ClusterWarning)  # for who tries it on small data
+    """

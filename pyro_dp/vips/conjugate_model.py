@@ -26,6 +26,11 @@ class Statistic:
     :param static: a record's part does not depend on the posterior. Such a statistic is released
         once and reused where all records take part in every step. It is a declaration about the
         model, and never looked for in data.
+
+    >>> import math
+    >>> from pyro_dp.vips import Statistic
+    >>> Statistic((2, 3), bound=math.sqrt(2.0)).size
+    6
     """
 
     shape: tuple[int, ...]
@@ -50,6 +55,15 @@ class Draws:
 
     :param stream: of this step.
     :param indices: the records, (B,).
+
+    >>> import numpy as np
+    >>> import torch
+    >>> from pyro_dp.mechanism.streams import LocalStream
+    >>> from pyro_dp.vips import Draws
+    >>> stream = LocalStream(np.random.default_rng(0))
+    >>> draws = Draws(stream, torch.arange(5))  # expected_statistics() is handed one
+    >>> draws.normal(0, 3).shape, draws.uniform(1, 2).shape
+    (torch.Size([5, 3]), torch.Size([5, 2]))
     """
 
     def __init__(self, stream: LocalStream, indices: Tensor):
@@ -102,6 +116,28 @@ class ConjugateModel(abc.ABC):
     A model also has the Pyro model that it stands for, so that DPSVI, DPSEP and VIPS can be run on
     one and the same. Its site names are those of the posterior, and its only plate with data is
     named "data".
+
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> from pyro_dp import VIPS, PrivacyAccountant
+    >>> from pyro_dp.vips import ConjugateModel, Statistic
+    >>> class Mean(ConjugateModel):  # of numbers in [-1, 1], with variance 1
+    ...     statistics = {"sum": Statistic((1,), bound=1.0, static=True)}
+    ...     def check(self, *data): ...
+    ...     def static_statistics(self, x): return {"sum": x.clamp(-1.0, 1.0).unsqueeze(1)}
+    ...     def expected_statistics(self, posterior, draws, x): return {}
+    ...     def posterior(self, statistics, noise, size):
+    ...         return dist.Normal(statistics["sum"] / (size + 1), (size + 1) ** -0.5).to_event(1)
+    ...     def marginals(self, posterior): return {"mean": posterior}
+    ...     def guide(self, posterior): pyro.sample("mean", posterior)
+    ...     def model(self, x):
+    ...         mean = pyro.sample("mean", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+    ...         with pyro.plate("data", len(x)):
+    ...             pyro.sample("x", dist.Normal(mean, 1.0), obs=x.clamp(-1.0, 1.0))
+    >>> vips = VIPS(Mean(), accountant=PrivacyAccountant(epsilon=1.0), num_steps=1, generator=0)
+    >>> result = vips.run(torch.linspace(-0.5, 1.0, 5000), progress=False)
+    >>> print(f"{vips.posterior()['mean'].mean.item():.2f}")
+    0.25
     """
 
     microbatch_size = 4096  # records whose statistics are held at a time, by default
@@ -123,7 +159,7 @@ class ConjugateModel(abc.ABC):
         """
 
     def static_statistics(self, *rows: Any, **named: Any) -> Parts:
-        """Parts of B records of the statistics that are declared static, (B, *shape) each.
+        """Parts of B records of the statistics that are declared static, ``(B, *shape)`` each.
 
         :param rows: of the data, (B, ...) each.
         """
@@ -131,7 +167,7 @@ class ConjugateModel(abc.ABC):
 
     @abc.abstractmethod
     def expected_statistics(self, posterior: Any, draws: Draws, *rows: Any, **named: Any) -> Parts:
-        """Parts of B records of all other statistics, (B, *shape) each: the E-step.
+        """Parts of B records of all other statistics, ``(B, *shape)`` each: the E-step.
 
         :param posterior: of the global latents, from :meth:`posterior`.
         :param draws: random numbers for local latents, of these records.

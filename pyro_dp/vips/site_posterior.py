@@ -21,6 +21,14 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
     :param marginals: by site, the noise's uncertainty included.
     :param plain: the same without it; ``None``: there is none in it.
     :param doubts: which elements are doubtful, booleans of the site's shape, by reason and site.
+
+    >>> import torch
+    >>> import pyro.distributions as dist
+    >>> from pyro_dp.vips import SitePosterior
+    >>> weights = dist.Normal(torch.tensor([0.0, 2.0]), 1.0).to_event(1)
+    >>> posterior = SitePosterior({"weights": weights})  # as VIPS.posterior() returns it
+    >>> posterior.names, posterior["weights"].mean.tolist()
+    (('weights[0]', 'weights[1]'), [0.0, 2.0])
     """
 
     def __init__(
@@ -92,13 +100,13 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
         return SitePosterior(self._plain, doubts=self._reasons)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Flat draws (*sample_shape, d), by torch's global generator."""
+        """Flat draws ``(*sample_shape, d)``, by torch's global generator."""
         shape = torch.Size(sample_shape)
         drawn = (each.sample(shape).reshape(*shape, -1) for each in self.values())
         return torch.cat(list(drawn), dim=-1)
 
     def draws(self, num: int) -> dict[str, Tensor]:
-        """Draws of each site, by torch's global generator: (num, *site shape)."""
+        """Draws of each site, by torch's global generator: ``(num, *site shape)``."""
         return {site: each.sample(torch.Size([num])) for site, each in self.items()}
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -115,7 +123,7 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
         """Of each element of each site.
 
         :param probabilities: P numbers in (0, 1).
-        :returns: by site, (P, *site shape).
+        :returns: by site, ``(P, *site shape)``.
         """
         at = torch.tensor(probabilities, dtype=torch.float64)
         return {site: families.quantiles(each, at) for site, each in self.items()}

@@ -138,10 +138,17 @@ MUTATIONS = [
         "test_held_rows.py",
     ),
     Mutation(
+        "rows that are held for good",
+        "IterativeMechanism._run",
+        "        self._forget_samples()\n",
+        "",
+        "test_held_rows.py",
+    ),
+    Mutation(
         "event recorded with the wrong rate",
         "IterativeMechanism._account_and_release",
-        "event = SubsampledGaussian(noise_multiplier, rate, sampler.sampling)",
-        "event = SubsampledGaussian(noise_multiplier, rate / 2, 'poisson')",
+        "event = _event(noise_multiplier, rate, sampler.sampling)",
+        "event = _event(noise_multiplier, rate / 2, 'poisson')",
         "test_dpsvi.py",
     ),
     Mutation(

@@ -445,11 +445,4 @@ MUTATIONS = [
         "if True:",
         "test_held_rows.py",
     ),
-    Mutation(
-        "rows that are held for good",
-        "IterativeMechanism._run",
-        "        self._forget_samples()\n",
-        "",
-        "test_held_rows.py",
-    ),
 ]

@@ -194,6 +194,25 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
         owners who do not show them to each other: :class:`pyro_dp.federated.Federation`.
     :raises ClusterError: another process of the cluster failed, or is lost.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
+
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> from pyro.infer.autoguide import AutoMultivariateNormal
+    >>> from pyro_dp import DPSEP, PrivacyAccountant
+    >>> def model(x, y):
+    ...     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    ...     with pyro.plate("people", len(x)):
+    ...         pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+    >>> made_up = torch.Generator().manual_seed(0)
+    >>> x = torch.rand(2000, 2, generator=made_up) * 2 - 1
+    >>> y = (torch.rand(2000, generator=made_up) < torch.sigmoid(x[:, 0])).float()
+    >>> accountant = PrivacyAccountant(epsilon=1.0)
+    >>> sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, generator=0)
+    >>> result = sep.run(x, y, progress=False)
+    >>> bool((sep.posterior().mean - torch.tensor([1.0, 0.0])).abs().max() < 0.3)  # the truth
+    True
+    >>> accountant.get_epsilon() <= 1.0
+    True
     """
 
     def __init__(

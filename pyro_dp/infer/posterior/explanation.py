@@ -63,6 +63,22 @@ class Explanation:
     :param epsilon: spent, of the accountant's whole ledger.
     :param epsilon_at_half_noise: epsilon, were all the ledger's noise multipliers half as large;
         ``None`` where the ledger has releases of another kind, or without noise.
+
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> from pyro.infer.autoguide import AutoNormal
+    >>> from pyro_dp import DPSEP, PrivacyAccountant
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("people", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> for epsilon in (0.1, 4.0):
+    ...     accountant = PrivacyAccountant(epsilon)
+    ...     sep = DPSEP(model, AutoNormal(model), accountant=accountant, generator=0)
+    ...     result = sep.run(torch.linspace(-2.0, 2.0, 500), progress=False)
+    ...     print(epsilon, sep.explain().limit)
+    0.1 privacy noise
+    4.0 data
     """
 
     names: Sequence[str]

@@ -29,6 +29,21 @@ class Forecast:
     :param without_noise: the same for a run without noise, (k,).
     :param doubtful: how often an element was flagged as doubtful, in [0, 1], (E, k).
     :param num_draws: of the prior predictive.
+
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> from pyro.infer.autoguide import AutoNormal
+    >>> from pyro_dp import DPSEP, PrivacyAccountant
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("people", len(y)):
+    ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> made_up = torch.zeros(200)  # outcomes are drawn: any values of the right shape do
+    >>> forecast = PrivacyAccountant().forecast(model, AutoNormal(model), made_up, inference=DPSEP,
+    ...                                         epsilons=(1.0, 10.0), num_draws=1, progress=False)
+    >>> small, large = forecast.widths[:, 0]
+    >>> bool(small > large), forecast.names
+    (True, ['mean'])
     """
 
     names: Sequence[str]

@@ -59,7 +59,7 @@ def lines(
 ) -> Iterator[Line]:
     """Of all elements, site by site.
 
-    :param aware: lower end, median and upper end, (3, *site shape) each.
+    :param aware: lower end, median and upper end, ``(3, *site shape)`` each.
     :param plain: the same without the noise.
     :param doubtful: booleans of the site's shape.
     """

@@ -41,6 +41,26 @@ class Posterior(Summary, MultivariateNormal):
         it.
     :param doubts: which coordinates are doubtful, (d,) booleans, by the reason: a clause.
     :raises ArithmeticError: it is not finite, or no Gaussian.
+
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> from pyro.infer.autoguide import AutoNormal
+    >>> from pyro_dp import DPSEP, PrivacyAccountant
+    >>> def model(y):
+    ...     height = pyro.sample("height", dist.Normal(1.5, 1.0))
+    ...     with pyro.plate("people", len(y)):
+    ...         pyro.sample("y", dist.Normal(height, 0.1), obs=y)
+    >>> accountant = PrivacyAccountant(epsilon=1.0)
+    >>> sep = DPSEP(model, AutoNormal(model), accountant=accountant, generator=0)
+    >>> result = sep.run(torch.linspace(1.5, 1.9, 1000), progress=False)
+    >>> posterior = sep.posterior()
+    >>> posterior.names, posterior.doubtful
+    (('height',), {})
+    >>> lower, upper = posterior.quantiles([0.025, 0.975])["height"]
+    >>> print(f"{lower:.2f} to {upper:.2f}")
+    1.69 to 1.71
+    >>> sorted(posterior.draws(100))
+    ['height']
     """
 
     def __init__(
@@ -113,7 +133,7 @@ class Posterior(Summary, MultivariateNormal):
     def draws(self, num: int) -> dict[str, Tensor]:
         """Joint draws of all sites in the model's own space, by torch's global generator.
 
-        :returns: by site, (num, *site shape).
+        :returns: by site, ``(num, *site shape)``.
         """
         flat = self.sample((num,))
         return {each.name: _own(each, flat) for each in self._latents}
@@ -125,7 +145,7 @@ class Posterior(Summary, MultivariateNormal):
         from 10,000 draws by a generator with a seed of its own.
 
         :param probabilities: P numbers in (0, 1).
-        :returns: by site, (P, *site shape).
+        :returns: by site, ``(P, *site shape)``.
         """
         at = torch.tensor(probabilities).to(self.mean)
         return {each.name: self._quantiles(each, at) for each in self._latents}

@@ -62,7 +62,7 @@ class PosteriorPredictive(Predictive):
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """
         :param args: new records, as of the model; so are kwargs.
-        :returns: draws by site, (num_samples, *site shape).
+        :returns: draws by site, ``(num_samples, *site shape)``.
         :raises ModelError: they do not fit those of the fit, the model fails on them, or has not
             all of ``return_sites``.
         """

@@ -32,7 +32,7 @@ class Summary(abc.ABC):
         """Of each element of each site, in the model's own space.
 
         :param probabilities: P numbers in (0, 1).
-        :returns: by site, (P, *site shape).
+        :returns: by site, ``(P, *site shape)``.
         """
 
     @abc.abstractmethod

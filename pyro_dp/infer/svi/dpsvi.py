@@ -209,6 +209,23 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         step, parameters per record with ``sampling="fixed"``, or without ``local_optim`` if
         ``optim`` is no plain Adam; with a ``cluster``, latents or parameters per record.
     :raises ClusterError: another process of the cluster failed, or is lost.
+
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> from pyro.infer.autoguide import AutoNormal
+    >>> from pyro_dp import DPSVI, PrivacyAccountant
+    >>> def model(y):
+    ...     rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+    ...     with pyro.plate("people", len(y)):
+    ...         pyro.sample("y", dist.Poisson(rate), obs=y)
+    >>> y = torch.arange(2000) % 4  # 0, 1, 2, 3, 0, ... their mean is 1.5
+    >>> accountant = PrivacyAccountant(epsilon=1.0)
+    >>> svi = DPSVI(model, AutoNormal(model), accountant=accountant, num_steps=50, generator=0)
+    >>> result = svi.run(y, progress=False)
+    >>> print(f"{svi.posterior().quantiles([0.5])['rate'].item():.1f}")
+    1.5
+    >>> accountant.get_epsilon() <= 1.0
+    True
     """
 
     def __init__(

@@ -27,6 +27,10 @@ class RowAdam:
     :param betas: decay of the first and second moment, in [0, 1).
     :param eps: added to the root of the second moment, > 0.
     :raises ConfigurationError: a setting is out of range.
+
+    >>> from pyro_dp import RowAdam
+    >>> RowAdam(lr=0.1)  # DPSVI(..., local_optim=RowAdam(lr=0.1))
+    RowAdam(lr=0.1, betas=(0.9, 0.999), eps=1e-08)
     """
 
     lr: float = 0.001

@@ -62,6 +62,20 @@ class GaussianMixture(ConjugateModel):
     :param rate: of the precisions' prior, > 0; ``None`` for shape (radius / 10)^2, components a
         tenth as wide as the ball's radius.
     :param start: means at the beginning, (K, D): what is known of them without these data.
+
+    >>> import torch
+    >>> from pyro_dp import VIPS, PrivacyAccountant
+    >>> from pyro_dp.vips import GaussianMixture
+    >>> made_up = torch.Generator().manual_seed(0)
+    >>> x = 0.05 * torch.randn(5000, 1, generator=made_up) + 0.5
+    >>> x[::2] -= 1.0  # half of them about -1/2, half about 1/2
+    >>> start = torch.tensor([[-0.5], [0.5]])
+    >>> model = GaussianMixture(components=2, dim=1, radius=1.0, start=start)
+    >>> accountant = PrivacyAccountant(epsilon=4.0)
+    >>> vips = VIPS(model, accountant=accountant, num_steps=60, generator=0)
+    >>> result = vips.run(x, progress=False)
+    >>> [f"{mean:.1f}" for mean in vips.posterior()["means"].mean.flatten().tolist()]
+    ['-0.5', '0.5']
     """
 
     step_size = (0.0, 0.5)  # components first have to find their places

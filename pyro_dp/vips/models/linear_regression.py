@@ -55,7 +55,7 @@ class LinearRegression(ConjugateModel):
     the Pyro model as well. Choose the bounds without looking at the data. There is no intercept but
     a column that you add.
 
-    A record's only statistic is z z', z = (x / x_bound, y / y_bound), of norm |z|^2 <= 2; it is
+    A record's only statistic is z z', z = (x / x_bound, y / y_bound), of norm ``|z|^2`` <= 2; it is
     static, so that one step on all records gives the posterior, which is exact without noise.
 
     Data: ``x`` of shape (N, dim) and ``y`` of shape (N,).
@@ -66,6 +66,12 @@ class LinearRegression(ConjugateModel):
     :param weight_precision: of the weights' prior in units of the noise's, > 0.
     :param concentration: of the noise precision's prior, > 0.
     :param rate: of the noise precision's prior, > 0.
+
+    >>> from pyro_dp.vips import LinearRegression
+    >>> model = LinearRegression(dim=3, x_bound=1.0, y_bound=2.0)
+    >>> for name, statistic in model.statistics.items():
+    ...     print(name, statistic.shape, statistic.bound)
+    second_moment (10,) 2.0
     """
 
     def __init__(

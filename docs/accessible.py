@@ -1,0 +1,32 @@
+"""For Sphinx: pages that can be read with a keyboard and by ear, beyond what furo does."""
+
+import re
+
+_SIGNATURE = re.compile(r'<dt class="sig .*?</dt>', flags=re.DOTALL)
+
+
+def setup(app):
+    # After furo, which makes the navigation from Sphinx's own.
+    app.connect("html-page-context", _mend, priority=900)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def _mend(app, page, template, context, doctree):
+    if "furo_navigation_tree" in context:
+        context["furo_navigation_tree"] = context["furo_navigation_tree"].replace(
+            'role="heading"', 'role="heading" aria-level="2"'
+        )
+    if "body" in context:
+        context["body"] = _scrolled(_SIGNATURE.sub(_as_lines, context["body"]))
+
+
+def _as_lines(signature):
+    """Parameters a line each are a list of definitions without terms: as plain lines instead."""
+    text = re.sub(r"<dl>(.*)</dl>", r'<span class="sig-lines">\1</span>', signature[0], flags=re.S)
+    return text.replace("<dd>", '<span class="sig-line">').replace("</dd>", "</span>")
+
+
+def _scrolled(body):
+    """What may be wider than the page can be reached, and so scrolled, without a mouse."""
+    body = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
+    return body.replace("<pre>", '<pre tabindex="0">').replace("<pre id", '<pre tabindex="0" id')

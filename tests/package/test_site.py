@@ -1,0 +1,220 @@
+"""The site: what is on it, that it builds without a warning, and how it is in a browser."""
+
+import doctest
+import functools
+import http.server
+import importlib
+import importlib.util
+import math
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import chromium
+import pytest
+import torch
+import trials
+from filelock import FileLock
+
+import pyro_dp
+
+ROOT = Path(__file__).parents[2]
+SCROLLS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+ENOUGH_RESULTS = """new Promise(done => setInterval(() => {
+    const count = document.querySelectorAll("#search-results li").length
+    if (count > 10) done(count)
+}, 50))"""
+SOME = (  # of each kind, for what is as good on all others
+    "docs/index.html",
+    "docs/methods.html",
+    "docs/api/posterior.html",
+    "tutorials/2_dpsep_and_calibrated_uncertainty.html",
+)
+DOCS = ROOT / "docs"
+API = "\n".join(page.read_text() for page in DOCS.glob("api/*.md"))
+DOCUMENTED = re.findall(r"^\.\. auto(?:class|exception|function):: (\S+)$", API, flags=re.M)
+for room in re.findall(r"^\.\. automodule:: (\S+)$", API, flags=re.M):  # all that it exports
+    DOCUMENTED += [f"{room}.{name}" for name in importlib.import_module(room).__all__]
+
+
+def public_names():
+    """Full names of what any of the package's modules lists in its `__all__`."""
+    for found in pkgutil.walk_packages(pyro_dp.__path__, "pyro_dp."):
+        if not found.name.endswith("__main__"):
+            module = importlib.import_module(found.name)
+            for name in getattr(module, "__all__", ()):
+                yield f"{module.__name__}.{name}", getattr(module, name)
+    for name in pyro_dp.__all__:
+        yield f"pyro_dp.{name}", getattr(pyro_dp, name)
+
+
+def at(name):
+    module, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(module), last)
+
+
+def test_all_that_is_public_has_its_place():
+    """Once, whatever the number of modules that export it, and under a name that exports it."""
+    shown = [at(name) for name in DOCUMENTED]
+    assert len({id(each) for each in shown}) == len(shown)
+    known = dict(public_names())
+    assert not set(DOCUMENTED) - set(known)
+    missing = [name for name, each in known.items() if not any(each is one for one in shown)]
+    assert not missing, f"docs/api has no place for {missing}"
+
+
+@pytest.mark.filterwarnings("ignore:numpy.core:DeprecationWarning")  # of MPyC
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_example(name):
+    """Each by itself, as it stands in the docstring."""
+    if name.endswith("_app"):
+        pytest.importorskip("flwr", reason="needs the extra flower")
+    torch.set_default_dtype(torch.float32)
+    (found,) = doctest.DocTestFinder(recurse=False).find(at(name), name, module=False, globs={})
+    assert found.examples, "no example"
+    said = []
+    flags = doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
+    doctest.DocTestRunner(optionflags=flags, verbose=False).run(found, out=said.append)
+    assert not said, "".join(said)
+
+
+def test_all_pages_can_be_reached():
+    """A page of docs that no list names is one that nobody finds (and a warning of Sphinx)."""
+    text = (DOCS / "index.md").read_text()
+    listed = set(re.findall(r"^(?:[\w./]+|.* <([\w./]+)>)$", text, flags=re.M))
+    listed |= set(re.findall(r"^[\w./]+$", text, flags=re.M))
+    assert {page.stem for page in DOCS.glob("*.md")} - listed == {"index"}
+    assert {f"../tutorials/{page.stem}" for page in ROOT.glob("tutorials/*.ipynb")} <= listed
+
+
+def test_start_is_short_and_begins_with_the_picture():
+    text = (DOCS / "index.md").read_text().split("```{toctree}")[0]
+    assert len(re.sub(r"```.*?```", "", text, flags=re.S).split()) <= 900
+    assert text.split("\n\n")[1].startswith("![")
+
+
+def test_what_epsilon_means():
+    """The table for data-protection officers, from the definition; percents are rounded up."""
+    rows = re.findall(r"^\| ([\d.]+)[^|]*\| ([\d.]+)% \| ([\d.]+) \|$", officer(), flags=re.M)
+    assert len(rows) == 7
+    for epsilon, power, factor in (map(float, row) for row in rows):
+        delta = 1e-5 if epsilon else 0.0
+        bound = min(0.05 * math.exp(epsilon) + delta, 1 - math.exp(-epsilon) * (0.95 - delta))
+        assert 0 <= power - 100 * bound < 0.1
+        assert factor == pytest.approx(math.exp(epsilon), rel=5e-3)
+
+
+def officer():
+    return (DOCS / "officer.md").read_text()
+
+
+def test_inventories_are_what_their_command_writes():
+    specification = importlib.util.spec_from_file_location("inventories", DOCS / "inventories.py")
+    inventories = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(inventories)
+    for project in inventories.PAGES:
+        written = (inventories.FOLDER / f"{project}.inv").read_bytes()
+        assert written == inventories.inventory(project)
+
+
+@pytest.fixture(scope="module")
+def site():
+    """The folder of the built site: `make docs`, into a folder of its own, once in a test run."""
+    pytest.importorskip("sphinx", reason="needs the extra docs")
+    if not (ROOT / "benchmarks" / "figures").exists():
+        pytest.skip("an sdist has no figures of the results")
+    folder = trials.folder / "site"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "built").exists():
+            _build(folder)
+            (folder / "built").touch()
+    return folder / "html"
+
+
+def _build(folder):
+    options = "--quiet --fail-on-warning --keep-going -c docs".split()
+    places = ["-d", folder / "trees", ROOT, folder / "html"]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, *places],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def address(site):
+    """Of a server of the site on this machine."""
+    handler = functools.partial(_Quiet, directory=site)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@pytest.mark.slow
+def test_links_within_the_site(site):
+    """Sphinx checks those that it makes; this follows all that are in the pages, anchors, too."""
+    pages = {page: page.read_text() for page in site.rglob("*.html")}
+    anchors = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in pages.items()}
+    broken = []
+    for page, text in pages.items():
+        for link in set(re.findall(r'\b(?:href|src)="([^"]+)"', text)):
+            path, _, anchor = link.partition("#")
+            if re.match(r"[a-z]+:", link) or link == "#":
+                continue
+            target = (page.parent / path.split("?")[0]).resolve() if path else page
+            if not target.exists() or (anchor and anchor not in anchors.get(target, {anchor})):
+                broken.append((page.relative_to(site).as_posix(), link))
+    assert not broken
+
+
+@pytest.fixture
+def browser(tmp_path):
+    if (missing := chromium.missing()) is not None:
+        pytest.skip(missing)
+    opened = chromium.Chromium(tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.slow
+def test_in_a_browser(site, address, browser):
+    """All pages on a desk, and in the dark on a phone; colours on some of them."""
+    paths = sorted(page.relative_to(site).as_posix() for page in site.rglob("*.html"))
+    paths.remove("index.html")  # leads to the first page
+    assert len(paths) > 30
+    faults = []
+    for look, searched in (({}, paths), (dict(width=390, dark=True), SOME)):
+        browser.look(**look)
+        for path in paths:
+            found = browser.open(f"{address}/{path}")
+            if (pixels := browser.run(SCROLLS)) > 0:
+                found.append(f"scrolls sideways by {pixels} pixels")
+            if path in searched:
+                found.append(browser.violations(("serious", "critical"), contrast=path in SOME))
+            faults += [(path, look, fault) for fault in found if fault]
+    assert not faults
+
+
+@pytest.mark.slow
+def test_search(address, browser):
+    assert not browser.open(f"{address}/search.html?q=epsilon")
+    assert browser.run(ENOUGH_RESULTS) > 10  # they come one by one
+    found = browser.run("document.querySelector('#search-results a').textContent")
+    assert "epsilon" in found
