@@ -30,6 +30,19 @@ class Regression:
     :param ratios: what exp(coefficient) is; None: it has no name.
     :param encoded: arguments of the model, of a frame.
     :ivar posterior: of the model's own latents, a :class:`~pyro_dp.Posterior`.
+
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from pyro_dp import PrivacyAccountant
+    >>> from pyro_dp.tabular import Binary, Number, PrivateGLM, Schema
+    >>> age = np.random.default_rng(0).uniform(20, 80, 3000)
+    >>> people = pd.DataFrame({"age": age, "ill": age + 20 * np.sin(age) > 60})
+    >>> glm = PrivateGLM(Schema({"age": Number(20, 80), "ill": Binary()}), "ill ~ age",
+    ...                  family="logistic", accountant=PrivacyAccountant(epsilon=2.0, delta=1e-5))
+    >>> result = glm.fit(people, progress=False)
+    >>> odds = result.summary(ratios=True)  # of being ill, for a year more
+    >>> bool(odds.loc["age", "lower"] > 1)
+    True
     """
 
     def __init__(
