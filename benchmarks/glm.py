@@ -157,7 +157,7 @@ def simulated(seed: int) -> tuple[pd.DataFrame, np.ndarray]:
     rng, size = np.random.default_rng(seed), 6000
     age, chronic = rng.uniform(20, 80, size), rng.random(size) < 0.4
     visits = rng.poisson(np.exp(0.02 * (age - 50) + TRUTH * chronic))
-    lost = rng.random(size) < np.where(visits > 3, 0.65, 0.01)
+    lost = rng.random(size) < np.where(visits > 3, 0.82, 0.01)
     return pd.DataFrame({"age": age, "chronic": chronic, "visits": visits}), lost
 
 
