@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Idle BLAS threads of two workers would spin on two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: demo docs lint test test-all test-lowest browser
+.PHONY: demo docs lint test test-ci test-all test-lowest browser
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m pyro_dp
@@ -16,9 +16,13 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 test: lint
-	$(PYTEST) -m "not slow"
+	$(PYTEST) --thin -m "not slow"
 
 # With what is marked slow: .ci/run calls it.
+test-ci: lint
+	$(PYTEST) --thin
+
+# With all cases of all tests: before a release, and whenever something central changes.
 test-all: lint
 	$(PYTEST)
 

@@ -1,4 +1,6 @@
+import collections
 import signal
+import zlib
 
 import pyro
 import pytest
@@ -16,6 +18,11 @@ def pytest_addoption(parser):
     # Tracing and compiling take longer than most models of these tests: what is about the graphs
     # asks for them, and all the rest may be run through them, too.
     parser.addoption("--jit", choices=("none", "trace", "compile"), default="none")
+    parser.addoption(
+        "--thin",
+        action="store_true",
+        help="every third case only, of tests that have four or more and do not ask for each",
+    )
 
 
 # What users get who say nothing.
@@ -29,6 +36,21 @@ def pytest_configure(config):
         inference.__init__.__kwdefaults__["jit"] = config.getoption("jit")
     if config.getoption("jit") != "none":
         config.addinivalue_line("filterwarnings", "ignore:jit=.* does not apply:UserWarning")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("thin"):
+        return
+    cases = collections.defaultdict(list)
+    for item in items:
+        cases[item.nodeid.split("[")[0]].append(item)
+    kept = set()
+    for name, each in cases.items():
+        whole = len(each) < 4 or each[0].get_closest_marker("every_case")
+        # Where it begins is another for each test, so that no model is left out everywhere.
+        kept.update(each if whole else each[zlib.crc32(name.encode()) % 3 :: 3])
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "leaks.md"
+pytestmark = pytest.mark.every_case
 
 
 @functools.cache

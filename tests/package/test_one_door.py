@@ -14,6 +14,8 @@ import pytest
 
 import pyro_dp
 
+pytestmark = pytest.mark.every_case
+
 # Module, and the innermost class and function of each use, as often as it is used there.
 USES = {
     # The sums of a batch, without noise: made and added, compared, and released.

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.every_case
 # In reading order: all go on from the data of the first, and the later ones from docs/dpsvi.md.
 PAGES = (
     "README.md",

@@ -11,6 +11,7 @@ from saved_runs import MADE, STEPS, step
 from pyro_dp import PrivacyAccountant
 
 FOLDER = Path(__file__).parents[1] / "saved"
+pytestmark = pytest.mark.every_case
 
 
 def equal(found, expected):

@@ -450,7 +450,7 @@ def test_memory(tmp_path, method):
         capture_output=True,
         text=True,
         cwd=root,
-        timeout=120,
+        timeout=1200,
     )
     assert found.stdout == "done\n", found.stderr
 
