@@ -3,7 +3,7 @@
 The RAND Health Insurance Experiment (20,190 person-years, shipped with statsmodels) asked whether
 people who share the cost see a doctor less often. ``python -m pyro_dp`` fits a Pyro model
 privately, by ``DPSEP`` or with ``--method dpsvi`` by ``DPSVI``, and shows its posterior beside the
-exact one. ``python -m pyro_dp synthesize`` is another command
+exact one, and the report that goes with it. ``python -m pyro_dp synthesize`` is another command
 (:mod:`pyro_dp.tabular.command_line`).
 """
 
@@ -38,6 +38,7 @@ BOUNDS = {
 NAMES = ["intercept", *(label for *_, label in BOUNDS.values())]
 PRIOR_SD = 2.0
 METHODS = {"dpsep": DPSEP, "dpsvi": DPSVI}
+REPORT = "pyro_dp_report.html"
 Moments = tuple[Tensor, Tensor]  # mean (10,) and standard deviation (10,)
 
 
@@ -190,7 +191,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--seed", type=int, help="repeat a run; no privacy against those who guess the seed"
     )
     parser.add_argument(
-        "--output", type=picture, default="pyro_dp_demo.png", help="picture to write"
+        "--output",
+        type=picture,
+        default="pyro_dp_demo.png",
+        help=f"picture to write; {REPORT} is written beside it",
     )
     options = parser.parse_args(arguments)
     if options.seed is not None and options.seed < 0:
@@ -237,6 +241,13 @@ def run_demo(arguments: list[str]) -> int:
         "The protected unit is one person-year: somebody who was observed for several years\n"
         "is covered several times.\n"
     )
+    options.accountant.describe(
+        title="Who sees a doctor?",
+        dataset="RAND Health Insurance Experiment, as statsmodels ships it",
+        purpose="a demonstration on public research data",
+        unit="a person-year",
+        units=len(x),
+    )
     posterior = fit(options.method, x, y, options.accountant, options.seed)
     private = posterior.mean.to(x.dtype), posterior.stddev.to(x.dtype)
     print(f"\n{options.accountant}\n")
@@ -254,12 +265,14 @@ def run_demo(arguments: list[str]) -> int:
         f"{options.method.upper()}, "
         rf"$\varepsilon \leq {options.epsilon:g}$, $\delta$ = {options.delta:g}"
     )
+    page = options.output.with_name(REPORT)
     try:
         draw(reference, private, title, options.output)
+        page.write_text(options.accountant.report("html"), encoding="utf-8")
     except (OSError, RuntimeError) as error:  # of the disk; of a format that needs other programs
-        print(f"--output: {options.output} was not written: {error}", file=sys.stderr)
+        print(f"--output: {options.output} or {page} was not written: {error}", file=sys.stderr)
         return 1
-    print(f"Picture: {options.output}")
+    print(f"Picture: {options.output}\nReport, for whoever answers for the data: {page}")
     return 0
 
 

@@ -20,7 +20,7 @@ def data():
 
 @pytest.mark.parametrize(("method", "event"), [("dpsvi", "poisson"), ("dpsep", "full")])
 def test_demo(tmp_path, capsys, as_users_run_it, method, event):
-    """Table, ledger and picture."""
+    """Table, ledger, picture and report."""
     pytest.importorskip("statsmodels")
     torch.set_default_dtype(torch.float32)
     picture = tmp_path / "demo.png"
@@ -32,6 +32,9 @@ def test_demo(tmp_path, capsys, as_users_run_it, method, event):
     assert "without\nprivacy" in printed and "public research data" in printed
     assert "1.506 +- 0.090" in printed and "1.857 +- 0.083" in printed  # the exact posterior
     assert picture.read_bytes().startswith(b"\x89PNG")
+    report = (tmp_path / "pyro_dp_report.html").read_text()
+    for text in ("Who sees a doctor?", "a person-year", "20,190", method.upper()):
+        assert text in report
 
 
 def test_dpsep_is_the_default():
