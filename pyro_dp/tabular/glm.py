@@ -164,6 +164,7 @@ class PrivateGLM:
             outcome=self._formula.outcome,
             ratios=self._family.ratios,
             encoded=lambda new: self._tensors(self.schema.encode(new)),
+            masked=self._written.masked,
         )
 
     def __str__(self) -> str:

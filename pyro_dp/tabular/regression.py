@@ -29,6 +29,7 @@ class Regression:
     :param outcome: its name.
     :param ratios: what exp(coefficient) is; None: it has no name.
     :param encoded: arguments of the model, of a frame.
+    :param masked: whether the third of them says which slots have an outcome.
     :ivar posterior: of the model's own latents, a :class:`~pyro_dp.Posterior`.
 
     >>> import numpy as np
@@ -55,11 +56,12 @@ class Regression:
         outcome: str,
         ratios: str | None,
         encoded: Callable[[pd.DataFrame], list[Tensor]],
+        masked: bool = False,
     ):
         self.inference, self.run = inference, run
         self.posterior: Posterior = inference.posterior()
         self._text, self._scale, self._outcome = text, scale, outcome
-        self._ratios, self._encoded = ratios, encoded
+        self._ratios, self._encoded, self._masked = ratios, encoded, masked
 
     def summary(self, level: float = 0.95, *, ratios: bool = False) -> pd.DataFrame:
         """A row for each coefficient, and for what else is unknown.
@@ -91,7 +93,9 @@ class Regression:
         """An ``arviz.InferenceData`` of one chain: ``az.plot_forest`` and the like take it.
 
         :param frame: new or public records: then there are also ``posterior_predictive`` draws of
-            their outcomes, and ``observed_data``, for ``az.plot_ppc``. The frame of the fit is
+            their outcomes, and ``observed_data``, for ``az.plot_ppc``. Where units have several
+            rows, or outcomes may be missing, both are of the rows that have one, unit by unit; if
+            none has, draws are of all slots, and nothing was observed. The frame of the fit is
             refused, as far as it is recognised.
         :param num_samples: of draws.
         :raises PrivacyError: the frame holds records of the fit.
@@ -113,8 +117,13 @@ class Regression:
         groups: dict[str, Any] = {}
         if frame is not None:
             drawn = found.posterior_predictive[self._outcome].values
+            seen = tensors[1].numpy(force=True)
+            there = tensors[2].numpy(force=True) if self._masked else np.ones_like(seen, dtype=bool)
+            if self._masked and there.any():
+                drawn, seen = drawn[:, :, there], seen[there]
             groups["posterior_predictive"] = {self._outcome: drawn}
-            groups["observed_data"] = {self._outcome: tensors[1].numpy(force=True)}
+            if there.any():
+                groups["observed_data"] = {self._outcome: seen}
         return arviz.from_dict(
             posterior={name: each[None].numpy() for name, each in draws.items()},
             coords={f"{name}_of": values for name, values in names.items()},

@@ -458,8 +458,34 @@ def test_arviz():
     assert (
         with_new.observed_data["visits"].shape == with_new.posterior_predictive["visits"].shape[2:]
     )
+    observed = with_new.observed_data["visits"].values  # no zeros for slots without a row
+    np.testing.assert_array_equal(observed, new["visits"])
     with pytest.raises(PrivacyError, match="records of the fit"):
         result.to_arviz(data[["person", *glm.schema.names]])
+
+
+def test_arviz_has_the_rows_with_an_outcome():
+    columns = {"age": Number(20, 80), "visits": Count(0, 40, missing=True)}
+    accountant = PrivacyAccountant(epsilon=20.0, delta=1e-5)
+    glm = PrivateGLM(
+        Schema(columns, unit="person", max_rows=3),
+        "visits ~ age",
+        family="poisson",
+        accountant=accountant,
+        generator=0,
+    )
+    data = frame()[["person", "age", "visits"]].astype({"visits": "Int64"})
+    result = fitted(glm, data)
+    new = frame(units=40, seed=5)[["person", "age", "visits"]].astype({"visits": "Int64"})
+    new.loc[new.index[::4], "visits"] = pd.NA
+    found = result.to_arviz(new, num_samples=3)
+    wanted = new["visits"].dropna().to_numpy(dtype=float)
+    np.testing.assert_array_equal(found.observed_data["visits"], wanted)
+    assert found.posterior_predictive["visits"].shape == (1, 3, len(wanted))
+    new["visits"] = pd.array([pd.NA] * len(new), dtype="Int64")  # people to be told about
+    found = result.to_arviz(new, num_samples=3)
+    assert found.posterior_predictive["visits"].shape == (1, 3, 40, 3)
+    assert "observed_data" not in found.groups()
 
 
 def test_dpsvi():
