@@ -69,3 +69,46 @@ def counts_predicted(checks: Mapping[str, tuple], most: int = 9) -> None:
     axes[0].set_ylabel("share of rows")
     axes[-1].legend(loc="upper right")
     plt.show()
+
+
+# 7. Synthetic data
+
+
+def pair_of_columns(tables: Mapping[str, np.ndarray], names: Sequence[str], ticks: tuple) -> None:
+    """A panel for each table: shares of a pair of columns, area by share; orange squares are what
+    the first table has not.
+
+    :param tables: shares, (levels of the first column, levels of the second), by title.
+    :param names: of both columns.
+    :param ticks: levels of both.
+    """
+    fig, axes = plt.subplots(
+        1, len(tables), figsize=(10, 3.6), layout="constrained", sharex=True, sharey=True
+    )
+    known = next(iter(tables.values())) > 0
+    first, second = np.indices(known.shape)
+    for ax, (title, shares) in zip(axes, tables.items(), strict=True):
+        for there, colour, marker in ((known, BLUE, "o"), (~known, ORANGE, "s")):
+            area = 4000 * np.clip(shares[there], 0, None)
+            ax.scatter(second[there], first[there], s=area, color=colour, marker=marker)
+        ax.set(title=title, xlabel=names[1], yticks=range(len(ticks[0])), yticklabels=ticks[0])
+        ax.set(xticks=range(len(ticks[1])), xticklabels=ticks[1])
+        ax.margins(0.12)
+    axes[0].set_ylabel(names[0])
+    plt.show()
+
+
+def coverage(shares: Mapping[str, np.ndarray], names: Sequence[str], title: str) -> None:
+    """How often 95% intervals held the truth: a group for each coefficient, a marker a method."""
+    fig, ax = plt.subplots(figsize=(10, 3.6), layout="constrained")
+    ax.axhline(0.95, color=BLACK, lw=1, ls="--")
+    ax.annotate("claimed", (-0.48, 0.95), (0, -13), textcoords="offset points")
+    looks = zip((ORANGE, GREY, GREEN, BLUE), ("v", "D", "o", "s"))
+    for k, ((label, share), (colour, marker)) in enumerate(zip(shares.items(), looks)):
+        places = np.arange(len(names)) + 0.16 * (k - (len(shares) - 1) / 2)
+        ax.vlines(places, 0, share, color=colour, lw=2)
+        ax.plot(places, share, marker, color=colour, ms=9, label=label, clip_on=False)
+    ax.set(title=title, xticks=range(len(names)), xticklabels=names, ylim=(0, 1.04))
+    ax.set(xlim=(-0.5, len(names) - 0.5), ylabel="share of intervals that hold")
+    fig.legend(loc="outside right center")
+    plt.show()
