@@ -23,7 +23,6 @@ plt.rcParams.update(
 )
 
 
-
 # 6. From a table to a report
 
 
@@ -38,7 +37,7 @@ def coefficients(
     for k, (ax, name) in enumerate(zip(axes, names, strict=True)):
         ax.axvline(truth[k], color=BLACK, lw=1.2, ls="--", label="true value")
         for row, (colour, marker, (mean, low, high)) in enumerate(
-            zip((BLACK, ORANGE, BLUE), "oDs", fits.values())
+            zip((BLACK, ORANGE, BLUE), "oDs", fits.values(), strict=True)
         ):
             ends = [[mean[k] - low[k]], [high[k] - mean[k]]]
             ax.errorbar(mean[k], row, xerr=ends, fmt=marker, color=colour, ms=6, capsize=3, lw=2)
@@ -103,8 +102,8 @@ def coverage(shares: Mapping[str, np.ndarray], names: Sequence[str], title: str)
     fig, ax = plt.subplots(figsize=(10, 3.6), layout="constrained")
     ax.axhline(0.95, color=BLACK, lw=1, ls="--")
     ax.annotate("claimed", (-0.48, 0.95), (0, -13), textcoords="offset points")
-    looks = zip((ORANGE, GREY, GREEN, BLUE), ("v", "D", "o", "s"))
-    for k, ((label, share), (colour, marker)) in enumerate(zip(shares.items(), looks)):
+    looks = zip((ORANGE, GREY, GREEN), "vDo", strict=True)
+    for k, ((label, share), (colour, marker)) in enumerate(zip(shares.items(), looks, strict=True)):
         places = np.arange(len(names)) + 0.16 * (k - (len(shares) - 1) / 2)
         ax.vlines(places, 0, share, color=colour, lw=2)
         ax.plot(places, share, marker, color=colour, ms=9, label=label, clip_on=False)
