@@ -46,3 +46,55 @@ def intervals(fits: Mapping[str, tuple], names: Sequence[str], xlabel: str, titl
     ax.invert_yaxis()
     fig.legend(loc="outside right center")
     plt.show()
+
+
+# 0. What leaks
+
+
+def two_worlds(without: Sequence[float], with_her: Sequence[float], xlabel: str) -> None:
+    """Histograms of what could be released without a person, and with her."""
+    fig, ax = plt.subplots(figsize=(8, 3.2), layout="constrained")
+    without, with_her = np.asarray(without), np.asarray(with_her)
+    bins = np.histogram_bin_edges(np.concatenate([without, with_her]), 60)
+    style = dict(bins=bins, histtype="stepfilled", alpha=0.45)
+    ax.hist(without, color=ORANGE, label="without Alice", **style)
+    ax.hist(with_her, color=BLUE, label="with Alice", hatch="//", **style)
+    for values, colour in ((without, ORANGE), (with_her, BLUE)):
+        ax.axvline(values.mean(), color=colour, lw=2)
+    ax.set(title="What could have been released, 5,000 times in each world", xlabel=xlabel)
+    ax.set_yticks([])
+    ax.legend()
+    plt.show()
+
+
+def roc(inside: Sequence[float], outside: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """False-positive and true-positive rates of "a member, since the score is high"."""
+    cuts = np.concatenate([[np.inf], np.sort(np.concatenate([inside, outside]))[::-1]])
+    above = [(np.mean(np.asarray(outside) >= c), np.mean(np.asarray(inside) >= c)) for c in cuts]
+    false, true = np.array(above).T
+    return false, true
+
+
+def membership(inside: Sequence[float], outside: Sequence[float], curves: Mapping) -> None:
+    """Scores of members and of others, and the attacker's two rates at every threshold.
+
+    :param inside: scores of the members; ``outside`` those of the others.
+    :param curves: scores of both for each further curve, by its label.
+    """
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    inside, outside = np.asarray(inside), np.asarray(outside)
+    low = min(np.quantile(inside, 0.01), np.quantile(outside, 0.05))
+    bins = np.linspace(low, max(inside.max(), outside.max()), 26)
+    style = dict(bins=bins, density=True, histtype="stepfilled", alpha=0.45)
+    left.hist(np.clip(outside, low, None), color=ORANGE, label="others", **style)
+    left.hist(np.clip(inside, low, None), color=BLUE, hatch="//", label="members", **style)
+    left.set(title="How well the posterior knows them", xlabel="score: log density of the outcome")
+    left.set_yticks([])
+    left.legend(loc="upper left")
+    looks = zip((BLUE, BLACK, GREEN), ("-", "--", "-."), strict=True)
+    for (label, scores), (colour, dash) in zip(curves.items(), looks):
+        right.plot(*roc(*scores), dash, color=colour, lw=2, label=label)
+    right.plot([0, 1], [0, 1], ":", color=GREY, label="tossing a coin")
+    right.set(title="Whom the attacker finds", ylabel="members found", xlabel="others accused")
+    right.legend(loc="lower right")
+    plt.show()
