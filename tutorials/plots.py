@@ -98,3 +98,55 @@ def membership(inside: Sequence[float], outside: Sequence[float], curves: Mappin
     right.set(title="Whom the attacker finds", ylabel="members found", xlabel="others accused")
     right.legend(loc="lower right")
     plt.show()
+
+
+# 3. Clipping is a bias
+
+
+def bias_and_noise(bounds: Sequence[float], panels: Mapping[str, tuple]) -> None:
+    """A panel for each number of people: what clipping and noise do to a mean, over the bound.
+
+    :param panels: bias and noise, of the shape of ``bounds``, by the panel's title.
+    """
+    fig, axes = plt.subplots(
+        1, len(panels), figsize=(10, 3.8), layout="constrained", sharey=True, squeeze=False
+    )
+    for ax, (title, (bias, noise)) in zip(axes[0], panels.items(), strict=True):
+        total = np.hypot(bias, noise)
+        ax.loglog(bounds, np.abs(bias), "--", color=ORANGE, label="bias: what was cut off")
+        ax.loglog(bounds, noise, "-.", color=BLUE, label="noise: what was added")
+        ax.loglog(bounds, total, color=BLACK, lw=2, label="error: both")
+        ax.plot(bounds[np.argmin(total)], total.min(), "o", color=BLACK, ms=8)
+        ax.set(title=title, xlabel="bound C", ylim=(1e-3, 5))
+    axes[0, 0].set_ylabel("error of the mean number of visits")
+    axes[0, 0].legend(loc="lower left")
+    plt.show()
+
+
+def error_over_bound(
+    bounds: Sequence[float],
+    bias: Sequence[float],
+    noise: Sequence[float],
+    runs: Mapping[float, float],
+    chosen: tuple[float, float],
+) -> None:
+    """Distance to the exact posterior's mean over the bound: expected, and of runs.
+
+    :param runs: errors by bound.
+    :param chosen: bound and error of the run that chose its bound itself.
+    """
+    fig, ax = plt.subplots(figsize=(8, 4.6), layout="constrained")
+    ax.loglog(bounds, bias, "--", color=ORANGE, label="bias, exactly")
+    ax.loglog(bounds, noise, "-.", color=BLUE, label="noise, expected")
+    ax.loglog(bounds, np.hypot(bias, noise), color=BLACK, lw=2, label="both")
+    style = dict(ls="", ms=9, mec="white")
+    ax.plot(list(runs), list(runs.values()), marker="s", color=GREEN, label="a run each", **style)
+    ax.plot(*chosen, marker="*", color=BLACK, label="a run with nothing set", **style | {"ms": 18})
+    ax.set(
+        title="A bias on the left, noise on the right",
+        xlabel="bound C on the length of a gradient",
+        ylabel="distance from the exact mean",
+        ylim=(1e-3, 1),
+    )
+    ax.legend(loc="lower left")
+    plt.show()
