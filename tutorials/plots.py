@@ -150,3 +150,79 @@ def error_over_bound(
     )
     ax.legend(loc="lower left")
     plt.show()
+
+
+# 2. What adds up
+
+
+def adding_up(counts: Sequence[int], lines: Mapping[str, Sequence[float]], dots: Sequence) -> None:
+    """Epsilon of n releases together, by the rule that adds them up; dots: the closed form."""
+    fig, ax = plt.subplots(figsize=(8, 4.4), layout="constrained")
+    looks = zip((ORANGE, GREEN, BLUE), ("--", "-.", "-"), strict=True)
+    for (label, values), (colour, dash) in zip(lines.items(), looks):
+        ax.loglog(counts, values, dash, color=colour, lw=2, label=label)
+    ax.plot(counts, dots, "o", color=BLACK, mfc="white", label="closed form")
+    ax.axhline(1.0, color=GREY, lw=1, ls=":")
+    ax.annotate("epsilon = 1", (counts[0], 1.0), (0, 4), textcoords="offset points", color=GREY)
+    ax.set(title="Releases of one kind, and what they cost together", xlabel="number of releases")
+    ax.set_ylabel("epsilon, at delta = 1e-5")
+    ax.legend()
+    plt.show()
+
+
+def sampling(rates: Sequence[float], noise: Mapping[int, Sequence[float]]) -> None:
+    """Noise of a step over the sample rate, and what is left of it after all steps.
+
+    :param noise: noise multipliers that fit the budget, by the number of steps.
+    """
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    looks = zip((ORANGE, BLUE), "sv", strict=True)
+    for (steps, sigmas), (colour, marker) in zip(noise.items(), looks):
+        style = dict(color=colour, marker=marker, label=f"{steps:,} steps")
+        left.loglog(rates, sigmas, **style)
+        whole = np.asarray(sigmas) / (np.asarray(rates) * np.sqrt(steps))
+        right.loglog(rates, whole, **style)
+    left.set(title="Noise of a step", xlabel="sample rate q", ylabel="noise multiplier")
+    right.set(title="Noise of the whole run", xlabel="sample rate q", ylabel="noise / (q √steps)")
+    right.minorticks_off()
+    right.set_yticks([4, 5, 6, 8], ["4", "5", "6", "8"])
+    right.legend()
+    plt.show()
+
+
+def budget(parts: Mapping[str, tuple[float, float]], limit: float) -> None:
+    """Two bars of the same releases: epsilons added up, and epsilon as it is counted.
+
+    :param parts: epsilon alone, and what it adds to those before it, by the release's name.
+    """
+    fig, ax = plt.subplots(figsize=(9, 2.8), layout="constrained")
+    ends = [0.0, 0.0]
+    looks = zip((ORANGE, GREEN, BLUE), ("", "//", ".."), strict=True)
+    for (label, widths), (colour, hatch) in zip(parts.items(), looks):
+        style = dict(color=colour, alpha=0.6, hatch=hatch, edgecolor="white")
+        ax.barh([0, 1], widths, left=ends, label=label, **style)
+        for row, (end, width) in enumerate(zip(ends, widths, strict=True)):
+            ax.text(end + width / 2, row, f"{width:.2f}", ha="center", va="center")
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    ax.axvline(limit, color=BLACK, lw=2)
+    ax.annotate("budget", (limit, -0.55), (4, 0), textcoords="offset points")
+    ax.set(title="One budget, three analyses", xlabel="epsilon", ylim=(1.5, -0.65))
+    ax.set_yticks([0, 1], ["each alone, added", "together, as counted"])
+    fig.legend(loc="outside lower center", ncols=3)
+    plt.show()
+
+
+def trade_offs(alpha: Sequence[float], curves: Mapping[str, Sequence[float]], dots: Mapping) -> None:
+    """The share that the best attacker finds over the share that he wrongly accuses.
+
+    :param curves: bounds by label; ``dots`` closed forms at few places, as (alpha, power).
+    """
+    fig, ax = plt.subplots(figsize=(6, 5), layout="constrained")
+    looks = zip((GREEN, BLUE, ORANGE), ("-.", "-", "--"), strict=True)
+    for (label, power), (colour, dash) in zip(curves.items(), looks):
+        ax.plot(alpha, power, dash, color=colour, lw=2, label=label)
+    ax.plot(*dots, "o", color=BLACK, mfc="white", label="closed form")
+    ax.plot([0, 1], [0, 1], ":", color=GREY, label="tossing a coin")
+    ax.set(title="The best attack there can be", xlabel="others accused", ylabel="members found")
+    ax.legend(loc="lower right")
+    plt.show()
