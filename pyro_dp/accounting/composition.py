@@ -80,7 +80,7 @@ def epsilon(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: s
     :returns: an epsilon (nats) such that the ledger is (epsilon, delta)-DP; inf without noise.
     :raises ConfigurationError: if an event is unknown or does not fit the relation.
     """
-    steps, added, lost = _parts(ledger, neighboring)
+    steps, added, lost = _parts(ledger, neighboring, engine)
     if steps is None or lost > delta:
         return math.inf
     if _taking_part(steps) <= delta - lost:
@@ -94,7 +94,7 @@ def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: s
     :param epsilon: in nats, >= 0.
     :returns: a delta such that the ledger is (epsilon, delta)-DP.
     """
-    steps, added, lost = _parts(ledger, neighboring)
+    steps, added, lost = _parts(ledger, neighboring, engine)
     if steps is None or epsilon < added:
         return 1.0
     if epsilon == math.inf or not steps:
@@ -113,7 +113,7 @@ def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, eng
 
     Arguments as for :func:`epsilon`, whose result it bounds from above.
     """
-    steps, added, lost = _parts(ledger, neighboring)
+    steps, added, lost = _parts(ledger, neighboring, engine)
     if steps is not None and _taking_part(steps) <= delta - lost:
         return added
     if steps is None or lost >= delta or engine != "pld":
@@ -142,7 +142,9 @@ def _taking_part(steps: Side) -> float:
     return math.fsum(count * step.rate for step, count in steps)
 
 
-def _parts(ledger: Mapping[Any, int], neighboring: str) -> tuple[Side | None, float, float]:
+def _parts(
+    ledger: Mapping[Any, int], neighboring: str, engine: str
+) -> tuple[Side | None, float, float]:
     """What composes as pairs (None: no privacy), and the epsilons and deltas that are added."""
     for event, count in ledger.items():
         if count and type(event) is NonPrivateLook:
@@ -151,14 +153,15 @@ def _parts(ledger: Mapping[Any, int], neighboring: str) -> tuple[Side | None, fl
     sums = {e: n for e, n in ledger.items() if type(e) not in (ApproximateDP, NonPrivateLook)}
     added = math.fsum(count * event.epsilon for event, count in own)
     lost = math.fsum(count * event.delta for event, count in own)
-    return _steps(sums, neighboring), added, lost
+    return _steps(sums, neighboring, merge=engine in ("pld", "rdp")), added, lost
 
 
-def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:
-    """Pairs and counts in a canonical order, full batches merged; None if one is noiseless.
+def _steps(ledger: Mapping[Any, int], neighboring: str, merge: bool = True) -> Side | None:
+    """Pairs and counts in a canonical order; None if one is noiseless.
 
     n_k Gaussians of noise s_k are one Gaussian with s^-2 = sum n_k s_k^-2 (Dong, Roth & Su 2022).
 
+    :param merge: full batches into one Gaussian, which theorems about single steps know nothing of.
     :raises PrivacyError: a full batch is of a kind that is not known to be a Gaussian.
     """
     counts: dict[DominatingPair, int] = {}
@@ -174,6 +177,8 @@ def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:
         kind = "remove" if neighboring == "add_or_remove_one" else "fixed"
         if others := {s.kind for s in counts if s.rate == 1.0} - {kind}:
             raise PrivacyError(f"pairs {sorted(others)} of rate 1 are not known to be Gaussian.")
+        if not merge:
+            return tuple(sorted(counts.items()))
         noise = 1.0 / math.hypot(*(math.sqrt(n) / s for s, n in full), 1e-300)
         if merged:  # rounded down, as in ``interpret``
             noise = min(noise, 1e6)

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,6 +32,10 @@ _STARTS = (
     "The initial value of parameter {name!r} depends on the data, and would be public: start it at "
     "a constant or at random."
 )
+_AUTOGUIDE_STARTS = (
+    " An autoguide starts where the model's priors are, or where its init_loc_fn says: neither may "
+    "read the data, as a prior with its mean at y.mean() does."
+)
 _REMEMBERS = (
     "Site {name!r} of the {part} changes after other data were shown: something of them is "
     "kept{by}. Compute it from the record each time, in a local variable."
@@ -50,7 +54,7 @@ def initialise(model: Callable, guide: Callable, records: Records) -> None:
     first = run(_public(records, size))
     other = on_varied(lambda integers: run(records.varied(size, seed=1, integers=integers)))
     if other is not None:
-        _require_same(first, other)
+        _require_same(first, other, [f"{each._pyro_name}." for each in new])
     # By index no more rows are read than there are indices.
     args, kwargs = _public(records, size if records.slice_data else records.plate.size)
     few = FewIndices(records.plate.size, size)
@@ -159,10 +163,14 @@ def _terms_afterwards(
     return {}
 
 
-def _require_same(first: FirstRun, other: FirstRun) -> None:
+def _require_same(first: FirstRun, other: FirstRun, autoguides: Sequence[str]) -> None:
+    """
+    :param autoguides: what names of their parameters begin with.
+    """
     for name in first.values.keys() & other.values.keys():
         if not agree(first.values[name], other.values[name]):
-            raise ModelError(_STARTS.format(name=name))
+            why = _AUTOGUIDE_STARTS if name.startswith(tuple(autoguides)) else ""
+            raise ModelError(_STARTS.format(name=name) + why)
     for key in first.terms.keys() & other.terms.keys():
         if not agree(first.terms[key], other.terms[key]):
             require_same_changes(first.changes, other.changes)

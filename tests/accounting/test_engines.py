@@ -72,6 +72,19 @@ def test_full_batches_are_one_gaussian(ratio, steps, expected):
     assert got == pytest.approx(plain, rel=1e-7)
 
 
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+def test_composition_theorems_know_single_steps_alone(relation):
+    """Also of full batches, which the other engines merge: basic composition adds epsilons up."""
+    event, n = SubsampledGaussian(37.0), 100
+    one = spend([(event, 1)], relation)
+    spent = {
+        engine: spend([(event, n)], relation, engine).get_epsilon()
+        for engine in ("pld", "advanced", "basic")
+    }
+    assert spent["basic"] == pytest.approx(n * one.get_epsilon(DELTA / n), rel=1e-9)
+    assert 2.0 * spent["pld"] < spent["advanced"] < 0.9 * spent["basic"]
+
+
 def test_composed_ledger_in_any_order():
     events = [
         (SubsampledGaussian(1.2, 0.01), 500),

@@ -562,6 +562,15 @@ def test_reading_data_outside_the_plate(slice_data):
     assert "loc" not in pyro.get_param_store()
 
 
+def test_autoguide_that_starts_at_a_prior_of_the_data():
+    """What shows is the guide's start; what is wrong is the prior, and the text names it."""
+    with pytest.raises(ModelError, match=r"'AutoDiagonalNormal.loc'.*neither may read the data"):
+        attempt(peeking_prior, AutoDiagonalNormal(peeking_prior), data=secret_data())
+    with pytest.raises(ModelError, match=r"'loc' depends on the data[^.]*start[^.]*random\.$"):
+        pyro.clear_param_store()
+        attempt(logistic, peeking_start, data=secret_data())
+
+
 def test_autoguide_initialised_on_data():
     x, y = secret_data()
 
