@@ -1,12 +1,18 @@
-"""Every tutorial runs from its first cell to its last, in a fresh kernel of this interpreter.
+"""Every tutorial runs from its first cell to its last, in a fresh kernel of this interpreter, and
+gives the outputs that it was committed with.
 
 The deadline counts the kernel's processor time: a busy machine makes no notebook fail. Sleep costs
 none, so there is a generous limit of wall time, too.
 """
 
 import ast
+import base64
+import io
+import os
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 nbclient = pytest.importorskip("nbclient")
@@ -15,8 +21,11 @@ jupyter_client = pytest.importorskip("jupyter_client")
 pytest.importorskip("ipykernel")
 pytest.importorskip("resource")  # not on Windows
 
-TUTORIALS = sorted((Path(__file__).parents[2] / "tutorials").glob("*.ipynb"))
-SECONDS = 120  # of processor time, the start of the kernel included
+FOLDER = Path(__file__).parents[2] / "tutorials"
+TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
+SECONDS = 60  # of processor time, the start of the kernel included
+NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?")
+CLOSE, ROUNDED, PIXELS = 0.02, 0.003, 0.02  # numbers: relative, absolute; of white, in the mean
 PATIENCE = 20  # wall time of a cell, in units of the deadline
 LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_CPU, ({seconds}, {seconds} + 5))"
 
@@ -49,20 +58,86 @@ def failure(notebook, folder, seconds=SECONDS, patience=PATIENCE):
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch):
-    """Idle threads that spin would count as processor time."""
+def _as_a_reader_has_it(monkeypatch):
+    """With the tutorials' pictures, and with one thread: idle ones that spin would count."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    path = [str(FOLDER), str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 @pytest.mark.slow
-def test_runs(notebook, tmp_path):
+@pytest.mark.every_case
+def test_gives_the_outputs_that_it_shows(notebook, tmp_path):
+    shown = [shown_in(cell) for cell in code_cells(notebook)]
     if (message := failure(notebook, tmp_path)) is not None:
         pytest.fail(message, pytrace=False)
+    for cell, old in zip(code_cells(notebook), shown, strict=True):
+        if (difference := different(old, shown_in(cell))) is not None:
+            pytest.fail(f"{difference}\n\nof the cell\n\n{cell.source}", pytrace=False)
 
 
-def test_imports(notebook):
+def shown_in(cell):
+    """What a reader sees under a cell: texts and pictures, in order."""
+    found = []
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            found.append(output.text)
+        elif "image/png" in output.data:
+            found.append(picture(output.data["image/png"]))
+        else:
+            found.append(output.data["text/plain"])
+    return found
+
+
+def picture(png):
+    import matplotlib.image
+
+    return matplotlib.image.imread(io.BytesIO(base64.b64decode(png)))[..., :3]
+
+
+def different(old, new):
+    """None, or how the outputs of a cell differ by more than arithmetic does between machines."""
+    if [type(each) for each in old] != [type(each) for each in new]:
+        return f"{len(old)} outputs were shown, and a run gives {len(new)}, or others"
+    for one, other in zip(old, new, strict=True):
+        if isinstance(one, str):
+            words = [" ".join(NUMBER.sub("#", text).split()) for text in (one, other)]
+            numbers = [np.array(NUMBER.findall(text), float) for text in (one, other)]
+            if words[0] != words[1] or not np.allclose(*numbers, rtol=CLOSE, atol=ROUNDED):
+                return f"shown was\n\n{one}\n\nand a run gives\n\n{other}"
+        elif np.abs(np.subtract(one.shape, other.shape)).max() > 3:
+            return f"a picture of {one.shape} was shown, and a run gives one of {other.shape}"
+        else:
+            height, width = np.minimum(one.shape, other.shape)[:2]
+            if abs(one[:height, :width] - other[:height, :width]).mean() > PIXELS:
+                return "a run gives another picture"
+    return None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        (["error 0.100, 3 of 20"], ["error  0.101, 3 of 20"], True),
+        (["error 0.100, 3 of 20"], ["error 0.150, 3 of 20"], False),
+        (["error 0.1"], ["errors 0.1"], False),
+        (["error 0.1"], ["error 0.1", "a warning"], False),
+        ([np.ones((9, 9, 3))], [np.ones((9, 8, 3))], True),
+        ([np.ones((9, 9, 3))], [np.zeros((9, 9, 3))], False),
+        ([np.ones((9, 9, 3))], ["text"], False),
+    ],
+)
+def test_outputs_that_differ(old, new, same):
+    assert (different(old, new) is None) == same
+
+
+def test_imports(notebook, monkeypatch):
     """What it needs of the package is there: the quick part of what ``test_runs`` shows."""
-    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    monkeypatch.syspath_prepend(FOLDER)
+    code = "\n".join(cell.source for cell in code_cells(notebook))
     code = "\n".join(line for line in code.splitlines() if not line.startswith("%"))
     tree = ast.parse(code)
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -87,6 +162,22 @@ def test_deadline(tmp_path, code, seconds, patience, message):
     assert found is None if message is None else message in found
 
 
-def test_is_kept_without_outputs(notebook):
-    for cell in notebook.cells:
-        assert not cell.get("outputs") and cell.get("execution_count") is None
+def test_is_kept_with_outputs(notebook):
+    for cell in code_cells(notebook):
+        assert cell.execution_count is not None
+        for output in cell.outputs:
+            assert output.get("name") != "stderr", output.text
+            assert output.output_type != "error"
+
+
+def test_is_a_lesson(notebook):
+    """Goals, something to predict, exercises with folded solutions that run, no long cell."""
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    assert "**Learning goals" in text
+    assert "What to remember" in text
+    assert text.lower().count("predict before you run") >= 2
+    solutions = [c for c in code_cells(notebook) if "hide-cell" in c.metadata.get("tags", [])]
+    assert 2 <= len(solutions)
+    assert all(cell.metadata.jupyter.source_hidden for cell in solutions)
+    longest = max(code_cells(notebook), key=lambda cell: cell.source.count("\n"))
+    assert len(longest.source.splitlines()) < 25, longest.source

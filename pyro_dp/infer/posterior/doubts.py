@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-HIDDEN = "the noise is more than what the records say, and the result little more than the prior"
+HIDDEN = (
+    "the noise is more than what the records say: where it is far more, this is little but the prior"
+)
 MANY_CLIPPED = "many records were clipped, which no interval makes up for"
 
 
