@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-HIDDEN = (
-    "the noise is more than what the records say: where it is far more, this is little but the prior"
-)
+HIDDEN = "the noise is more than what the records say; if it is far more, the prior says the rest"
 MANY_CLIPPED = "many records were clipped, which no interval makes up for"
 
 
