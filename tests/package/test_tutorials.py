@@ -81,10 +81,16 @@ def test_gives_the_outputs_that_it_shows(notebook, tmp_path):
 
 
 def shown_in(cell):
-    """What a reader sees under a cell: texts and pictures, in order."""
-    found = []
+    """What a reader sees under a cell: texts and pictures, in order.
+
+    Where a text is printed for long, a busy machine sends it in parts: they are one.
+    """
+    found, printed = [], ""
     for output in cell.outputs:
-        if output.output_type == "stream":
+        before, printed = printed, output.get("name", "")
+        if printed and printed == before:
+            found[-1] += output.text
+        elif printed:
             found.append(output.text)
         elif "image/png" in output.data:
             found.append(picture(output.data["image/png"]))
@@ -132,6 +138,16 @@ def different(old, new):
 )
 def test_outputs_that_differ(old, new, same):
     assert (different(old, new) is None) == same
+
+
+def test_a_text_in_parts_is_one():
+    def stream(name, text):
+        return nbformat.v4.new_output("stream", name=name, text=text)
+
+    result = nbformat.v4.new_output("execute_result", data={"text/plain": "3"})
+    parts = [stream("stdout", "one "), stream("stdout", "two"), stream("stderr", "!"), result]
+    cell = nbformat.v4.new_code_cell(outputs=[*parts, stream("stdout", "four")])
+    assert shown_in(cell) == ["one two", "!", "3", "four"]
 
 
 def test_imports(notebook, monkeypatch):
