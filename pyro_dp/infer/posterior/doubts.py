@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-HIDDEN = "the noise is more than what the records say; if it is far more, the prior says the rest"
+HIDDEN = "the noise is more than what the records say, and if far more, the prior says the rest"
 MANY_CLIPPED = "many records were clipped, which no interval makes up for"
 
 
