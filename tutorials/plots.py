@@ -228,6 +228,243 @@ def error_over_bound(
     plt.show()
 
 
+# 4. From EP to DPSEP
+
+
+def one_site_two_cavities(w, likelihood, cavities, site, normal) -> None:
+    """A row for each cavity: cavity and likelihood, the tilted density and its Gaussian, the site.
+
+    :param w: grid.
+    :param cavities: mean and variance of each.
+    :param site: natural parameters of the site, from a likelihood, a mean and a variance.
+    :param normal: density on the grid, from a mean and a variance.
+    """
+    fig, axes = plt.subplots(
+        len(cavities), 3, figsize=(10, 5), layout="constrained", sharex=True, sharey="col"
+    )
+    for row, (mean, variance) in zip(axes, cavities, strict=True):
+        cavity, (eta, precision) = normal(mean, variance), site(likelihood, mean, variance)
+        total = precision + 1 / variance
+        middle, width = (eta + mean / variance) / total, 1 / total
+        tilted = cavity * likelihood
+        tilted = tilted / (tilted.sum() * (w[1] - w[0]))
+        row[0].fill_between(w, cavity, color=GREY, alpha=0.3, lw=0, label="cavity: the others")
+        row[0].plot(w, likelihood, color=BLACK, label="likelihood: this person")
+        row[1].fill_between(w, tilted, color=ORANGE, alpha=0.3, lw=0, label="tilted: their product")
+        row[1].plot(w, normal(middle, width), color=BLUE, label="Gaussian, same mean and sd")
+        near = abs(w - mean) < 2 * variance**0.5
+        here = abs(w - middle).argmin()
+        curve = np.exp(eta * w - precision * w**2 / 2)
+        row[2].plot(w, likelihood, color=GREY, lw=1, label="likelihood")
+        scaled = curve / curve[here] * likelihood[here]
+        row[2].plot(w[near], scaled[near], color=GREEN, lw=3, ls="--", label="site")
+        row[0].set_ylabel(f"cavity N({mean:g}, {variance**0.5:g}²)")
+    for ax, title in zip(
+        axes[0], ("Before", "Multiply, and match", "Divide: the site"), strict=True
+    ):
+        ax.set_title(title)
+        ax.legend(loc="upper left", fontsize=8)
+    for ax in axes[0]:
+        ax.set(xlim=(-4, 4))
+    axes[0, 0].set_ylim(0, 1.55)
+    axes[0, 1].set_ylim(0, 1.55)
+    axes[0, 2].set_ylim(0, 1.7)
+    for ax in axes[1]:
+        ax.set_xlabel("coefficient w")
+    plt.show()
+
+
+def passes(w, exact, fits: Mapping[str, list], steps: Sequence[int], normal) -> None:
+    """Small multiples: a row for each algorithm, a column for each number of steps."""
+    shape = len(fits), len(steps)
+    fig, axes = plt.subplots(
+        *shape, figsize=(10, 4.2), layout="constrained", sharex=True, sharey=True
+    )
+    for row, (label, found) in zip(axes, fits.items(), strict=True):
+        for ax, (mean, variance, *_), number in zip(row, found, steps, strict=True):
+            ax.fill_between(w, exact, color=GREY, alpha=0.35, lw=0)
+            ax.plot(w, normal(mean, variance), color=BLUE)
+            passes = f"{number} pass" if label == "EP" else f"{number} step"
+            ax.set_title(
+                f"{label}, {passes}{'es' if label == 'EP' and number > 1 else ''}"
+                f"{'s' if label != 'EP' and number > 1 else ''}",
+                fontsize=10,
+            )
+    axes[0, 0].set(xlim=(-0.5, 3.0))
+    axes[0, 0].annotate("grey: exact", (0.03, 0.9), xycoords="axes fraction", fontsize=9)
+    fig.supxlabel("coefficient w")
+    fig.supylabel("density")
+    plt.show()
+
+
+def one_release(w, points, clipped, released, bound, without, private, normal) -> None:
+    """Points and their bound; their sum, exact and noisy; the posteriors of the noisy sums.
+
+    :param points: direction and information of each person, (N, 2), and as ``clipped``.
+    :param released: noisy sums, (draws, 2).
+    :param without: mean and variance without noise.
+    :param private: means and precisions of the draws.
+    """
+    fig, axes = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
+    cut = np.asarray(points.norm(dim=1) > bound)
+    axes[0].plot(*points[~cut].T, ".", color=GREY, ms=4, alpha=0.7, label="person")
+    axes[0].plot(*points[cut].T, "x", color=ORANGE, ms=4, label="beyond C")
+    axes[0].plot(*clipped[cut].T, ".", color=ORANGE, ms=4, label="after clipping")
+    axes[0].add_patch(plt.Circle((0, 0), bound, fill=False, color=BLUE, lw=1.5))
+    axes[0].set(title="1. Clip: one point a person", aspect="equal", ylabel="information: κ Λ")
+    axes[0].legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=8)
+    axes[1].plot(*released.T, "v", color=ORANGE, label="released, 12 draws")
+    axes[1].plot(*clipped.sum(0), "o", color=BLACK, ms=8, label="sum (not released)")
+    axes[1].set(title="2, 3. Sum, and add noise")
+    axes[1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=8)
+    for ax in axes[:2]:
+        ax.set_xlabel("direction: η − Λ × mean")
+    for k, (mean, precision) in enumerate(zip(*private, strict=True)):
+        label = "12 private posteriors" if k == 0 else None
+        axes[2].plot(w, normal(mean, 1 / precision), color=ORANGE, lw=1, label=label)
+    axes[2].plot(w, normal(*without), color=BLACK, lw=2.5, label="no noise")
+    axes[2].plot(w, normal(0.0, 1.0), color=GREY, ls=":", label="prior")
+    axes[2].set(title="Posterior = prior × factor", xlabel="coefficient w", xlim=(-1.5, 3.0))
+    axes[2].legend(loc="upper left", fontsize=8)
+    plt.show()
+
+
+def many_noises(runs, coverage, exact, names: Sequence[str], shown: int) -> None:
+    """The intervals of one coefficient, a row a noise; and what share of the exact posterior they
+    hold on average, for each coefficient.
+
+    :param runs: by label a list of mean and standard deviation of all coefficients.
+    :param coverage: by label the shares, of shape (len(names),).
+    :param exact: mean and standard deviation of the exact posterior.
+    """
+    looks = dict(zip(runs, ((ORANGE, "v"), (BLUE, "^"), (GREEN, "s")), strict=True))
+    fig, axes = plt.subplots(
+        1, len(runs) + 1, figsize=(12, 4.4), layout="constrained", width_ratios=[1, 1, 1, 1.3]
+    )
+    middle, half = float(exact[0][shown]), 1.96 * float(exact[1][shown])
+    for ax, (label, found) in zip(axes, runs.items(), strict=False):
+        ax.axvspan(middle - half, middle + half, color=GREY, alpha=0.25, lw=0)
+        for row, (mean, sd) in enumerate(found):
+            colour, marker = looks[label]
+            style = dict(fmt=marker, color=colour, ms=4, lw=1.5)
+            ax.errorbar(float(mean[shown]), row, xerr=1.96 * float(sd[shown]), **style)
+        ax.set(title=label, yticks=[], xlabel=names[shown])
+        ax.sharex(axes[0])
+    axes[0].set_ylabel(f"{len(found)} runs with other noise")
+    rows = np.arange(len(names))
+    for label, shares in coverage.items():
+        colour, marker = looks[label]
+        axes[-1].plot(shares, rows, marker, color=colour, ms=7, label=label)
+    axes[-1].axvline(0.95, color=BLACK, lw=1, ls="--")
+    axes[-1].set(title="held of the exact posterior", yticks=rows, yticklabels=names)
+    axes[-1].set(xlim=(0.55, 1.02), xlabel=f"mean over {len(found)} runs (dashed: 95%)")
+    axes[-1].invert_yaxis()
+    plt.show()
+
+
+def moved_by_noise(moved, noise, data, names: Sequence[str]) -> None:
+    """How far noise moved two coefficients, and 95% ellipses of two covariances.
+
+    :param moved: (runs, 2).
+    :param noise: covariance of the noise, (2, 2).
+    :param data: covariance of the exact posterior, (2, 2).
+    """
+    angle = np.linspace(0, 2 * np.pi, 200)
+    circle = np.sqrt(-2 * np.log(0.05)) * np.stack([np.cos(angle), np.sin(angle)])
+    fig, ax = plt.subplots(figsize=(5.6, 4.6), layout="constrained")
+    for covariance, colour, style, label in (
+        (noise, BLUE, "-", "v Σ²: the noise"),
+        (data, ORANGE, "--", "Σ: what the data leave open"),
+    ):
+        ax.plot(*(np.linalg.cholesky(covariance) @ circle), color=colour, ls=style, label=label)
+    ax.plot(
+        *np.asarray(moved).T, "o", color=BLACK, ms=4, label=f"moved by the noise, {len(moved)} runs"
+    )
+    ax.set(xlabel=f"{names[0]}: private − exact mean", aspect="equal")
+    ax.set_ylabel(f"{names[1]}: private − exact mean")
+    ax.legend(loc="upper right", fontsize=8)
+    plt.show()
+
+
+# 5. Mixtures, persons and latents
+
+
+def mixtures(found, x, malignant, reference, unit, names: Sequence[str]) -> None:
+    """A panel for each fit: the patients, and ellipses of two standard deviations.
+
+    :param found: weights, means and variances of the groups, in public units, by label.
+    :param x: the patients, in public units, (N, 2).
+    :param malignant: what the pathologist said, (N,).
+    """
+    fig, axes = plt.subplots(
+        1, len(found), figsize=(11, 3.9), layout="constrained", sharex=True, sharey=True
+    )
+    angle = np.linspace(0, 2 * np.pi, 100)
+    circle = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    reference, unit, rows = (np.asarray(each) for each in (reference, unit, x))
+    shown = rows * unit + reference
+    for ax, (label, (weights, means, variances)) in zip(axes, found.items(), strict=True):
+        for which, marker, text in ((malignant, "x", "malignant"), (~malignant, ".", "benign")):
+            ax.plot(*shown[np.asarray(which)].T, marker, color=GREY, ms=3, alpha=0.5, label=text)
+        for weight, mean, variance, colour in zip(
+            *(np.asarray(each) for each in (weights, means, variances)), (BLUE, ORANGE), strict=True
+        ):
+            ax.plot(*((mean + 2 * circle * variance**0.5) * unit + reference).T, color=colour, lw=2)
+            place = mean * unit + reference
+            style = dict(color=colour, weight="bold", ha="center", va="center", fontsize=12)
+            ax.annotate(f"{weight:.0%}", place, **style)
+        ax.set(title=label, xlabel=names[0])
+    axes[0].set_ylabel(names[1])
+    axes[0].legend(loc="lower right", fontsize=8)
+    plt.show()
+
+
+def epsilon_by_rows(rows: Sequence[int], epsilons: Sequence[float]) -> None:
+    """What a promise of epsilon = 1 for a row is to a person with several."""
+    fig, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    ax.plot(rows, epsilons, "o-", color=ORANGE, label="all rows of the person")
+    ax.plot(rows, rows, ":", color=GREY, label="epsilon = number of rows")
+    ax.axhline(1.0, color=BLACK, lw=1, ls="--", label="what the ledger of rows says")
+    ax.set(xlabel="rows of a person", ylabel="epsilon of the person", xticks=list(rows))
+    ax.set_ylim(bottom=0)
+    ax.legend()
+    plt.show()
+
+
+def shrinkage(average, fitted, formula, level, count, numbers, alice: int) -> None:
+    """Fitted levels over averages, with the formula's lines; and errors by number of readings.
+
+    :param numbers: typical level, sd between and sd within patients (mmHg).
+    """
+    typical, between, within = numbers
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    ends = np.array([100.0, 178.0])
+    for n, colour, marker in ((1, ORANGE, "v"), (2, BLUE, "s"), (5, GREEN, ".")):
+        share = between**2 / (between**2 + within**2 / n)
+        label = f"{n} reading{'s' * (n > 1)}"
+        left.plot(average[count == n], fitted[count == n], marker, ms=3, alpha=0.4, color=colour)
+        left.plot(ends, typical + share * (ends - typical), color=colour, label=label)
+    left.plot(ends, ends, color=BLACK, ls=":", lw=1, label="no shrinkage")
+    left.plot(average[alice], fitted[alice], "*", color=BLACK, ms=14, label="Alice")
+    left.set(title="Dots: rows of patients; lines: the formula", xlim=ends, ylim=ends)
+    left.set(xlabel="average of the readings (mmHg)", ylabel="fitted level (mmHg)")
+    left.legend(loc="upper left", fontsize=8)
+    others = np.arange(len(level)) != alice  # her readings were written by hand
+    steps = range(1, int(count.max()) + 1)
+    for guess, colour, style, label in (
+        (average, ORANGE, "o-", "average of the readings"),
+        (fitted, BLUE, "s-", "row, behind the wall"),
+        (formula, GREEN, "^--", "formula, from released numbers"),
+    ):
+        square = np.asarray((guess - level) ** 2)
+        errors = [square[others & np.asarray(count == n)].mean() ** 0.5 for n in steps]
+        right.plot(steps, errors, style, color=colour, label=label)
+    right.set(title="Distance from the true level", xlabel="readings of a patient")
+    right.set(ylabel="root mean square error (mmHg)", ylim=(0, 13), xticks=list(steps))
+    right.legend(loc="lower left", fontsize=8)
+    plt.show()
+
+
 # 6. From a table to a report
 
 
@@ -315,4 +552,201 @@ def coverage(shares: Mapping[str, np.ndarray], names: Sequence[str], title: str)
     ax.set(title=title, xticks=range(len(names)), xticklabels=names, ylim=(0, 1.04))
     ax.set(xlim=(-0.5, len(names) - 0.5), ylabel="share of intervals that hold")
     fig.legend(loc="outside right center")
+    plt.show()
+
+
+# 8. Several hospitals
+
+
+def hospitals_apart_and_together(
+    results: Mapping[str, tuple], names: Sequence[str], shown: Sequence[int]
+) -> None:
+    """A panel for each coefficient that is shown, a row for each fit.
+
+    :param results: mean and standard deviation of all coefficients, by the fit's label; the first
+        is the reference.
+    """
+    fig, axes = plt.subplots(1, len(shown), figsize=(10, 3.4), layout="constrained", sharey=True)
+    rows = np.arange(len(results))
+    looks = {"hospital": (ORANGE, "v"), "federated": (BLUE, "s"), "all in": (GREEN, "D")}
+    for ax, k in zip(axes, shown, strict=True):
+        for row, (label, (mean, sd)) in zip(rows, results.items(), strict=True):
+            look = [each for start, each in looks.items() if label.startswith(start)]
+            colour, marker = look[0] if look else (BLACK, "o")
+            style = dict(fmt=marker, color=colour, capsize=3, ms=6)
+            ax.errorbar(float(mean[k]), row, xerr=1.96 * float(sd[k]), **style)
+        mean, sd = (float(each[k]) for each in next(iter(results.values())))
+        ax.axvspan(mean - 1.96 * sd, mean + 1.96 * sd, color=GREY, alpha=0.15, lw=0)
+        ax.set(title=names[k], yticks=rows, yticklabels=results)
+    axes[0].invert_yaxis()
+    fig.supxlabel("effect on the log odds of a visit: mean and 95% interval, epsilon = 1")
+    plt.show()
+
+
+def what_others_see(sent: Mapping[int, list], shares: Mapping[int, list], prime: int) -> None:
+    """What a trusted server is sent in each step, and what secret sharing shows in its place.
+
+    :param sent: what each hospital uploaded; drawn is the fullest bin of the histogram
+        of norms, which comes after the 20 numbers of the sites.
+    :param shares: those that another hospital gets of one number, by that number.
+    """
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    last = sum(np.mean(uploads[-20:], axis=0) for uploads in sent.values())
+    place = 20 + int(last[20:].argmax())
+    for (index, uploads), colour, marker in zip(
+        sent.items(), (ORANGE, GREEN, BLUE), "v^s", strict=True
+    ):
+        values = [each[place] for each in uploads if len(each) == len(uploads[-1])]
+        label = f"hospital {index}"
+        left.plot(range(1, len(values) + 1), values, marker, color=colour, ms=4, label=label)
+    left.set(title="A trusted server: sums under shares of the noise", xlabel="release")
+    left.set_ylabel("patients counted in one bin")
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
+    bins = np.linspace(0, 1, 21)
+    looks = ((BLUE, "//"), (ORANGE, ""))
+    for (number, found), (colour, hatch) in zip(shares.items(), looks, strict=True):
+        values = np.array([one / prime for one, *_ in found])
+        style = dict(histtype="step", color=colour, hatch=hatch, lw=2, density=True)
+        right.hist(values, bins, label=f"a share of {number:,}", **style)
+    right.set(title="Secret sharing: a share of a number", xlabel="share / prime", ylim=(0, 1.6))
+    right.set_ylabel("density")
+    right.legend(loc="upper right")
+    plt.show()
+
+
+def noise_left(left: Mapping[str, Mapping[str, float]]) -> None:
+    """Bars of the noise that is left in a total (sigma), by rule and by what happened."""
+    fig, ax = plt.subplots(figsize=(8, 3.2), layout="constrained")
+    rows = np.arange(len(next(iter(left.values()))))
+    for k, ((rule, bars), colour) in enumerate(zip(left.items(), (ORANGE, BLUE), strict=True)):
+        drawn = ax.barh(rows + 0.36 * (k - 0.5), list(bars.values()), 0.32, color=colour)
+        drawn.set_label(f"each adds {rule}")
+        ax.bar_label(drawn, fmt="%.2f", padding=3)
+    ax.axvline(1.0, color=BLACK, ls="--", lw=1)
+    ax.annotate("what the ledger counts", (1.0, -0.62), (4, 0), textcoords="offset points")
+    ax.set(xlabel="noise in the total (sigma)", xlim=(0, 2), yticks=rows, yticklabels=bars)
+    ax.set_ylim(len(rows) - 0.4, -0.8)
+    ax.legend(loc="lower right")
+    plt.show()
+
+
+# Elective: topics of documents
+
+
+def document_norms(steps: Mapping, counts, vandal, alice: int, bound: float) -> None:
+    """Norms of documents over their lengths, as written and after each step that bounds them.
+
+    :param steps: by label, from counts (n, V) to what a document adds.
+    """
+    fig, axes = plt.subplots(1, len(steps), figsize=(10, 3.5), layout="constrained", sharey=True)
+    lengths = counts.sum(1)
+    for ax, (label, change) in zip(axes, steps.items(), strict=True):
+        norms = change(counts).norm(dim=1)
+        ax.plot(lengths, norms, ".", color=GREY, ms=3, alpha=0.4, label=f"{len(counts):,} answers")
+        ax.plot(lengths[alice], norms[alice], "o", color=BLUE, ms=7, label="Alice")
+        one = change(vandal[None]).norm()
+        ax.plot(vandal.sum(), one, "X", color=ORANGE, ms=9, label="the vandal")
+        ax.axhline(bound, color=BLACK, lw=1, ls="--")
+        ax.set(title=label, xscale="log", yscale="log", xlabel="words in the answer")
+    axes[0].set_ylabel("norm of the answer's counts")
+    axes[-1].annotate("C", (1.0e4, bound), (0, 5), textcoords="offset points")
+    handles = axes[0].get_legend_handles_labels()
+    fig.legend(*handles, loc="outside lower center", ncols=3)
+    plt.show()
+
+
+def topics(panels: Mapping[str, object], themes: Sequence[str], first: Sequence[int]) -> None:
+    """Tables of topics by words, as shades.
+
+    :param panels: (topics, V) by title, topics in the order of the themes.
+    :param first: the column of each theme's first word.
+    """
+    fig, axes = plt.subplots(
+        len(panels),
+        1,
+        figsize=(10, 6.4),
+        layout="constrained",
+        sharex=True,
+        height_ratios=[len(each) for each in panels.values()],
+    )
+    for ax, (title, table) in zip(axes, panels.items(), strict=True):
+        image = ax.imshow(table, aspect="auto", cmap="Blues", vmax=0.12, interpolation="nearest")
+        names = [*themes, *["spare"] * (len(table) - len(themes))]
+        ax.set(title=title, yticks=range(len(table)), yticklabels=names)
+        ax.tick_params(axis="y", labelsize=7, length=0)
+    axes[-1].set_xticks(
+        list(first), [f"{name}: first word" for name in themes], ha="left", fontsize=8
+    )
+    axes[-1].set_xlabel("words of the vocabulary, theme by theme")
+    fig.colorbar(image, ax=axes, label="probability of the word", shrink=0.5)
+    plt.show()
+
+
+def perplexities(epsilons, private, frequencies: float, no_noise: float, best: float) -> None:
+    """Perplexity over epsilon, a dot for each start, between yardsticks."""
+    fig, ax = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    private = np.asarray(private)
+    ax.plot(epsilons, private.mean(1), color=BLUE, lw=2, label="private, mean of two starts")
+    ax.plot(epsilons, private, "o", color=BLUE, ms=5)
+    for value, colour, style, label in (
+        (frequencies, GREY, "--", "word frequencies, no noise"),
+        (no_noise, ORANGE, "-", "no noise"),
+        (best, BLACK, ":", "the true themes"),
+    ):
+        ax.axhline(value, color=colour, ls=style, lw=1.5, label=label)
+    ax.set(xlabel="epsilon, at delta = 1e-5", ylabel="perplexity (lower is better)", xscale="log")
+    ax.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
+    ax.minorticks_off()
+    ax.legend(loc="center right")
+    plt.show()
+
+
+# Elective: auditing
+
+
+def with_or_without(without, with_, alpha, curve) -> None:
+    """Released weights in both worlds, and error rates of all thresholds under the curve."""
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    bins = np.linspace(-2.2, 2.7, 40)
+    for values, colour, hatch, label in (
+        (without, GREY, "", "without the canary"),
+        (with_, BLUE, "//", "with the canary"),
+    ):
+        style = dict(histtype="stepfilled", alpha=0.45, color=colour, hatch=hatch)
+        left.hist(values, bins, label=label, **style)
+    left.set(xlabel="released weight of the rare disease, after one step", ylabel="runs")
+    left.legend(loc="upper left", fontsize=8)
+    thresholds = np.linspace(-2, 2.5, 200)
+    positive = [(without > t).mean() for t in thresholds]
+    negative = [(with_ <= t).mean() for t in thresholds]
+    right.fill_between(alpha, curve, color=BLUE, alpha=0.15, lw=0)
+    right.plot(alpha, curve, color=BLUE, label="least errors, by the accountant")
+    right.plot(positive, negative, color=BLACK, lw=1, ls="--", label="our attack")
+    right.plot(alpha, 1 - alpha, ":", color=GREY, label="guessing")
+    right.set(xlabel="false-positive rate", ylabel="false-negative rate", aspect="equal")
+    right.legend(loc="upper right", fontsize=8)
+    plt.show()
+
+
+def audited(result) -> None:
+    """Error rates of an audit, on a plain axis and on a logarithmic one that shows the tail."""
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+    result.plot(left)
+    left.legend(fontsize=8)
+    result.plot(right)
+    right.set(xscale="log", xlim=(1e-3, 1), ylabel="")
+    right.legend().remove()
+    plt.show()
+
+
+def bounds_to_expect(runs, bounds: Mapping[float, Sequence[float]]) -> None:
+    """The bound that the best attack may expect, over the number of runs; dotted: epsilon."""
+    fig, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    for (epsilon, values), colour, style in zip(
+        bounds.items(), (GREEN, BLUE, ORANGE), ("--", "-", "-."), strict=True
+    ):
+        ax.plot(runs, values, style, color=colour, label=f"epsilon = {epsilon:g}")
+        ax.axhline(epsilon, color=colour, ls=":", lw=1)
+    ax.set(xscale="log", xlabel="runs", ylabel="bound to be expected")
+    ax.legend(loc="upper left")
     plt.show()

@@ -32,7 +32,7 @@ SOME = (  # of each kind, for what is as good on all others
     "docs/index.html",
     "docs/methods.html",
     "docs/api/posterior.html",
-    "tutorials/2_dpsep_and_calibrated_uncertainty.html",
+    "tutorials/4_from_ep_to_dpsep.html",
 )
 DOCS = ROOT / "docs"
 API = "\n".join(page.read_text() for page in DOCS.glob("api/*.md"))
