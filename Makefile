@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Idle BLAS threads of two workers would spin on two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: demo docs lint test test-ci test-all test-lowest browser
+.PHONY: demo docs lint test test-ci test-all test-lowest browser slides tutorials
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m pyro_dp
@@ -33,6 +33,15 @@ browser:
 # The site, in build/site/index.html. Whatever Sphinx warns of fails it.
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs . build/site
+
+# A deck of each tutorial, in build/slides: they fetch reveal.js when they are shown.
+slides: $(VENV)/.test
+	$(BIN)/python -m nbconvert --to slides --output-dir build/slides tutorials/*.ipynb
+
+# The tutorials' outputs, anew.
+tutorials: $(VENV)/.test
+	OMP_NUM_THREADS=1 PYTHONPATH=tutorials $(BIN)/python -m nbconvert --to notebook --execute --inplace \
+		--ExecutePreprocessor.record_timing=False tutorials/*.ipynb
 
 # The core on the oldest Python and the lowest versions that pyproject.toml allows: .ci/run.
 LOWEST := .venv-lowest

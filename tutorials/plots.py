@@ -67,7 +67,7 @@ def membership(inside: Sequence[float], outside: Sequence[float], curves: Mappin
     left.set_yticks([])
     left.legend(loc="upper left")
     looks = zip((BLUE, BLACK, GREEN), ("-", "--", "-."), strict=True)
-    for (label, scores), (colour, dash) in zip(curves.items(), looks):
+    for (label, scores), (colour, dash) in zip(curves.items(), looks, strict=False):
         right.plot(*roc(*scores), dash, color=colour, lw=2, label=label)
     right.plot([0, 1], [0, 1], ":", color=GREY, label="tossing a coin")
     right.set(title="Whom the attacker finds", ylabel="members found", xlabel="others accused")
@@ -87,7 +87,9 @@ def intervals(fits: Mapping[str, tuple], names: Sequence[str], xlabel: str, titl
     fig, ax = plt.subplots(figsize=(9, 1.0 + 0.95 * len(names)), layout="constrained")
     rows = np.arange(len(names))
     looks = zip((BLACK, GREY, GREEN, BLUE, ORANGE), "oDv^s", strict=True)
-    for k, ((label, (mean, sd)), (colour, marker)) in enumerate(zip(fits.items(), looks)):
+    for k, ((label, (mean, sd)), (colour, marker)) in enumerate(
+        zip(fits.items(), looks, strict=False)
+    ):
         place = rows + 0.8 * ((k + 0.5) / len(fits) - 0.5)
         style = dict(fmt=marker, color=colour, ms=5, capsize=2.5, label=label)
         ax.errorbar(np.asarray(mean), place, xerr=1.96 * np.asarray(sd), **style)
@@ -107,7 +109,7 @@ def adding_up(counts: Sequence[int], lines: Mapping[str, Sequence[float]], dots:
     """Epsilon of n releases together, by the rule that adds them up; dots: the closed form."""
     fig, ax = plt.subplots(figsize=(8, 4.4), layout="constrained")
     looks = zip((ORANGE, GREEN, BLUE), ("--", "-.", "-"), strict=True)
-    for (label, values), (colour, dash) in zip(lines.items(), looks):
+    for (label, values), (colour, dash) in zip(lines.items(), looks, strict=False):
         ax.loglog(counts, values, dash, color=colour, lw=2, label=label)
     ax.plot(counts, dots, "o", color=BLACK, mfc="white", label="closed form")
     ax.axhline(1.0, color=GREY, lw=1, ls=":")
@@ -125,7 +127,7 @@ def sampling(rates: Sequence[float], noise: Mapping[int, Sequence[float]]) -> No
     """
     fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     looks = zip((ORANGE, BLUE), "sv", strict=True)
-    for (steps, sigmas), (colour, marker) in zip(noise.items(), looks):
+    for (steps, sigmas), (colour, marker) in zip(noise.items(), looks, strict=False):
         style = dict(color=colour, marker=marker, label=f"{steps:,} steps")
         left.loglog(rates, sigmas, **style)
         whole = np.asarray(sigmas) / (np.asarray(rates) * np.sqrt(steps))
@@ -146,7 +148,7 @@ def budget(parts: Mapping[str, tuple[float, float]], limit: float) -> None:
     fig, ax = plt.subplots(figsize=(9, 2.8), layout="constrained")
     ends = [0.0, 0.0]
     looks = zip((ORANGE, GREEN, BLUE), ("", "//", ".."), strict=True)
-    for (label, widths), (colour, hatch) in zip(parts.items(), looks):
+    for (label, widths), (colour, hatch) in zip(parts.items(), looks, strict=False):
         style = dict(color=colour, alpha=0.6, hatch=hatch, edgecolor="white")
         ax.barh([0, 1], widths, left=ends, label=label, **style)
         for row, (end, width) in enumerate(zip(ends, widths, strict=True)):
@@ -160,14 +162,16 @@ def budget(parts: Mapping[str, tuple[float, float]], limit: float) -> None:
     plt.show()
 
 
-def trade_offs(alpha: Sequence[float], curves: Mapping[str, Sequence[float]], dots: Mapping) -> None:
+def trade_offs(
+    alpha: Sequence[float], curves: Mapping[str, Sequence[float]], dots: Mapping
+) -> None:
     """The share that the best attacker finds over the share that he wrongly accuses.
 
     :param curves: bounds by label; ``dots`` closed forms at few places, as (alpha, power).
     """
     fig, ax = plt.subplots(figsize=(6, 5), layout="constrained")
     looks = zip((GREEN, BLUE, ORANGE), ("-.", "-", "--"), strict=True)
-    for (label, power), (colour, dash) in zip(curves.items(), looks):
+    for (label, power), (colour, dash) in zip(curves.items(), looks, strict=False):
         ax.plot(alpha, power, dash, color=colour, lw=2, label=label)
     ax.plot(*dots, "o", color=BLACK, mfc="white", label="closed form")
     ax.plot([0, 1], [0, 1], ":", color=GREY, label="tossing a coin")
