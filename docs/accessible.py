@@ -17,13 +17,18 @@ def _mend(app, page, template, context, doctree):
             'role="heading"', 'role="heading" aria-level="2"'
         )
     if "body" in context:
-        context["body"] = _scrolled(_SIGNATURE.sub(_as_lines, context["body"]))
+        context["body"] = _scrolled(_named(_SIGNATURE.sub(_as_lines, context["body"])))
 
 
 def _as_lines(signature):
     """Parameters a line each are a list of definitions without terms: as plain lines instead."""
     text = re.sub(r"<dl>(.*)</dl>", r'<span class="sig-lines">\1</span>', signature[0], flags=re.S)
     return text.replace("<dd>", '<span class="sig-line">').replace("</dd>", "</span>")
+
+
+def _named(body):
+    """What is folded has the name that is read on it."""
+    return body.replace(' aria-label="Toggle hidden content"', "")
 
 
 def _scrolled(body):
