@@ -194,7 +194,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         does not change them. Without an ``optim`` step sizes that fall from 0.1 to 0.01.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
         against anyone who can guess the seed, and runs with equal seeds and separate accountants
-        share their noise; the ledger says so.
+        share their noise; the ledger says so. What is public has Pyro's own generators, the guide's
+        start and its draws among it: ``pyro.set_rng_seed`` for these.
     :param secure: noise and sampling from the operating system's cryptographic generator, sums and
         noise in integers: against attacks on floating-point numbers and on generators, listed in
         :mod:`pyro_dp.mechanism.fixed_point`. Refused with ``generator``.
