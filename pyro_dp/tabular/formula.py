@@ -61,6 +61,10 @@ class Formula:
         terms = []
         for term in sides[1]:
             texts = tuple(each.expr for each in term.factors)
+            if any(each.startswith("offset(") for each in texts):
+                raise ConfigurationError(
+                    f"The formula has the term {str(term)!r}: say exposure='column' in its place."
+                )
             if texts == ("1",):
                 texts = ()
             elif any(re.fullmatch(r"[\d.]+|'.*'|\".*\"", each) for each in texts):

@@ -1,6 +1,8 @@
 """A private regression from a frame: a formula becomes a plain Pyro model, and that is fitted."""
 
+import inspect
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,11 +18,13 @@ from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.infer.svi.dpsvi import DPSVI
 from pyro_dp.tabular.design import Design, levels
 from pyro_dp.tabular.encoded import Encoded
-from pyro_dp.tabular.families import family_of, scale_of
+from pyro_dp.tabular.expressions import bounds
+from pyro_dp.tabular.families import Family, family_of, scale_of
 from pyro_dp.tabular.formula import Formula
 from pyro_dp.tabular.glm_model import Source
 from pyro_dp.tabular.incomplete import Incomplete, combinations, filled
 from pyro_dp.tabular.levels import Binary, Category
+from pyro_dp.tabular.ranges import Count, Number
 from pyro_dp.tabular.regression import Regression
 from pyro_dp.tabular.schema import ROW_OBSERVED, Schema
 from pyro_dp.tabular.user_scale import UserScale
@@ -69,6 +73,8 @@ class PrivateGLM:
         ``Binary``), "linear" (of a ``Number`` or ``Count``), "ordinal" (of an ordered
         ``Category``, proportional odds).
     :param accountant: as for :class:`~pyro_dp.DPSEP`.
+    :param exposure: a column, ``Number`` or ``Count`` with a lower bound above 0, such as hours at
+        work: counts are a rate times it, and its logarithm is added to the linear predictor.
     :param group: a column of levels, each with an intercept of its own; these are normal around
         the common one, with a standard deviation that is unknown, and summed out of the prior.
     :param method: "dpsep" or "dpsvi".
@@ -100,6 +106,7 @@ class PrivateGLM:
         *,
         family: str,
         accountant: PrivacyAccountant,
+        exposure: str | None = None,
         group: str | None = None,
         method: str = "dpsep",
         **settings: Any,
@@ -109,6 +116,7 @@ class PrivateGLM:
                 "schema must be a Schema: Schema({'age': Number(0, 100), ..})."
             )
         require_choice("method", method, tuple(_METHODS))
+        _require_settings(settings, method)
         columns = schema.columns
         self.schema, self.method, self.accountant = schema, method, accountant
         self._settings = settings
@@ -117,10 +125,12 @@ class PrivateGLM:
         self._family = family_of(family, outcome, columns[outcome])
         self._design = Design(self._formula.terms, columns)
         self._group = _group(group, columns)
-        if outcome in [*self._design.variables, group] or group in self._design.variables:
+        self._exposure = _exposure(exposure, columns, self._family)
+        once = [outcome, *filter(None, (group, exposure))]
+        if len({*once, *self._design.variables}) < len(once) + len(self._design.variables):
             raise ConfigurationError(
-                "The formula names a column twice: outcome, group, and the columns of the right "
-                "side must be different ones."
+                "The formula names a column twice: outcome, group, exposure, and the columns of "
+                "the right side must be different ones."
             )
         self._kept = self._shown_columns()
         self._incomplete = [
@@ -132,6 +142,8 @@ class PrivateGLM:
         known = [n for n in self._design.variables if not columns[n].missing]
         self._complete = Design([(), *((name,) for name in known)], columns)
         centred = "Intercept" in self._design.names
+        if self._exposure and not centred:
+            raise ConfigurationError("exposure= needs a formula with an intercept.")
         self._scale = scale_of(self._family, columns[outcome], centred=centred)
         self._written = self._source()
         self.source, self.model = self._written.text(), self._written.model()
@@ -199,6 +211,8 @@ class PrivateGLM:
         notes = [f"{self._formula.text} ({self._family.name})", f"x: {', '.join(names)}", *seen]
         if self._scale != (0.0, 1.0):
             notes.append(f"y: ({outcome} - {self._scale[0]:g}) / {self._scale[1]:g}")
+        if self._exposure:
+            notes.append(f"log_exposure: log({self._exposure[0]} / {self._exposure[3]:g})")
         if self._incomplete:
             notes.append(f"complete: {', '.join(self._complete.names)}")
         for place, each in enumerate(self._incomplete, start=1):
@@ -210,6 +224,7 @@ class PrivateGLM:
             family=self._family,
             slotted=self.schema.unit is not None,
             masked=self.schema.unit is not None or columns[outcome].missing,
+            exposed=self._exposure is not None,
             group=self._group,
             incomplete=self._incomplete,
             complete=self._complete.names,
@@ -225,6 +240,8 @@ class PrivateGLM:
 
     def _user_scale(self) -> UserScale:
         family, (centre, half) = self._family, self._scale
+        if self._exposure:
+            centre = -math.log(self._exposure[3])
         return UserScale(
             names=self._design.names,
             matrix=torch.tensor(self._design.to_user[:, self._kept] * half),
@@ -260,6 +277,10 @@ class PrivateGLM:
         found = [_floats(x).reshape(*shape, *x.shape[1:]), self._outcome(encoded[outcome])]
         if self._written.masked:
             found.append(slots & encoded.get(f"{outcome}_observed", slots))
+        if self._exposure:
+            name, low, high, unit = self._exposure
+            value = encoded[name].double().clamp(low, high)  # an empty slot has none
+            found.append(_floats((value / unit).log().numpy()))
         if self._group:
             found.append(encoded[self._group[0]])
         if self._incomplete:
@@ -279,8 +300,41 @@ class PrivateGLM:
         return ((value.double() - centre) / half).to(torch.get_default_dtype())
 
 
+def _require_settings(settings: Mapping[str, Any], method: str) -> None:
+    known = inspect.signature(_METHODS[method]).parameters
+    unknown = [name for name in settings if name not in known or name in ("model", "guide")]
+    if unknown:
+        hint = " (exposure='hours' is how counts have an offset)" if "offset" in unknown else ""
+        raise ConfigurationError(
+            f"{unknown[0]!r} is no setting of PrivateGLM, and none of {method.upper()}{hint}."
+        )
+
+
 def _floats(values: np.ndarray) -> Tensor:
     return torch.tensor(values, dtype=torch.get_default_dtype())
+
+
+def _exposure(
+    name: str | None, columns: Mapping[str, Any], family: Family
+) -> tuple[str, float, float, float] | None:
+    """Name, bounds, and the unit in which the model has it: the bounds' geometric mean.
+
+    Where the intercept is 0, so that a fit starts near rates of one in that unit.
+    """
+    if name is None:
+        return None
+    if family.name not in ("poisson", "negative_binomial"):
+        raise ConfigurationError(
+            f"exposure={name!r} is for counts: family='poisson' or 'negative_binomial'."
+        )
+    column = columns.get(name)
+    if not isinstance(column, (Number, Count)) or column.missing or column.lower <= 0:
+        raise ConfigurationError(
+            f"exposure={name!r} must be a column of the schema, declared as Number(lower, upper) "
+            "or Count(lower, upper) with lower above 0, without missing values."
+        )
+    low, high = bounds(column)
+    return name, low, high, float(f"{math.sqrt(low * high):.2g}")
 
 
 def _group(name: str | None, columns: Mapping[str, Any]) -> tuple[str, int] | None:

@@ -30,6 +30,7 @@ class Source:
     :param family: of the outcome.
     :param slotted: a record is a unit with several rows, and not one row.
     :param masked: some rows have no outcome.
+    :param exposed: counts are rates times an exposure.
     :param group: name and number of levels of the column of groups.
     :param incomplete: covariates that may be missing.
     :param complete: names of the columns from which these follow.
@@ -41,6 +42,7 @@ class Source:
     family: Family
     slotted: bool
     masked: bool
+    exposed: bool
     group: tuple[str, int] | None
     incomplete: Sequence[Incomplete]
     complete: Sequence[str]
@@ -68,6 +70,7 @@ class Source:
         """Of the model: x, y, then what there is."""
         found = ["x", "y"]
         found += ["observed"] if self.masked else []
+        found += ["log_exposure"] if self.exposed else []
         found += ["group"] if self.group else []
         found += ["complete"] if self.incomplete else []
         for place in range(1, len(self.incomplete) + 1):
@@ -145,9 +148,10 @@ class Source:
         return lines
 
     def _outcome(self) -> list[str]:
-        eta = "x @ b"
-        if self.group:
-            eta += " + u[group][..., None]" if self.incomplete else " + u[group]"
+        parts = ["log_exposure"] if self.exposed else []
+        parts += ["u[group]"] if self.group else []
+        each = "[..., None]" if self.incomplete else ""
+        eta = " + ".join(["x @ b", *(f"{part}{each}" for part in parts)])
         lines, given = [f"eta = {eta}"], self.family.distribution
         if self.incomplete:
             lines.append(f"each = {given}")

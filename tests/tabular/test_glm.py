@@ -127,11 +127,11 @@ def test_print_shows_code_that_runs():
     assert log_joint(names["model"], args, values) == log_joint(glm.model, args, values)
 
 
-def newton(x, y, scales, kind):
+def newton(x, y, scales, kind, offset=0.0):
     """Mode and covariance of the posterior, by an implementation of its own."""
     b, precision = np.zeros(x.shape[1]), np.diag(1 / np.array(scales) ** 2)
     for _ in range(50):
-        eta = x @ b
+        eta = x @ b + offset
         mean = np.exp(eta) if kind == "poisson" else 1 / (1 + np.exp(-eta))
         weight = mean if kind == "poisson" else mean * (1 - mean)
         hessian = x.T @ (x * weight[:, None]) + precision
@@ -161,6 +161,70 @@ def test_without_noise_it_is_the_posterior(outcome, family):
     assert ((table["mean"] - back @ b).abs() < 0.1 * sd).all()
     np.testing.assert_allclose(table["sd"], sd, rtol=0.03)
     assert (table["privacy"] < 1e-9).all() and (table["doubt"] == "").all()
+
+
+def test_counts_with_an_exposure():
+    """A rate times hours, in the user's units; one with a hundred times the hours of another."""
+    data = frame(400)
+    data["hours"] = np.random.default_rng(1).uniform(20, 2000, len(data)).round()
+    rate = np.exp(-6 + 0.02 * (data["age"] - 50) + 0.5 * data["chronic"])
+    data["visits"] = np.random.default_rng(2).poisson(rate * data["hours"])
+    glm = without_noise(
+        schema("age", "chronic", "visits", "hours", hours=Number(20, 2000)),
+        "visits ~ age + chronic",
+        family="poisson",
+        exposure="hours",
+    )
+    assert "eta = x @ b + log_exposure" in glm.source
+    table = fitted(glm, data).summary()
+    middle = 200.0  # of the bounds, on the scale of logarithms
+    offset = np.log(data["hours"].to_numpy() / middle)
+    x = np.column_stack([np.ones(len(data)), (data["age"] - 50) / 30, data["chronic"]]).astype(
+        float
+    )
+    b, covariance = newton(x, data["visits"].to_numpy(float), [5.0, 2.5, 2.5], "poisson", offset)
+    back = np.eye(3)
+    back[0, 1], back[1, 1] = -50 / 30, 1 / 30
+    sd = np.sqrt(np.diag(back @ covariance @ back.T))
+    mean = back @ b - np.array([np.log(middle), 0.0, 0.0])
+    assert ((table["mean"] - mean).abs() < 0.1 * sd).all()
+    np.testing.assert_allclose(table["sd"], sd, rtol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (dict(exposure="hours", family="logistic"), "is for counts"),
+        (dict(exposure="nowhere"), "must be a column of the schema"),
+        (dict(exposure="zero"), "lower above 0"),
+        (dict(exposure="gap"), "without missing values"),
+        (dict(exposure="age"), "names a column twice"),
+        (dict(exposure="hours", formula="visits ~ 0 + any"), "needs a formula with an intercept"),
+        (dict(offset="hours"), "exposure='hours'"),
+        (dict(steps=3), "'steps' is no setting of PrivateGLM, and none of DPSEP"),
+        (dict(formula="visits ~ age + offset(log(hours))"), "say exposure='column'"),
+    ],
+)
+def test_exposures_that_do_not_fit(settings, said):
+    columns = {
+        "age": Number(20, 80),
+        "hours": Number(1, 2000),
+        "zero": Number(0, 2000),
+        "gap": Number(1.0, 9.0, missing=True),
+        "any": Binary(),
+        "visits": Count(0, 30),
+    }
+    family = settings.pop("family", "poisson")
+    outcome = "any" if family == "logistic" else "visits"
+    formula = settings.pop("formula", f"{outcome} ~ age")
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        PrivateGLM(
+            Schema(columns),
+            formula,
+            family=family,
+            accountant=PrivacyAccountant(epsilon=1.0),
+            **settings,
+        )
 
 
 def test_levels_that_nobody_has():

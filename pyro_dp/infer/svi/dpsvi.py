@@ -309,7 +309,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             )
         self._histogram: HistogramBound | None = None  # before the first
         self._history = RunHistory(model, guide)
-        self._concluded: str | None = None  # what the guide holds, if it is no posterior
+        self._concluded: str | None = None  # what the guide holds, if that is not to be relied on
         self._optimizer = PublicOptimizer(optim or pyro.optim.Adam({"fused": True}))
         self._loaded = SavedParameters()
         self._rows = RowOptimizer(partial(_row_adam, local_optim, optim))

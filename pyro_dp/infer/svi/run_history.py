@@ -46,6 +46,13 @@ _NOT_FINITE = (
 _OTHER = "load_state_dict: the released gradients are of other latents, of another model."
 _NOT_REGRESSED = "No posterior could be regressed from the released gradients: {why}. "
 _AS_IT_IS = _NOT_REGRESSED + "This is the guide as it is, which does not know of the privacy noise."
+_HIDES = (
+    "Of {hidden} of {dim} coordinates the noise may hide more than the records say; "
+    "posterior().doubtful names them, and their intervals may miss. It is worse where a guide "
+    "starts far off: start it at the middle of the prior, AutoMultivariateNormal(model, "
+    "init_loc_fn=init_to_mean). For a regression take DPSEP; else more records, fewer latents or "
+    "a larger epsilon."
+)
 _IN_ITS_PLACE = (
     _NOT_REGRESSED + "The guide holds {what} instead, which do not know of the privacy noise."
 )
@@ -183,14 +190,16 @@ class RunHistory:
 
         :param parameters: unconstrained.
         :param bias: as for :meth:`posterior`.
-        :returns: why that is no posterior with the noise in it, and what it is.
+        :returns: why that is no posterior with the noise in it, and what it is; or that the noise
+            hides most of it.
         """
         try:
             guide, found = self._regressed(bias)
         except NotRegressed as why:
             return _IN_ITS_PLACE.format(why=why, what=self._average(parameters))
         guide.write(found.mean, found.aware)
-        return None
+        hidden, dim = int((found.information < 0.5).sum()), len(found.mean)
+        return _HIDES.format(hidden=hidden, dim=dim) if 2 * hidden > dim else None
 
     def state(self) -> dict[str, Any]:
         """Tensors and numbers."""
