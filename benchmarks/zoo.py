@@ -271,8 +271,9 @@ def report(fits: pd.DataFrame) -> None:
     text = (
         "# The zoo\n\n"
         "Forty models as their authors write them, and what becomes of each where `SVI` is swapped "
-        "for `DPSVI`. The models are in `tests/zoo`; the table is made by "
-        "`python benchmarks/zoo.py` and `python benchmarks/zoo.py --report`. N = 5,000 simulated "
+        "for `DPSVI`; [twelve of Pyro's](examples.md) have pictures. The models are in "
+        "`tests/zoo`; the table is made by `python benchmarks/zoo.py` and "
+        "`python benchmarks/zoo.py --report`. N = 5,000 simulated "
         'records, delta = 1e-5, nothing set but what "edit" says; one run each. Columns from '
         '"noise 0" on are relative differences to the ELBO of `SVI` (negative: below it), the '
         "better of two runs with other step sizes; `DPSEP` is at epsilon = 4, where its guide is "
