@@ -10,6 +10,7 @@ though, and so do how long it takes and whether it fails: messages are for the c
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def _run(options: argparse.Namespace) -> int:
         )
         if options.journal is not None:
             accountant.journal(options.journal)
-        accountant.describe(**_description(options, schema))
+        accountant.describe(**_description(options, schema, accountant.description.stated()))
         synthesizer.fit(frame)
         begin("drawing")
         rows = synthesizer.sample(options.rows)
@@ -90,15 +91,18 @@ def _run(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _description(options: argparse.Namespace, schema: Schema) -> dict[str, Any]:
-    """For the report. The file's name is public."""
+def _description(
+    options: argparse.Namespace, schema: Schema, stated: Mapping[str, Any]
+) -> dict[str, Any]:
+    """For the report. The file's name is public; what a journal says already stands."""
     unit = "a row"
     if schema.unit is not None:
         unit = f"all rows with the same {schema.unit}, of which the first {schema.max_rows} count"
     said = {name: getattr(options, name) for name in ("title", "purpose", "controller")}
-    known = {"title": f"Synthetic rows of {options.data.name}", "dataset": options.data.name}
+    title = f"Synthetic rows of {options.data.name}"
+    known = {"title": title, "dataset": options.data.name, "unit": unit}
     given = {name: text for name, text in said.items() if text is not None}
-    return known | given | {"unit": unit}
+    return known | dict(stated) | given
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:

@@ -66,6 +66,19 @@ def test_from_a_file_to_a_twin_and_a_report(files, capsys):
     assert os.stat("twin.csv").st_mtime_ns == before
 
 
+def test_what_a_journal_says_already_stands(files):
+    accountant = PrivacyAccountant(epsilon=1.0)
+    journal = accountant.journal("ledger")
+    accountant.describe(dataset="the register", unit="a person", purpose="teaching")
+    journal.close()
+    more = ["--journal", "ledger", "--report", "report.html", "--purpose", "a test"]
+    assert front.main([*files, *more]) == command_line.DONE
+    again = PrivacyAccountant(1.0)
+    again.journal("ledger").close()
+    said = again.description
+    assert (said.dataset, said.unit, said.purpose) == ("the register", "a person", "a test")
+
+
 def test_a_seed_repeats_a_run(files, tmp_path):
     def twin(*more):
         assert front.main([*files, "--rows", "20", *more]) == 0

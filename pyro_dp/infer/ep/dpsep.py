@@ -80,9 +80,9 @@ _BIASED = (
     "features without extreme values would help; posterior().doubtful says the same."
 )
 _HIDDEN = (
-    "In {hidden} of {dim} directions the noise may be more than what the records say: there the "
-    "posterior is little more than the prior. Try DPSVI, fewer latents, more records, a smaller "
-    "max_factor_norm or a larger epsilon."
+    "In {hidden} of {dim} directions the noise may be more than what the records say: intervals "
+    "are wide there, and where it is far more, the prior says the rest. Fewer latents, more "
+    "records or a larger epsilon would help; posterior().doubtful says which coordinates."
 )
 
 

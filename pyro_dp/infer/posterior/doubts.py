@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 HIDDEN = "the noise is more than what the records say, and if far more, the prior says the rest"
-MANY_CLIPPED = "many records were clipped, which no interval makes up for"
+MANY_CLIPPED = "what was clipped of the records may move it by as much as its interval is wide"
 
 
 def mostly_in(directions: Tensor, variances: Tensor, hidden: Tensor) -> Tensor:

@@ -46,8 +46,9 @@ _NOT_FINITE = (
 _OTHER = "load_state_dict: the released gradients are of other latents, of another model."
 _NOT_REGRESSED = "No posterior could be regressed from the released gradients: {why}. "
 _AS_IT_IS = _NOT_REGRESSED + "This is the guide as it is, which does not know of the privacy noise."
+_LITTLE = 0.25  # of the records' information is left: there are marks before there is a warning
 _HIDES = (
-    "Of {hidden} of {dim} coordinates the noise may hide more than the records say; "
+    "Of {hidden} of {dim} coordinates the noise may hide most of what the records say; "
     "posterior().doubtful names them, and their intervals may miss. It is worse where a guide "
     "starts far off: start it at the middle of the prior, AutoMultivariateNormal(model, "
     "init_loc_fn=init_to_mean). For a regression take DPSEP; else more records, fewer latents or "
@@ -198,7 +199,7 @@ class RunHistory:
         except NotRegressed as why:
             return _IN_ITS_PLACE.format(why=why, what=self._average(parameters))
         guide.write(found.mean, found.aware)
-        hidden, dim = int((found.information < 0.5).sum()), len(found.mean)
+        hidden, dim = int((found.information < _LITTLE).sum()), len(found.mean)
         return _HIDES.format(hidden=hidden, dim=dim) if 2 * hidden > dim else None
 
     def state(self) -> dict[str, Any]:
