@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    with tqdm(total=len(_STAGES), unit="stage", disable=None) as bar:
+    progress = tqdm(total=len(_STAGES), unit="stage", disable=None)
+    with progress as bar, ExitStack() as open_files:
 
         def begin(stage: str) -> None:
             bar.set_description(stage)
@@ -76,7 +78,7 @@ def _run(options: argparse.Namespace) -> int:
             secure=options.secure,
         )
         if options.journal is not None:
-            accountant.journal(options.journal)
+            open_files.enter_context(accountant.journal(options.journal))
         accountant.describe(**_description(options, schema, accountant.description.stated()))
         synthesizer.fit(frame)
         begin("drawing")

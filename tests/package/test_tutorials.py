@@ -70,7 +70,6 @@ def code_cells(notebook):
 
 
 @pytest.mark.slow
-@pytest.mark.every_case
 def test_gives_the_outputs_that_it_shows(notebook, tmp_path):
     shown = [shown_in(cell) for cell in code_cells(notebook)]
     if (message := failure(notebook, tmp_path)) is not None:
