@@ -104,7 +104,9 @@ def _description(
     title = f"Synthetic rows of {options.data.name}"
     known = {"title": title, "dataset": options.data.name, "unit": unit}
     given = {name: text for name, text in said.items() if text is not None}
-    return known | dict(stated) | given
+    found = known | dict(stated) | given
+    # Whatever a journal says of persons: without their column in the schema rows are protected.
+    return found if schema.unit is not None else found | {"unit": unit}
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:

@@ -50,7 +50,10 @@ class Source:
     def text(self) -> str:
         """Of ``def model(...)``."""
         lines = [f"def model({', '.join(self.arguments)}):"]
-        lines += [f"    # {line}" for line in self.notes]
+        # A formula may have several lines, and names of columns come from a file of somebody's:
+        # whatever they hold, they stay comments.
+        notes = [" ".join(line.replace("\0", " ").split()) for line in self.notes]
+        lines += [f"    # {line}" for line in notes]
         lines += [f"    {line}" for line in self._latents()]
         lines += ['    with pyro.plate("records", len(x)):']
         lines += [f"        {line}" for line in [*self._covariates(), *self._outcome()]]

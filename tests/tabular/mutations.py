@@ -256,6 +256,13 @@ MUTATIONS = [
         "test_glm.py::test_what_may_be_missing_is_summed_out",
     ),
     Mutation(
+        "regression: names of columns are lines of code",
+        "Source.text",
+        """" ".join(line.replace("\\0", " ").split())""",
+        "line",
+        "test_glm.py::test_names_and_formulae_of_several_lines_stay_comments",
+    ),
+    Mutation(
         "regression: numbers leave the range that the schema tells",
         "Expression.values",
         "return np.clip(np.nan_to_num(found, nan=self._low), self._low, self._high)",

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -66,7 +67,14 @@ def test_from_a_file_to_a_twin_and_a_report(files, capsys):
     assert os.stat("twin.csv").st_mtime_ns == before
 
 
-def test_what_a_journal_says_already_stands(files):
+@pytest.mark.parametrize("unit", [None, "person"])
+def test_what_a_journal_says_already_stands(files, unit):
+    """But that it is persons who are protected, where the schema has none."""
+    if unit is not None:
+        Schema(COLUMNS, unit=unit, max_rows=2).save("schema.json")
+        head, *lines = Path("data.csv").read_text().splitlines()
+        rows = [f"{number},{line}" for number, line in enumerate(lines)]
+        Path("data.csv").write_text("\n".join([f"{unit},{head}", *rows]))
     accountant = PrivacyAccountant(epsilon=1.0)
     journal = accountant.journal("ledger")
     accountant.describe(dataset="the register", unit="a person", purpose="teaching")
@@ -76,7 +84,8 @@ def test_what_a_journal_says_already_stands(files):
     again = PrivacyAccountant(1.0)
     again.journal("ledger").close()
     said = again.description
-    assert (said.dataset, said.unit, said.purpose) == ("the register", "a person", "a test")
+    assert (said.dataset, said.purpose) == ("the register", "a test")
+    assert said.unit == ("a row" if unit is None else "a person")
 
 
 def test_a_seed_repeats_a_run(files, tmp_path):

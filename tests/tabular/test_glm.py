@@ -191,6 +191,18 @@ def test_counts_with_an_exposure():
     np.testing.assert_allclose(table["sd"], sd, rtol=0.03)
 
 
+@pytest.mark.parametrize("name", ["h\nraise SystemExit", "h\r    raise SystemExit", "h\0x"])
+def test_names_and_formulae_of_several_lines_stay_comments(name):
+    glm = without_noise(
+        Schema({"age": Number(20, 80), name: Number(1, 9), "visits": Count(0, 30)}),
+        "visits ~ age\n    + I(age ** 2)",
+        family="poisson",
+        exposure=name,
+    )
+    assert "# visits ~ age + I(age ** 2) (poisson)" in glm.source and "\0" not in glm.source
+    assert not re.search(r"^\s*raise", glm.source, flags=re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
