@@ -27,9 +27,13 @@ def _import_all(app):
 
 
 def _with_aliases(app, what, name, found, options, signature, returned):
-    """autodoc_type_aliases inside of another type is printed as the object that stands for it."""
+    """autodoc_type_aliases inside of another type is printed as the object that stands for it.
+
+    A default that is a function is printed as one, which Sphinx cannot read: by its name it can.
+    """
     if signature is None:
         return None
+    signature = re.sub(r"<function (\w+)>", r"\1", signature)
     return re.sub(r"TypeAliasForwardRef\('([\w.]+)'\)", r"\1", signature), returned
 
 

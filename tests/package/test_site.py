@@ -37,8 +37,6 @@ SOME = (  # of each kind, for what is as good on all others
 DOCS = ROOT / "docs"
 API = "\n".join(page.read_text() for page in DOCS.glob("api/*.md"))
 DOCUMENTED = re.findall(r"^\.\. auto(?:class|exception|function):: (\S+)$", API, flags=re.M)
-for room in re.findall(r"^\.\. automodule:: (\S+)$", API, flags=re.M):  # all that it exports
-    DOCUMENTED += [f"{room}.{name}" for name in importlib.import_module(room).__all__]
 
 
 def public_names():
