@@ -1,4 +1,6 @@
-"""Write docs/errors.md: the wrong first attempts of tests/first_attempts.py, and what they get.
+"""Write docs/errors.md: wrong first attempts and what they get, and warnings and what to do then.
+
+They are those of tests/first_attempts.py and tests/first_warnings.py.
 
 python benchmarks/errors.py
 """
@@ -12,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+import first_warnings  # noqa: E402
 from first_attempts import ATTEMPTS, SHARED, Attempt  # noqa: E402
 
 PAGE = ROOT / "docs" / "errors.md"
@@ -23,15 +26,30 @@ with the functions below. `tests/package/test_first_attempts.py` holds each erro
 line, the argument or the site, and what to try next; to coming before anything is spent, where no
 step was taken before; and to quoting no number of the data. Made by `python benchmarks/errors.py`,
 which wraps the lines of the messages; `first_attempts.py` in them is the user's file.
+[Warnings](#warnings-and-marks), which come at the end of a run that did happen, are below.
+"""
+_WARNINGS = """\
+## Warnings and marks
+
+An error says that nothing was done; a warning, that something was done and may not be what it
+looks like. What was released, is paid for. A *mark* is an entry of `posterior().doubtful`, or of
+the column `doubt` of a regression's table: of this coefficient the interval may not hold what it
+says. Warnings and marks are made from what was released, and cost nothing. Each run below is run
+as it stands here, with these functions, by `tests/package/test_first_attempts.py`, too; a table
+has means and 95% intervals, in the frame's own units.
 """
 
 
 def page() -> str:
-    """All attempts, by group."""
+    """All attempts, by group, and all runs with warnings."""
     shared = "\n\n".join(inspect.getsource(function).rstrip() for function in SHARED)
     parts = [_INTRODUCTION, _fenced(shared, "python")]
     for group, attempts in groupby(ATTEMPTS, key=lambda attempt: attempt.group):
         parts += [f"## {group}\n", *map(_entry, attempts)]
+    shared = "\n\n".join(inspect.getsource(each).rstrip() for each in first_warnings.SHARED)
+    parts += [_WARNINGS, _fenced(shared, "python")]
+    for group, runs in groupby(first_warnings.RUNS, key=lambda run: run.group):
+        parts += [f"### {group}\n", *map(_run, runs)]
     return "\n".join(parts)
 
 
@@ -40,9 +58,35 @@ def _entry(attempt: Attempt) -> str:
     if text is None:
         outcome = "No error: this works.\n"
     else:
-        lines = [textwrap.wrap(line, 110, break_long_words=False) for line in text.splitlines()]
-        outcome = _fenced("\n".join("\n".join(line) for line in lines), "text")
+        outcome = _text(text)
     return "\n".join([f"### {attempt.title}\n", _fenced(attempt.code, "python"), outcome])
+
+
+def _run(run: first_warnings.Run) -> str:
+    given, marks, table = run.outcome
+    said = [f"{type(each).__name__}: {each}" for each in given]
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in marks.items():
+        by_reason.setdefault(reason, []).append(name)
+    said += [f"Marked: {_some(names)}: {reason}." for reason, names in by_reason.items()]
+    outcome = [_fenced(table, "text")] if table else []
+    outcome.append(_text("\n".join(said)) if said else "No warning, and no mark.\n")
+    return "\n".join(
+        [f"#### {run.title}\n", _fenced(run.code, "python"), *outcome, f"{_wrapped(run.do)}\n"]
+    )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 4 else ""
+    return ", ".join(names[: 3 if more else 4]) + more
+
+
+def _text(text: str) -> str:
+    return _fenced("\n".join(_wrapped(line) for line in text.splitlines()), "text")
+
+
+def _wrapped(line: str) -> str:
+    return "\n".join(textwrap.wrap(line, 110, break_long_words=False))
 
 
 def _fenced(text: str, language: str) -> str:
@@ -51,4 +95,6 @@ def _fenced(text: str, language: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
-    print(f"{len(ATTEMPTS)} attempts in {PAGE.relative_to(ROOT)}")
+    print(
+        f"{len(ATTEMPTS)} attempts and {len(first_warnings.RUNS)} runs in {PAGE.relative_to(ROOT)}"
+    )

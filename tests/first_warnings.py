@@ -1,0 +1,332 @@
+"""Runs that end with a warning or a mark, and what to do then.
+
+``benchmarks/errors.py`` makes docs/errors.md of them; test_first_attempts.py holds them to it.
+"""
+
+import functools
+import inspect
+import textwrap
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer.autoguide import AutoIAFNormal, AutoMultivariateNormal, AutoNormal
+
+from pyro_dp import (
+    DPSEP,
+    DPSVI,
+    VIPS,
+    ClippingWarning,
+    ConvergenceWarning,
+    NotPrivateWarning,
+    PrivacyAccountant,
+    nonprivate,
+)
+from pyro_dp.tabular import Binary, Category, Count, Number, PrivateGLM, Schema
+from pyro_dp.vips import GaussianMixture, LogisticRegression
+
+
+def people(rows, unlike=0.0, at_the_bound=0):
+    """A frame of made-up people; unlike: variance of a factor of each row's own."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"age": rng.uniform(20, 80, rows), "ill": rng.random(rows) < 0.3})
+    frame["region"] = rng.choice(["north", "south"], rows)
+    rate = np.exp(1 + 0.01 * (frame.age - 50) + 0.5 * frame.ill)
+    factor = rng.gamma(1 / unlike, unlike, rows) if unlike else 1.0
+    frame["visits"] = np.minimum(rng.poisson(rate * factor), 80)
+    frame.loc[: at_the_bound - 1, "visits"] = 80
+    return frame
+
+
+def regression(frame, epsilon, formula="visits ~ age + ill", **settings):
+    """A Poisson regression of such a frame."""
+    regions = Category(("north", "south", "islands"), other=False)
+    columns = {"age": Number(20, 80), "ill": Binary(), "region": regions, "visits": Count(0, 80)}
+    accountant = PrivacyAccountant(epsilon=epsilon)
+    settings = {"family": "poisson", "accountant": accountant, "generator": 0} | settings
+    glm = PrivateGLM(Schema(columns), formula, **settings)
+    return glm.fit(frame, progress=False).summary()[["mean", "lower", "upper", "doubt"]]
+
+
+def records():
+    """Three features and a binary label of 2,000 people."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2000, 3, generator=generator) * 2 - 1
+    return x, (torch.rand(2000, generator=generator) < torch.sigmoid(x.sum(dim=1))).float()
+
+
+def logistic(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("people", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+SHARED = (people, regression, records, logistic)  # what the runs may use
+
+
+@dataclass(frozen=True)
+class Run:
+    """One that ends with a warning or a mark.
+
+    :param group: heading of the page.
+    :param kinds: of the warnings, in their order.
+    :param marks: of how many coefficients the interval may not hold what it says; None: any.
+    :param do: what to do next.
+    """
+
+    function: Callable
+    group: str
+    kinds: tuple[type[Warning], ...]
+    marks: int | None
+    do: str
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def title(self) -> str:
+        return inspect.getdoc(self.function)
+
+    @property
+    def code(self) -> str:
+        """The body of the function, without its docstring."""
+        source = inspect.getsource(self.function).split('"""', 2)[2].strip("\n")
+        return textwrap.dedent(source).replace("return ", "")
+
+    @functools.cached_property
+    def outcome(self) -> tuple[list[Warning], dict[str, str], str]:
+        """In a fresh session: the warnings; reasons of marks by coefficient; what it prints."""
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        dtype = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
+            with warnings.catch_warnings(record=True) as given:
+                warnings.simplefilter("always")
+                found = self.function()
+        finally:
+            torch.set_default_dtype(dtype)
+            pyro.clear_param_store()
+        kept = [each.message for each in given if issubclass(each.category, _KINDS)]
+        if isinstance(found, pd.DataFrame):
+            doubts = {name: doubt for name, doubt in found["doubt"].items() if doubt}
+            table = found.drop(columns="doubt").to_string(float_format="{:.2g}".format)
+            return kept, doubts, table
+        return kept, found or {}, ""
+
+
+_KINDS = (ClippingWarning, ConvergenceWarning, NotPrivateWarning)
+RUNS: list[Run] = []
+
+
+def run(group: str, *kinds: type[Warning], do: str, marks: int | None = None) -> Callable:
+    def register(function: Callable) -> Callable:
+        RUNS.append(Run(function, group, kinds, marks, do))
+        return function
+
+    return register
+
+
+@run(
+    "Regressions from a frame",
+    ClippingWarning,
+    ConvergenceWarning,
+    marks=5,
+    do="Do not publish it: the intervals are nearly those of the prior. Ask "
+    "`accountant.forecast` before the next one; a larger epsilon, more people or fewer "
+    "coefficients. What was spent, is spent.",
+)
+def too_little_budget():
+    """Few people, a small epsilon, five coefficients."""
+    return regression(people(300), epsilon=0.1, formula="visits ~ age + ill + region")
+
+
+@run(
+    "Regressions from a frame",
+    ClippingWarning,
+    marks=3,
+    do="Ask whether a few people are far above all others. Declare the outcome's bound lower, by "
+    'what the study means by many, or take `family="negative_binomial"`. A second fit is a '
+    "second release: plan the budget for it.",
+)
+def outcomes_that_differ_too_much():
+    """Counts that are far more spread than a Poisson model has."""
+    return regression(people(3000, unlike=4.0), epsilon=1.0)
+
+
+@run(
+    "Regressions from a frame",
+    marks=0,
+    do="**No mark does not mean that nothing was cut off.** Here 2% of the people say 80, the "
+    'bound, where others say 3: a code for "not known", say, that nobody recoded. Without privacy '
+    "the intercept would be 1.04, far outside of its interval. The fit is about the other "
+    "people. Recode by the codebook, and choose bounds that a person can have.",
+)
+def a_few_at_the_bound():
+    """Sixty of 3,000 people at the outcome's bound: no warning."""
+    return regression(people(3000, at_the_bound=60), epsilon=1.0)
+
+
+@run(
+    "Regressions from a frame",
+    do="Nobody lives on the islands, and the data say nothing of them: the interval, 1.96 times "
+    "the prior's standard deviation of 2.5 to both sides, is that of the prior. It is true, and no "
+    "finding. Compare widths with the prior's, also where there is no mark: whether such a "
+    "coefficient gets one, depends on the noise. Where the codebook is wrong, take the level out.",
+)
+def a_level_that_nobody_has():
+    """A coefficient of which there are no data: it stays at its prior."""
+    return regression(people(3000), epsilon=1.0, formula="visits ~ age + ill + region")
+
+
+@run(
+    "Regressions from a frame",
+    ConvergenceWarning,
+    ConvergenceWarning,
+    marks=3,
+    do="Leave `method` out: `DPSEP`, the default, is the better one for a regression. The first "
+    "text is of the run, the second of its posterior.",
+)
+def dpsvi_on_its_way():
+    """Counts by DPSVI, at a small epsilon."""
+    return regression(people(1000), epsilon=0.3, method="dpsvi")
+
+
+@run(
+    "Models of your own",
+    ConvergenceWarning,
+    marks=3,
+    do="Here nothing starts far off: the budget is small for 2,000 people. `DPSEP` on the same "
+    "model, more people, or a larger epsilon; ask `accountant.forecast` which.",
+)
+def dpsvi_with_too_little():
+    """DPSVI where the noise hides what the records say."""
+    accountant = PrivacyAccountant(epsilon=0.2)
+    svi = DPSVI(logistic, AutoNormal(logistic), accountant=accountant, generator=0)
+    svi.run(*records(), progress=False)
+    return svi.posterior().doubtful
+
+
+@run(
+    "Models of your own",
+    ClippingWarning,
+    do="Leave `max_grad_norm` and the optimizer out, and C is chosen; or raise C to the norm that "
+    "the declared bounds of the features allow, here sqrt(3) = 1.7.",
+)
+def a_small_bound():
+    """A bound C that cuts nearly all records."""
+    guide, optim = AutoNormal(logistic), pyro.optim.Adam({"lr": 0.02})
+    accountant = PrivacyAccountant(epsilon=1.0)
+    settings = {"num_steps": 50, "max_grad_norm": 0.1, "generator": 0}
+    svi = DPSVI(logistic, guide, optim, accountant=accountant, **settings)
+    svi.run(*records(), progress=False)
+
+
+@run(
+    "Models of your own",
+    ConvergenceWarning,
+    do="Believe the location, and not the width: take `AutoMultivariateNormal` where intervals "
+    "matter, or say that they leave the noise out.",
+)
+def a_guide_that_is_not_gaussian():
+    """DPSVI with a flow: its intervals do not know of the noise."""
+    accountant = PrivacyAccountant(epsilon=1.0)
+    svi = DPSVI(logistic, AutoIAFNormal(logistic), accountant=accountant, num_steps=50, generator=0)
+    svi.run(*records(), progress=False)
+
+
+@run(
+    "Models of your own",
+    ClippingWarning,
+    ConvergenceWarning,
+    marks=31,
+    do="Fewer groups, or `DPSVI`, which serves hierarchies with unknown scales better; no "
+    "interval of this run should be published.",
+)
+def a_hierarchy():
+    """DPSEP with thirty effects of an unknown scale."""
+
+    def model(x, y):
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        w = pyro.sample("w", dist.Normal(0.0, scale).expand([30]).to_event(1))
+        with pyro.plate("people", len(x)):
+            group = (15 * x[:, 0] + 15).long().clamp(0, 29)
+            pyro.sample("y", dist.Bernoulli(logits=w[group]), obs=y)
+
+    accountant = PrivacyAccountant(epsilon=0.3)
+    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, generator=0)
+    sep.run(*records(), progress=False)
+    return sep.posterior().doubtful
+
+
+@run(
+    "Models of your own",
+    marks=2,
+    do="As for regressions: more budget or more records. `VIPS` gives no warning at the end of "
+    "`run`: look at `posterior().doubtful`, or print the posterior.",
+)
+def vips_with_too_little():
+    """VIPS at a small epsilon: marks without a warning."""
+    accountant = PrivacyAccountant(epsilon=0.1)
+    vips = VIPS(LogisticRegression(dim=3), accountant=accountant, num_steps=10, generator=0)
+    x, y = records()
+    vips.run(x / 2, y, progress=False)
+    return vips.posterior().doubtful
+
+
+@run(
+    "Models of your own",
+    marks=14,
+    do="Use the means. The widths of mixtures, topics and belief networks are not to be relied on, "
+    "at any epsilon.",
+)
+def a_mixture():
+    """VIPS with a mixture: everything is marked."""
+    mixture = GaussianMixture(dim=3, components=2, radius=2.0)
+    vips = VIPS(mixture, accountant=PrivacyAccountant(epsilon=1.0), num_steps=10, generator=0)
+    vips.run(records()[0], progress=False)
+    return vips.posterior().doubtful
+
+
+@run(
+    "Numbers without noise",
+    NotPrivateWarning,
+    do="Keep the number to yourself. The posterior that was released before has no guarantee any "
+    "more in this ledger; look at data that need no protection instead.",
+)
+def a_look():
+    """The loss of the data, after all."""
+    guide, optim = AutoNormal(logistic), pyro.optim.Adam({"lr": 0.02})
+    svi = DPSVI(logistic, guide, optim, accountant=PrivacyAccountant(), noise_multiplier=1.0)
+    svi.step(*records())
+    nonprivate(svi).loss(*records())
+
+
+@run(
+    "Numbers without noise",
+    NotPrivateWarning,
+    do="Predict for new or public people. What is predicted for a person shows this person's "
+    "features.",
+)
+def predictions_for_records_of_the_fit():
+    """Predictions for the people of the fit."""
+    x, y = records()
+    sep = DPSEP(logistic, AutoNormal(logistic), accountant=PrivacyAccountant(epsilon=1.0))
+    sep.run(x, y, progress=False)
+    sep.predictive(10)(x[:5])
+
+
+@run(
+    "Numbers without noise",
+    NotPrivateWarning,
+    do="Hand it last year's published table, or write the schema from the codebook.",
+)
+def a_schema_from_data():
+    """A schema that is drafted from a frame."""
+    Schema.suggest(people(50))
