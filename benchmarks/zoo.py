@@ -244,7 +244,7 @@ def table(fits: pd.DataFrame) -> str:
         for fit in ("noise 0", "epsilon 1", "epsilon 4", "DPSEP"):
             cell = cells.get(fit)
             lost = reached is None or cell is None or pd.isna(cell.elbo)
-            line.append("-" if lost else f"{100 * (cell.elbo - reached) / abs(reached):+.1f}%")
+            line.append("-" if lost else _percent((cell.elbo - reached) / abs(reached)))
         if clock is None or pd.isna(clock.ms):
             line += ["-", "-", "-"]
         else:
@@ -252,6 +252,11 @@ def table(fits: pd.DataFrame) -> str:
             line.append(f"{clock.ms / clock.svi_ms:.2f}")
         lines.append(line)
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _percent(difference: float) -> str:
+    """Beyond ten times the ELBO of SVI the digits say no more."""
+    return "< -1000%" if difference < -10.0 else f"{100 * difference:+.1f}%"
 
 
 def notes(fits: pd.DataFrame) -> str:
