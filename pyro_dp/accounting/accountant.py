@@ -64,9 +64,10 @@ class PrivacyAccountant:
     both relations; to hide the number of records, declare a bound instead. Data must be finite.
     The settings of the events must be chosen without looking at the data or at earlier releases,
     and so must the moment to stop: that events chosen adaptively, or a stop that depends on the
-    budget, cost no more is not proven for privacy loss distributions. What an
-    :class:`ApproximateDP` event says of itself is believed. Several people behind one record, one
-    person in several records, and other data sets are not covered.
+    budget, cost no more is not proven for privacy loss distributions. (Where all events are
+    Gaussian sums over all records, the budget holds all the same: Smith & Thakurta 2022, arXiv
+    2210.17520.) What an :class:`ApproximateDP` event says of itself is believed. Several people
+    behind one record, one person in several records, and other data sets are not covered.
 
     >>> from pyro_dp import PrivacyAccountant, SubsampledGaussian
     >>> accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
