@@ -15,7 +15,9 @@ release = version = importlib.metadata.version("pyro-dp")
 autodoc_default_options = {
     "members": True,
     # But not what they have from Python and torch.
-    "inherited-members": "BaseException,Distribution,Mapping,Protocol,Sequence,dict,object",
+    "inherited-members": (
+        "BaseException,Distribution,Mapping,MultivariateNormal,Protocol,Sequence,dict,object"
+    ),
 }
 
 extensions = [
