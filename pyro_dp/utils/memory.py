@@ -23,4 +23,4 @@ def rows_in_cache(size: int) -> int:
     """How many rows of so many numbers to work on at a time: fewer take longer for Python's part,
     and more do not stay in the processor's cache.
     """
-    return max(1024, min(16384, 2**19 // size))
+    return max(1024, min(32768, 2**20 // size))

@@ -85,10 +85,10 @@ def evidence(
     :param least: a curvature that does not matter beside the prior's.
     """
     here = looks[-1].mean
-    root, back = power(geometry, -0.5), power(geometry, 0.5)
-    curvature, sd = _curvature(looks, known, root, size, least)
-    curvature = power(back @ curvature @ back, 1.0)  # where records say nothing, rounding may win
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(curvature))
+    root, back = powers(geometry, (-0.5, 0.5))
+    values, vectors, sd = _curvature(looks, known, root, size, least)
+    curvature = back @ (vectors * values) @ vectors.mT @ back
+    curvature, inverse = powers(curvature, (1, -1))  # where records say nothing, rounding may win
     noises = [look.privacy_noise + look.sampling_noise(curvature) for look in looks]
     costs = torch.stack([(inverse * noise).sum() for noise in noises])
     distances = _distances(looks, curvature, size)
@@ -102,7 +102,6 @@ def evidence(
     carried = back @ (way.square().sum() * identity + torch.outer(way, way)) @ back * sd**2 / 2
     # Where the curvature may be noise itself, it is no information: half of it at a level that goes
     # with the noise's largest eigenvalue.
-    values, vectors = torch.linalg.eigh(root @ curvature @ root)
     level = _HALF * sd * len(here) ** 0.5
     doubt = (vectors * (values * (level / values) ** _STEEP)) @ vectors.mT
     noise = _sum(weights**2, noises) + carried + back @ doubt @ back
@@ -111,14 +110,21 @@ def evidence(
 
 def power(matrix: Tensor, exponent: float) -> Tensor:
     """Of a positive definite matrix (d, d)."""
+    return powers(matrix, (exponent,))[0]
+
+
+def powers(matrix: Tensor, exponents: Sequence[float]) -> list[Tensor]:
+    """Several, of a positive definite matrix (d, d)."""
     values, vectors = torch.linalg.eigh(matrix)
-    return (vectors * values.clamp(min=1e-12 * values[-1].item()) ** exponent) @ vectors.mT
+    values = values.clamp(min=1e-12 * values[-1].item())
+    return [(vectors * values**exponent) @ vectors.mT for exponent in exponents]
 
 
 def _curvature(
     looks: Sequence[Look], known: Tensor | None, root: Tensor, size: int, least: float
-) -> tuple[Tensor, float]:
-    """In the coordinates of ``root``: positive definite, without what noise does; sd of the noise.
+) -> tuple[Tensor, Tensor, float]:
+    """In the coordinates of ``root``, without what noise does: eigenvalues (d,), positive, and
+    eigenvectors (d, d); sd of the noise.
 
     :param root: M^-1/2, of the geometry now.
     """
@@ -135,7 +141,7 @@ def _curvature(
     mean = root @ _sum(weights, [look.curvature for look in looks]) @ root
     sd = (weights * noise).norm().item()
     values, vectors = torch.linalg.eigh((mean + mean.mT) / 2)
-    return (vectors * _cleaned(values, sd**2 / 2, least)) @ vectors.mT, sd
+    return _cleaned(values, sd**2 / 2, least), vectors, sd
 
 
 def _cleaned(values: Tensor, variance: float, least: float) -> Tensor:

@@ -23,6 +23,7 @@ from pyro_dp.infer.ep.element_sites import element_sites
 from pyro_dp.infer.ep.linear_design import Axes, Numbers
 from pyro_dp.infer.ep.site_factors import LowRank
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, joined
+from pyro_dp.utils.linalg import times
 
 _TOLERANCE = {torch.float64: 1e-9}
 _COARSE_TOLERANCE = 1e-5
@@ -45,6 +46,8 @@ class LinearSites:
         self._mean, self._covariance = mean, covariance
         self._axes = Axes.of(covariance, root)
         self._product = self._design.along(self._axes.basis)
+        ones = torch.ones_like(self._axes.variances)
+        self._weights = torch.stack([ones, self._axes.variances])
         probe = torch.cos(torch.arange(1.0, len(mean) + 1).to(mean))  # an irregular direction
         self._probe = probe / probe.norm()
         self._elsewhere = mean + self._axes.basis @ self._probe
@@ -57,8 +60,8 @@ class LinearSites:
         :param rows: are only read.
         """
         along = self._product(rows)  # (B, R, d)
-        squares = along.square()
-        lengths, variances = squares.sum(dim=2), squares @ self._axes.variances
+        squares = times(self._weights, along.square().flatten(0, 1).mT)
+        lengths, variances = squares.unflatten(1, along.shape[:2])  # (B, R) each
         here = self._design.numbers(self._mean, indices, rows)
         sites, start = [], 0
         for family, (numbers, rest) in zip(self._moments.families, here, strict=True):

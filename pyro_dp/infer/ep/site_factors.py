@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyro_dp.mechanism.contributions import Rows
 from pyro_dp.mechanism.outer_products import counted, weighted_gram
-from pyro_dp.utils.linalg import noise_radius, product, stacked, unstacked
+from pyro_dp.utils.linalg import noise_radius, product, stacked, times, unstacked
 
 
 class LowRank:
@@ -140,7 +140,7 @@ class Gradients:
         """(d,), of weights (B, 1)."""
         jacobian = counted(self.sites._jacobian, weights)[:, 0]
         numbers = counted(self.numbers, weights) * weights
-        total = jacobian.mT @ numbers[:, 0]
+        total = times(numbers.mT, jacobian)[0]
         return total if self.sites._turn is None else self.sites._turn @ total
 
     def dense(self) -> Tensor:

@@ -354,12 +354,12 @@ class WhitenedApproximation:
         curvature, bound = self.known.curvature, self.frame.bound
         histogram, free = self._histogram, self.problem.moments.label_free
         if histogram is None:
-            return Frame(power(_normed(curvature), -0.5), weight, bound)
+            return Frame(_whitening(curvature, 1.0), weight, bound)
         norms = histogram.norms(self.scale, tail=not free)
         share = self.plan.noise_share(norms, self.scale, bound)
-        geometry = _normed(_raised(curvature, _NEGLIGIBLE / max(share, _LEAST_SHARE)))
+        root = _whitening(curvature, _NEGLIGIBLE / max(share, _LEAST_SHARE))
         bound = self.plan.bound(norms, self.scale, bound, label_free=free)
-        return Frame(power(geometry, -0.5), weight, bound)
+        return Frame(root, weight, bound)
 
     @property
     def clipped(self) -> ClippedFraction | None:
@@ -391,19 +391,17 @@ class WhitenedApproximation:
         return self.histograms.mean(distances, self.size)
 
 
-def _normed(curvature: Tensor) -> Tensor:
-    """With eigenvalues of mean 1."""
-    return curvature * (len(curvature) / curvature.trace())
-
-
-def _raised(curvature: Tensor, factor: float) -> Tensor:
-    """Small eigenvalues raised by a factor, at most to the mean.
+def _whitening(curvature: Tensor, factor: float) -> Tensor:
+    """M^-1/2, (d, d): M is the curvature, in eigenvalues of mean 1, the small ones raised.
 
     Noise of the posterior's shape costs least where all records have like leverage. A direction
     that few records see (those of a rare value) makes theirs large: their weights fall, with them
     the curvature there, with it the noise, and leverage grows again until they are lost. So the
     geometry follows the curvature only as far as noise would matter otherwise.
+
+    :param factor: by which they are raised, at most to the mean.
     """
     values, vectors = torch.linalg.eigh(curvature)
-    raised = values.maximum((factor * values).clamp(max=values.mean()))
-    return (vectors * raised) @ vectors.mT
+    values = values.maximum((factor * values).clamp(max=values.mean()))
+    values = (values / values.mean()).clamp(min=1e-12)
+    return (vectors / values.sqrt()) @ vectors.mT
