@@ -279,8 +279,8 @@ MUTATIONS = [
     Mutation(
         "lengths of rows of another basis than those summed",
         "LinearSites.factors",
-        "lengths, variances = squares.sum(dim=2), squares @ self._axes.variances",
-        "lengths, variances = 0.5 * squares.sum(dim=2), squares @ self._axes.variances",
+        "lengths, variances = squares.unflatten(1, along.shape[:2])",
+        "lengths, variances = squares.unflatten(1, along.shape[:2]) * tensor([[[0.5]], [[1.0]]])",
         "test_linear_sites.py",
     ),
     Mutation(
