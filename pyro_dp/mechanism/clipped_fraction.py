@@ -10,6 +10,7 @@ from pyro_dp.utils.errors import ConfigurationError
 
 SHARE = 0.01  # of the privacy cost, that the bit takes
 MANY = 0.25  # of the records
+_HIDDEN = 0.5  # standard error
 _SIGNIFICANT = 3.0  # standard errors
 _MOST_PENDING = 1000
 
@@ -35,6 +36,8 @@ class ClippedFraction(NamedTuple):
         return self.fraction - _SIGNIFICANT * self.standard_error > MANY
 
     def __str__(self) -> str:
+        if self.standard_error > _HIDDEN:
+            return "how many, the noise hides"
         return f"{self.fraction:.0%} +- {self.standard_error:.1%}"
 
 

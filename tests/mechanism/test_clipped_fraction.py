@@ -18,6 +18,7 @@ from pyro_dp import (
     DPSEP,
     DPSVI,
     AdaptiveClip,
+    ClippedFraction,
     ClippingWarning,
     ConfigurationError,
     PrivacyAccountant,
@@ -334,3 +335,8 @@ def test_settings():
     with pytest.raises(ConfigurationError, match="report_clipping"):
         new_svi(loss_clip=1.0, loss_share=0.995)
     new_svi(loss_clip=1.0, loss_share=0.995, report_clipping=False)
+
+
+def test_a_fraction_that_noise_hides_is_no_number():
+    assert str(ClippedFraction(0.125, 0.01)) == "12% +- 1.0%"
+    assert str(ClippedFraction(0.0, 4.6)) == "how many, the noise hides"

@@ -75,7 +75,7 @@ _UNSETTLED = (
     "(such as non-centred ones of a hierarchy), or more steps."
 )
 _BIASED = (
-    "What was cut off of the largest records (about {clipped} of them) may move the posterior by "
+    "What was cut off of the largest records (clipped: {clipped}) may move the posterior by "
     "as much as its intervals are wide: do not rely on them. A larger epsilon, more records, or "
     "features without extreme values would help; posterior().doubtful says the same."
 )
