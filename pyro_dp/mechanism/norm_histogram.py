@@ -15,7 +15,7 @@ from scipy.optimize import isotonic_regression
 from scipy.stats import norm as normal
 from torch import Tensor
 
-from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, Rows
+from pyro_dp.mechanism.contributions import Contributions, Kept, Measured
 
 Floats = npt.NDArray[np.float64]
 
@@ -47,20 +47,34 @@ class Bins:
         return None
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        ones = (weights > 0).to(torch.float64).squeeze(1)
-        return ones.new_zeros(SIZE).index_add(0, self._bins.squeeze(1), ones)
+        return self._sum((weights > 0).to(torch.float64))
+
+    def _sum(self, weights: Tensor) -> Tensor:
+        return weights.new_zeros(SIZE).index_add(0, self._bins.squeeze(1), weights.squeeze(1))
 
     def dense(self) -> Tensor:
         # Not functional.one_hot, which looks at values: no graph can.
         return (self._bins == torch.arange(SIZE, device=self._bins.device)).to(torch.float64)
 
 
-def one_hot(norms: Tensor) -> Rows:
-    """The same, as a block that is measured; a broken record's part is broken.
+class MeasuredBins(Bins):
+    """The same, of which the norms are told: a broken record's part is broken.
 
     :param norms: (B, 1).
     """
-    return Rows(torch.where(norms.isfinite(), Bins(norms).dense(), torch.nan))
+
+    def __init__(self, norms: Tensor):
+        super().__init__(norms)
+        self._own = torch.where(norms.isfinite(), 1.0, torch.nan).to(torch.float64)
+
+    def norms(self) -> Tensor:  # type: ignore[override]
+        return self._own
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self._sum(torch.where(weights > 0, weights, 0.0))
+
+    def dense(self) -> Tensor:
+        return super().dense() * self._own
 
 
 def with_bins(block: Measured, bound: Tensor | float) -> list[Contributions]:
@@ -71,7 +85,7 @@ def with_bins(block: Measured, bound: Tensor | float) -> list[Contributions]:
 
 def bins_alone(block: Measured, bound: Tensor | float) -> list[Contributions]:
     """The bins of the rows' norms, and no more of them."""
-    return [one_hot(block.norms())]
+    return [MeasuredBins(block.norms())]
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Rows
 from pyro_dp.mechanism.fixed_point import FixedPointSum
-from pyro_dp.mechanism.norm_histogram import SIZE, Bins, Norms, one_hot
+from pyro_dp.mechanism.norm_histogram import SIZE, Bins, MeasuredBins, Norms
 
 BLOCKS = [Block(3, 1.5, 0.95), Block(SIZE, 1.0, 0.05)]
 
@@ -131,7 +131,7 @@ def test_a_tail_goes_on_in_the_noise(rng):
 
 def test_alone_a_broken_record_adds_nothing_either():
     clipped = ClippedSum([Block(SIZE, 1.0)])
-    clipped.add(one_hot(torch.tensor([[1.0], [math.nan], [math.inf], [2.0]])))
+    clipped.add(MeasuredBins(torch.tensor([[1.0], [math.nan], [math.inf], [2.0]])))
     assert clipped._exact_sums[0].sum() == pytest.approx(2, rel=1e-9)
 
 

@@ -13,7 +13,7 @@ from pyro_dp.infer.ep.whitened import Frame
 from pyro_dp.infer.padded_sum import PaddedSum
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, Rows, Scaled
-from pyro_dp.mechanism.norm_histogram import Bins, one_hot
+from pyro_dp.mechanism.norm_histogram import Bins, MeasuredBins
 
 _WITHOUT_FRAME = 2  # public tensors: mean and spread of the cavity
 
@@ -56,7 +56,7 @@ class WhitenedSum(SiteSum):
         part = self._part(sites, public)
         norms = part.norms()
         if len(public) == _WITHOUT_FRAME:
-            return [one_hot(norms)]
+            return [MeasuredBins(norms)]
         largest = sites.largest_residual() + public[-1] ** 2 * sites.squared_norm()
         largest = largest.sqrt().unsqueeze(1).maximum(norms)
         weighted = Scaled(Kept(part, norms), (bound / largest).clamp(max=1.0))
