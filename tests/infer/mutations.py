@@ -707,6 +707,20 @@ MUTATIONS = [
         "test_noisy_curvature.py",
     ),
     Mutation(
+        "a curvature that noise made of zero, and a posterior that is sure of it",
+        "_careful",
+        "return free if",
+        "return line if",
+        "test_gradient_regression.py",
+    ),
+    Mutation(
+        "no doubt about latents that the noise may have made certain",
+        "regressed",
+        "inverse(least).diagonal() > _FAR_LESS",
+        "inverse(least).diagonal() < -_FAR_LESS",
+        "test_gradient_regression.py",
+    ),
+    Mutation(
         "DPSVI's bias: a tail that noise made up",
         "HistogramBound.bias",
         "return min(bias(self._norms(), self.bound, self.dim), self.bound * self.noise)",

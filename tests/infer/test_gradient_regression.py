@@ -120,6 +120,39 @@ def test_far_draws_count_less_where_the_likelihood_is_not_quadratic():
     assert kl(found.mean, found.covariance, alone.mean, torch.linalg.inv(alone.covariance)) < 0.1
 
 
+def groups(size=400.0, count=8):
+    """H of an intercept and the effects of so many equal groups: they make up for each other."""
+    design = torch.cat([torch.ones(count, 1), torch.eye(count)], dim=1)
+    return size * design.mT @ design
+
+
+@pytest.mark.parametrize("informative", [True, False])
+def test_where_latents_make_up_for_each_other_the_prior_decides_or_a_doubt_is_told(informative):
+    """Draws never went along the flat direction, and are far from the prior's mean there.
+
+    With the curvature that noise makes of zero, the posterior would be there, and sure of it.
+    """
+    curvature = groups()
+    dim = len(curvature)
+    flat = torch.tensor([1.0] + [-1.0] * (dim - 1))
+    precision = 8.0 if informative else 1e-3
+
+    def prior(mean, covariance):
+        return Gaussian(torch.zeros(dim), precision * torch.eye(dim))
+
+    sizes = []
+    for seed in range(12):
+        history = released(lambda z: -curvature @ z, 0.4 * flat, 100.0, scatter=0.06, seed=seed)
+        found = regressed(history, prior)
+        assert found.reason is None
+        if informative:
+            away = found.mean  # the exact one is zero
+            sizes.append(away @ torch.linalg.solve(found.aware, away) / dim)
+        else:
+            assert found.unseen.all()
+    assert sum(sizes) <= 0.6 * len(sizes)  # 0.3; with the curvature that was found, 26
+
+
 def test_draws_that_follow_the_noise_do_not_make_it_sure_of_itself():
     """There is nothing but noise: slopes would be seen where there are none.
 

@@ -16,7 +16,7 @@ mean gradient.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ _CURVED = (
     "quadratic there, or the run was still on its way"
 )
 _REACH = 4.0  # standard deviations
+_FAR_LESS = 2.0  # certain: of variances
+_WIDEST = 6.0  # times the width that the curvature as it was found gives
 _FAR_OFF = "the regression leads far away from all draws of the last half of the run"
 
 Prior = Callable[[Tensor, Tensor], Gaussian]
@@ -52,7 +54,8 @@ class Regressed:
     :param aware: with the uncertainty that the noise adds, (d, d).
     :param information: of each latent, what the noise leaves of the records' information about it,
         in [0, 1], (d,). Below a half, noise says more than the records.
-    :param unseen: latents whose curvature does not stand out of the noise, (d,).
+    :param unseen: latents that would be far less certain if the curvature were zero wherever it
+        does not stand out of the noise, (d,).
     :param reason: why it can not be trusted, or None.
     """
 
@@ -74,6 +77,7 @@ class Line:
     :param noise: covariance of the noise in one gradient, (d, d).
     :param error: of the slopes, in units of ``noise``, (d, d): H x is off by noise (x' error x).
     :param steps: how many gradients the mean is worth.
+    :param free: directions along which the records are taken to say nothing, in columns, (d, k).
     """
 
     centre: Tensor
@@ -82,6 +86,7 @@ class Line:
     noise: Tensor
     error: Tensor
     steps: float
+    free: Tensor
 
     @property
     def curvature(self) -> Tensor:
@@ -95,16 +100,21 @@ class Line:
         """
         known = torch.linalg.solve(self.curvature + noise, self.curvature).mT  # H (H + R)^-1
         precision = known @ self.curvature
-        at_zero = self.gradient + self.curvature @ self.centre
-        return Gaussian(known @ at_zero, (precision + precision.mT) / 2)
+        precision = _without((precision + precision.mT) / 2, self.free)
+        best = self.centre + torch.linalg.solve(self.curvature, self.gradient)
+        return Gaussian(precision @ best, precision)
 
     def slope_noise(self, mean: Tensor) -> Tensor:
         """What the slope's error adds to R on the way from the centre to this mean, (d, d).
 
-        At most as much again: where slopes are that uncertain, so is their error.
+        At most as much again: where slopes are that uncertain, so is their error. But in free
+        directions the prior may lead far away, and slopes beside them count in full.
         """
-        way = mean - self.centre
-        return (way @ self.error @ way).clamp(max=1 / self.steps) * self.noise
+        way, along = mean - self.centre, self.curvature @ self.free
+        own = self.free @ torch.linalg.pinv(self.free.mT @ along) @ along.mT @ way
+        rest = way - own
+        most = (rest @ self.error @ rest).clamp(max=1 / self.steps)
+        return (most + own @ self.error @ own) * self.noise
 
     def curvature_noise(self, noise: Tensor) -> Tensor:
         """What must be added to R for an H that is not known, (d, d).
@@ -146,22 +156,25 @@ def regressed(history: ReleasedGradients, prior: Prior, bias: float = 0.0) -> Re
         scale = (factor * line.evidence(_WIDER * noise)).covariance
         mean, covariance = _moved(mean, posterior.mean, scale), posterior.covariance
     noise = line.noise / line.steps + bias**2 * torch.eye(dim).to(mean)
+    line = _careful(line, factor, noise)
     for _ in range(_LAST_ROUNDS):
         factor = prior(mean, covariance)
         posterior = factor * line.evidence(noise)
         mean, covariance = posterior.mean, posterior.covariance
     noise = noise + line.slope_noise(mean)
-    aware = (factor * line.evidence(noise + line.curvature_noise(noise))).covariance
+    evidence = line.evidence(noise + line.curvature_noise(noise))
+    aware = (factor * evidence).covariance
+    least = factor.precision + _without(evidence.precision, line.slopes.flat)
     exact = inverse(line.curvature)
     reason = None if _fits(line, history, aware) else _CURVED
     if not _is_near(mean, aware, late):
         reason = _FAR_OFF
     return Regressed(
         mean,
-        (factor * Gaussian(factor.eta, line.curvature)).covariance,
+        (factor * line.evidence(0 * noise)).covariance,
         aware,
         exact.diagonal() / (exact + exact @ noise @ exact).diagonal(),
-        line.slopes.unseen,
+        inverse(least).diagonal() > _FAR_LESS * aware.diagonal(),
         reason,
     )
 
@@ -191,7 +204,27 @@ def fitted(history: ReleasedGradients, weights: Tensor) -> Line:
     residual = residual * min(steps / max(steps - dim - 1, 1.0), 2.0)
     sampled = (residual - dim * variance).clamp(min=0.0) / curvature.trace()
     noise = variance * torch.eye(dim).to(curvature) + sampled * curvature
-    return Line(centre, gradient, known, noise, error, steps)
+    return Line(centre, gradient, known, noise, error, steps, centre.new_zeros(dim, 0))
+
+
+def _careful(line: Line, prior: Gaussian, noise: Tensor) -> Line:
+    """Records say nothing where they may say nothing, if the prior says enough.
+
+    An interval some times too wide is better than one that is wrong. Where it would be far too
+    wide, the curvature that was found is kept, and told to be doubtful.
+
+    :param noise: in the mean gradient, (d, d).
+    """
+    free = replace(line, free=line.slopes.flat)
+    wide, narrow = (prior.precision + each.evidence(noise).precision for each in (free, line))
+    root = torch.linalg.solve_triangular(cholesky(wide), cholesky(narrow), upper=False)
+    return free if torch.linalg.matrix_norm(root, 2) < _WIDEST else line
+
+
+def _without(precision: Tensor, directions: Tensor) -> Tensor:
+    """Of an estimate that may be anywhere along these directions, (d, k)."""
+    along = precision @ directions
+    return precision - along @ torch.linalg.pinv(directions.mT @ along) @ along.mT
 
 
 def _fits(line: Line, history: ReleasedGradients, covariance: Tensor) -> bool:

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.posterior.doubts import mostly_in
-
 _ALIKE = 0.01  # squared relative spread of the diagonal that is always allowed
 _SPREAD = 0.1  # the same of all elements in a row: of a semicircle of eigenvalues from 0.4 to 1.6
 _LEAST = 0.5  # of the mean eigenvalue: up to there noise may raise one
+_STANDS_OUT = 2.0  # standard deviations
 _ROUNDS = 20
 
 
@@ -26,14 +25,14 @@ class NoisyCurvature:
     :param mean: positive definite, (d, d).
     :param basis: B, (d, d): the error of the mean is B X B'.
     :param variance: of the elements of X, which are independent but for their symmetry, (d, d).
-    :param unseen: of each latent, whether most of its variance 1 / H lies in directions in which no
-        curvature stands out of the noise, (d,). There H is the noise, and may be far less.
+    :param flat: directions in which no curvature stands out of the noise, though elsewhere it does,
+        in columns, (d, k). There H is a guess, and may be far less.
     """
 
     mean: Tensor
     basis: Tensor
     variance: Tensor
-    unseen: Tensor
+    flat: Tensor
 
     @staticmethod
     def of(slopes: Tensor, error: Tensor, noise: Tensor) -> "NoisyCurvature":
@@ -52,13 +51,14 @@ class NoisyCurvature:
         turned = turn.mT @ (slopes / scale) @ turn
         both = 1 / variance + 1 / variance.mT
         found = (turned / variance + turned.mT / variance.mT) / both  # two estimates of each
-        shrunk, variance, lowest = _shrunk(found, 1 / both)
+        level, shrunk, variance, lowest = _shrunk(found, 1 / both)
         values, vectors = torch.linalg.eigh(shrunk)
-        raised, values = values < lowest, values.clamp(min=lowest)
+        flat = _like_zero(found, 1 / both, vectors, level)
+        values = values.clamp(min=lowest)
         basis = turn * size.sqrt().unsqueeze(1)
-        unseen = mostly_in((turn / size.sqrt().unsqueeze(1)) @ vectors, 1 / values, raised)
         mean = basis @ (vectors * values) @ vectors.mT @ basis.mT
-        return NoisyCurvature(mean, basis, variance, unseen)
+        directions = (turn / size.sqrt().unsqueeze(1)) @ vectors[:, flat]
+        return NoisyCurvature(mean, basis, variance, directions)
 
     def squared(self, matrix: Tensor) -> Tensor:
         """E[(H - mean) M (H - mean)] of a symmetric M, (d, d)."""
@@ -76,8 +76,24 @@ def _diagonal(found: Tensor, variance: Tensor) -> Tensor:
     return shrunk.maximum(variance.sqrt().clamp(max=level))
 
 
-def _shrunk(found: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of a multiple of one plus a random matrix, of likeliest size.
+def _like_zero(found: Tensor, noise: Tensor, vectors: Tensor, level: Tensor) -> Tensor:
+    """In which directions a symmetric matrix may be zero, and is not what it is elsewhere, (d,).
+
+    Shrinking to the level would hide it: a matrix of a few directions is no random one.
+
+    :param noise: variance of each element beside the diagonal; twice that on it.
+    :param vectors: of length 1, orthogonal, in columns, (d, d).
+    :param level: mean eigenvalue.
+    """
+    squares = vectors.square()
+    values = (vectors * (found @ vectors)).sum(dim=0)
+    sd = (2 * squares * (noise @ squares)).sum(dim=0).sqrt()
+    radius = (noise.sum() / len(noise)).sqrt()  # half of how far noise spreads eigenvalues
+    return (values < _STANDS_OUT * sd) & (values.clamp(min=0.0) < level - radius)
+
+
+def _shrunk(found: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A multiple of one plus a random matrix, of likeliest size: multiple, mean and variance.
 
     And the eigenvalue up to which all may be noise.
 
@@ -96,7 +112,7 @@ def _shrunk(found: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     kept = spread / (spread + noise)
     variance = kept * noise * (1 + one)
     radius = (variance.sum() / len(found)).sqrt()  # of the eigenvalues of what is not known
-    return level * one + kept * away, variance, radius.clamp(1e-9 * level, _LEAST * level)
+    return level, level * one + kept * away, variance, radius.clamp(1e-9 * level, _LEAST * level)
 
 
 def _level(values: Tensor, variances: Tensor) -> Tensor:

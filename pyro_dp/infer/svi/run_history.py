@@ -54,6 +54,13 @@ _HIDES = (
     "init_loc_fn=init_to_mean). For a regression take DPSEP; else more records, fewer latents or "
     "a larger epsilon."
 )
+_FLAT = (
+    "Intervals of {count} of {dim} coordinates may be far too narrow, and their means far off: in "
+    "directions that decide about them the noise may hide that the records say nothing. "
+    "posterior().doubtful names them. So it is where latents make up for each other, as an "
+    "intercept and effects of groups: write the effects around it, Normal(intercept, scale), "
+    "with no other intercept, or take DPSEP."
+)
 _IN_ITS_PLACE = (
     _NOT_REGRESSED + "The guide holds {what} instead, which do not know of the privacy noise."
 )
@@ -191,8 +198,8 @@ class RunHistory:
 
         :param parameters: unconstrained.
         :param bias: as for :meth:`posterior`.
-        :returns: why that is no posterior with the noise in it, and what it is; or that the noise
-            hides most of it.
+        :returns: why that is no posterior with the noise in it, and what it is; or what the noise
+            hides.
         """
         try:
             guide, found = self._regressed(bias)
@@ -200,7 +207,10 @@ class RunHistory:
             return _IN_ITS_PLACE.format(why=why, what=self._average(parameters))
         guide.write(found.mean, found.aware)
         hidden, dim = int((found.information < _LITTLE).sum()), len(found.mean)
-        return _HIDES.format(hidden=hidden, dim=dim) if 2 * hidden > dim else None
+        if 2 * hidden > dim:
+            return _HIDES.format(hidden=hidden, dim=dim)
+        count = int(found.unseen.sum())
+        return _FLAT.format(count=count, dim=dim) if count else None
 
     def state(self) -> dict[str, Any]:
         """Tensors and numbers."""
