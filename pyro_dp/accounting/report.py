@@ -55,13 +55,13 @@ _PUBLIC = [
 _CANDIDATES = "The candidates of every private selection, and how its number of trials was drawn."
 _NOT_COVERED = [
     "What was published of these data without this ledger. Costs of several ledgers add up.",
-    "People with several records: a guarantee for k records of one person is weaker, about k times "
-    "epsilon. (A record should hold all that belongs to a person.)",
+    "People with several records: a guarantee for k records of one person is weaker, k times "
+    "epsilon and more at the same delta. (A record should hold all that belongs to a person.)",
     "What is true of people in general. Who learns from the results that some group has a high "
     "risk learns it of its members, too, whether they took part or not.",
     "Choices made by looking at the data other than through the releases above: of the model, the "
-    "features, the settings, or the moment to stop. Settings of later releases that were chosen in "
-    "view of earlier ones are not proven to cost no more.",
+    "features, the settings, or the moment to stop. Nor, in general, noise, sample rates or numbers "
+    "of later releases that were chosen in view of earlier ones.",
     "Anything but the releases: logs, error messages, running times, the memory of the machine.",
     "Attacks on the rounding of floating-point numbers, but for runs in secure mode.",
     "Data that are not finite, parameters with a row per record, and what a note below says.",
