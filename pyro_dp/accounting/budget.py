@@ -56,8 +56,8 @@ class Budget:
         :param most: epsilon that may be reached now, at most the budget.
         :raises PrivacyBudgetExceeded: the ledger and so much more of the event do not fit.
         """
-        planned = ledger.get(event, 0) + count <= self._counts.get(event, 0)
-        if self._budget == math.inf or (planned and self._cost <= most):
+        covered = ledger.get(event, 0) + count <= self._counts.get(event, 0)
+        if self._budget == math.inf or (covered and self._cost <= most):
             return
         looks = [each for each in ledger if type(each) is NonPrivateLook]
         if looks:

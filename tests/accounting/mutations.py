@@ -27,8 +27,8 @@ MUTATIONS = [
     Mutation(
         "a plan for the whole budget that is taken for one of its share",
         "Budget.require_room",
-        "planned and self._cost <= most",
-        "planned",
+        "covered and self._cost <= most",
+        "covered",
         "test_shares.py::test_what_would_exceed_the_share_is_refused_within_and_fits_after",
     ),
     Mutation(
