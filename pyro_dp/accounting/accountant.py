@@ -108,6 +108,7 @@ class PrivacyAccountant:
         self._follows = False  # another process's accountant, which counts
         self._start = 0
         self._plan = Budget(epsilon, self._delta, neighboring, engine)
+        self._part = threading.local()  # of the budget, for what this thread releases
 
     @property
     def epsilon(self) -> float | None:
@@ -295,6 +296,63 @@ class PrivacyAccountant:
         """Budget minus what was spent, in nats, never negative; inf without a budget."""
         return math.inf if self._epsilon is None else max(0.0, self._epsilon - self.get_epsilon())
 
+    @contextlib.contextmanager
+    def up_to(self, share: float) -> Iterator[None]:
+        """Leave a part of the budget to later releases: two analyses on one budget.
+
+        ::
+
+            with accountant.up_to(0.8):
+                regression = glm.fit(people)  # brings epsilon to 80% of the budget
+            twin = Synthesizer(schema, accountant=accountant).fit(people)  # to all of it
+
+        What calibrates its noise within (any inference, :meth:`noise_multiplier`) brings the total
+        to this share of the budget in place of all of it, by the composition of all that is in the
+        ledger: epsilons are not subtracted, so that the second analysis may have more than what
+        seems to be left. What would exceed the share is refused within, and nothing has changed
+        then. It holds for what the same thread releases, and where blocks lie within each other
+        the smallest share does.
+
+        :param share: of the budget, in (0, 1]: of all that is in the ledger at the end of the
+            block, not of the block alone. It must be chosen without the data.
+        :raises ConfigurationError: there is no budget, or the share is out of range.
+        :raises PrivacyBudgetExceeded: as much is spent already.
+
+        >>> from pyro_dp import PrivacyAccountant, SubsampledGaussian
+        >>> accountant = PrivacyAccountant(epsilon=1.0)
+        >>> with accountant.up_to(0.8):
+        ...     sigma = accountant.noise_multiplier(num_steps=10)
+        ...     accountant.record(SubsampledGaussian(sigma), count=10)
+        >>> print(f"{accountant.get_epsilon():.3f}")
+        0.800
+        >>> accountant.record(SubsampledGaussian(accountant.noise_multiplier(num_steps=1)))
+        >>> print(f"{accountant.get_epsilon():.3f}")
+        1.000
+        """
+        share = require_number("share", share, above=0.0, below=1.0, closed=True)
+        if self._epsilon is None:
+            raise ConfigurationError(
+                "up_to() is a share of a budget: give the accountant an epsilon."
+            )
+        before, most = self._most, share * self._epsilon
+        if self.get_epsilon() > most * (1.0 - _LEFT_OVER):
+            raise PrivacyBudgetExceeded(
+                f"up_to({share:.6g}): epsilon={self.get_epsilon():.6g} is spent already, and the "
+                f"share is {most:.6g} in all. The shares of several analyses ascend: 0.5 for the "
+                "first, 0.8 for the first two."
+            )
+        self._part.most = min(before, most)
+        try:
+            yield
+        finally:
+            self._part.most = before
+
+    @property
+    def _most(self) -> float:
+        """Epsilon that may be reached now, in this thread."""
+        found: float = getattr(self._part, "most", self._epsilon or math.inf)
+        return found
+
     def record(self, event: Event, count: int = 1) -> None:
         """Enter a release, before it happens; with a :meth:`journal` also on the disk.
 
@@ -324,7 +382,7 @@ class PrivacyAccountant:
             if known + count > ledger.MOST:
                 raise ConfigurationError(f"count: more than {ledger.MOST:g} releases of a kind.")
             if type(event) is not NonPrivateLook:
-                self._plan.require_room(self._counts, event, count)
+                self._plan.require_room(self._counts, event, count, self._most)
             if self._journal is not None:
                 self._journal.require_usable()
             self._counts[event] = known + count
@@ -341,7 +399,7 @@ class PrivacyAccountant:
         :raises PrivacyBudgetExceeded: the budget does not cover this release.
         """
         with self._lock:
-            self._plan.require_room(self._counts, event, 1)
+            self._plan.require_room(self._counts, event, 1, self._most)
 
     def follow(self, state: Mapping[str, Any] | None = None) -> None:
         """Show the ledger of another process's accountant, which counts what all of them release.
@@ -409,8 +467,8 @@ class PrivacyAccountant:
         """The smallest noise with which ``num_steps`` more releases fit into what remains.
 
         What is in the ledger counts by composition, not by subtracting epsilons: the total comes
-        out at most at the budget and within 0.1% of it, unless there the least noise that is
-        considered (1e-4) fits.
+        out at most at the budget, or the share of it that :meth:`up_to` allows, and within 0.1% of
+        it, unless there the least noise that is considered (1e-4) fits.
 
         :param num_steps: number of releases, > 0.
         :param sample_rate: see :class:`SubsampledGaussian`.
@@ -440,10 +498,13 @@ class PrivacyAccountant:
                 "epsilon=None is no budget to calibrate from: give the accountant an epsilon, or "
                 "choose noise_multiplier yourself."
             )
-        if self.remaining < _LEFT_OVER * self._epsilon:
+        most = self._most
+        what = f"the {most:.6g} that up_to() allows of " if most < self._epsilon else ""
+        what += f"the budget of epsilon={self._epsilon:.6g}"
+        if most - self.get_epsilon() < _LEFT_OVER * most:
             raise PrivacyBudgetExceeded(
-                f"less than {_LEFT_OVER:.1%} remains of the budget of epsilon={self._epsilon:.6g}: "
-                "releases that fit would be all noise. Start with a larger budget."
+                f"less than {_LEFT_OVER:.1%} remains of {what}: releases that fit would be all "
+                "noise. Start with a larger budget."
             )
         with self._lock:
             counts = dict(self._counts)
@@ -452,16 +513,16 @@ class PrivacyAccountant:
             more = releases(sigma)
             return counts | {event: counts.get(event, 0) + n for event, n in more.items()}
 
-        sigma = least_noise(lambda sigma: self._plan.cost(plan(sigma)), self._epsilon)
+        sigma = least_noise(lambda sigma: self._plan.cost(plan(sigma)), most)
         if sigma is None:
             raise PrivacyBudgetExceeded(
-                f"nothing remains of the budget of epsilon={self._epsilon:.6g}: no noise is large "
-                "enough for more releases. Start with a larger budget."
+                f"nothing remains of {what}: no noise is large enough for more releases. Start "
+                "with a larger budget."
             )
         planned = plan(sigma)
         with self._lock:
             if all(planned.get(event, 0) >= count for event, count in self._counts.items()):
-                self._plan.adopt(planned, self._plan.cost(planned))
+                self._plan.adopt(planned, self._plan.cost(planned), most)
         return sigma
 
     def __reduce__(self) -> NoReturn:

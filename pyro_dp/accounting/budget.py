@@ -43,19 +43,21 @@ class Budget:
         contained = bool(counts) and all(self._counts.get(e, 0) >= n for e, n in counts.items())
         return self._cost if contained else math.inf
 
-    def adopt(self, counts: dict[Event, int], cost: float) -> bool:
-        """Make this the plan, if it fits."""
-        if cost > self._budget:
+    def adopt(self, counts: dict[Event, int], cost: float, most: float) -> bool:
+        """Make this the plan, if it costs at most so much."""
+        if cost > most:
             return False
         self._counts, self._cost = counts, cost
         return True
 
-    def require_room(self, ledger: Counts, event: Event, count: int) -> None:
+    def require_room(self, ledger: Counts, event: Event, count: int, most: float) -> None:
         """Budget for the ledger, this event, and as much more of the recent mix as fits.
 
+        :param most: epsilon that may be reached now, at most the budget.
         :raises PrivacyBudgetExceeded: the ledger and so much more of the event do not fit.
         """
-        if self._budget == math.inf or ledger.get(event, 0) + count <= self._counts.get(event, 0):
+        covered = ledger.get(event, 0) + count <= self._counts.get(event, 0)
+        if self._budget == math.inf or (covered and self._cost <= most):
             return
         looks = [each for each in ledger if type(each) is NonPrivateLook]
         if looks:
@@ -77,19 +79,20 @@ class Budget:
         everything = {e: max(self._counts.get(e, 0), needed.get(e, 0)) for e in union}
         mark = dict(ledger)
         for plan in (ahead(1.0, everything), everything, ahead(1.0)):
-            if self.adopt(plan, composition.epsilon_bound(plan, *self._how)):
+            if self.adopt(plan, composition.epsilon_bound(plan, *self._how), most):
                 self._mark = mark
                 return
         cost = self.cost(needed)
-        if cost > self._budget:
+        if cost > most:
+            part = "" if most == self._budget else f"the {most:.6g} that up_to() allows of "
             raise PrivacyBudgetExceeded(
                 f"recording {count} more of {brief(event)} would bring epsilon to {cost:.6g}, "
-                f"above the budget of {self._budget:.6g} at delta={self._delta:.6g}; nothing was "
-                "released. Stop here, or plan fewer steps or more noise from the start."
+                f"above {part}the budget of {self._budget:.6g} at delta={self._delta:.6g}; nothing "
+                "was released. Stop here, or plan fewer steps or more noise from the start."
             )
         self._mark = mark
         # Epsilon grows about like the root of the counts: guess, then correct by interpolation.
-        budget, paid = self._budget**2, cost**2
+        budget, paid = most**2, cost**2
         factor = min(1.0, max(0.0, budget / paid - 1.0)) if paid else 1.0
         # The deltas of events are added, and epsilon is inf where they take all of it.
         lost = _lost(needed)
@@ -100,10 +103,10 @@ class Budget:
                 break
             plan = ahead(factor)
             planned = self.cost(plan)
-            if self.adopt(plan, planned):
+            if self.adopt(plan, planned, most):
                 return
             factor *= 0.995 * (budget - paid) / (planned**2 - paid)
-        self.adopt(needed, cost)
+        self.adopt(needed, cost, most)
 
 
 def _lost(counts: Counts) -> float:

@@ -22,6 +22,8 @@ VERSION = 1
 MOST = 10**12  # releases of a kind: rounding of a step's cost, times more than that, would count
 Facts = list[tuple[str, str]]
 _HEAD = ("release", "sample rate", "noise multiplier", "count")
+# Spelt out: "Gaussian, poisson" was read as the family of the model.
+_SAMPLING = {"poisson": "Poisson sampling", "fixed": "subsets of fixed size", "full": "all records"}
 _DAMAGED = "the accountant's state is damaged or not one: "
 
 
@@ -154,7 +156,8 @@ def _rows(entries: Iterable[LedgerEntry]) -> list[tuple[str, ...]]:
 def _cells(event: Event) -> tuple[str, str, str]:
     if not isinstance(event, SubsampledGaussian):
         return brief(event), "", ""
-    name = f"Gaussian, {event.sampling}"
+    sampling = event.sampling if event.sample_rate < 1.0 else "full"
+    name = f"Gaussian noise, {_SAMPLING[sampling]}"
     return name, f"{event.sample_rate:.6g}", f"{event.noise_multiplier:.6g}"
 
 

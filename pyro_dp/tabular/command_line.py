@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.amounts import up
+from pyro_dp.tabular.margin_table import all_margins
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.tabular.synthesizer import Synthesizer
 from pyro_dp.tabular.table_file import read_csv
@@ -28,6 +29,7 @@ from pyro_dp.utils.files import write_text
 
 DONE, FAILED, WRONG, NO_BUDGET = range(4)
 _STAGES = ("reading", "fitting", "drawing", "writing")
+_SAID = ("title", "dataset", "purpose", "controller")
 _FORMATS = {".html": "html", ".htm": "html", ".md": "markdown"}
 
 
@@ -63,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
         begin("reading")
         schema = Schema.load(options.schema)
         frame = read_csv(options.data, schema)
-        schema.codes(frame)  # so that what is wrong with them is told before a journal is made
+        codes = schema.codes(frame)  # and what is wrong is told before a journal is made
         begin("fitting")
         accountant = PrivacyAccountant(options.epsilon, options.delta)
         if options.seed is None:
@@ -79,7 +81,8 @@ def _run(options: argparse.Namespace) -> int:
         )
         if options.journal is not None:
             open_files.enter_context(accountant.journal(options.journal))
-        accountant.describe(**_description(options, schema, accountant.description.stated()))
+        stated = accountant.description.stated()
+        accountant.describe(**_description(options, schema, len(codes), stated))
         synthesizer.fit(frame)
         begin("drawing")
         rows = synthesizer.sample(options.rows)
@@ -87,6 +90,9 @@ def _run(options: argparse.Namespace) -> int:
         write_text(options.output, rows.to_csv(index=False, lineterminator="\n"))
         if options.report is not None:
             write_text(options.report, accountant.report(_FORMATS[options.report.suffix.lower()]))
+        if options.margins is not None:
+            released = all_margins(schema, synthesizer.margin)
+            write_text(options.margins, released.to_csv(index=False, lineterminator="\n"))
         bar.update()
     spent = up(accountant.get_epsilon())
     print(f"{options.output}: {len(rows):,} synthetic rows, epsilon = {spent}.")
@@ -94,19 +100,24 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _description(
-    options: argparse.Namespace, schema: Schema, stated: Mapping[str, Any]
+    options: argparse.Namespace, schema: Schema, units: int, stated: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """For the report. The file's name is public; what a journal says already stands."""
+    """For the report. The file's name and the number of units are public; what a journal says
+    already stands, but for what is said now."""
     unit = "a row"
     if schema.unit is not None:
         unit = f"all rows with the same {schema.unit}, of which the first {schema.max_rows} count"
-    said = {name: getattr(options, name) for name in ("title", "purpose", "controller")}
+    said = {name: getattr(options, name) for name in _SAID}
     title = f"Synthetic rows of {options.data.name}"
-    known = {"title": title, "dataset": options.data.name, "unit": unit}
+    known = {"title": title, "dataset": options.data.name, "unit": unit, "units": units}
     given = {name: text for name, text in said.items() if text is not None}
     found = known | dict(stated) | given
-    # Whatever a journal says of persons: without their column in the schema rows are protected.
-    return found if schema.unit is not None else found | {"unit": unit}
+    if schema.unit is None:
+        # Whatever a journal says of persons: without their column in the schema rows are protected.
+        found["unit"] = unit
+    if options.unit is not None:
+        found["unit"] = f"{options.unit} ({unit})"
+    return found
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:
@@ -127,15 +138,22 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     )
     add("--output", type=_writable, required=True, help="CSV file to write")
     add("--report", type=_report, help="report to write: .html or .md")
+    add(
+        "--margins",
+        type=_writable,
+        help="CSV file for the released counts of columns and pairs, with 95%% intervals",
+    )
     add("--keep", metavar="COLUMN", help="whose relations to all others matter most")
     add("--journal", type=_writable, help="ledger of all that is released of these data")
     add("--secure", action="store_true", help="noise in integers, from the system's generator")
     add("--seed", type=_seed, help="repeat a run; no privacy against those who guess the seed")
-    for name, what in [("title", "title"), ("purpose", "purpose"), ("controller", "controller")]:
-        add(f"--{name}", metavar="TEXT", help=f"{what}, for the report")
+    for name in _SAID:
+        add(f"--{name}", metavar="TEXT", help=f"{name}, for the report")
+    add("--unit", metavar="TEXT", help="what one unit is, for the report: such as a person")
     options = parser.parse_args(arguments)
     read = {options.schema.resolve(), options.data.resolve()}
-    written = [each for each in (options.output, options.report, options.journal) if each]
+    files = (options.output, options.report, options.margins, options.journal)
+    written = [each for each in files if each]
     places = [each.resolve() for each in written]
     if read.intersection(places) or len(set(places)) < len(places):
         parser.error("files to be written must be others than those that are read, and different.")

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -31,3 +31,22 @@ def margin_table(
     table["lower"] = np.maximum(table["count"] - half, 0.0)
     table["upper"] = np.maximum(table["count"] + half, 0.0)
     return table
+
+
+def all_margins(schema: Schema, margin: Callable[..., pd.DataFrame]) -> pd.DataFrame:
+    """Of all columns, and then of all pairs, in one long frame.
+
+    :param margin: of one name or two, as :func:`margin_table` gives it.
+    :returns: ``column_1``, ``value_1``, ``column_2``, ``value_2``, ``count``, ``lower``, ``upper``;
+        the second pair is empty where there is one column.
+    """
+    found = []
+    for of in (1, 2):
+        for columns in itertools.combinations(schema.names, of):
+            table = margin(*columns).reset_index(drop=True)
+            names = {"column_1": columns[0], "column_2": columns[1] if of == 2 else ""}
+            values = table[list(columns)].set_axis([f"value_{i + 1}" for i in range(of)], axis=1)
+            rest = table[["count", "lower", "upper"]]
+            found.append(pd.concat([values, rest], axis=1).assign(**names))
+    order = ["column_1", "value_1", "column_2", "value_2", "count", "lower", "upper"]
+    return pd.concat(found, ignore_index=True)[order]

@@ -67,12 +67,16 @@ class _Binned(Column):
 class Number(_Binned):
     """Numbers between two bounds; what lies beyond is clipped to them, infinities too.
 
+    Rows that are drawn have fractions, 37.42 years: whole numbers are a :class:`Count`, or a number
+    with an integer ``dtype``.
+
     :param lower: bound, from the codebook, never from the data.
     :param upper: bound, above it.
     :param bins: for margins and rules: how many of equal width, or their edges from ``lower`` to
         ``upper``. A bin has its lower edge, and the last one both.
     :param missing: values may be missing (NaN, None, NA).
-    :param dtype: of pandas, in the frame that comes back; of integers, numbers are rounded.
+    :param dtype: of pandas, in the frame that comes back; of integers, numbers are rounded, and
+        those that are drawn are whole and lie within their bins.
     :raises ConfigurationError: bounds, bins or dtype do not fit.
 
     >>> from pyro_dp.tabular import Number
@@ -119,16 +123,33 @@ class Number(_Binned):
     def _bounded(self, values: np.ndarray) -> np.ndarray:
         return np.clip(values.astype(np.float64), self.lower, self.upper)
 
+    def _draw(self, codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        drawn = super()._draw(codes, rng)
+        if not self._comes_back_whole:
+            return drawn
+        # Rounding alone would move half of a bin's first number into the bin before it.
+        edges = np.array(self._bins.edges)
+        first, stop = np.ceil(edges[:-1]), np.ceil(edges[1:])
+        stop[-1] = np.floor(edges[-1]) + 1
+        some = (first < stop)[codes]
+        drawn[some] = rng.integers(first[codes[some]], stop[codes[some]])
+        return drawn
+
+    @cached_property
+    def _comes_back_whole(self) -> bool:
+        return pd.api.types.is_integer_dtype(pd.api.types.pandas_dtype(self.dtype))
+
     def _write(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
-        whole = pd.api.types.is_integer_dtype(pd.api.types.pandas_dtype(self.dtype))
-        return of_pandas.as_series(np.rint(values) if whole else values, observed, self.dtype)
+        values = np.rint(values) if self._comes_back_whole else values
+        return of_pandas.as_series(values, observed, self.dtype)
 
 
 @dataclass(frozen=True, repr=False)
 class Count(_Binned):
     """Whole numbers between two bounds, both included; what lies beyond is clipped to them.
 
-    Numbers that are not whole are rounded to the nearest.
+    Numbers that are not whole are rounded to the nearest. Ages in years are one, too:
+    ``Count(18, 100, bins=(18, 30, 45, 65, 100))``, which models read as numbers.
 
     :param lower: smallest.
     :param upper: largest.

@@ -9,9 +9,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pyro_dp.infer.posterior.explanation import Explanation
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.tabular.glm_model import COEFFICIENTS
+from pyro_dp.tabular.term_explanation import by_terms
 from pyro_dp.tabular.user_scale import UserScale
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, require_number
@@ -88,6 +90,16 @@ class Regression:
         found = np.exp(table[["mean", "lower", "upper"]]).rename(columns={"mean": "median"})
         found.index.name = self._ratios
         return found.join(table[["privacy", "doubt"]])
+
+    def explain(self) -> Explanation:
+        """What limits the intervals of the table, and which epsilon or number of units would help.
+
+        As ``inference.explain()``, by the names of the terms and on their scale: its shares of
+        noise are those of the table where nothing but noise is added. What stands below the
+        coefficients there (thresholds, standard deviations) is told by the model's unconstrained
+        latents: ``cutpoints[1]`` is the logarithm of a gap. Costs nothing.
+        """
+        return by_terms(self.inference.explain(), self.posterior, self._scale)
 
     def to_arviz(self, frame: pd.DataFrame | None = None, num_samples: int = 1000) -> Any:
         """An ``arviz.InferenceData`` of one chain: ``az.plot_forest`` and the like take it.

@@ -56,6 +56,17 @@ class UserScale:
         pairs = zip(self.ordinal, self.ordinal[1:], strict=False)
         return [f"{low}|{high}" for low, high in pairs]
 
+    @property
+    def sites(self) -> list[str]:
+        """Of the model, which have rows of their own beside the coefficients."""
+        ordinal = [] if self.ordinal is None else ["cutpoints"]
+        return [*ordinal, *self.positive, *([] if self.group is None else [self.group])]
+
+    def called(self, name: str) -> str:
+        """An unconstrained coordinate of these sites, by its level where it has one."""
+        site, _, place = name.partition("[")
+        return f"{site}[{self.group_levels[int(place[:-1])]}]" if site == self.group else name
+
     def mean(self, posterior: Posterior) -> Tensor:
         """Of the coefficients."""
         found = self.matrix @ posterior[COEFFICIENTS].mean.double()

@@ -13,9 +13,23 @@ MUTATIONS = [
     Mutation(
         "a budget that is never checked",
         "Budget.require_room",
-        "cost = self.cost(needed)\n        if cost > self._budget:",
+        "cost = self.cost(needed)\n        if cost > most:",
         "cost = self.cost(needed)\n        if False:",
         "test_accounting.py test_dpsvi.py",
+    ),
+    Mutation(
+        "a share of the budget that is not kept",
+        "PrivacyAccountant.up_to",
+        "self._part.most = min(before, most)",
+        "self._part.most = before",
+        "test_shares.py",
+    ),
+    Mutation(
+        "a plan for the whole budget that is taken for one of its share",
+        "Budget.require_room",
+        "covered and self._cost <= most",
+        "covered",
+        "test_shares.py::test_what_would_exceed_the_share_is_refused_within_and_fits_after",
     ),
     Mutation(
         "a step too few of each kind",

@@ -72,6 +72,21 @@ def test_calibration_reference_and_engines():
         assert 0.995 <= accountant.get_epsilon() <= 1.0
 
 
+@pytest.mark.parametrize(
+    "rate, sampling, words",
+    [
+        (0.1, "poisson", "Gaussian noise, Poisson sampling "),
+        (0.1, "fixed", "Gaussian noise, subsets of fixed size "),
+        (1.0, "full", "Gaussian noise, all records "),
+        (1.0, "poisson", "Gaussian noise, all records "),
+    ],
+)
+def test_a_ledger_says_what_is_gaussian_and_what_poisson(rate, sampling, words):
+    accountant = PrivacyAccountant(neighboring=REPLACE)
+    accountant.record(SubsampledGaussian(2.0, rate, sampling))
+    assert words in repr(accountant) and words.strip() in accountant._repr_html_()
+
+
 def test_calibration_refuses():
     with pytest.raises(ConfigurationError, match="epsilon"):
         PrivacyAccountant().noise_multiplier(num_steps=10)

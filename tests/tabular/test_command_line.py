@@ -67,6 +67,49 @@ def test_from_a_file_to_a_twin_and_a_report(files, capsys):
     assert os.stat("twin.csv").st_mtime_ns == before
 
 
+def test_released_counts_in_a_file(files):
+    """Of columns and pairs, as they were released, with intervals that hold the truth."""
+    assert front.main([*files, "--margins", "margins.csv", "--epsilon", "1000"]) == 0
+    found = pd.read_csv("margins.csv", keep_default_na=False)
+    assert (found["lower"] <= found["upper"]).all()
+    schema = Schema(COLUMNS)
+    codes = schema.codes(read_csv("data.csv", schema))
+    ones = found[found["column_2"] == ""]
+    assert list(ones["column_1"].unique()) == schema.names
+    pairs = found[found["column_2"] != ""][["column_1", "column_2"]].drop_duplicates()
+    assert len(pairs) == 15
+    for place, name in enumerate(schema.names):
+        own = ones[ones["column_1"] == name]
+        assert list(own["value_1"]) == schema.columns[name].code_labels
+        exact = np.bincount(codes[:, place], minlength=schema.sizes[place])
+        np.testing.assert_allclose(own["count"].astype(float), exact, atol=3.0)  # noise of 0.2
+    both = found[(found["column_1"] == "sex") & (found["column_2"] == "visits")]
+    exact = np.zeros((4, 4))
+    np.add.at(exact, (codes[:, 1], codes[:, 2]), 1)
+    np.testing.assert_allclose(both["count"].astype(float), exact.flatten(), atol=3.0)
+
+
+@pytest.mark.parametrize("unit", [None, "person"])
+def test_a_report_has_all_that_an_officer_asks_for(files, unit):
+    protected = "a row"
+    if unit is not None:
+        protected = "all rows with the same person, of which the first 2 count"
+        Schema(COLUMNS, unit=unit, max_rows=2).save("schema.json")
+        head, *lines = Path("data.csv").read_text().splitlines()
+        rows = [f"{number // 2},{line}" for number, line in enumerate(lines)]
+        Path("data.csv").write_text("\n".join([f"{unit},{head}", *rows]))
+    more = ["--title", "T", "--dataset", "D", "--purpose", "P", "--controller", "C"]
+    more += ["--unit", "an adult", "--report", "report.md", "--journal", "ledger"]
+    assert front.main([*files, *more]) == command_line.DONE
+    again = PrivacyAccountant(1.0)
+    again.journal("ledger").close()
+    said = again.description
+    assert (said.title, said.dataset, said.purpose, said.controller) == ("T", "D", "P", "C")
+    assert said.units == (80 if unit is None else 40)
+    assert said.unit == f"an adult ({protected})"
+    assert "not stated" not in Path("report.md").read_text()
+
+
 @pytest.mark.parametrize("unit", [None, "person"])
 def test_what_a_journal_says_already_stands(files, unit):
     """But that it is persons who are protected, where the schema has none."""

@@ -399,6 +399,7 @@ def test_a_private_fit_with_missing_values():
         warnings.simplefilter("ignore", ClippingWarning)
         result = glm.fit(data, progress=False)
     assert list(result.summary().index) == ["Intercept", "age", "chronic[T.True]"]
+    assert result.explain().names == ("Intercept", "age", "chronic[T.True]")
     assert result.inference._prepared.records.plate.size == len(data)
 
 
@@ -471,6 +472,8 @@ def test_families_with_more_latents(family):
     if family == "ordinal":
         assert list(table.index[-2:]) == ["none|some", "some|bad"]
         centred = np.array([-0.5, 1.0]) - (0.3 - 0.02 * 50)
+        names = ("age", "chronic[T.True]", "income[T.high]", "cutpoints[0]", "cutpoints[1]")
+        assert result.explain().names == names
         near = np.abs(table["mean"].iloc[-2:] - centred) < 5 * table["sd"].iloc[-2:]
         assert near.all() and "Intercept" not in table.index
 
@@ -498,6 +501,13 @@ def test_a_private_fit():
     assert ratios.index.name == "odds ratio" and "Intercept" not in ratios.index
     np.testing.assert_allclose(ratios["upper"], np.exp(table["upper"][1:]))
     assert "any ~ age" in repr(result) and "Doubtful" in repr(result)
+    told = result.explain()
+    assert told.names == tuple(table.index)
+    np.testing.assert_allclose(told.shares["privacy noise"], table["privacy"], atol=1e-9)
+    np.testing.assert_allclose(sum(told.shares.values()), 1.0)
+    assert {name for names in told.doubts.values() for name in names} == set(table.index)
+    assert "income[T.high]" in repr(told) and "coefficients[" not in repr(told)
+    assert told.epsilon == result.inference.explain().epsilon
     page = result._repr_html_()
     assert "<caption>any ~ age" in page and "Doubtful" in page
 
@@ -574,7 +584,9 @@ def test_dpsvi():
         max_grad_norm=torch.inf,
         optim=pyro.optim.Adam({"lr": 0.01}),
     )
-    table = fitted(glm, frame()).summary()
+    result = fitted(glm, frame())
+    table = result.summary()
+    assert result.explain().names == tuple(TRUTH)
     assert list(table.index) == list(TRUTH) and np.isfinite(table[["mean", "sd"]]).all(axis=None)
 
 

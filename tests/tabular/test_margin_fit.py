@@ -60,6 +60,19 @@ def test_margins_are_met_without_noise(tied):
         assert off < 0.005
 
 
+def test_a_ridge_is_met_where_there_is_little_noise():
+    """Two numbers with correlation .89 in 20 bins: 400 steps leave 0.026 of total variation."""
+    edges, cells = torch.linspace(-2.5, 2.5, 19), Cells((20, 20))
+    x = torch.randn(20_000, 2, generator=torch.Generator().manual_seed(0))
+    x[:, 1] = 0.89 * x[:, 0] + (1 - 0.89**2) ** 0.5 * x[:, 1]
+    codes = torch.bucketize(x, edges)
+    counts = CellCounts(cells.of(codes), cells.size).weighted_sum(torch.ones(len(codes), 1))
+    mixture = fitted(counts, 0.2, cells, 20, 1, len(codes))
+    both = np.einsum("k,ki,kj->ij", mixture.weights, *mixture.tables)
+    exact = cells.margin(counts, (0, 1))[0].numpy() / len(codes)
+    assert abs(both - exact).sum() / 2 < 0.015
+
+
 def test_noise_is_averaged():
     """Fitted pairs are nearer to the truth than released ones are: here at 0.6 of the distance."""
     rows, cells = drawn_rows(truth(), SIZE, np.random.default_rng(0)), Cells(SIZES, 2)
