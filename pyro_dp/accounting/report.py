@@ -60,8 +60,8 @@ _NOT_COVERED = [
     "What is true of people in general. Who learns from the results that some group has a high "
     "risk learns it of its members, too, whether they took part or not.",
     "Choices made by looking at the data other than through the releases above: of the model, the "
-    "features, the settings, or the moment to stop. Nor, in general, noise, sample rates or numbers "
-    "of later releases that were chosen in view of earlier ones.",
+    "features, the settings, or the moment to stop. Nor, in general, noise, sample rates or "
+    "numbers of later releases that were chosen in view of earlier ones.",
     "Anything but the releases: logs, error messages, running times, the memory of the machine.",
     "Attacks on the rounding of floating-point numbers, but for runs in secure mode.",
     "Data that are not finite, parameters with a row per record, and what a note below says.",
