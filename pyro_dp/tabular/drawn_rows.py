@@ -35,6 +35,53 @@ def drawn_rows(mixture: Mixture, number: int, rng: np.random.Generator) -> np.nd
     return rng.permutation(codes)
 
 
+def unit_rows(
+    mixture: Mixture, per_unit: np.ndarray, rng: np.random.Generator, schema: Schema
+) -> np.ndarray:
+    """Codes (rows, columns) of units with so many rows each, one unit after the other.
+
+    Rows of a unit are independent given its constant columns: the first one is drawn from the
+    mixture, and the others given what is constant in it, so that each row by itself has the
+    mixture's distribution. A row for which that leaves nothing possible is the first one again.
+    """
+    if not schema.constant:
+        return possible_rows(mixture, int(per_unit.sum()), rng, schema)
+    constant = [schema.names.index(name) for name in schema.constant]
+    unit = np.repeat(np.arange(len(per_unit)), per_unit)
+    first = possible_rows(mixture, len(per_unit), rng, schema)
+    codes = first[unit]
+    left = np.flatnonzero(np.diff(unit, prepend=-1) == 0)
+    for _ in range(_REDRAWS):
+        drawn = _given(mixture, first[unit[left]], constant, rng)
+        fits = possible_codes(drawn, schema.impossible, schema.columns)
+        codes[left[fits]] = drawn[fits]
+        left = left[~fits]
+        if not len(left):
+            break
+    return codes
+
+
+def _given(
+    mixture: Mixture, rows: np.ndarray, constant: list[int], rng: np.random.Generator
+) -> np.ndarray:
+    """Rows whose other columns are drawn given the constant ones of these."""
+    kinds, kind = np.unique(rows[:, constant], axis=0, return_inverse=True)
+    kind, component = kind.reshape(-1), np.zeros(len(rows), dtype=np.int64)
+    for place, codes in enumerate(kinds):
+        share = mixture.weights.copy()
+        for j, code in zip(constant, codes, strict=True):
+            share *= mixture.tables[j][:, code]
+        own = kind == place
+        component[own] = systematic(share / share.sum(), int(own.sum()), rng)
+    found = rows.copy()
+    for k in np.unique(component):
+        own = np.flatnonzero(component == k)
+        for j, table in enumerate(mixture.tables):
+            if j not in constant:
+                found[own, j] = systematic(table[k], len(own), rng)
+    return found
+
+
 def possible_rows(
     mixture: Mixture,
     number: int,

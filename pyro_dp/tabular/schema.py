@@ -44,6 +44,9 @@ class Schema:
     :param unit: name of the column that says whose row it is; the protected unit. None: each row
         is a unit, which is right only where nobody has two.
     :param max_rows: so many rows of a unit are kept, the first ones of the frame.
+    :param constant: names of columns that are the same in all rows of a unit, such as ``["sex"]``.
+        Where a unit's rows differ, that of its first row holds in all of them; and synthetic units
+        have one value.
     :param derived: expressions of columns, by name, such as ``{"bmi": "weight / height / height"}``
         (:mod:`~pyro_dp.tabular.derived`): in frames that come back, and not read where they are in
         one that is encoded.
@@ -71,6 +74,7 @@ class Schema:
         *,
         unit: str | None = None,
         max_rows: int = 1,
+        constant: Sequence[str] = (),
         derived: Mapping[str, str] | None = None,
         impossible: Sequence[Mapping[str, Sequence[Any]]] = (),
     ) -> None:
@@ -80,6 +84,7 @@ class Schema:
         if derived is not None and not isinstance(derived, Mapping):
             raise ConfigurationError("derived must be a dictionary of expressions by name.")
         self.derived = dict(derived or {})
+        self.constant = _names("constant", constant)
         self._check()
         self.impossible = require_rules(impossible, self.columns)
         self._check_derived()
@@ -205,15 +210,18 @@ class Schema:
         codes = np.asarray(codes)
         self._require_codes(codes)
         rows = codes[..., 0] >= 0
-        drawn = self._drawn(codes[rows], rng)
+        unit = np.nonzero(rows)[0]
+        drawn = self._drawn(codes[rows], rng, unit)
         again = np.flatnonzero(possible_codes(codes[rows], self.impossible, self.columns))
         for _ in range(_REDRAWS if self.impossible else 0):
             chosen = {name: (x[again], seen[again]) for name, (x, seen) in drawn.items()}
             again = again[~possible_values(chosen, self.impossible, self.columns)]
             if not len(again):
                 break
-            for name, (values, _) in self._drawn(codes[rows][again], rng).items():
-                drawn[name][0][again] = values
+            if self.constant:  # what all rows of a unit have is drawn anew in all of them
+                again = np.flatnonzero(np.isin(unit, unit[again]))
+            for name, (values, seen) in self._drawn(codes[rows][again], rng, unit[again]).items():
+                drawn[name][0][again], drawn[name][1][again] = values, seen
         return self._frame(drawn, rows)
 
     def to_pyro(self, components: int = 30) -> tuple[Callable[[Tensor], None], AutoGuide]:
@@ -266,7 +274,7 @@ class Schema:
         return "\n".join(["Schema(", "    {", *lines, "    },", *settings, ")"])
 
     def _settings(self) -> dict[str, Any]:
-        names = ("unit", "max_rows", "derived", "impossible")
+        names = ("unit", "max_rows", "constant", "derived", "impossible")
         return {name: getattr(self, name) for name in names}
 
     def _state(self) -> dict[str, Any]:
@@ -275,9 +283,17 @@ class Schema:
     def _arrays(self, encoded: Mapping[str, Tensor]) -> tuple[_Read, np.ndarray]:
         return arrays(encoded, self.columns, None if self.unit is None else self.max_rows)
 
-    def _drawn(self, codes: np.ndarray, rng: np.random.Generator) -> _Read:
+    def _drawn(self, codes: np.ndarray, rng: np.random.Generator, unit: np.ndarray) -> _Read:
+        """
+        :param unit: of each row.
+        """
         columns = enumerate(self.columns.items())
-        return {name: column.draw(codes[:, j], rng) for j, (name, column) in columns}
+        found = {name: column.draw(codes[:, j], rng) for j, (name, column) in columns}
+        _, first, place = np.unique(unit, return_index=True, return_inverse=True)
+        for name in self.constant:
+            values, observed = found[name]
+            found[name] = values[first][place], observed[first][place]
+        return found
 
     def _frame(self, read: _Read, rows: np.ndarray) -> pd.DataFrame:
         """
@@ -322,6 +338,11 @@ class Schema:
                     f"Column {name!r} is a {type(column).__name__}: declare it as Number, Count, "
                     "Category, Binary or Date."
                 )
+        if self.constant and (self.unit is None or not set(self.constant) <= set(self.columns)):
+            raise ConfigurationError(
+                "constant must name columns of the schema, and needs unit, the column that says "
+                "whose row it is."
+            )
         if self.unit is None and self.max_rows > 1:
             raise ConfigurationError("max_rows > 1 needs unit, the column that says whose row.")
         if self.unit is not None and (not isinstance(self.unit, str) or self.unit in self.columns):
@@ -341,4 +362,16 @@ class Schema:
         if self.unit is None:
             return read, None
         of_unit = partial(Slots.of, max_rows=self.max_rows)
-        return read, guarded(self.unit, frame, of_unit)
+        slots: Slots = guarded(self.unit, frame, of_unit)
+        for name in self.constant:
+            values, observed = read[name]
+            read[name] = slots.of_first(values), slots.of_first(observed)
+        return read, slots
+
+
+def _names(what: str, names: Any) -> tuple[str, ...]:
+    """:raises ConfigurationError: no list of names, or one is there twice."""
+    fits = isinstance(names, (list, tuple)) and all(isinstance(each, str) for each in names)
+    if not fits or len(set(names)) < len(names):
+        raise ConfigurationError(f"{what} must be a list of different names of columns.")
+    return tuple(names)

@@ -12,7 +12,7 @@ VERSION = 1
 _KINDS: dict[str, type[Column]] = {
     kind.__name__: kind for kind in (Number, Count, Category, Binary, Date)
 }
-_SETTINGS = ("unit", "max_rows", "derived", "impossible")
+_SETTINGS = ("unit", "max_rows", "constant", "derived", "impossible")
 _NO_SCHEMA = "This is no schema as schema.to_json() writes it: {why}."
 
 

@@ -46,6 +46,16 @@ class Slots:
         placed[self.unit, self.slot] = values[self.rows]
         return placed
 
+    def of_first(self, values: np.ndarray) -> np.ndarray:
+        """(rows of the frame,), in which each row that is kept has the value of its unit's first.
+
+        Also where they differ: a rule that looks at no value, and no error that would tell.
+        """
+        first = self.rows[self.slot == 0]  # units are in order of these
+        found = values.copy()
+        found[self.rows] = values[first[self.unit]]
+        return found
+
 
 def _factorized(series: pd.Series, name: str) -> tuple[np.ndarray, int]:
     ids = series.cat.categories if kind(series) == "categories" else series

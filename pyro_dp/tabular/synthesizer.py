@@ -10,7 +10,7 @@ import torch
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.looks import mark_look
 from pyro_dp.tabular.comparison import Comparison, compared
-from pyro_dp.tabular.drawn_rows import possible_rows, systematic
+from pyro_dp.tabular.drawn_rows import possible_rows, systematic, unit_rows
 from pyro_dp.tabular.fingerprint import Fingerprint
 from pyro_dp.tabular.margin_mixture import MarginMixture, MarginPosterior
 from pyro_dp.tabular.margin_table import margin_table
@@ -60,8 +60,8 @@ class Synthesizer:
 
     **What it keeps and what it does not.** One- and two-way margins are kept, up to noise; of three
     columns together only what follows from these, or goes with the kept column. Rows of one person
-    are drawn independently of each other: synthetic persons have the right number of rows, and
-    nothing else in common between them.
+    have in common what the schema declares as ``constant``, and are drawn independently of each
+    other otherwise: synthetic persons have the right number of rows, and age in no order.
 
     **Uncertainty.** :meth:`margin` gives intervals, of released counts. There are no others:
     analyses of several synthetic sets, combined by the rules of multiple imputation with redrawn
@@ -253,7 +253,7 @@ class Synthesizer:
             per_unit = 1 + systematic(shares, number, rng)
         codes = np.full((number, schema.max_rows, len(schema.columns)), -1, dtype=np.int64)
         used = np.arange(schema.max_rows) < per_unit[:, None]
-        codes[used] = possible_rows(posterior.mixture(), int(per_unit.sum()), rng, schema)
+        codes[used] = unit_rows(posterior.mixture(), per_unit, rng, schema)
         return codes
 
 

@@ -18,6 +18,20 @@ MUTATIONS = [
         "test_schema.py",
     ),
     Mutation(
+        "schema: what is constant is another person's",
+        "Slots.of_first",
+        "values[first[self.unit]]",
+        "values[first[self.unit - 1]]",
+        "test_schema.py test_constant_columns.py",
+    ),
+    Mutation(
+        "schema: rows of a unit that differ keep what they had",
+        "Schema._read",
+        "for name in self.constant:",
+        "for name in ():",
+        "test_constant_columns.py",
+    ),
+    Mutation(
         "schema: rows without a unit are one of their own",
         "_factorized",
         "if (unit < 0).any():",

@@ -136,6 +136,7 @@ FEW = Schema(
     {name: COLUMNS[name] for name in ("age", "weekly visits", "sex", "job")},
     unit="person",
     max_rows=2,
+    constant=("age", "sex"),
 )
 
 
