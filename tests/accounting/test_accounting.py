@@ -443,7 +443,14 @@ def test_display_has_the_numbers():
     accountant.note("<seeded>")
     spent = accountant.get_epsilon()
     for text in (str(accountant), accountant._repr_html_()):
-        for part in ("1.25", "0.0125", "Poisson sampling", "777", up(spent), spent_and_left(spent, 3.0)[1]):
+        for part in (
+            "1.25",
+            "0.0125",
+            "Poisson sampling",
+            "777",
+            up(spent),
+            spent_and_left(spent, 3.0)[1],
+        ):
             assert part in text
         assert "1e-05" in text and ADD in text and "pld" in text
     assert "note: <seeded>" in str(accountant)
