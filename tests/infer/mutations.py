@@ -652,7 +652,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a geometry that cuts off the records of a rare value",
-        "_raised",
+        "_whitening",
         "(factor * values).clamp(max=values.mean())",
         "values",
         "test_automatic_dpsep.py",

@@ -386,8 +386,8 @@ MUTATIONS = [
     Mutation(
         "a record twice in the histogram",
         "Bins.weighted_sum",
-        "ones = (weights > 0).to(torch.float64).squeeze(1)",
-        "ones = 2 * (weights > 0).to(torch.float64).squeeze(1)",
+        "self._sum((weights > 0).to(torch.float64))",
+        "2 * self._sum((weights > 0).to(torch.float64))",
         "test_norm_histogram.py",
     ),
     Mutation(
