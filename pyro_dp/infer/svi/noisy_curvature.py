@@ -8,7 +8,7 @@ from torch import Tensor
 _ALIKE = 0.01  # squared relative spread of the diagonal that is always allowed
 _SPREAD = 0.1  # the same of all elements in a row: of a semicircle of eigenvalues from 0.4 to 1.6
 _LEAST = 0.5  # of the mean eigenvalue: up to there noise may raise one
-_STANDS_OUT = 2.0  # standard deviations
+_STANDS_OUT = 1.2  # standard deviations; more would doubt what is only small
 _ROUNDS = 20
 
 
