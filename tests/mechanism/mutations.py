@@ -391,6 +391,13 @@ MUTATIONS = [
         "test_norm_histogram.py",
     ),
     Mutation(
+        "a record twice in the histogram of the first release",
+        "MeasuredBins.weighted_sum",
+        "self._sum(torch.where(",
+        "2 * self._sum(torch.where(",
+        "test_norm_histogram.py",
+    ),
+    Mutation(
         "noise of a block that forgets its share",
         "Block.noise",
         "multiplier * self.bound / math.sqrt(self.share)",
