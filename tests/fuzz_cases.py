@@ -701,6 +701,7 @@ _PLAIN: dict[str, tuple[Callable, dict[str, list], tuple[str, ...]]] = {
         {
             "values": [[1, 2, 2], [0.5, 3.0, 1e300], np.array([1, 2, 3], "u8"), _EYE[0].numpy()],
             "max_rows": [1, 2, 10**6],
+            "constant": [(), ["a"], ("a",)],
             "derived": [None, {"b": "a * 2"}],
             "impossible": [(), [{"a": (0, 1)}]],
         },

@@ -34,12 +34,31 @@ class Bins:
         """Which bin each value lies in; those below are in the first, those above in the last."""
         return np.searchsorted(self._edges[1:-1], values, side="right").astype(np.int64)
 
-    def draw(self, codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A value for each code, uniform within its bin."""
+    def draw(
+        self, codes: np.ndarray, rng: np.random.Generator, *, whole: bool = False
+    ) -> np.ndarray:
+        """A value for each code, uniform within its bin, of few decimals: a thousand values of the
+        narrowest bin differ.
+
+        :param whole: whole numbers, in bins that hold any.
+        """
         low, high = self._edges[codes], self._edges[codes + 1]
         if self.whole:
             return rng.integers(low, high)
-        return np.minimum(low + rng.random(codes.shape) * (high - low), high)
+        drawn = np.minimum(low + rng.random(codes.shape) * (high - low), high)
+        shift = 1.0 if whole else self._shift
+        # Rounding alone would move half of a bin's first number into the bin before it.
+        first, stop = np.ceil(self._edges[:-1] * shift), np.ceil(self._edges[1:] * shift)
+        stop[-1] = np.floor(self._edges[-1] * shift) + 1
+        some = (first < stop)[codes] & (abs(first) + abs(stop) < 2.0**52)[codes]
+        drawn[some] = rng.integers(first[codes[some]], stop[codes[some]]) / shift
+        return np.clip(drawn, low, high)
+
+    @cached_property
+    def _shift(self) -> float:
+        """The power of ten without which the decimals are left."""
+        wanted = np.ceil(3 - np.log10(np.diff(self._edges).min()))
+        return float(10.0 ** np.clip(wanted, 0.0, 15.0))
 
     def within(self, low: float, high: float) -> np.ndarray:
         """Which bins lie wholly in [low, high], (size,)."""

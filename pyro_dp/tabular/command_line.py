@@ -24,7 +24,7 @@ from pyro_dp.tabular.margin_table import all_margins
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.tabular.synthesizer import Synthesizer
 from pyro_dp.tabular.table_file import read_csv
-from pyro_dp.utils.errors import PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.utils.files import write_text
 
 DONE, FAILED, WRONG, NO_BUDGET = range(4)
@@ -66,6 +66,11 @@ def _run(options: argparse.Namespace) -> int:
         schema = Schema.load(options.schema)
         frame = read_csv(options.data, schema)
         codes = schema.codes(frame)  # and what is wrong is told before a journal is made
+        if options.keep not in (None, *schema.names):
+            raise ConfigurationError(
+                f"--keep {options.keep} is no column of the schema: it has "
+                f"{', '.join(schema.names)}."
+            )
         begin("fitting")
         accountant = PrivacyAccountant(options.epsilon, options.delta)
         if options.seed is None:
@@ -104,9 +109,7 @@ def _description(
 ) -> dict[str, Any]:
     """For the report. The file's name and the number of units are public; what a journal says
     already stands, but for what is said now."""
-    unit = "a row"
-    if schema.unit is not None:
-        unit = f"all rows with the same {schema.unit}, of which the first {schema.max_rows} count"
+    unit = schema.protected
     said = {name: getattr(options, name) for name in _SAID}
     title = f"Synthetic rows of {options.data.name}"
     known = {"title": title, "dataset": options.data.name, "unit": unit, "units": units}

@@ -36,12 +36,14 @@ FUNCTIONS: dict[str, Callable] = {
 CONTRASTS = ("Diff", "Helmert", "Poly", "SAS", "Sum", "Treatment", "contr")
 _SCALED = "numbers are centred and scaled by their declared bounds anyway: write the column itself"
 _SPLINE = "its knots follow from the data: write powers, I(age ** 2), or I(maximum(age - 40, 0))"
+_LEVELS = "write the name of the column, which the schema declares as Category(levels)"
 _INSTEAD = {
+    **dict.fromkeys(("factor", "as.factor", "ordered"), _LEVELS),
     "center": _SCALED,
     "scale": _SCALED,
     "standardize": _SCALED,
     "poly": "its coefficients follow from the data: write powers, age + I(age ** 2)",
-    **dict.fromkeys(("bs", "cc", "cr", "cs", "te"), _SPLINE),
+    **dict.fromkeys(("bs", "cc", "cr", "cs", "ns", "s", "te"), _SPLINE),
     "lag": "it looks at another row: make the column before, and declare it",
     "hashed": "declare the levels of the column, Category(levels)",
     "Q": "rename the column, or write its name in backquotes",

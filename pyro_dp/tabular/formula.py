@@ -41,6 +41,12 @@ class Formula:
             raise ConfigurationError("formula must be text, such as 'visits ~ age + chronic'.")
         if re.search(r"(?<![\w.])\.(?![\w.])", text):
             raise ConfigurationError("The formula has '.', which stands for no columns: name them.")
+        if "|" in text:
+            raise ConfigurationError(
+                "The formula has '|', a grouped term of other packages: an intercept for each "
+                "level of a column is group='column'. Slopes for each level: write the "
+                "interaction, age * region."
+            )
         try:
             read = formulaic.Formula(text)
         except Exception as error:  # formulaic's own, of many types

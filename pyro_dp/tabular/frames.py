@@ -42,9 +42,14 @@ def require_columns(
     if extra:
         places = ", ".join(map(str, extra[:_SHOWN])) + (", ..." if len(extra) > _SHOWN else "")
         listed = "schema.names" if unit is None else "[schema.unit, *schema.names]"
+        whose = (
+            " If one of them says whose row it is, name it as the schema's unit: without it a "
+            "person with several rows is not protected."
+        )
         raise SchemaError(
             f"The frame has columns that the schema does not name, at position {places} (their "
             f"names may be data, and are not shown): declare them, or pass df[{listed}]."
+            f"{whose if unit is None else ''}"
         )
     if not len(frame):
         raise SchemaError("The frame has no rows.")

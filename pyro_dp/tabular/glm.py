@@ -124,7 +124,7 @@ class PrivateGLM:
         outcome = self._formula.outcome
         self._family = family_of(family, outcome, columns[outcome])
         self._design = Design(self._formula.terms, columns)
-        self._group = _group(group, columns)
+        self._group = _group(group, schema)
         self._exposure = _exposure(exposure, columns, self._family)
         once = [outcome, *filter(None, (group, exposure))]
         if len({*once, *self._design.variables}) < len(once) + len(self._design.variables):
@@ -168,6 +168,7 @@ class PrivateGLM:
             self.model, guide, accountant=self.accountant, **self._settings
         )
         run = inference.run(*tensors, progress=progress)
+        self.accountant.note(self.schema.note)
         return Regression(
             text=f"{self._formula.text} ({self._family.name})",
             inference=inference,
@@ -337,9 +338,16 @@ def _exposure(
     return name, low, high, float(f"{math.sqrt(low * high):.2g}")
 
 
-def _group(name: str | None, columns: Mapping[str, Any]) -> tuple[str, int] | None:
+def _group(name: str | None, schema: Schema) -> tuple[str, int] | None:
+    columns = schema.columns
     if name is None:
         return None
+    if name == schema.unit:
+        raise ConfigurationError(
+            f"group={name!r} is the schema's unit: an intercept for each of them would be a "
+            "latent of each record, which is not private. What the rows of one unit have in "
+            "common needs no term: a unit is one record with all of its rows."
+        )
     if name not in columns:
         raise ConfigurationError(f"group={name!r} is no column of the schema.")
     column = columns[name]

@@ -37,8 +37,8 @@ def all_margins(schema: Schema, margin: Callable[..., pd.DataFrame]) -> pd.DataF
     """Of all columns, and then of all pairs, in one long frame.
 
     :param margin: of one name or two, as :func:`margin_table` gives it.
-    :returns: ``column_1``, ``value_1``, ``column_2``, ``value_2``, ``count``, ``lower``, ``upper``;
-        the second pair is empty where there is one column.
+    :returns: ``column_1``, ``value_1``, ``column_2``, ``value_2``, ``count``, ``lower``, ``upper``,
+        to one decimal; the second pair is empty where there is one column.
     """
     found = []
     for of in (1, 2):
@@ -49,4 +49,4 @@ def all_margins(schema: Schema, margin: Callable[..., pd.DataFrame]) -> pd.DataF
             rest = table[["count", "lower", "upper"]]
             found.append(pd.concat([values, rest], axis=1).assign(**names))
     order = ["column_1", "value_1", "column_2", "value_2", "count", "lower", "upper"]
-    return pd.concat(found, ignore_index=True)[order]
+    return pd.concat(found, ignore_index=True)[order].round({"count": 1, "lower": 1, "upper": 1})

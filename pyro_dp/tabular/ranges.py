@@ -67,8 +67,8 @@ class _Binned(Column):
 class Number(_Binned):
     """Numbers between two bounds; what lies beyond is clipped to them, infinities too.
 
-    Rows that are drawn have fractions, 37.42 years: whole numbers are a :class:`Count`, or a number
-    with an integer ``dtype``.
+    Rows that are drawn have fractions, 37.42 years, of few decimals: whole numbers are a
+    :class:`Count`, or a number with an integer ``dtype``.
 
     :param lower: bound, from the codebook, never from the data.
     :param upper: bound, above it.
@@ -124,16 +124,7 @@ class Number(_Binned):
         return np.clip(values.astype(np.float64), self.lower, self.upper)
 
     def _draw(self, codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        drawn = super()._draw(codes, rng)
-        if not self._comes_back_whole:
-            return drawn
-        # Rounding alone would move half of a bin's first number into the bin before it.
-        edges = np.array(self._bins.edges)
-        first, stop = np.ceil(edges[:-1]), np.ceil(edges[1:])
-        stop[-1] = np.floor(edges[-1]) + 1
-        some = (first < stop)[codes]
-        drawn[some] = rng.integers(first[codes[some]], stop[codes[some]])
-        return drawn
+        return self._bins.draw(codes, rng, whole=self._comes_back_whole)
 
     @cached_property
     def _comes_back_whole(self) -> bool:

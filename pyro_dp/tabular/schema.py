@@ -43,7 +43,8 @@ class Schema:
     :param columns: in the order in which they come back.
     :param unit: name of the column that says whose row it is; the protected unit. None: each row
         is a unit, which is right only where nobody has two.
-    :param max_rows: so many rows of a unit are kept, the first ones of the frame.
+    :param max_rows: so many rows of a unit are kept, the first ones of the frame: to be said with
+        ``unit``. A unit's part of a release, and so the noise, grows with it.
     :param constant: names of columns that are the same in all rows of a unit, such as ``["sex"]``.
         Where a unit's rows differ, that of its first row holds in all of them; and synthetic units
         have one value.
@@ -53,8 +54,8 @@ class Schema:
     :param impossible: rules for rows that nobody has, such as ``[{"age": (0, 14), "married":
         ["yes"]}]``, levels or a range of each column: for what makes up rows. Rows of data are
         not held against them.
-    :raises ConfigurationError: names clash, ``max_rows`` has no ``unit``, or an expression or rule
-        names what is not declared.
+    :raises ConfigurationError: names clash, ``unit`` or ``max_rows`` lacks the other, or an
+        expression or rule names what is not declared.
 
     >>> import pandas as pd
     >>> from pyro_dp.tabular import Category, Number, Schema
@@ -73,14 +74,14 @@ class Schema:
         columns: Mapping[str, Column],
         *,
         unit: str | None = None,
-        max_rows: int = 1,
+        max_rows: int | None = None,
         constant: Sequence[str] = (),
         derived: Mapping[str, str] | None = None,
         impossible: Sequence[Mapping[str, Sequence[Any]]] = (),
     ) -> None:
         self.columns: dict[str, Column] = dict(columns)
         self.unit = unit
-        self.max_rows = require_count("max_rows", max_rows)
+        self.max_rows = _max_rows(max_rows, unit)
         if derived is not None and not isinstance(derived, Mapping):
             raise ConfigurationError("derived must be a dictionary of expressions by name.")
         self.derived = dict(derived or {})
@@ -91,7 +92,7 @@ class Schema:
 
     @classmethod
     def suggest(
-        cls, public_df: pd.DataFrame, *, unit: str | None = None, max_rows: int = 1
+        cls, public_df: pd.DataFrame, *, unit: str | None = None, max_rows: int | None = None
     ) -> "Schema":
         """A draft, to be printed as code and edited.
 
@@ -101,6 +102,7 @@ class Schema:
 
         :param public_df: to read bounds and levels from.
         :param unit: name of the column that says whose row it is.
+        :param max_rows: of a unit, which is not read from the frame.
         :raises SchemaError: a column is of no kind that can be declared; the unit's is missing.
         """
         return cls(drafted(public_df, unit), unit=unit, max_rows=max_rows)
@@ -143,6 +145,21 @@ class Schema:
     def sizes(self) -> list[int]:
         """How many codes each column has."""
         return [column.size for column in self.columns.values()]
+
+    @property
+    def protected(self) -> str:
+        """What one record is, and so whom a guarantee protects, in words."""
+        if self.unit is None:
+            return "a row"
+        return f"all rows with the same {self.unit}, of which the first {self.max_rows} count"
+
+    @property
+    def note(self) -> str:
+        """For the ledger of what was fitted: :attr:`protected`, whatever else is said of it."""
+        lost = "whoever has several rows is protected less"
+        if self.unit is not None:
+            lost = "rows beyond these were left out, and results say nothing of them"
+        return f"By the schema of a run, one record is {self.protected}; {lost}."
 
     def encode(self, frame: pd.DataFrame) -> Encoded:
         """
@@ -343,8 +360,6 @@ class Schema:
                 "constant must name columns of the schema, and needs unit, the column that says "
                 "whose row it is."
             )
-        if self.unit is None and self.max_rows > 1:
-            raise ConfigurationError("max_rows > 1 needs unit, the column that says whose row.")
         if self.unit is not None and (not isinstance(self.unit, str) or self.unit in self.columns):
             raise ConfigurationError("unit must be the name of a column that is not declared.")
         made = [f"{name}_observed" for name, each in self.columns.items() if each.missing]
@@ -367,6 +382,22 @@ class Schema:
             values, observed = read[name]
             read[name] = slots.of_first(values), slots.of_first(observed)
         return read, slots
+
+
+def _max_rows(max_rows: int | None, unit: Any) -> int:
+    """Of a unit; 1 where each row is one.
+
+    :raises ConfigurationError: one of both is not said.
+    """
+    if max_rows is None and unit is not None:
+        raise ConfigurationError(
+            f"unit={unit!r} needs max_rows: how many rows of one unit count, the first ones of the "
+            "frame. Rows beyond it are left out, and noise grows with it; so say how many nearly "
+            "everybody has, from what is known without these data."
+        )
+    if max_rows is not None and unit is None and max_rows != 1:
+        raise ConfigurationError("max_rows needs unit, the column that says whose row it is.")
+    return 1 if max_rows is None else require_count("max_rows", max_rows)
 
 
 def _names(what: str, names: Any) -> tuple[str, ...]:

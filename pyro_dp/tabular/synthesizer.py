@@ -134,7 +134,8 @@ class Synthesizer:
         vips = self._inference()
         codes = self.schema.codes(frame)
         vips.run(torch.from_numpy(codes), progress=False)
-        vips.accountant.note(_NOTE)
+        for note in (self.schema.note, _NOTE):
+            vips.accountant.note(note)
         state = vips.state_dict()
         released = state["static"]
         self._posterior = self._model.posterior(released["values"], released["noise"], len(codes))

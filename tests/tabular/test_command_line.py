@@ -206,7 +206,7 @@ def test_bad_arguments(files, capsys, arguments, named):
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [("--epsilon -1", "epsilon"), ("--delta 2", "delta"), ("--keep height", "keep")],
+    [("--epsilon -1", "epsilon"), ("--delta 2", "delta"), ("--keep height", "it has")],
 )
 def test_settings_that_are_refused(files, capsys, arguments, named):
     assert front.main([*files, *arguments.split()]) == command_line.WRONG

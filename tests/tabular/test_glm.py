@@ -73,7 +73,9 @@ def without_noise(*args, steps=12, **kwargs):
 
 
 def fitted(glm, data):
-    return glm.fit(data[["person", *glm.schema.names]], progress=False)
+    found = glm.fit(data[["person", *glm.schema.names]], progress=False)
+    assert glm.schema.note in glm.accountant.notes  # whom it protects, whoever reads the report
+    return found
 
 
 MAIN = ("age", "chronic", "income")
@@ -602,6 +604,7 @@ def test_dpsvi():
         (dict(formula="any ~ wealth"), "'wealth', which is no column"),
         (dict(group="wealth"), "group='wealth'"),
         (dict(group="age"), "declared as Category"),
+        (dict(group="person"), "the schema's unit"),
         (dict(group="chronic"), "different ones"),
         (dict(method="svi"), "method"),
         (dict(schema={"age": 1}), "must be a Schema"),

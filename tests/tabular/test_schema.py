@@ -278,9 +278,10 @@ def test_codes_that_are_none_are_refused():
         ({"a": Number}, {}, "'a' is a ABCMeta"),
         ({"a": Number(0, 1)}, {"max_rows": 2}, "unit"),
         ({"a": Number(0, 1)}, {"max_rows": 0, "unit": "b"}, "max_rows"),
-        ({"a": Number(0, 1)}, {"unit": "a"}, "unit"),
+        ({"a": Number(0, 1)}, {"unit": "b"}, "unit='b' needs max_rows"),
+        ({"a": Number(0, 1)}, {"unit": "a", "max_rows": 1}, "not declared"),
         ({"a": Number(0, 1, missing=True), "a_observed": Binary()}, {}, "a_observed"),
-        ({"row_observed": Number(0, 1)}, {"unit": "a"}, "row_observed"),
+        ({"row_observed": Number(0, 1)}, {"unit": "a", "max_rows": 1}, "row_observed"),
     ],
 )
 def test_a_schema_that_contradicts_itself_is_refused(columns, settings, said):
@@ -307,3 +308,24 @@ def test_whole_numbers_come_back_whole_and_in_their_bins(column):
     assert (schema.codes(back) == codes).all()
     # Of 5000 each of 83 ages is missed with probability exp(-60) or less.
     assert set(back["age"]) == set(range(18, 101))
+
+
+@pytest.mark.parametrize(
+    ("column", "decimals"),
+    [
+        (Number(0, 1), 5),
+        (Number(18, 100), 3),
+        (Number(-1e6, 1e6), 0),
+        (Number(0, 3, bins=(0, 0.1, 3)), 4),
+        (Number(1e9, 1e9 + 1), 5),  # nearly all the digits of a float
+        (Number(1e300 / 3, 1e300 / 2), None),
+        (Number(0, 1e-300), None),
+    ],
+)
+def test_numbers_that_are_drawn_have_few_decimals_and_lie_in_their_bins(column, decimals):
+    schema = Schema({"x": column})
+    codes = np.repeat(np.arange(column.size), 200)[:, None]
+    drawn = schema.from_codes(codes, np.random.default_rng(0))
+    assert (schema.codes(drawn) == codes).all() and drawn["x"].nunique() > 0.8 * len(codes)
+    if decimals is not None:
+        assert (drawn["x"] == drawn["x"].round(decimals)).all()

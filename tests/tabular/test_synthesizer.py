@@ -132,7 +132,9 @@ class TestFrames:
     def test_of_persons(self):
         """Ids from 0, and numbers of rows as they were released: without noise as they are."""
         of, data = schema(unit="id", max_rows=3), persons()
-        made = fitted(data, of, noise_multiplier=0.0).sample()
+        synthesizer = fitted(data, of, noise_multiplier=0.0)
+        assert of.note in synthesizer.accountant.notes and "the first 3 count" in of.note
+        made = synthesizer.sample()
         assert list(made.columns) == list(data.columns)
         numbers = [x.groupby("id").size().value_counts().sort_index() for x in (made, data)]
         assert abs(numbers[0] - numbers[1]).max() <= 1
