@@ -24,13 +24,18 @@ def margin_table(
     places = [schema.names.index(name) for name in columns]
     counts, added = cells.margin(posterior.counts, tuple(sorted(places)))
     counts = counts if places == sorted(places) else counts.T
-    half = norm.ppf((1 + level) / 2) * posterior.noise * math.sqrt(added)
+    half = half_width(posterior, level, added)
     labels = list(itertools.product(*(schema.columns[name].code_labels for name in columns)))
     table = pd.DataFrame(labels, columns=list(columns))
     table["count"] = counts.flatten().numpy()
     table["lower"] = np.maximum(table["count"] - half, 0.0)
     table["upper"] = np.maximum(table["count"] + half, 0.0)
     return table
+
+
+def half_width(posterior: MarginPosterior, level: float, added: int) -> float:
+    """Of the interval of a count that is the sum of so many released cells."""
+    return float(norm.ppf((1 + level) / 2) * posterior.noise * math.sqrt(added))
 
 
 def all_margins(schema: Schema, margin: Callable[..., pd.DataFrame]) -> pd.DataFrame:

@@ -242,7 +242,10 @@ class Schema:
         return self._frame(drawn, rows)
 
     def to_pyro(self, components: int = 30) -> tuple[Callable[[Tensor], None], AutoGuide]:
-        """The mixture of the :class:`~pyro_dp.tabular.Synthesizer` as a Pyro model, for DPSVI::
+        """The mixture of the :class:`~pyro_dp.tabular.Synthesizer` as a Pyro model, for DPSVI.
+
+        Rows of a unit are independent in it given its component; ``constant`` and ``impossible``
+        are for what is drawn by :meth:`from_codes`. ::
 
             model, guide = schema.to_pyro()
             DPSVI(model, guide, accountant=accountant).run(torch.from_numpy(schema.codes(df)))

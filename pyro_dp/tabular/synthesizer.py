@@ -13,7 +13,7 @@ from pyro_dp.tabular.comparison import Comparison, compared
 from pyro_dp.tabular.drawn_rows import possible_rows, systematic, unit_rows
 from pyro_dp.tabular.fingerprint import Fingerprint
 from pyro_dp.tabular.margin_mixture import MarginMixture, MarginPosterior
-from pyro_dp.tabular.margin_table import margin_table
+from pyro_dp.tabular.margin_table import half_width, margin_table
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.validation import require_count, require_flag, require_number
@@ -219,10 +219,14 @@ class Synthesizer:
 
     def __repr__(self) -> str:
         keep = [] if self.keep is None else [(self.keep, "*")]
+        state = "not fitted"
+        if self._posterior is not None:
+            half = half_width(self._posterior, 0.95, self._model.cells.levels)
+            of = "" if self.keep is None else f", but for those of {self.keep},"
+            state = f"fitted: released counts{of} have 95% intervals of +-{half:,.0f}"
         return (
             f"Synthesizer({len(self.schema.columns)} columns, "
-            f"components={self._model.components}, keep={keep!r}, "
-            f"{'not fitted' if self._posterior is None else 'fitted'})"
+            f"components={self._model.components}, keep={keep!r}, {state})"
         )
 
     def __getstate__(self) -> dict[str, Any]:
