@@ -229,7 +229,7 @@ MUTATIONS = [
     ),
     Mutation(
         "synthesizer: intervals of one cell for a sum of several",
-        "margin_table",
+        "half_width",
         "posterior.noise * math.sqrt(added)",
         "posterior.noise",
         "test_synthesizer.py",
