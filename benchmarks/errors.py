@@ -34,7 +34,8 @@ _WARNINGS = """\
 An error says that nothing was done; a warning, that something was done and may not be what it
 looks like. What was released, is paid for. A *mark* is an entry of `posterior().doubtful`, or of
 the column `doubt` of a regression's table: of this coefficient the interval may not hold what it
-says. Warnings and marks are made from what was released, and cost nothing. Each run below is run
+says; [what a mark means](methods.md#what-a-mark-means) has how often such intervals held. Warnings
+and marks are made from what was released, and cost nothing. Each run below is run
 as it stands here, with these functions, by `tests/package/test_first_attempts.py`, too; a table
 has means and 95% intervals, in the frame's own units.
 """

@@ -93,7 +93,7 @@ class PrivacyAccountant:
         if epsilon is not None:
             epsilon = require_number("epsilon", epsilon, above=0.0, below=math.inf)
         require_choice("neighboring", neighboring, composition.NEIGHBORING)
-        require_choice("engine", engine, composition.ENGINES)
+        require_choice("engine", engine, tuple(composition.ENGINES))
         self._epsilon = epsilon
         self._delta = require_number("delta", delta, above=0.0, below=1.0)
         self._neighboring, self._engine = neighboring, engine
@@ -719,7 +719,7 @@ class PrivacyAccountant:
             ("remaining", left),
             ("delta", f"{self._delta:.6g}"),
             ("neighboring", self._neighboring),
-            ("engine", self._engine),
+            ("composed by", f"{composition.ENGINES[self._engine]} ({self._engine})"),
             *(("note", note) for note in self._notes),
         ]
 

@@ -15,6 +15,15 @@ def up(value: float) -> str:
     return f"{float(digits.create_decimal(value * (1.0 - 1e-12))):.4g}"
 
 
+def spent(epsilon: float, budget: float | None) -> str:
+    """Rounded up, but not beyond a budget that holds it.
+
+    :param epsilon: in nats.
+    :param budget: in nats; ``None``: there is none.
+    """
+    return up(epsilon) if budget is None else spent_and_left(epsilon, budget)[0]
+
+
 def spent_and_left(spent: float, budget: float) -> tuple[str, str]:
     """Two texts that add up to the budget as it is shown, :func:`of_budget`.
 

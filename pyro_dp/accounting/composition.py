@@ -27,7 +27,12 @@ from pyro_dp.accounting.rdp import autodp_moments, renyi_delta, renyi_epsilon
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.validation import LARGEST
 
-ENGINES = ("pld", "rdp", "advanced", "basic")
+ENGINES = {  # by name, and what they compose costs by, in words
+    "pld": "privacy loss distributions",
+    "rdp": "Rényi differential privacy",
+    "advanced": "the advanced composition theorem",
+    "basic": "the basic composition theorem",
+}
 NEIGHBORING = ("add_or_remove_one", "replace_one")
 
 _TOLERANCE = 1e-3  # relative move of the answer that ends the refinement of grids

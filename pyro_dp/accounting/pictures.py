@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pyro_dp.accounting.amounts import of_budget, up
+from pyro_dp.accounting.amounts import of_budget, spent
 from pyro_dp.accounting.markup import Picture
 from pyro_dp.accounting.plotting import growth
 from pyro_dp.accounting.trade_off import FALSE_POSITIVES, PrivacyCurve, best_power, trade_off
@@ -127,11 +127,11 @@ def _epsilon(accountant: PrivacyCurve) -> Picture:
     axes.mark(total, float(epsilons[-1]))
     axes.legend(330, _BOTTOM - 14 - 19 * (len(entries) - 1), entries)
     after = "the only one" if total == 1 else f"all {total:,}"
-    spent = f"Epsilon after each release: {up(float(epsilons[-1]))} after {after}"
+    shown = f"Epsilon after each release: {spent(float(epsilons[-1]), budget)} after {after}"
     of = "" if budget is None else f", of a budget of {of_budget(budget)}"
     return Picture(
         axes.svg("picture-epsilon", "Epsilon against the number of releases"),
-        f"{spent}{of}. Releases of one kind are put together.",
+        f"{shown}{of}. Releases of one kind are put together.",
     )
 
 

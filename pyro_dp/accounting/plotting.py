@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.amounts import up
+from pyro_dp.accounting.amounts import spent
 from pyro_dp.accounting.events import NonPrivateLook
 from pyro_dp.accounting.ledger import LedgerEntry
 from pyro_dp.accounting.trade_off import FALSE_POSITIVES, PrivacyCurve, best_power, trade_off
@@ -68,12 +68,14 @@ def _plot_epsilon(axes: Any, accountant: PrivacyCurve) -> None:
     axes.plot(numbers[finite], epsilons[finite], color="C0", marker=".", label="spent")
     if accountant.epsilon is not None:
         axes.axhline(accountant.epsilon, color="C3", linestyle="--", label="budget")
-    spent = f"epsilon = {up(epsilons[-1])}" if finite[-1] else "no guarantee"
+    shown = "no guarantee"
+    if finite[-1]:
+        shown = f"epsilon = {spent(float(epsilons[-1]), accountant.epsilon)}"
     if not finite.all():
         looked = any(isinstance(event, NonPrivateLook) for event, _ in accountant.ledger)
         end = "a look without noise" if looked else "no guarantee from here on"
         axes.axvline(numbers[np.argmin(finite)], color="black", linestyle=":", label=end)
-    axes.set(title=f"Privacy loss: {spent}", xlabel="number of releases")
+    axes.set(title=f"Privacy loss: {shown}", xlabel="number of releases")
     axes.set_ylabel(f"epsilon (nats) at delta = {accountant.delta:.3g}")
     axes.set_xlim(-0.03 * max(numbers[-1], 1), 1.03 * max(numbers[-1], 1))
     highest = max(np.max(epsilons[finite]), accountant.epsilon or 0.0)

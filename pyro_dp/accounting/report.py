@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from pyro_dp.accounting.amounts import of_budget, spent_and_left, up
+from pyro_dp.accounting.composition import ENGINES
 from pyro_dp.accounting.events import (
     SECURE,
     SEEDED,
@@ -37,12 +38,6 @@ _NEIGHBOURS = {
 _ATTACK = {
     "add_or_remove_one": "an absent record for present",
     "replace_one": "one record for the other",
-}
-_ENGINES = {
-    "pld": "privacy loss distributions",
-    "rdp": "Rényi differential privacy",
-    "advanced": "the advanced composition theorem",
-    "basic": "the basic composition theorem",
 }
 _PUBLIC = [
     "The number of records.",
@@ -153,10 +148,16 @@ def _second_opinion(
     if found <= epsilon * (1.0 + TOLERANCE):
         lower = found < epsilon * (1.0 - TOLERANCE)
         same = "which is lower" if lower else f"the same to within {TOLERANCE:.1%}"
-        return Paragraph(
+        text = (
             f"Confirmed by dp_accounting, another implementation: its {source} accountant finds "
             f"the upper bound {up(found)} for the same releases and delta, {same}."
         )
+        if found > epsilon:
+            text += (
+                " It is rounded up on a grid of its own, and so may lie a little above; what "
+                "counts against the budget is the epsilon that is stated first."
+            )
+        return Paragraph(text)
     if source == "RDP":
         return Paragraph(
             f"A second opinion by dp_accounting, another implementation: {up(found)} is an upper "
@@ -209,7 +210,10 @@ def _meaning(accountant: Reported) -> list[Block]:
         Paragraph(_NEIGHBOURS[accountant.neighboring]),
         Paragraph(bound),
         Paragraph(f"{who} {found}"),
-        Paragraph(f"Both are upper bounds, by {_ENGINES[accountant.engine]}."),
+        Paragraph(
+            "Both are upper bounds. The costs of all releases are composed by "
+            f"{ENGINES[accountant.engine]}."
+        ),
     ]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.amounts import up
+from pyro_dp.accounting.amounts import spent, up
 from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.markup import Block, Paragraph, Table
@@ -20,6 +20,7 @@ _SAMPLING = {
     "fixed": "a random subset of fixed size, rate {rate:.6g}",
     "full": "all records",
 }
+_NAMES = {"Synthesizer (VIPS)": "synthetic rows: released counts (a noisy sum)"}  # by method
 _GENERATORS = {
     "secure": "secure",
     "seeded": "seeded: repeatable",
@@ -72,7 +73,10 @@ class Row:
     @property
     def name(self) -> str:
         if isinstance(self.event, SubsampledGaussian):
-            return "noisy sum" if self.origin is None else f"{self.origin.method}: noisy sum"
+            if self.origin is None:
+                return "noisy sum"
+            method = self.origin.method
+            return _NAMES.get(method, f"{method}: noisy sum")
         cost = f"epsilon = {up(self.event.epsilon)}, delta = {self.event.delta:.4g}"
         return f"{self.event.name}: {cost}"
 
@@ -96,7 +100,7 @@ def releases(accountant: Reported) -> list[Block]:
     so_far = _so_far(accountant, rows)
     cells = [_cells(row, *costs) for row, *costs in zip(rows, alone, so_far, strict=True)]
     times = f"{sum(row.count for row in rows):,}"
-    total = up(accountant.get_epsilon())
+    total = _total(accountant)
     foot = ("all together", "", "", "", times, "", _cost(total), "", "", "")
     caption = "What was released, run by run, and what it costs"
     return [Table(_HEAD, cells, caption, foot, _NUMBERS, _DATES), Paragraph(_LEGEND)]
@@ -113,14 +117,18 @@ def _so_far(accountant: Reported, rows: Sequence[Row]) -> list[str]:
         known = quick and place < len(rows) - 1
         found.append(_epsilon(accountant, counts) if known else "")
     looked = any(isinstance(event, NonPrivateLook) for event, _ in accountant.ledger)
-    found[-1] = _epsilon(accountant, counts) if looked else _cost(up(accountant.get_epsilon()))
+    found[-1] = _epsilon(accountant, counts) if looked else _cost(_total(accountant))
     return found
 
 
 def _epsilon(accountant: Reported, counts: dict[Event, int]) -> str:
     """Never more than that of the whole ledger, which the budget's plan may know better."""
     found = composition.epsilon(counts, accountant.delta, accountant.neighboring, accountant.engine)
-    return _cost(up(min(found, accountant.get_epsilon())))
+    return _cost(spent(min(found, accountant.get_epsilon()), accountant.epsilon))
+
+
+def _total(accountant: Reported) -> str:
+    return spent(accountant.get_epsilon(), accountant.epsilon)
 
 
 def _cost(shown: str) -> str:

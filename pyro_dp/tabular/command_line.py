@@ -19,7 +19,7 @@ import torch
 from tqdm.auto import tqdm
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.amounts import up
+from pyro_dp.accounting.amounts import spent
 from pyro_dp.tabular.margin_table import all_margins
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.tabular.synthesizer import Synthesizer
@@ -99,8 +99,8 @@ def _run(options: argparse.Namespace) -> int:
             released = all_margins(schema, synthesizer.margin)
             write_text(options.margins, released.to_csv(index=False, lineterminator="\n"))
         bar.update()
-    spent = up(accountant.get_epsilon())
-    print(f"{options.output}: {len(rows):,} synthetic rows, epsilon = {spent}.")
+    epsilon = spent(accountant.get_epsilon(), options.epsilon)
+    print(f"{options.output}: {len(rows):,} synthetic rows, epsilon = {epsilon}.")
     return DONE
 
 

@@ -174,7 +174,8 @@ class Synthesizer:
         :param columns: names of one or two columns.
         :param level: in (0, 1).
         :returns: a row for each code or pair of codes: labels, ``count``, ``lower``, ``upper``.
-            Counts are as released and may be negative; intervals end at zero.
+            Counts are as released and may be negative: so each is unbiased, and sums of them are.
+            Intervals are about counts of people, and end at zero.
         :raises ConfigurationError: more than two columns, with the reason; or there is no fit.
         """
         posterior = self._fit()
@@ -190,8 +191,9 @@ class Synthesizer:
         """How far synthetic rows are from those of a frame, in margins and for prediction.
 
         **The frame must be public**, or at least not the one that was fitted: what is returned has
-        no noise. The fitted frame is refused, in whatever order its rows are; a part of it is not
-        recognised.
+        no noise. The fitted frame is refused, in whatever order its rows are. A part of it is **not
+        recognised**, nor is the frame with other rows: what is returned is private then, and no
+        ledger knows of it.
 
         :param public_df: as the schema says, of the same population.
         :param nonprivate: read the fitted frame all the same: a :class:`NonPrivateLook` enters the

@@ -16,7 +16,8 @@ from pyro_dp import (
     PrivacyAccountant,
     SubsampledGaussian,
 )
-from pyro_dp.accounting.amounts import spent_and_left, up
+from pyro_dp.accounting import composition
+from pyro_dp.accounting.amounts import of_budget, spent_and_left, up
 from pyro_dp.accounting.origins import Origin
 from pyro_dp.accounting.pictures import _round_numbers
 from pyro_dp.accounting.trade_off import trade_off
@@ -68,7 +69,7 @@ SUBSETS = SubsampledGaussian(1.0, 0.01, "fixed")
 @pytest.mark.parametrize(
     "entry, settings, said",
     [
-        ((FULL, 1), {}, r"^Confirmed by .* PLD .* bound 4\.38\d* .* the same to within 0\.5%\.$"),
+        ((FULL, 1), {}, r"^Confirmed by .* PLD .* bound 4\.38\d* .* the same to within 0\.5%\."),
         ((FULL, 1), {"engine": "rdp"}, r"^Confirmed by .* bound 4\.38\d* .* which is lower\.$"),
         ((SUBSETS, 9), {"engine": "rdp"}, r"^Confirmed by .* RDP accountant .* the same to within"),
         ((SUBSETS, 9), {}, r"^A second opinion .* RDP .* neither confirms nor contradicts"),
@@ -235,6 +236,28 @@ def test_what_is_spent_and_left_add_up():
     assert spent_and_left(1.2, 1.0) == ("1.2", "0")
     assert spent_and_left(0.0, 3.0) == ("0", "3")
     assert spent_and_left(math.inf, 1.0) == ("inf", "0")
+
+
+@pytest.mark.parametrize("format", ["markdown", "html"])
+def test_no_number_seems_to_exceed_the_budget(format):
+    """One that rounding up would lift above it: but for the second opinion, which says why."""
+    spent = ledger((FULL, 1)).get_epsilon()
+    accountant = ledger((FULL, 1), epsilon=spent * (1 + 1e-5))
+    budget = of_budget(accountant.epsilon)
+    assert Decimal(up(spent)) > Decimal(budget)
+    text = accountant.report(format)
+    assert text.count(budget) >= 4 and text.count(up(spent)) <= 1
+    assert "what counts against the budget is the epsilon that is stated first" in text
+    pytest.importorskip("matplotlib")
+    assert budget in accountant.plot().axes[0].get_title()
+
+
+@pytest.mark.parametrize("engine", composition.ENGINES)
+def test_how_costs_are_composed_is_said_in_words(engine):
+    accountant = ledger((FULL, 1), engine=engine)
+    words = composition.ENGINES[engine]
+    assert f"composed by {words}." in accountant.report()
+    assert f"composed by: {words} ({engine})" in repr(accountant)
 
 
 def test_pictures_lie_in_the_page():

@@ -233,6 +233,7 @@ def test_what_limits_first():
     hidden = explanation(data=0.9, doubts={MANY_CLIPPED: list(NAMES), HIDDEN: list(NAMES)})
     assert hidden.limit == "privacy noise" and repr(hidden).startswith("The privacy noise limits")
     assert "half as wide" not in repr(hidden)
+    assert "of 2 of 2 coordinates" in repr(clipped) and "of 2 of 2 coordinates" in repr(hidden)
     assert explanation(doubts={HIDDEN: ["w[0]"]}).limit == "data"
     on_its_way = replace(hidden, unfinished="they were few")
     assert on_its_way.limit == "steps"
@@ -244,14 +245,15 @@ def test_it_reads():
     assert text.splitlines() == [
         "The privacy noise limits this posterior: it makes 60% of the intervals' squared width, on "
         "average.",
-        "            data  privacy noise  sampling  clipping",
-        "w[0]         30%            60%       10%        0%",
-        "w[1]         30%            60%       10%        0%",
-        "on average   30%            60%       10%        0%",
-        "Half the noise's standard deviation takes epsilon = 2.1 in place of 1.",
+        "            data and prior  privacy noise  sampling  clipping",
+        "w[0]                   30%            60%       10%        0%",
+        "w[1]                   30%            60%       10%        0%",
+        "on average             30%            60%       10%        0%",
+        "Half the noise's standard deviation, in every release of the ledger, takes epsilon = 2.1 "
+        "in place of the 1 that is spent.",
         "With half the noise intervals would be 0.74 as wide; four times as many records bring it "
         "to the same share. Intervals half as wide take 2.5 times as many records.",
-        "3% +- 1.0% of the records were clipped.",
+        "Clipped, of the records: 3% +- 1.0%.",
         "* w[0], w[1]: why",
     ]
     many = Explanation(

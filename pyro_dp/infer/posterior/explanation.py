@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pyro_dp.accounting.amounts import up
 from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED
 from pyro_dp.infer.posterior.table import MOST_LINES, aligned, listed, starred
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
@@ -20,11 +21,22 @@ _LIMITS = {
     SAMPLING: "Sampling limits this posterior: that steps see a part of the records makes",
     CLIPPING: "Clipping limits this posterior: what was cut off of the records makes",
 }
+_COLUMNS = {DATA: "data and prior"}  # where a share's name says too little
 _OF_WIDTH = "{share:.0%} of the intervals' squared width, on average."
 _UNFINISHED = "The steps limit this posterior first: {why}."
-_CLIPPED = f"Clipping limits this posterior first: {MANY_CLIPPED}."
-_HIDDEN = f"The privacy noise limits this posterior first: {HIDDEN}."
-_HALF = "Half the noise's standard deviation takes epsilon = {half:.3g} in place of {spent:.3g}."
+_CLIPPED = (
+    "Clipping limits this posterior first: of {some} of {all} coordinates what was clipped of the "
+    "records may move the interval by as much as it is wide."
+)
+_HIDDEN = (
+    "The privacy noise limits this posterior first: of {some} of {all} coordinates it is more than "
+    "what the records say. Where it is far more, the prior makes the width, which counts in the "
+    "first column."
+)
+_HALF = (
+    "Half the noise's standard deviation, in every release of the ledger, takes epsilon = {half} "
+    "in place of the {spent} that is spent."
+)
 _WIDTHS = (
     "With half the noise intervals would be {width:.2f} as wide; four times as many records bring "
     "it to the same share. Intervals half as wide take {records:.1f} times as many records."
@@ -139,7 +151,13 @@ class Explanation:
         start = [0.0] * len(shown)
         for place, (name, share) in enumerate(self.shares.items()):
             widths = share[:MOST_ROWS].tolist()
-            axes.barh(range(len(shown)), widths, left=start, color=f"C{place}", label=name)
+            axes.barh(
+                range(len(shown)),
+                widths,
+                left=start,
+                color=f"C{place}",
+                label=_COLUMNS.get(name, name),
+            )
             start = [one + other for one, other in zip(start, widths, strict=True)]
         axes.set_yticks(range(len(shown)), shown)
         axes.set_ylim(len(shown) - 0.5, -0.5)
@@ -162,16 +180,16 @@ class Explanation:
         if self.unfinished is not None:
             return _UNFINISHED.format(why=self.unfinished)
         if self._is_hidden:
-            return _HIDDEN
+            return _HIDDEN.format(some=len(self.doubts[HIDDEN]), all=len(self.names))
         if MANY_CLIPPED in self.doubts:
-            return _CLIPPED
+            return _CLIPPED.format(some=len(self.doubts[MANY_CLIPPED]), all=len(self.names))
         limit, shares = self.limit, self.mean_shares
         return f"{_LIMITS[limit]} {_OF_WIDTH.format(share=shares[limit])}"
 
     def _table(self) -> list[str]:
         shown = self.names[:MOST_LINES]
         columns = [share.tolist() for share in self.shares.values()]
-        rows = [("", *self.shares)]
+        rows = [("", *(_COLUMNS.get(name, name) for name in self.shares))]
         for place, name in enumerate(shown):
             rows.append((name, *(f"{column[place]:.0%}" for column in columns)))
         rows.append(("on average", *(f"{share:.0%}" for share in self.mean_shares.values())))
@@ -181,10 +199,11 @@ class Explanation:
     def _advice(self) -> list[str]:
         text = []
         if self.epsilon_at_half_noise is not None:
-            text.append(_HALF.format(half=self.epsilon_at_half_noise, spent=self.epsilon))
+            half, spent = up(self.epsilon_at_half_noise), up(self.epsilon)
+            text.append(_HALF.format(half=half, spent=spent))
         if self.unfinished is None and not self._is_hidden:
             width, records = self.width_at_half_noise, self.records_for_half_width
             text.append(_WIDTHS.format(width=width, records=records))
         if self.clipped is not None:
-            text.append(f"{self.clipped} of the records were clipped.")
+            text.append(f"Clipped, of the records: {self.clipped}.")
         return text
