@@ -59,8 +59,9 @@ REMARKS = {
     "deep Markov": "without noise 1,000 steps on a fifth of the records stay behind SVI's 2,000 on "
     "all of them; the rest is noise in the weights of its networks",
     "Gaussian mixture": "without noise this run ends in another mode",
-    "random slopes": "DPSEP ends where a scale is 0: hierarchies of unknown scales are DPSVI's",
-    "horseshoe regression": "the same of DPSEP, whose result is marked as doubtful",
+    "random slopes": "DPSEP does not settle, warns of it, and marks all: hierarchies of unknown "
+    "scales are DPSVI's",
+    "horseshoe regression": "the same of DPSEP",
 }
 BLOCKS, BLOCK, TIMED = 5, 10, 20.0  # timed steps, and seconds after which no further block begins
 

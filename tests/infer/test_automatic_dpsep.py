@@ -38,6 +38,7 @@ from pyro_dp import (
 )
 from pyro_dp.infer.ep.release_plan import ReleasePlan
 from pyro_dp.infer.ep.whitened import Frame
+from pyro_dp.infer.posterior.doubts import HIDDEN
 from pyro_dp.mechanism.clipping import ClippedSum
 
 
@@ -338,3 +339,31 @@ def test_intervals_cover_the_exact_mean():
             aware, plain = (aware + count, plain) if noise_aware else (aware, plain + count)
     assert aware >= 63
     assert plain < 60
+
+
+def effects_of_clinics(clinic, y):
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    centre = pyro.sample("centre", dist.Normal(0.0, 1.5))
+    a = pyro.sample("a", dist.Normal(centre, scale).expand([6]).to_event(1))
+    with pyro.plate("people", len(y)) as i:
+        pyro.sample("y", dist.Poisson(a[clinic[i]].exp()), obs=y[i])
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_the_scale_of_effects_does_not_collapse(seed):
+    """It did, to 1e-8: the scale follows the effects, which noise draws together."""
+    generator = torch.Generator().manual_seed(seed)
+    a = -0.5 + 0.5 * torch.randn(6, generator=generator)
+    clinic = torch.multinomial(torch.ones(6), 1200, replacement=True, generator=generator)
+    y = torch.poisson(a[clinic].exp(), generator=generator)
+    sep = fitted(effects_of_clinics, (clinic, y), epsilon=0.5, seed=seed, num_steps=20)
+    lower, upper, _ = sep.posterior().intervals()["scale"]
+    assert 0.1 < lower < 0.5 < upper < 2.0  # a's standard deviations are 0.68 and 0.37
+    assert sep.explain().unfinished is None
+
+
+def test_a_scale_is_doubtful_where_the_effects_are_hidden():
+    clinic, y = torch.arange(60) % 6, torch.ones(60)
+    sep = fitted(effects_of_clinics, (clinic, y), epsilon=0.1, num_steps=4)
+    assert len(sep.posterior().doubtful) == 8
+    assert all(HIDDEN in why for why in sep.posterior().doubtful.values())

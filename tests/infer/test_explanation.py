@@ -16,11 +16,12 @@ from pyro_dp import (
     DPSVI,
     ClippedFraction,
     ConfigurationError,
+    ConvergenceWarning,
     Explanation,
     PrivacyAccountant,
     SubsampledGaussian,
 )
-from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED
+from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED, NOT_ARRIVED
 from pyro_dp.mechanism.release import release
 
 NAMES = ("w[0]", "w[1]")
@@ -279,10 +280,13 @@ def test_dpsep_that_has_not_arrived():
     def started_far(model):
         return AutoMultivariateNormal(model, init_loc_fn=far, init_scale=0.1)
 
-    short = fitted(DPSEP, 2000, guide=started_far, num_steps=3, noise_multiplier=0.1)
+    with pytest.warns(ConvergenceWarning, match="longer than the intervals"):
+        short = fitted(DPSEP, 2000, guide=started_far, num_steps=3, noise_multiplier=0.1)
     assert "longer than the intervals" in short.explain().unfinished
+    assert all(NOT_ARRIVED in why for why in short.posterior().doubtful.values())
+    assert len(short.posterior().doubtful) == 3
     long = fitted(DPSEP, 2000, guide=started_far, num_steps=20, noise_multiplier=0.1)
-    assert long.explain().unfinished is None
+    assert long.explain().unfinished is None and not long.posterior().doubtful
     hidden = fitted(DPSEP, 200, num_steps=12, noise_multiplier=300.0)
     assert hidden.explain().unfinished is None and hidden.explain().limit == "privacy noise"
 

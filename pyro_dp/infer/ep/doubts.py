@@ -6,7 +6,13 @@ from torch import Tensor
 from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.evidence import power
 from pyro_dp.infer.ep.whitened import WhitenedApproximation
-from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED, everywhere, mostly_in
+from pyro_dp.infer.posterior.doubts import (
+    HIDDEN,
+    MANY_CLIPPED,
+    NOT_ARRIVED,
+    everywhere,
+    mostly_in,
+)
 from pyro_dp.utils.linalg import dense
 
 
@@ -14,15 +20,21 @@ def doubts(found: Approximation | WhitenedApproximation, *, biased: bool) -> dic
     """Masks of all latents, (d,), by reason.
 
     In hidden directions the noise says more than the records; what they see is what the run's
-    warning counts. A coefficient is doubtful if most of its variance lies there.
+    warning counts. A coefficient is doubtful if most of its variance lies there. What records do
+    not see themselves, as the scale of effects, is as doubtful as most of what they see. All are
+    doubtful if the steps have not arrived.
 
     :param biased: whether what was cut off matters.
     """
     mean, places = found.posterior.mean, found.problem.places
-    hidden = torch.zeros_like(mean, dtype=torch.bool).index_copy(0, places, _hidden(found))
+    seen = _hidden(found)
+    hidden = torch.full_like(mean, 2 * int(seen.sum()) > len(seen), dtype=torch.bool)
+    hidden = hidden.index_copy(0, places, seen)
     masks = {HIDDEN: hidden}
     if biased:
         masks[MANY_CLIPPED] = everywhere(mean)
+    if found.unfinished:
+        masks[NOT_ARRIVED] = everywhere(mean)
     return masks
 
 

@@ -138,11 +138,12 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
 
     **Where it fails.** At its end :meth:`run` warns, by what was released: with a
     :class:`ConvergenceWarning` where in most directions the noise may be more than what the records
-    say, and with a :class:`ClippingWarning` where what was cut off may move the posterior by as
-    much as it is wide. With a ``max_factor_norm``, the first also where most estimates of the last
-    half of the steps were left aside by the step control, or made where the gradient stood out of
-    the noise (not with a ``damping`` of one's own). Hierarchies with unknown scales are such
-    models: :class:`DPSVI` serves them better.
+    say, or where the last step was longer than the intervals are wide, and with a
+    :class:`ClippingWarning` where what was cut off may move the posterior by as much as it is wide.
+    With a ``max_factor_norm``, the first also where most estimates of the last half of the steps
+    were left aside by the step control, or made where the gradient stood out of the noise (not with
+    a ``damping`` of one's own). Hierarchies with unknown scales are such models more often than
+    others: :class:`DPSVI` serves them better.
 
     **With a max_factor_norm** of one's own, for experts, it is the algorithm of the paper: parts
     are (eta - Lambda m, kappa Lambda) in the latents' own coordinates, all are clipped to C, and
@@ -444,7 +445,7 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
 
     def _warnings(self) -> list[Warning]:
         warnings, known = super()._warnings(), self._approximation
-        if isinstance(known, Approximation) and known.unfinished:
+        if known.unfinished:
             warnings.append(ConvergenceWarning(_UNSETTLED.format(why=known.unfinished)))
         if self._automatic and self._biased:
             warnings.append(ClippingWarning(_BIASED.format(clipped=self.clipped_fraction)))

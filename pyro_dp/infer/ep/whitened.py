@@ -29,6 +29,7 @@ from pyro_dp.utils.linalg import dense, inverse, restricted, unstacked
 
 _LONGEST_STEP = 1.0  # roots of nats per record
 _SHORTEST_STEP = 1e-12
+_REFINED = 0.5  # of the way to the prior's factor at the posterior goes a step
 _FARTHEST = 3.0  # of a step in a coordinate, in standard deviations of the prior at the first q
 _TURNED = 0.3  # cosine, from which a step goes back on the one before: it was too long
 # Bias from which intervals do not hold: chosen on the same data as the plan. Weights that do not
@@ -328,10 +329,16 @@ class WhitenedApproximation:
         return factor.embedded(self.problem.places, self.problem.guide.size)
 
     def _posteriors(self, known: Evidence, mean: Tensor) -> dict[str, Any]:
-        """At this mean, without and with the noise's uncertainty; and the prior there."""
+        """At this mean, without and with the noise's uncertainty; and the prior there.
+
+        A prior with a scale in it is refined where latents are as uncertain as they are, noise
+        included, and goes half of the way: effects that noise has drawn to their mean would make
+        the scale small, which draws them closer, and so on until it is lost.
+        """
         factors = [self._factor(known, each) for each in (known.curvature, known.information)]
-        covariance = inverse(self.prior.precision + factors[0].precision)
-        prior = self.problem.prior.factor(mean, covariance)
+        covariance = inverse(self.prior.precision + factors[1].precision)
+        refined = self.problem.prior.factor(mean, covariance)
+        prior = self.prior ** (1 - _REFINED) * refined**_REFINED
         precisions = [prior.precision + factor.precision for factor in factors]
         plain, aware = (Gaussian(precision @ mean, precision) for precision in precisions)
         return {"posterior": plain, "aware": aware, "prior": prior}

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 HIDDEN = "the noise is more than what the records say, and if far more, the prior says the rest"
+NOT_ARRIVED = "the steps have not arrived at the posterior, and it may be anywhere"
 MANY_CLIPPED = "what was clipped of the records may move it by as much as its interval is wide"
 
 
