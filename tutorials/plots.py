@@ -754,3 +754,46 @@ def bounds_to_expect(runs, bounds: Mapping[float, Sequence[float]]) -> None:
     ax.set(xscale="log", xlabel="runs", ylabel="bound to be expected")
     ax.legend(loc="upper left")
     plt.show()
+
+
+# Elective: effects of groups
+
+
+def clinics(panels: Mapping[str, Mapping], names: Sequence[str]) -> None:
+    """Intervals of each row, mean and 1.96 sd, a panel for each way to write the model.
+
+    :param panels: by title, mean, sd and marks, (len(names),) each, by the fit's label. The first
+        fit of a panel is drawn in black. What is marked has a hollow marker.
+    """
+    fig, axes = plt.subplots(1, len(panels), figsize=(10, 6), layout="constrained", sharey=True)
+    rows = np.arange(len(names))
+    for ax, (title, fits) in zip(axes, panels.items(), strict=True):
+        for k, (label, (mean, sd, marked)) in enumerate(fits.items()):
+            colour, shape = (BLACK, BLUE, ORANGE)[k], "oDv"[k]
+            place = rows + 0.28 * (k - 1)
+            mean, marked = np.asarray(mean), np.asarray(marked)
+            ax.errorbar(mean, place, xerr=1.96 * np.asarray(sd), fmt="none", color=colour, lw=1.5)
+            for some, face in ((~marked, colour), (marked, "white")):
+                ax.plot(mean[some], place[some], shape, color=colour, mfc=face, ms=5)
+            ax.plot([], [], shape + "-", color=colour, label=label)
+        for row in rows[:-1]:
+            ax.axhline(row + 0.5, color="#dddddd", lw=0.8)
+        ax.set(title=title, xlabel="log odds", yticks=rows, yticklabels=names)
+    axes[0].invert_yaxis()
+    handles = axes[0].get_legend_handles_labels()
+    fig.legend(*handles, loc="outside lower center", ncols=3, title="hollow: marked as doubtful")
+    plt.show()
+
+
+def own_weight(sizes: Sequence[float], curves: Mapping[str, Sequence[float]], at: int) -> None:
+    """How much of a clinic's estimate is its own people's, over its size."""
+    fig, ax = plt.subplots(figsize=(7, 3.8), layout="constrained")
+    looks = zip((BLACK, GREEN, BLUE, ORANGE), ("-", "-.", "--", ":"), strict=True)
+    for (label, weights), (colour, dash) in zip(curves.items(), looks, strict=False):
+        ax.plot(sizes, weights, dash, color=colour, lw=2, label=label)
+    ax.axvline(at, color=GREY, lw=1)
+    ax.annotate(f"{at} people", (at, 0.02), (4, 0), textcoords="offset points", color=GREY)
+    ax.set(xscale="log", ylim=(0, 1), xlabel="people in the clinic")
+    ax.set_ylabel("weight of its own people")
+    ax.legend(loc="lower right")
+    plt.show()
