@@ -1,18 +1,24 @@
 // A device whose memory is the host's, for tests without an accelerator. What runs there is the CPU's
 // code, but its tensors do not mix with those of the CPU, as on CUDA, and what would make the host wait
 // for an accelerator is told to a listener.
+//
+// Headers one by one: <torch/extension.h> alone would take half a minute to compile.
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/Resize.h>
-#include <ATen/native/TensorFactories.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <torch/csrc/jit/ir/ir.h>
-#include <torch/extension.h>
+#include <pybind11/pybind11.h>
+#include <torch/library.h>
 
 #include <set>
 #include <string>
+
+namespace py = pybind11;
 
 namespace {
 

@@ -29,7 +29,7 @@ def build(folder):
     libraries = [f"-L{p}" for p in places] + [f"-Wl,-rpath,{p}" for p in places]
     libraries += [f"-l{name}" for name in _LIBRARIES]
     options = ["-shared", "-fPIC", "-std=c++20", "-O0", "-w"]
-    options += ["-DTORCH_EXTENSION_NAME=stand_in_device"]
+    options += ["-DTORCH_EXTENSION_NAME=stand_in_device", "-DAT_PER_OPERATOR_HEADERS"]
     compiler = shutil.which("c++") or shutil.which("g++")
     command = [compiler, *options, *includes, str(source), "-o", str(target), *libraries]
     subprocess.run(command, check=True)

@@ -1,7 +1,7 @@
 """Fits on an accelerator: as on the CPU, and without waiting for it.
 
-``pytest -m gpu`` runs these on CUDA. Elsewhere they run on the CPU, where they test themselves, and
-(slow) on a device that stands in for one, in a process of its own.
+``pytest -m gpu`` runs these on CUDA. Elsewhere (slow) they run on a device that stands in for one,
+in a process of its own; without a compiler, which it needs, on the CPU, where they test themselves.
 """
 
 import itertools
@@ -26,7 +26,11 @@ from pyro_dp.utils.devices import rows_on
 
 _STANDS_IN = "PYRO_DP_STAND_IN"
 _HAS_CUDA = torch.cuda.is_available()
-CPU = pytest.param("cpu", marks=pytest.mark.slow)
+_COMPILER = shutil.which("c++") or shutil.which("g++")
+CPU = pytest.param(
+    "cpu",
+    marks=[pytest.mark.slow, pytest.mark.skipif(bool(_COMPILER), reason="a stand-in shows more")],
+)
 CUDA = pytest.param(
     "cuda",
     marks=[pytest.mark.gpu, pytest.mark.skipif(not _HAS_CUDA, reason="needs a CUDA device")],
@@ -128,7 +132,7 @@ def test_passes_fit_the_memory_of_cuda():
 
 @pytest.mark.slow
 @pytest.mark.skipif(_STANDS_IN in os.environ, reason="runs there")
-@pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="needs a compiler")
+@pytest.mark.skipif(not _COMPILER, reason="needs a compiler")
 def test_on_a_device_that_stands_in():
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
