@@ -105,7 +105,7 @@ def kill(folder, rng):
 
 
 def killed_runs(folder, kills):
-    rng, found = random.Random(6), {"trials": [], "finished": 0}
+    rng, found = random.Random(kills), {"trials": [], "finished": 0}
     for start in range(0, kills, KILLS_PER_JOURNAL):
         place = folder / str(start)
         place.mkdir()

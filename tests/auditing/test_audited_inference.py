@@ -5,6 +5,7 @@ at most; those of correct programs here have 1 - 1e-8. How probably a fault is m
 beside it. Longer audits: benchmarks/audit.py.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -241,13 +242,13 @@ class TestWholeRuns:
 
     @pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 0.0])
     def test_vips(self, monkeypatch, scale):
-        """Without noise all of 78 guesses are right, which shows 2.4."""
+        """Without noise all of 60 guesses are right, which shows 2.1."""
         monkeypatch.setattr(iterative, "release", with_noise(scale))
         generator = torch.Generator().manual_seed(0)
         accountants = []
 
         def make_run(x, y):
-            accountants.append(PrivacyAccountant(2.0))
+            accountants.append(PrivacyAccountant(1.0))
             vips = VIPS(
                 LogisticRegression(DIM),
                 accountant=accountants[-1],
@@ -258,14 +259,15 @@ class TestWholeRuns:
             return vips.posterior()["weights"].mean
 
         make_run(*records()[0])
-        result = self.run(make_run, accountants[0], num_trials=130)
+        result = self.run(make_run, accountants[0], num_trials=100)
         assert result.contradicts_claim == (scale == 0.0)
 
     @pytest.mark.slow
     def test_dpsep_without_noise(self, monkeypatch):
-        """All of 80 guesses are right, which shows 2.4."""
+        """All of 80 guesses are right, which shows 2.4. Only public draws differ between runs on
+        the same data: ten runs on each of both take turns."""
         monkeypatch.setattr(iterative, "release", with_noise(0.0))
-        accountants = []
+        accountants, turns = [], {}
 
         def make_run(x, y):
             pyro.clear_param_store()
@@ -275,6 +277,12 @@ class TestWholeRuns:
             DPSEP(model, guide, accountant=accountants[-1], **settings).step(x, y)
             return guide.loc.numpy(force=True)
 
+        def one_of_ten(x, y):
+            with_canary = x[0].any().item()
+            if with_canary not in turns:
+                turns[with_canary] = itertools.cycle([make_run(x, y) for _ in range(10)])
+            return next(turns[with_canary])
+
         make_run(*records()[0])
-        result = self.run(make_run, accountants[0], num_trials=100, score=first)
+        result = self.run(one_of_ten, accountants[0], num_trials=100, score=first)
         assert result.contradicts_claim

@@ -19,6 +19,7 @@ from pyro_dp import (
     DPSVI,
     ConfigurationError,
     ConvergenceWarning,
+    PoissonTrials,
     PrivacyAccountant,
     RunResult,
     SubsampledGaussian,
@@ -177,7 +178,8 @@ def test_a_selection_may_return_a_run():
         return result, -sum(result)
 
     releases = {SubsampledGaussian(2.0, 0.5): 3}
-    options = dict(accountant=PrivacyAccountant(), releases=releases)
+    options = dict(accountant=PrivacyAccountant(), releases=releases, trials=PoissonTrials(2.0))
+    options["generator"] = torch.Generator().manual_seed(0)
     best = private_selection(run, [0.1, 0.2], **options)
     assert isinstance(best.result, RunResult) and best.result.steps == 2
 
