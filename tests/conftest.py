@@ -21,7 +21,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--thin",
         action="store_true",
-        help="every fourth case only, of tests that have four or more and do not ask for each",
+        help="every fourth case only, of tests that have four or more and do not ask for each; "
+        "one of two or three, of those that say so",
     )
 
 
@@ -38,6 +39,7 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", "ignore:jit=.* does not apply:UserWarning")
 
 
+@pytest.hookimpl(trylast=True)  # of what -m leaves
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("thin"):
         return
@@ -46,9 +48,10 @@ def pytest_collection_modifyitems(config, items):
         cases[item.nodeid.split("[")[0]].append(item)
     kept = set()
     for name, each in cases.items():
-        whole = len(each) < 4 or each[0].get_closest_marker("every_case")
+        few = len(each) if each[0].get_closest_marker("in_turns") else 1
+        step = 1 if each[0].get_closest_marker("every_case") else 4 if len(each) >= 4 else few
         # Where it begins is another for each test, so that no model is left out everywhere.
-        kept.update(each if whole else each[zlib.crc32(name.encode()) % 4 :: 4])
+        kept.update(each[zlib.crc32(name.encode()) % step :: step])
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 

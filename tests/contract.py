@@ -50,6 +50,7 @@ class ReleaseContract:
     :cvar outliers: values of record 4, whose like no data have.
     :cvar sampled: settings with which each step is one release, of a part of the records if it can.
     :cvar noisy_steps: steps whose noise is tested: each block has 400 numbers in all, or more.
+    :cvar noisy_options: settings that make those quick; their noise is drawn as in any step.
     :cvar opening: first steps that release something else.
     :cvar bad_settings: (settings, a word of the error), beside those that all have.
     """
@@ -59,6 +60,7 @@ class ReleaseContract:
     outliers = (0.0, 1e6, -1e6, 1e200)
     sampled = {"sample_rate": 0.5}
     noisy_steps = 400
+    noisy_options = {}
     opening = 0
     bad_settings = ()
     _bad_settings = (
@@ -192,6 +194,7 @@ class ReleaseContract:
             _, others = self.sums(kind, neighbour, WITHOUT)
             assert all(map(torch.equal, sums, others))
 
+    @pytest.mark.in_turns
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_a_broken_record_adds_nothing(self, kind, value):
         """To no block, should a row that is not finite come past the checks."""
@@ -215,7 +218,8 @@ class ReleaseContract:
         with pytest.MonkeyPatch.context() as patch:
             seen = Releases(patch)
             options = dict(noise_multiplier=1.5, num_steps=self.noisy_steps, generator=0)
-            inference, _ = self.stepped(self.noisy_steps, **self.sampled, **options)
+            options |= self.sampled | self.noisy_options
+            inference, _ = self.stepped(self.noisy_steps, **options)
         regular = seen.noise[self.opening :]
         noise = [torch.stack(each).numpy() for each in zip(*regular, strict=True)]
         return SimpleNamespace(seen=seen, noise=noise, ledger=inference.accountant.ledger)
@@ -309,6 +313,7 @@ class ReleaseContract:
 
     # secure=True.
 
+    @pytest.mark.in_turns
     @pytest.mark.parametrize("full", [False, True])
     def test_secure_releases_integers_on_a_grid(self, monkeypatch, full):
         """Sums and what is released are multiples of 2^-30 of a bound, and the ledger notes it."""
@@ -345,6 +350,7 @@ class ReleaseContract:
                 pytest.fail(f"{options} are not refused")
             assert not accountant.ledger and not accountant.notes, options
 
+    @pytest.mark.in_turns
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_data_must_be_finite(self, value):
         """Refused in words that tell no value, before anything is spent."""
@@ -514,6 +520,7 @@ class InferenceContract(ReleaseContract, RunContract):
                 inference.load_state_dict(bad)
             assert same(self.everything(inference), before)
 
+    @pytest.mark.in_turns
     @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
     def test_a_copy_would_carry_the_data(self, copied):
         inference, _ = self.stepped()

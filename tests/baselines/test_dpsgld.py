@@ -77,6 +77,7 @@ class TestContract(InferenceContract):
         ({"init_loc_fn": 0.0}, "init_loc_fn"),
         ({"jit": "fast"}, "jit"),
     )
+    noisy_options = {"jit": "trace"}
 
     def make(self, variant, **options):
         problem = PROBLEMS[variant]()

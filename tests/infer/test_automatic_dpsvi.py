@@ -48,6 +48,7 @@ class TestContract(InferenceContract):
         ({"max_grad_norm": math.inf}, "infinite bound"),
         ({"loss_clip": 1.0, "loss_share": 0.96}, "loss_share"),
     )
+    noisy_options = {"jit": "trace"}
 
     def make(self, variant, **options):
         problem = PROBLEMS[variant]()

@@ -70,6 +70,7 @@ class TestContract(InferenceContract):
         ({"plate": 3}, "plate"),
         ({"jit": "fast"}, "jit"),
     )
+    noisy_options = {"jit": "trace"}
 
     def make(self, variant, **options):
         name, _, privatize = variant.rpartition(", ")

@@ -44,6 +44,8 @@ from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.records.record_term import Batch
 
+pytestmark = pytest.mark.in_turns  # with Pyro's code, and with graphs
+
 SETTINGS = {"generator": 0, "jit": "none"}
 SIZE = 30
 BATCH = [1, 4, 8, 20]
