@@ -130,6 +130,7 @@ def test_without_noise_it_is_exact():
     )
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
 def test_nobody_sets_anything_whatever_the_units(scale):
     """Far closer than the prior, in units a hundred times too small or too large."""

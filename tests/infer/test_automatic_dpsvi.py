@@ -216,6 +216,7 @@ def test_exact_without_noise(model, kind):
     assert not posterior.doubtful and posterior.noise_share.max() < 1e-6
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("jit", ["none", "trace"])
 def test_the_noise_is_in_the_width(jit):
     """And the plain posterior is without it; the guide holds the wider one."""

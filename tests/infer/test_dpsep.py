@@ -404,6 +404,7 @@ def test_the_guide_holds_the_posterior_that_was_asked_for(noise_aware):
     assert (wider > 1.05).all()
 
 
+@pytest.mark.in_turns
 @pytest.mark.slow
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_noise_aware_intervals_cover(correlation):
@@ -431,6 +432,7 @@ def test_noise_aware_intervals_cover(correlation):
     assert 0.51 < share < 0.85
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("precision", ["diagonal", pytest.param("shared", marks=pytest.mark.slow)])
 def test_without_correlations_the_noise_is_bounded(precision):
     """The mean's noise over fresh noise is at most what the aware posterior says."""

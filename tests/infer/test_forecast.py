@@ -26,6 +26,7 @@ def forecast(model=logistic, args=None, inference=DPSEP, guide=AutoMultivariateN
     return accountant.forecast(model, guide(model), *args, inference=inference, **options)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("inference", [DPSEP, DPSVI])
 def test_more_budget_is_narrower(inference):
     found = forecast(inference=inference)
@@ -110,6 +111,7 @@ def whole(x, y):
         pyro.sample("y", dist.Poisson(rate * x[:, 0].exp()), obs=y)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("inference", [DPSEP, DPSVI])
 def test_widths_are_of_the_model_s_own_space(inference):
     """A plate that subsamples, a simplex, several sites, float32; and data in slices."""

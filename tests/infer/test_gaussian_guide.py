@@ -222,6 +222,7 @@ def test_autoguides_show_what_is_written(kind, dtype):
         close(guide.get_posterior(x).covariance_matrix, covariance, dtype)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("kind", AUTOGUIDES)
 def test_draws_of_constrained_latents(kind):
     """Each entry of the flat vector is where the guide has it."""

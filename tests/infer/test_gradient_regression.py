@@ -68,6 +68,7 @@ def test_it_is_exact_where_there_is_no_noise():
     assert found.reason is None
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("scatter", [0.05, 0.2])
 def test_mean_and_covariances_are_right_under_noise(scatter):
     """Over 60 histories: errors of the mean have the covariance that the noise adds.

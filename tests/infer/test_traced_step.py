@@ -113,6 +113,7 @@ def test_single_precision():
         assert isinstance(svi._prepared.step, TracedStep)
 
 
+@pytest.mark.in_turns
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("name", ["AutoNormal", "VAE"])

@@ -248,6 +248,7 @@ MODELS = {
 }
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_noise_is_as_wide_as_runs_differ(kind):
     """Same data, other noise: two thirds or three halves of the variance would not do."""

@@ -276,6 +276,7 @@ def test_the_mixture_s_pyro_model():
     torch.testing.assert_close(log_density(model.model, values, x), expected)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_posterior_and_guide_are_of_the_model_s_sites(name):
     """Same names and shapes as in the Pyro model; the guide's marginals are the posterior's."""
@@ -337,6 +338,7 @@ def test_labels_may_be_integers_or_truth_values():
         assert torch.equal(other.posterior()["weights"].mean, mean)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_dpsvi_and_dpsep_run_on_the_same_model(name):
     make, data = PROBLEMS[name]
