@@ -723,9 +723,23 @@ MUTATIONS = [
     Mutation(
         "DPSVI's bias: a tail that noise made up",
         "HistogramBound.bias",
-        "return min(bias(self._norms(), self.bound, self.dim), self.bound * self.noise)",
-        "return bias(self._norms(), self.bound, self.dim)",
+        "return min(found, self.bound * self.noise)",
+        "return found",
         "test_histogram_bound.py",
+    ),
+    Mutation(
+        "DPSVI's bound: a rare outcome is cut off where the noise hides it",
+        "HistogramBound._norms",
+        "return seen if group is None else group.among(seen)",
+        "return seen",
+        "test_hidden_records.py",
+    ),
+    Mutation(
+        "DPSVI's regression: gradients count of which much was cut off",
+        "_Slopes.of",
+        "weights / (private + len(private) * cut.square())",
+        "weights / private",
+        "test_hidden_records.py",
     ),
     Mutation(
         "DPSVI's bound: what looks like noise is a group of records",

@@ -413,5 +413,5 @@ class TestBound:
 
     def test_bias_is_what_is_cut_off(self):
         norms = Norms(np.array([1.0, 3.0]), np.array([90.0, 10.0]))
-        assert bias(norms, 3.0, 2) == 0.0
-        assert bias(norms, 2.0, 2) == pytest.approx(10 * math.sqrt(1 / 16))
+        found = bias(norms, np.array([3.0, 2.0]), 2)
+        assert found == pytest.approx([0.0, 10 * math.sqrt(1 / 16)])

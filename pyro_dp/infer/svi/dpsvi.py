@@ -348,7 +348,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             return math.nan
         gradients = step.gradients(draws, gradient)
         noise = self._noise(blocks[0], prepared.sampler)
-        self._history.add_gradient(gradient, gradients.points, noise)
+        self._history.add_gradient(gradient, gradients.points, noise, blocks[0].bound)
         self._move(prepared, gradients.parameters, size)
         self._history.add_iterate(self._steps, prepared.parameters)
         for indices, own in moves:  # behind the privacy wall
@@ -382,7 +382,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _conclude(self, prepared: PreparedGradient) -> None:
         """Let the guide hold what the run has found."""
-        self._concluded = self._history.conclude(prepared.parameters, self._bias)
+        self._concluded = self._history.conclude(prepared.parameters, self._histogram)
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The posterior of the guide's unconstrained latents, from all releases so far.
@@ -396,13 +396,13 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         :param noise_aware: include the uncertainty that the noise adds.
         :raises ConfigurationError: no step was taken yet, or the guide is no Gaussian.
         """
-        return self._history.posterior(noise_aware, self.clipped_fraction, self._bias)
+        return self._history.posterior(noise_aware, self.clipped_fraction, self._histogram)
 
     def _noise_parts(self) -> Mapping[str, Tensor]:
-        return self._history.noise_parts(self._bias)
+        return self._history.noise_parts(self._histogram)
 
     def _unfinished(self) -> str | None:
-        return self._history.unfinished(self._bias)
+        return self._history.unfinished(self._histogram)
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
@@ -625,11 +625,6 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             return with_bins
         return with_bit if self._bit else None
 
-    @property
-    def _bias(self) -> float:
-        """Of a coordinate of the gradient, by clipping, as far as that is known."""
-        return 0.0 if self._histogram is None else self._histogram.bias()
-
     def _noise(self, block: Block, sampler: RecordSampler) -> float:
         """Standard deviation of the noise in a coordinate of a block, as an estimate for all N."""
         return block.noise(self._noise_in_sums) / sampler.sample_rate
@@ -669,7 +664,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             many = self._automatic and plan.is_of_many
             self._histogram = HistogramBound.start(sampler.size, size, plan.noise, of_many=many)
         sd, rate = self._noise(block, sampler), sampler.sample_rate
-        self._histogram = self._histogram.updated(counts, sd, rate)
+        told = partial(self._history.total_information, self._histogram)
+        self._histogram = self._histogram.updated(counts, sd, rate, told)
         self._bound = self._histogram.bound
 
     def _exact(self) -> dict[str, Callable]:

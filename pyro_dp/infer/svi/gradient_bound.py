@@ -41,13 +41,14 @@ def bound(norms: Norms, dim: int, noise: float) -> float:
     return float(bounds[cost.argmin()])
 
 
-def bias(norms: Norms, bound: float, dim: int) -> float:
+def bias(norms: Norms, bounds: Floats, dim: int) -> Floats:
     """Size of a coordinate of what clipping takes from the gradients' sum, as :func:`bound` has it.
 
-    :param bound: C.
+    :param bounds: some C.
     :param dim: d.
+    :returns: for each bound.
     """
-    return math.sqrt(_ALIGNED / dim) * norms.excess(np.array([bound])).item()
+    return math.sqrt(_ALIGNED / dim) * norms.excess(bounds)
 
 
 def read(counts: Floats, sd: float, size: int, typical: float, spread: float) -> Norms:

@@ -179,26 +179,70 @@ def regressed(history: ReleasedGradients, prior: Prior, bias: float = 0.0) -> Re
     )
 
 
+def total_information(history: ReleasedGradients) -> float:
+    """The trace of H, which by Bartlett's identity is the expected sum of the squared norms of the
+    records' gradients. By the last half of the releases, and a standard deviation less: draws
+    follow the noise, which makes slopes look steep. 0 where it does not stand out of the noise.
+    """
+    count, dim = history.draws.shape
+    late = (torch.arange(count) >= count // 2).double()
+    if late.sum() < FEWEST * dim:
+        return 0.0
+    found = _Slopes.of(history, late)
+    sd = (found.error.diagonal() * found.variance).sum().sqrt()
+    trace = found.slopes.trace()
+    return (trace - sd).item() if trace > 2 * sd else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Slopes:
+    """Weighted least squares of the gradients on the draws.
+
+    What clipping takes adds up over all releases, and noise does not: so it counts T times.
+
+    :param weights: of the releases, (T,), of sum 1.
+    :param slopes: (d, d), [i, j] of coordinate j of the gradient in latent i.
+    :param error: of the slopes, (d, d), in units of the noise.
+    :param private: variance of the privacy noise in a coordinate of one gradient.
+    :param variance: and with that of sampling, (d,).
+    """
+
+    weights: Tensor
+    slopes: Tensor
+    error: Tensor
+    private: Tensor
+    variance: Tensor
+
+    @staticmethod
+    def of(history: ReleasedGradients, weights: Tensor) -> "_Slopes":
+        draws, private = history.draws, history.noise.square()
+        if (private > 0).all():
+            cut = torch.zeros_like(private) if history.cut is None else history.cut
+            weights = weights / (private + len(private) * cut.square())
+        weights = weights / weights.sum()
+        away = draws - weights @ draws
+        weighted = weights.unsqueeze(1) * away
+        inner = inverse(weighted.mT @ away)
+        slopes = -inner @ (weighted.mT @ (history.gradients - weights @ history.gradients))
+        error = inner @ (weighted.mT @ weighted) @ inner
+        squares = weights.square()
+        variance = (squares @ private) / squares.sum()
+        sampling = (1 - history.rate) / history.rate * slopes.diagonal().clamp(min=0.0)
+        return _Slopes(weights, slopes, error, variance, variance + sampling)
+
+
 def fitted(history: ReleasedGradients, weights: Tensor) -> Line:
     """Weighted least squares.
 
     :param weights: of the draws, positive, (T,); releases with more noise count less anyway.
     """
-    draws, gradients = history.draws, history.gradients
-    private, sampling = history.noise.square(), (1 - history.rate) / history.rate
-    dim = draws.shape[1]
-    if (private > 0).all():
-        weights = weights / private
-    weights = weights / weights.sum()
+    draws, gradients, dim = history.draws, history.gradients, history.draws.shape[1]
+    found = _Slopes.of(history, weights)
+    weights, error, variance = found.weights, found.error, found.private
     centre, gradient = weights @ draws, weights @ gradients
     away, change = draws - centre, gradients - gradient
     steps = 1 / weights.square().sum().item()
-    variance = steps * (weights.square() @ private)
-    weighted = weights.unsqueeze(1) * away
-    inner = inverse(weighted.mT @ away)
-    slopes = -inner @ (weighted.mT @ change)  # [i, j]: of coordinate j of the gradient in latent i
-    error = inner @ (weighted.mT @ weighted) @ inner
-    known = NoisyCurvature.of(slopes, error, variance + sampling * slopes.diagonal().clamp(min=0.0))
+    known = NoisyCurvature.of(found.slopes, error, found.variance)
     curvature = known.mean
     residual = weights @ (change + away @ curvature).square().sum(dim=1)
     residual = residual * min(steps / max(steps - dim - 1, 1.0), 2.0)

@@ -1,14 +1,16 @@
 """The bound of a record's gradient, from the histograms of norms that its releases bring."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pyro_dp.infer.svi.gradient_bound import bias, bound, read
+from pyro_dp.infer.svi.hidden_records import hidden
 from pyro_dp.mechanism.blocks import LEAST_BOUND
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.norm_histogram import SIZE, Norms
@@ -39,6 +41,7 @@ class HistogramBound:
     :param steps: number of them.
     :param next_reading: number at which C is chosen anew.
     :param bound: C.
+    :param information: of all records, as far as it was known when C was chosen.
     :param typical: norm of a record by the first histogram. (By the latest it would drift away
         where the noise hides all.)
     """
@@ -53,6 +56,7 @@ class HistogramBound:
     steps: int = 0
     next_reading: int = 1
     bound: float = math.inf
+    information: float = 0.0
     typical: float | None = None
 
     @staticmethod
@@ -60,12 +64,15 @@ class HistogramBound:
         """Before the first histogram."""
         return HistogramBound(size, dim, noise, of_many, torch.zeros(SIZE, dtype=torch.float64))
 
-    def updated(self, counts: Tensor, sd: float, rate: float) -> "HistogramBound":
+    def updated(
+        self, counts: Tensor, sd: float, rate: float, information: Callable[[], float] = float
+    ) -> "HistogramBound":
         """With one more histogram.
 
         :param counts: released estimate of all records' bins, (SIZE,).
         :param sd: of its noise in a bin.
         :param rate: of sampling.
+        :param information: says what the records tell of the latents in all, or 0.0: not known.
         """
         steps = self.steps + 1
         # Sampling adds N (1 - rate) / rate to the squared distance of all bins together.
@@ -81,6 +88,8 @@ class HistogramBound:
         )
         if steps < self.next_reading:
             return new
+        if not self.of_many:
+            new = replace(new, information=information() or self.information)
         norms = new._norms()
         chosen = norms.median if self.of_many else bound(norms, self.dim, self.noise)
         return replace(
@@ -103,9 +112,30 @@ class HistogramBound:
         At most the noise there: C costs least where bias is a part of it, as large as the norms cut
         off exceed C. More is a tail that noise has made up since C was chosen.
         """
-        return min(bias(self._norms(), self.bound, self.dim), self.bound * self.noise)
+        found = bias(self._norms(), np.array([self.bound]), self.dim).item()
+        return min(found, self.bound * self.noise)
+
+    def cut(self, bounds: Tensor, noise: Tensor) -> Tensor:
+        """What earlier, lower bounds took from a coordinate of all gradients: of those that noise
+        hides, which point to one side; and of others, where it is more than the noise.
+
+        :param bounds: of T releases, (T,).
+        :param noise: of each in a coordinate, (T,).
+        """
+        seen = self._seen()
+        excess = torch.as_tensor(bias(seen, bounds.numpy(), self.dim))
+        found = torch.where(excess > noise, excess, 0.0)
+        group = hidden(seen, self.information, math.sqrt(self.variance))
+        if group is None:
+            return found
+        return found + group.count * (group.norm - bounds).clamp(min=0.0) / math.sqrt(self.dim)
 
     def _norms(self) -> Norms:
+        seen = self._seen()
+        group = hidden(seen, self.information, math.sqrt(self.variance))
+        return seen if group is None else group.among(seen)
+
+    def _seen(self) -> Norms:
         counts, sd = self.counts.cpu().numpy(), math.sqrt(self.variance)
         if self.typical is None:
             return read(counts, sd, self.size, math.sqrt(self.dim), _SPREAD)
@@ -122,12 +152,17 @@ class HistogramBound:
         :raises ConfigurationError: it is no such state.
         """
         names = {each.name for each in fields(HistogramBound)}
-        if not isinstance(state, Mapping) or state.keys() != names:
+        if not isinstance(state, Mapping):
+            raise ConfigurationError(_DAMAGED)
+        state = {"information": 0.0} | dict(state)  # which earlier versions did not ask for
+        if state.keys() != names:
             raise ConfigurationError(_DAMAGED)
         for name in ("size", "dim", "steps", "next_reading"):
             require_count(f"histogram.{name}", state[name])
-        for name in ("noise", "variance", "weight", "bound", "typical"):
-            require_number(f"histogram.{name}", state[name], above=0.0, below=math.inf)
+        for name in ("noise", "variance", "weight", "bound", "information", "typical"):
+            least = name == "information"  # which may be 0
+            text = f"histogram.{name}"
+            require_number(text, state[name], above=0.0, below=math.inf, or_equal=least)
         if not isinstance(state["of_many"], bool):
             raise ConfigurationError(_DAMAGED)
         counts = state["counts"]

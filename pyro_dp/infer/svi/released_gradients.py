@@ -18,10 +18,13 @@ class ReleasedGradients:
 
     :param rate: q, at which records are sampled.
     :param size: N.
+    :ivar cut: what clipping takes from a coordinate of each gradient, beyond what the bias of all
+        has, (T,); None: nothing that is known.
     """
 
     def __init__(self, rate: float, size: int):
         self.rate, self.size = rate, size
+        self.cut: Tensor | None = None
         self._draws: list[Tensor] = []
         self._gradients: list[Tensor] = []
         self._noise: list[float] = []

@@ -1,5 +1,6 @@
 """What a run has released, kept to find its posterior: post-processing, all of it public."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +12,8 @@ from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED, everywhere
 from pyro_dp.infer.posterior.explanation import CLIPPING, NOISE, SAMPLING
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.svi.gradient_regression import FEWEST, Regressed
+from pyro_dp.infer.svi.gradient_regression import FEWEST, Regressed, total_information
+from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.infer.svi.iterate_averages import IterateAverages
 from pyro_dp.infer.svi.regression_problem import NotRegressed, RegressionProblem, gaussian_guide
 from pyro_dp.infer.svi.released_gradients import ReleasedGradients
@@ -79,6 +81,7 @@ class RunHistory:
         self._num_steps: int | None = None
         self._rate, self._particles = 1.0, 1
         self._count = 0  # of the latents that records see
+        self._noise_of_one = math.inf  # in a coordinate, were C 1
         self._why: str | None = None  # there are no gradients
         self._gradients: ReleasedGradients | None = None
         self._pending: list[tuple[Tensor, list[Tensor], float]] = []  # as add_gradient got them
@@ -116,14 +119,18 @@ class RunHistory:
         if self._gradients is not None and size != self._count * self._particles:
             raise ConfigurationError(_OTHER)
 
-    def add_gradient(self, released: Tensor, points: list[Tensor], noise: float) -> None:
+    def add_gradient(
+        self, released: Tensor, points: list[Tensor], noise: float, bound: float
+    ) -> None:
         """What a step has released. It is looked at later.
 
         :param released: estimate of the gradient of all records' losses, (K s,): of each of K
             particles its part, divided by K.
         :param points: their latents, one particle after the other.
         :param noise: standard deviation of the noise in a coordinate.
+        :param bound: C.
         """
+        self._noise_of_one = noise / bound
         if self._gradients is None and self._why is None:
             self._begin(points)
         if self._gradients is not None:
@@ -134,22 +141,41 @@ class RunHistory:
         """Whether there may be a posterior from a regression, for all that is known so far."""
         return self._why is None
 
+    @torch.no_grad()
+    def total_information(self, histogram: HistogramBound) -> float:
+        """Of all records about the latents, in the units of squared norms of their gradients;
+        0 where it is not known.
+
+        :param histogram: that C follows.
+        """
+        gradients = self._kept()
+        if gradients is None or not len(gradients):
+            return 0.0
+        self._cut(gradients, histogram)
+        try:
+            return total_information(gradients) / self._particles
+        except (ArithmeticError, torch.linalg.LinAlgError):
+            return 0.0
+
     def add_iterate(self, step: int, parameters: Mapping[str, Tensor]) -> None:
         """Unconstrained parameters after this step, from 1."""
         if self._averages is not None:
             self._averages.add(step, parameters)
 
     def posterior(
-        self, noise_aware: bool, clipped: ClippedFraction | None, bias: float
+        self,
+        noise_aware: bool,
+        clipped: ClippedFraction | None,
+        histogram: HistogramBound | None,
     ) -> Posterior:
         """As :meth:`DPSVI.posterior`.
 
-        :param bias: of a coordinate of the released gradient, by clipping, about.
+        :param histogram: that C follows: it tells what clipping does.
         """
         if self._term is None:
             raise ConfigurationError(_NO_STEP)
         try:
-            guide, found = self._regressed(bias)
+            guide, found = self._regressed(histogram)
         except NotRegressed as why:
             return self._as_it_is(why)
         doubts = {HIDDEN: found.information < 0.5, _UNSEEN: found.unseen}
@@ -161,17 +187,17 @@ class RunHistory:
         )
 
     @torch.no_grad()
-    def noise_parts(self, bias: float) -> dict[str, Tensor]:
+    def noise_parts(self, histogram: HistogramBound | None) -> dict[str, Tensor]:
         """Variances by privacy noise, sampling and clipping, (d,) each, in proportion.
 
-        :param bias: as for :meth:`posterior`.
+        :param histogram: as for :meth:`posterior`.
         """
         try:
-            _, found = self._regressed(bias)
+            _, found = self._regressed(histogram)
         except NotRegressed:
             return {NOISE: torch.ones(())}
         assert self._problem is not None and self._gradients is not None
-        gradients, bias = self._gradients, self._particles * bias
+        gradients, bias = self._gradients, self._bias(histogram)
         noise = 1 / gradients.noise.pow(-2).sum().item()  # of releases that count as they should
         sampling = (1 - gradients.rate) / gradients.rate / len(gradients)
         of_unit, of_curvature = self._problem.moved(found.covariance)
@@ -181,28 +207,30 @@ class RunHistory:
             CLIPPING: bias**2 * of_unit,
         }
 
-    def unfinished(self, bias: float) -> str | None:
+    def unfinished(self, histogram: HistogramBound | None) -> str | None:
         """Why there is no posterior with the noise in it, a clause; None: there is.
 
-        :param bias: as for :meth:`posterior`.
+        :param histogram: as for :meth:`posterior`.
         """
         try:
-            self._regressed(bias)
+            self._regressed(histogram)
         except NotRegressed as why:
             return _LEFT_OUT.format(why=why)
         return None
 
     @torch.no_grad()
-    def conclude(self, parameters: Mapping[str, Tensor], bias: float) -> str | None:
+    def conclude(
+        self, parameters: Mapping[str, Tensor], histogram: HistogramBound | None
+    ) -> str | None:
         """Let the guide hold what the run has found.
 
         :param parameters: unconstrained.
-        :param bias: as for :meth:`posterior`.
+        :param histogram: as for :meth:`posterior`.
         :returns: why that is no posterior with the noise in it, and what it is; or what the noise
             hides.
         """
         try:
-            guide, found = self._regressed(bias)
+            guide, found = self._regressed(histogram)
         except NotRegressed as why:
             return _IN_ITS_PLACE.format(why=why, what=self._average(parameters))
         guide.write(found.mean, found.aware)
@@ -272,7 +300,17 @@ class RunHistory:
         self._pending = []
         return self._gradients
 
-    def _regressed(self, bias: float) -> tuple[GaussianGuide, Regressed]:
+    def _bias(self, histogram: HistogramBound | None) -> float:
+        """Of a coordinate of a particle's gradient, by clipping, about."""
+        return 0.0 if histogram is None else self._particles * histogram.bias()
+
+    def _cut(self, gradients: ReleasedGradients, histogram: HistogramBound | None) -> None:
+        if histogram is not None:
+            noise = gradients.noise / self._particles
+            bounds = noise / self._noise_of_one
+            gradients.cut = self._particles * histogram.cut(bounds, noise)
+
+    def _regressed(self, histogram: HistogramBound | None) -> tuple[GaussianGuide, Regressed]:
         """:raises NotRegressed: there is no posterior to be had."""
         gradients = self._kept()
         if gradients is None:
@@ -283,7 +321,8 @@ class RunHistory:
             self._problem = RegressionProblem.build(self._model, self._guide, guide, self._term)
         count = len(gradients)
         if self._solution is None or self._solution[0] != count:
-            self._solution = count, self._problem.solved(gradients, self._particles * bias)
+            self._cut(gradients, histogram)
+            self._solution = count, self._problem.solved(gradients, self._bias(histogram))
         return guide, self._solution[1]
 
     def _current_guide(self) -> GaussianGuide:

@@ -1,0 +1,127 @@
+"""Rare outcomes, with nothing set: how far off is the posterior, and does it say so?
+
+Logistic and Poisson regressions, an intercept that makes the outcome rare and d - 1 features uniform
+in [-1, 1]; priors N(0, 5^2) and N(0, 2.5^2); delta=1e-5, add or remove one record,
+AutoMultivariateNormal. "Off": the largest distance of a coefficient's mean from the exact
+posterior's (Laplace's), in standard deviations of the private posterior, median and largest of the
+seeds; "width": the median standard deviation over the exact one; "marked": the share of
+coefficients that are called doubtful; "silent": runs that are more than four standard deviations
+off, with neither a mark at that coefficient nor a warning.
+
+    python benchmarks/rare_outcomes.py --write
+"""
+
+import argparse
+import statistics
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import torch
+from common import write_section
+from pyro.infer.autoguide import AutoMultivariateNormal
+from torch import Tensor
+
+from pyro_dp import DPSEP, DPSVI, PrivacyAccountant
+
+CELLS = [  # outcome, N, d, intercept, epsilon
+    ("logistic", 8_000, 4, -5.0, 1.0),
+    ("logistic", 8_000, 4, -5.0, 0.3),
+    ("logistic", 20_000, 6, -4.0, 1.0),
+    ("logistic", 20_000, 6, -6.0, 4.0),
+    ("logistic", 20_000, 8, -3.0, 1.0),
+    ("Poisson", 8_000, 4, -4.0, 1.0),
+]
+WEIGHTS = torch.tensor([1.0, -1.0, 0.5, -0.5, 0.3, 0.0, 0.0])
+FAR = 4.0
+
+
+def simulate(kind: str, size: int, dim: int, intercept: float) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.rand(size, dim - 1, generator=generator) * 2 - 1
+    x = torch.cat([torch.ones(size, 1), x], dim=1)
+    predictor = intercept + x[:, 1:] @ WEIGHTS[: dim - 1]
+    if kind == "logistic":
+        return x, torch.bernoulli(torch.sigmoid(predictor), generator=generator)
+    return x, torch.poisson(predictor.exp(), generator=generator)
+
+
+def scales(dim: int) -> Tensor:
+    return torch.tensor([5.0] + [2.5] * (dim - 1))
+
+
+def model_of(kind: str):
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(x.shape[1]), scales(x.shape[1])).to_event(1))
+        with pyro.plate("people", len(x)):
+            predictor = x @ w
+            if kind == "logistic":
+                pyro.sample("y", dist.Bernoulli(logits=predictor), obs=y)
+            else:
+                pyro.sample("y", dist.Poisson(predictor.clamp(max=8.0).exp()), obs=y)
+
+    return model
+
+
+def exact(kind: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Mode, and standard deviations of the Gaussian there, by Newton's method."""
+    prior = scales(x.shape[1]) ** -2
+    w = torch.zeros(x.shape[1])
+    w[0] = torch.logit(y.mean()) if kind == "logistic" else y.mean().log()
+    for _ in range(60):
+        mean = torch.sigmoid(x @ w) if kind == "logistic" else (x @ w).exp()
+        variance = mean * (1 - mean) if kind == "logistic" else mean
+        precision = x.T @ (variance.unsqueeze(1) * x) + prior.diag()
+        w = w + torch.linalg.solve(precision, x.T @ (y - mean) - prior * w)
+    return w, precision.inverse().diagonal().sqrt()
+
+
+def measured(method, cell: tuple, seed: int) -> tuple[float, float, float, bool]:
+    """How far off, how wide, how many marks, and whether it is wrong in silence."""
+    kind, size, dim, intercept, epsilon = cell
+    x, y = simulate(kind, size, dim, intercept)
+    mean, sd = exact(kind, x, y)
+    pyro.clear_param_store()
+    pyro.set_rng_seed(seed)
+    model = model_of(kind)
+    accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
+    inference = method(model, AutoMultivariateNormal(model), accountant=accountant, generator=seed)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        inference.run(x, y, progress=False)
+        found = inference.posterior()
+    off = ((found.mean - mean) / found.stddev).abs()
+    marked = torch.tensor([name in found.doubtful for name in found.names])
+    silent = bool((off[~marked] > FAR).any()) and not caught
+    width = (found.stddev / sd).median().item()
+    return off.max().item(), width, marked.double().mean().item(), silent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    head = ["outcome", "N, d", "with it", "epsilon", "method", "off", "width", "marked", "silent"]
+    lines = [head, ["---"] * len(head)]
+    for cell in CELLS:
+        kind, size, dim, _, epsilon = cell
+        count = int((simulate(*cell[:4])[1] > 0).sum())
+        for method in (DPSVI, DPSEP):
+            runs = [measured(method, cell, seed) for seed in range(options.seeds)]
+            off, width, marked, silent = zip(*runs, strict=True)
+            figures = [f"{statistics.median(off):.1f} ({max(off):.1f})"]
+            figures += [f"{statistics.median(width):.1f}", f"{statistics.mean(marked):.2f}"]
+            figures.append(f"{sum(silent)} of {len(runs)}")
+            about = [kind, f"{size:,}, {dim}", f"{count:,}", f"{epsilon:g}", method.__name__]
+            lines.append([*about, *figures])
+            print(" | ".join(lines[-1]), flush=True)
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    if options.write:
+        write_section("rare outcomes", table)
+
+
+if __name__ == "__main__":
+    main()
