@@ -32,7 +32,7 @@ CELLS = [  # outcome, N, d, intercept, epsilon
     ("logistic", 20_000, 8, -3.0, 1.0),
     ("Poisson", 8_000, 4, -4.0, 1.0),
 ]
-WEIGHTS = torch.tensor([1.0, -1.0, 0.5, -0.5, 0.3, 0.0, 0.0])
+WEIGHTS = [1.0, -1.0, 0.5, -0.5, 0.3, 0.0, 0.0]
 FAR = 4.0
 
 
@@ -40,7 +40,7 @@ def simulate(kind: str, size: int, dim: int, intercept: float) -> tuple[Tensor, 
     generator = torch.Generator().manual_seed(3)
     x = torch.rand(size, dim - 1, generator=generator) * 2 - 1
     x = torch.cat([torch.ones(size, 1), x], dim=1)
-    predictor = intercept + x[:, 1:] @ WEIGHTS[: dim - 1]
+    predictor = intercept + x[:, 1:] @ torch.tensor(WEIGHTS[: dim - 1])
     if kind == "logistic":
         return x, torch.bernoulli(torch.sigmoid(predictor), generator=generator)
     return x, torch.poisson(predictor.exp(), generator=generator)

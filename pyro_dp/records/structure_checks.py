@@ -5,6 +5,7 @@ curator, before any budget is spent (:mod:`pyro_dp.records.record_term_builder`)
 """
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,13 +132,23 @@ def _why_not_vectorized(
     except NotVectorizable as error:
         return str(error)
     other_draws = not torch.equal(before, torch.get_rng_state())
-    if other_draws or _same_gradients(looped, vectorized):
+    if other_draws or _same_gradients(looped, vectorized, _largest(batch.rows)):
         return None
     return "the vectorised gradient differs from the loop's"
 
 
-def _same_gradients(one: RecordGradients, other: RecordGradients) -> bool:
-    """Equal up to rounding, relative to the largest gradient of all, or both 0 up to rounding."""
+def _largest(rows: Sequence[Tensor]) -> float:
+    """Number in these rows, and at least 1."""
+    floats = (row for row in rows if row.is_floating_point() and row.numel())
+    return max([1.0, *(row.abs().max().item() for row in floats)])
+
+
+def _same_gradients(one: RecordGradients, other: RecordGradients, scale: float) -> bool:
+    """Equal up to rounding, relative to the largest gradient of all.
+
+    :param scale: of the rows: what cancels in a gradient, as where an outcome is all but certain,
+        leaves their rounding.
+    """
     pairs = [
         (getattr(one, part), getattr(other, part)) for part in ("latents", "parameters", "local")
     ]
@@ -150,9 +161,10 @@ def _same_gradients(one: RecordGradients, other: RecordGradients) -> bool:
         return True
     ours, theirs = (torch.cat(column) for column in zip(*flat, strict=True))
     exact = all(x.dtype == torch.float64 for x in (*one.latents.values(), *one.parameters.values()))
-    if max(ours.abs().max(), theirs.abs().max()) < (1e-14 if exact else 1e-6):
-        return True
-    return agree(ours, theirs, tolerance=1e-8 if exact else 1e-4)
+    relative, rounding = (1e-8, 1e-14) if exact else (1e-4, 1e-6)
+    size = ours.abs().nan_to_num(0.0, 0.0, 0.0).max().item()
+    tolerance = relative * size + rounding * scale
+    return torch.allclose(ours, theirs, rtol=0.0, atol=tolerance, equal_nan=True)
 
 
 def check_values(term: RecordTerm, particle: Particle, size: int) -> None:
