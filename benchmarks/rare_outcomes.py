@@ -1,6 +1,6 @@
 """Rare outcomes, with nothing set: how far off is the posterior, and does it say so?
 
-Logistic and Poisson regressions, an intercept that makes the outcome rare and d - 1 features uniform
+Logistic and Poisson regressions: an intercept that makes the outcome rare, d - 1 features, uniform
 in [-1, 1]; priors N(0, 5^2) and N(0, 2.5^2); delta=1e-5, add or remove one record,
 AutoMultivariateNormal. "Off": the largest distance of a coefficient's mean from the exact
 posterior's (Laplace's), in standard deviations of the private posterior, median and largest of the

@@ -757,9 +757,9 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI's regression: all releases count alike",
-        "fitted",
-        "weights = weights / private",
-        "weights = weights / 1.0",
+        "_Slopes.of",
+        "weights = weights / (private +",
+        "weights = weights / (1.0 +",
         "test_gradient_regression.py",
     ),
     Mutation(

@@ -738,6 +738,21 @@ def test_a_valid_step_is_silent():
         attempt()
 
 
+def test_outcomes_that_are_all_but_certain():
+    """In float32 little more than rounding is left of their gradients, however they are taken."""
+    x = torch.cat([torch.linspace(9.5, 10.5, 500), torch.linspace(-10.5, -9.5, 500)])
+    x = x.unsqueeze(1).float()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(torch.zeros(1, dtype=torch.float32), 5.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+    start = init_to_value(values={"w": torch.tensor([1.35], dtype=torch.float32)})
+    guide = AutoNormal(model, init_loc_fn=start, init_scale=1e-3)
+    attempt(model, guide, (x, (x[:, 0] > 0).float()))
+
+
 def test_checks_are_repeated_for_new_arguments():
     """A flag that switches the model to something bad is noticed at once."""
 

@@ -8,6 +8,7 @@ from pyro_dp.mechanism.norm_histogram import Norms
 
 _RARE = 0.1  # of the records, at most
 _SEEN = 100.0  # standard deviations of a bin: so many records would be seen, wherever they are
+_KNOWN = 24.0  # standard deviations of a bin: of fewer records nothing is seen
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,14 @@ def hidden(norms: Norms, information: float, sd: float) -> HiddenRecords | None:
     that are seen add up to (less, where these do not point to one side: then r is larger still).
 
     They are believed in where they are rare, and too few to stand out of the noise. Else they would
-    be seen, and it is the model that does not hold.
+    be seen, and it is the model that does not hold. Nor are they where noise hides everybody.
 
     :param norms: of all records, as far as they are seen.
     :param information: the trace of the curvature; 0 where it is not known.
     :param sd: of the noise in a bin.
     """
-    seen = float(norms.counts @ norms.norms)
+    seen, size = float(norms.counts @ norms.norms), float(norms.counts.sum())
     lacking = information - float(norms.counts @ norms.norms**2)
-    if lacking <= 0.0 or seen**2 > lacking * min(_SEEN * sd, _RARE * norms.counts.sum()):
+    if lacking <= 0.0 or seen**2 > lacking * min(_SEEN * sd, _RARE * size) or size < _KNOWN * sd:
         return None
     return HiddenRecords(seen**2 / lacking, lacking / seen)
