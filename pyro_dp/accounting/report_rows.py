@@ -100,7 +100,7 @@ def releases(accountant: Reported) -> list[Block]:
     so_far = _so_far(accountant, rows)
     cells = [_cells(row, *costs) for row, *costs in zip(rows, alone, so_far, strict=True)]
     times = f"{sum(row.count for row in rows):,}"
-    total = _total(accountant)
+    total = _composed(accountant)
     foot = ("all together", "", "", "", times, "", _cost(total), "", "", "")
     caption = "What was released, run by run, and what it costs"
     return [Table(_HEAD, cells, caption, foot, _NUMBERS, _DATES), Paragraph(_LEGEND)]
@@ -117,7 +117,7 @@ def _so_far(accountant: Reported, rows: Sequence[Row]) -> list[str]:
         known = quick and place < len(rows) - 1
         found.append(_epsilon(accountant, counts) if known else "")
     looked = any(isinstance(event, NonPrivateLook) for event, _ in accountant.ledger)
-    found[-1] = _epsilon(accountant, counts) if looked else _cost(_total(accountant))
+    found[-1] = _epsilon(accountant, counts) if looked else _cost(_composed(accountant))
     return found
 
 
@@ -127,7 +127,7 @@ def _epsilon(accountant: Reported, counts: dict[Event, int]) -> str:
     return _cost(spent(min(found, accountant.get_epsilon()), accountant.epsilon))
 
 
-def _total(accountant: Reported) -> str:
+def _composed(accountant: Reported) -> str:
     return spent(accountant.get_epsilon(), accountant.epsilon)
 
 
