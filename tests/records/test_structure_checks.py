@@ -27,7 +27,13 @@ from pyro.infer import (
     TraceEnum_ELBO,
     TraceMeanField_ELBO,
 )
-from pyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoNormal, init_to_value
+from pyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+    init_to_value,
+)
 from sums import exact_sums
 from torch import nn
 
@@ -738,19 +744,22 @@ def test_a_valid_step_is_silent():
         attempt()
 
 
-def test_outcomes_that_are_all_but_certain():
+@pytest.mark.parametrize(("scale", "seed"), [(20.0, 16), (50.0, 13), (100.0, 17)])
+def test_outcomes_that_are_all_but_certain(scale, seed):
     """In float32 little more than rounding is left of their gradients, however they are taken."""
-    x = torch.cat([torch.linspace(9.5, 10.5, 500), torch.linspace(-10.5, -9.5, 500)])
-    x = x.unsqueeze(1).float()
+    generator = torch.Generator().manual_seed(seed)
+    x = 20 * torch.rand(400, 3, generator=generator, dtype=torch.float32) - 10
+    x = torch.cat([torch.ones_like(x[:, :1]), x], dim=1)
+    y = torch.bernoulli(torch.sigmoid(5 * x[:, 1]), generator=generator)
 
     def model(x, y):
-        w = pyro.sample("w", dist.Normal(torch.zeros(1, dtype=torch.float32), 5.0).to_event(1))
+        prior = dist.Normal(torch.zeros(4, dtype=torch.float32), scale)
+        w = pyro.sample("w", prior.to_event(1))
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
-    start = init_to_value(values={"w": torch.tensor([1.35], dtype=torch.float32)})
-    guide = AutoNormal(model, init_loc_fn=start, init_scale=1e-3)
-    attempt(model, guide, (x, (x[:, 0] > 0).float()))
+    pyro.set_rng_seed(seed)
+    attempt(model, AutoMultivariateNormal(model), (x, y))
 
 
 def test_checks_are_repeated_for_new_arguments():
