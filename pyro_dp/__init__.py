@@ -31,6 +31,7 @@ from pyro_dp.utils.errors import (
     NotPrivateWarning,
     PrivacyBudgetExceeded,
     PrivacyError,
+    PrivacyWarning,
     SchemaError,
 )
 from pyro_dp.vips import VIPS
@@ -59,6 +60,7 @@ __all__ = [
     "PrivacyAccountant",
     "PrivacyBudgetExceeded",
     "PrivacyError",
+    "PrivacyWarning",
     "ReleasedStep",
     "RowAdam",
     "RunResult",

@@ -25,6 +25,7 @@ from pyro_dp import (
     ConvergenceWarning,
     NotPrivateWarning,
     PrivacyAccountant,
+    PrivacyWarning,
     nonprivate,
 )
 from pyro_dp.tabular import Binary, Category, Count, Number, PrivateGLM, Schema
@@ -121,7 +122,7 @@ class Run:
         return kept, found or {}, ""
 
 
-_KINDS = (ClippingWarning, ConvergenceWarning, NotPrivateWarning)
+_KINDS = (ClippingWarning, ConvergenceWarning, NotPrivateWarning, PrivacyWarning)
 RUNS: list[Run] = []
 
 
@@ -177,12 +178,25 @@ def a_few_at_the_bound():
     "Regressions from a frame",
     do="Nobody lives on the islands, and the data say nothing of them: the interval, 1.96 times "
     "the prior's standard deviation of 2.5 to both sides, is that of the prior. It is true, and no "
-    "finding. Compare widths with the prior's, also where there is no mark: whether such a "
-    "coefficient gets one, depends on the noise. Where the codebook is wrong, take the level out.",
+    "finding. It is marked, for the noise or, where that is small, for the prior. Where the "
+    "codebook is wrong, take the level out.",
 )
 def a_level_that_nobody_has():
     """A coefficient of which there are no data: it stays at its prior."""
     return regression(people(3000), epsilon=1.0, formula="visits ~ age + ill + region")
+
+
+@run(
+    "Regressions from a frame",
+    do="Undo what was done to the column, or declare it as it is now. Here ages were standardised, "
+    "and the schema says 20 to 80: all of them became 20. Nothing of this can be seen in the "
+    "estimate; that a whole column tells less than the prior is what gives it away.",
+)
+def a_column_in_other_units():
+    """A column that was standardised, and is declared in years."""
+    frame = people(3000)
+    frame["age"] = (frame.age - 50) / 17
+    return regression(frame, epsilon=1.0)
 
 
 @run(
@@ -292,6 +306,19 @@ def a_mixture():
     vips = VIPS(mixture, accountant=PrivacyAccountant(epsilon=1.0), num_steps=10, generator=0)
     vips.run(records()[0], progress=False)
     return vips.posterior().doubtful
+
+
+@run(
+    "Models of your own",
+    PrivacyWarning,
+    do="Make the accountant again, with such a delta: it costs little noise. Nothing was released "
+    "yet when the warning came, and the report has its text.",
+)
+def a_large_delta():
+    """A delta that would let somebody publish five of 2,000 people."""
+    accountant = PrivacyAccountant(epsilon=1.0, delta=0.0025)
+    sep = DPSEP(logistic, AutoNormal(logistic), accountant=accountant, generator=0)
+    sep.run(*records(), progress=False)
 
 
 @run(

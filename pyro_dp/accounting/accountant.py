@@ -313,27 +313,29 @@ class PrivacyAccountant:
         then. It holds for what the same thread releases, and where blocks lie within each other
         the smallest share does.
 
-        :param share: of the budget, in (0, 1]: of all that is in the ledger at the end of the
-            block, not of the block alone. It must be chosen without the data.
+        :param share: of the budget, in (0, 1], and no epsilon: of a budget of 2, 0.8 is epsilon =
+            1.6. It is that of all that is in the ledger at the end of the block, not of the block
+            alone. It must be chosen without the data.
         :raises ConfigurationError: there is no budget, or the share is out of range.
         :raises PrivacyBudgetExceeded: as much is spent already.
 
         >>> from pyro_dp import PrivacyAccountant, SubsampledGaussian
-        >>> accountant = PrivacyAccountant(epsilon=1.0)
+        >>> accountant = PrivacyAccountant(epsilon=2.0)
         >>> with accountant.up_to(0.8):
         ...     sigma = accountant.noise_multiplier(num_steps=10)
         ...     accountant.record(SubsampledGaussian(sigma), count=10)
         >>> print(f"{accountant.get_epsilon():.3f}")
-        0.800
+        1.600
         >>> accountant.record(SubsampledGaussian(accountant.noise_multiplier(num_steps=1)))
         >>> print(f"{accountant.get_epsilon():.3f}")
-        1.000
+        2.000
         """
-        share = require_number("share", share, above=0.0, below=1.0, closed=True)
         if self._epsilon is None:
             raise ConfigurationError(
                 "up_to() is a share of a budget: give the accountant an epsilon."
             )
+        what = f"share, a part of the budget and no epsilon (of {self._epsilon:.6g} here),"
+        share = require_number(what, share, above=0.0, below=1.0, closed=True)
         before, most = self._most, share * self._epsilon
         if self.get_epsilon() > most * (1.0 - _LEFT_OVER):
             raise PrivacyBudgetExceeded(
@@ -504,7 +506,8 @@ class PrivacyAccountant:
         if most - self.get_epsilon() < _LEFT_OVER * most:
             raise PrivacyBudgetExceeded(
                 f"less than {_LEFT_OVER:.1%} remains of {what}: releases that fit would be all "
-                "noise. Start with a larger budget."
+                "noise. The budget of these data is used up: a larger one is a new promise to the "
+                "people in them."
             )
         with self._lock:
             counts = dict(self._counts)
@@ -516,8 +519,9 @@ class PrivacyAccountant:
         sigma = least_noise(lambda sigma: self._plan.cost(plan(sigma)), most)
         if sigma is None:
             raise PrivacyBudgetExceeded(
-                f"nothing remains of {what}: no noise is large enough for more releases. Start "
-                "with a larger budget."
+                f"nothing remains of {what}: no noise is large enough for more releases. The "
+                "budget of these data is used up: a larger one is a new promise to the people in "
+                "them."
             )
         planned = plan(sigma)
         with self._lock:

@@ -36,7 +36,12 @@ from pyro_dp.mechanism.run_result import BY_CALLBACK, DONE, RunResult
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.utils import tables
-from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.errors import (
+    ConfigurationError,
+    PrivacyBudgetExceeded,
+    PrivacyError,
+    PrivacyWarning,
+)
 from pyro_dp.utils.interrupts import Interrupts
 from pyro_dp.utils.validation import LARGEST, require_count, same
 
@@ -46,6 +51,12 @@ _STOPPED = (
     "A callback stopped {name} after {steps} of {planned} steps. If it did so by what was "
     "released, the guarantee is that of all {planned} (epsilon = {epsilon:.4g}): that of the steps "
     "that were taken is proven for a stop that was planned."
+)
+
+_LARGE_DELTA = (
+    "delta={delta:g} is {times:.3g} / N, of N = {size:,} that are protected: publishing one of "
+    "them, picked at random, as they are has delta = 1 / N. Choose a tenth of that or less: "
+    "PrivacyAccountant(..., delta={better:.0e})."
 )
 
 
@@ -501,6 +512,17 @@ class IterativeMechanism(abc.ABC):
             )
         return self._origin
 
+    def _look_at_delta(self, size: int) -> None:
+        """
+        :param size: N, which is public.
+        """
+        times = self.accountant.delta * size
+        if times >= 1.0:
+            delta, better = self.accountant.delta, 0.1 / size
+            text = _LARGE_DELTA.format(delta=delta, times=times, size=size, better=better)
+            self.accountant.note(text)
+            warnings.warn(PrivacyWarning(text), stacklevel=5)
+
     def _account_and_release(
         self, clipped: ClippedSum, noise_multiplier: float, sampler: RecordSampler
     ) -> list[Tensor]:
@@ -514,6 +536,8 @@ class IterativeMechanism(abc.ABC):
                 "noise_multiplier or the bound of a record, or raise sample_rate."
             )
         event = _event(noise_multiplier, rate, sampler.sampling)
+        if self._last_event is None and noise_multiplier:
+            self._look_at_delta(sampler.size)
         self._last_event = event
         self._last_noise = clipped.blocks[0].noise(self._in_sums(noise_multiplier))
         self._interrupts.hold()

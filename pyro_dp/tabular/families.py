@@ -33,6 +33,7 @@ class Family:
 
 
 _NAMES = ("poisson", "negative_binomial", "logistic", "linear", "ordinal")
+_ELSEWHERE = {"binomial": "logistic", "gaussian": "linear", "normal": "linear"}
 _NEEDS: dict[str, tuple[Any, str]] = {
     "poisson": (Count, "Count(lower, upper)"),
     "negative_binomial": (Count, "Count(lower, upper)"),
@@ -47,6 +48,8 @@ def family_of(name: str, outcome: str, column: Column) -> Family:
     :param outcome: its name.
     :raises ConfigurationError: there is no such family, or it is none for this column.
     """
+    if name in _ELSEWHERE:
+        raise ConfigurationError(f"family={name!r} is family={_ELSEWHERE[name]!r} here.")
     require_choice("family", name, _NAMES)
     kind, declaration = _NEEDS[name]
     if not isinstance(column, kind):

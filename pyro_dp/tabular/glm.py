@@ -14,6 +14,7 @@ from pyro.infer.autoguide.initialization import init_to_value
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import LONGEST_TEXT
 from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.infer.svi.dpsvi import DPSVI
 from pyro_dp.tabular.design import Design, levels
@@ -164,13 +165,14 @@ class PrivateGLM:
             init_loc_fn=init_to_value(values=self._written.start()),
             init_scale=_NARROW if self._incomplete or self._family.name == "ordinal" else _WIDE,
         )
-        inference = _METHODS[self.method](
+        text = f"{self._formula.text} ({self._family.name})"
+        inference = _called(_METHODS[self.method], text)(
             self.model, guide, accountant=self.accountant, **self._settings
         )
         run = inference.run(*tensors, progress=progress)
         self.accountant.note(self.schema.note)
         return Regression(
-            text=f"{self._formula.text} ({self._family.name})",
+            text=text,
             inference=inference,
             run=run,
             scale=self._user_scale(),
@@ -246,6 +248,7 @@ class PrivateGLM:
         return UserScale(
             names=self._design.names,
             matrix=torch.tensor(self._design.to_user[:, self._kept] * half),
+            prior=torch.tensor(self._written.scales, dtype=torch.float64),
             centre=centre,
             half=half,
             ordinal=levels(self.schema.columns[self._formula.outcome])
@@ -299,6 +302,12 @@ class PrivateGLM:
             return value
         centre, half = self._scale
         return ((value.double() - centre) / half).to(torch.get_default_dtype())
+
+
+def _called(method: type, text: str) -> type:
+    """The method, as the report tells it from others on the same budget."""
+    name = " ".join(f"{method.__name__} of {text}".split())
+    return type(method.__name__, (method,), {"_method": name[:LONGEST_TEXT]})
 
 
 def _require_settings(settings: Mapping[str, Any], method: str) -> None:

@@ -94,11 +94,15 @@ class Source:
             found[f"{each.name}_{COEFFICIENTS}"] = torch.zeros(shape)
         return found
 
+    @property
+    def scales(self) -> list[float]:
+        """Of the coefficients' priors."""
+        return [_INTERCEPT_SD if name == "Intercept" else _SD for name in self.terms]
+
     def _latents(self) -> list[str]:
-        scales = [_INTERCEPT_SD if name == "Intercept" else _SD for name in self.terms]
         lines = [
             f"b = pyro.sample({COEFFICIENTS!r}, "
-            f"dist.Normal(0.0, torch.tensor({scales})).to_event(1))"
+            f"dist.Normal(0.0, torch.tensor({self.scales})).to_event(1))"
         ]
         lines += [
             f"{name} = pyro.sample({name!r}, {prior})"

@@ -364,7 +364,10 @@ class Schema:
                 "whose row it is."
             )
         if self.unit is not None and (not isinstance(self.unit, str) or self.unit in self.columns):
-            raise ConfigurationError("unit must be the name of a column that is not declared.")
+            raise ConfigurationError(
+                "unit must be the name of a column that is not declared: it says whose row it is, "
+                "and is never released. Take it out of the columns."
+            )
         made = [f"{name}_observed" for name, each in self.columns.items() if each.missing]
         made += [ROW_OBSERVED] if self.unit is not None else []
         clash = [name for name in made if name in self.columns]

@@ -11,6 +11,10 @@ from pyro_dp.tabular.glm_model import COEFFICIENTS, GROUP_DF, GROUP_SCALE
 from pyro_dp.utils.rng import forked_rng
 
 _SEED = 0
+_PRIOR = (
+    "the records say less of it than the prior, as where few have it, or where the column is not "
+    "in the units and bounds that the schema declares"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +22,7 @@ class UserScale:
     """
     :param names: of the user's K coefficients.
     :param matrix: (K, k): of the model's coefficients they are ``matrix @ b``.
+    :param prior: standard deviations of these before the data, (k,).
     :param centre: of the outcome, which the intercept takes up.
     :param half: half width of the outcome, which scales all.
     :param ordinal: levels of the outcome, between which thresholds lie; None: there are none.
@@ -28,6 +33,7 @@ class UserScale:
 
     names: Sequence[str]
     matrix: Tensor
+    prior: Tensor
     centre: float
     half: float
     ordinal: Sequence[object] | None
@@ -79,14 +85,19 @@ class UserScale:
         return (self.matrix @ covariance @ self.matrix.mT)[self._kept][:, self._kept]
 
     def doubtful(self, posterior: Posterior) -> dict[str, str]:
-        """Reasons, by name of the user's."""
+        """Reasons, by name of the user's. Where there is no other: the prior says more of it."""
         reasons = posterior.doubtful
+        before = (self.matrix * self.prior).square().sum(dim=1)[self._kept]
+        unknown = self.covariance(posterior).diagonal() > before / 2
         own = [f"{COEFFICIENTS}[{j}]" for j in range(self.matrix.shape[1])]
         found = {}
         for name, row in zip(self.names, self.matrix, strict=True):
             why = {reasons[o] for o, part in zip(own, row, strict=True) if part and o in reasons}
             if why:
                 found[name] = "; ".join(sorted(why))
+        for name, mostly in zip(self.coefficients, unknown, strict=True):
+            if mostly:
+                found.setdefault(name, _PRIOR)
         sites = {**dict.fromkeys(self.positive, self.positive)}
         for name in self.others:
             site = "cutpoints" if self.ordinal and name in self.thresholds else name.split("[")[0]

@@ -83,6 +83,15 @@ class NotPrivateWarning(UserWarning):
     """
 
 
+class PrivacyWarning(UserWarning):
+    """A guarantee holds as it is stated, and says less than its reader may think.
+
+    >>> import warnings
+    >>> from pyro_dp import PrivacyWarning
+    >>> warnings.simplefilter("error", PrivacyWarning)  # before anything is released
+    """
+
+
 class ConvergenceWarning(UserWarning):
     """A run ended before its posterior settled, or the noise hides most of it.
 

@@ -149,3 +149,10 @@ def test_inferences_calibrate_to_the_share(inference, steps):
     assert 0.698 <= cost(accountant) <= 0.7
     inference(model, guide, generator=1, **settings).run(y, progress=False)
     assert 0.998 <= cost(accountant) <= 1.0
+
+
+def test_a_share_is_no_epsilon():
+    accountant = PrivacyAccountant(1.5)
+    with pytest.raises(ConfigurationError, match=r"no epsilon \(of 1.5 here\).*it is 1.15"):
+        with accountant.up_to(1.15):
+            pass

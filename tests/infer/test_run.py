@@ -6,6 +6,7 @@ What all runs promise is in run_contract.py.
 import math
 import re
 import sys
+import warnings
 
 import pyro
 import pytest
@@ -21,6 +22,7 @@ from pyro_dp import (
     ConvergenceWarning,
     PoissonTrials,
     PrivacyAccountant,
+    PrivacyWarning,
     RunResult,
     SubsampledGaussian,
     private_selection,
@@ -282,3 +284,23 @@ def test_ctrl_c_comes_at_a_check():
     with interrupts.within():
         interrupts.check()
     assert reached == [1]
+
+
+def test_a_large_delta_is_told_before_anything_is_released():
+    """1 / N: as much has a mechanism that publishes one record. In the report, too."""
+    data = regression_data()
+    size = len(data[0])
+    accountant = PrivacyAccountant(delta=1.0 / size)
+    svi = new_dpsvi(logistic, handwritten_guide, accountant=accountant, num_steps=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PrivacyWarning)
+        with pytest.raises(PrivacyWarning, match="1 / N"):
+            svi.run(*data, progress=False)
+    assert accountant.num_releases == 0
+    with pytest.warns(PrivacyWarning) as told:
+        svi.run(*data, progress=False)
+    assert len(told) == 1 and accountant.num_releases == 2
+    assert f"N = {size}" in accountant.report()
+    quiet = PrivacyAccountant(delta=0.99 / size)
+    new_dpsvi(logistic, handwritten_guide, accountant=quiet, num_steps=2).run(*data, progress=False)
+    assert "1 / N" not in quiet.report()

@@ -254,8 +254,21 @@ def test_levels_that_nobody_has():
     for name in ("income[T.top]", "income[T.other]"):
         assert table.loc[name, "sd"] == pytest.approx(2.5, rel=1e-3)
         assert table.loc[name, "mean"] == pytest.approx(0.0, abs=1e-3)
+        assert "less of it than the prior" in table.loc[name, "doubt"]
+    assert (table["doubt"] != "").sum() == 2
     assert table.loc["clinic[d]", "sd"] > 2 * table.loc["clinic[a]", "sd"] - 0.3
     assert list(table.index[-5:]) == [*(f"clinic[{x}]" for x in "abcd"), "sd of clinic"]
+
+
+def test_a_column_in_other_units():
+    """Ages that became 0.2 to 0.8 are the lower bound, all of them: the prior says what is said."""
+    data, columns = frame(), schema("age", "chronic", "visits")
+    table = fitted(without_noise(columns, "visits ~ age + chronic", family="poisson"), data)
+    assert (table.summary()["doubt"] == "").all()
+    wrong = data.assign(age=data.age / 100)
+    table = fitted(without_noise(columns, "visits ~ age + chronic", family="poisson"), wrong)
+    assert "the units and bounds that the schema declares" in table.summary().loc["age", "doubt"]
+    assert "age: the records say less" in repr(table)
 
 
 def test_neighbouring_frames():
@@ -510,6 +523,7 @@ def test_a_private_fit():
     assert {name for names in told.doubts.values() for name in names} == set(table.index)
     assert "income[T.high]" in repr(told) and "coefficients[" not in repr(told)
     assert told.epsilon == result.inference.explain().epsilon
+    assert r"DPSEP of any \~ age" in glm.accountant.report()
     page = result._repr_html_()
     assert "<caption>any ~ age" in page and "Doubtful" in page
 
@@ -597,6 +611,7 @@ def test_dpsvi():
     [
         (dict(family="poisson"), "'any' is a Binary"),
         (dict(family="gamma"), "family"),
+        (dict(family="binomial"), "family='binomial' is family='logistic' here"),
         (dict(formula="visits ~ age", family="logistic"), "'visits' is a Count"),
         (dict(formula="visits ~ age", family="ordinal"), "'visits' is a Count"),
         (dict(formula="income ~ age", family="ordinal"), "ordered=True"),
