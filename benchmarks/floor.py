@@ -57,7 +57,7 @@ def dpsep(dim, **options):
     return DPSEP(
         model,
         AutoMultivariateNormal(model),
-        accountant=PrivacyAccountant(epsilon=1.0, delta=1e-6),
+        accountant=PrivacyAccountant(epsilon=1.0, delta=1e-8),
         generator=0,
         **options,
     ).step
@@ -71,7 +71,7 @@ def measure(size: int, dim: int, repeats: int) -> dict[str, list[float]]:
     short, start = x / dim, np.zeros(dim)
     vips = VIPS(
         LogisticRegression(dim=dim),
-        accountant=PrivacyAccountant(),
+        accountant=PrivacyAccountant(delta=1e-8),
         num_steps=repeats + WARM,
         noise_multiplier=1.0,
         generator=0,

@@ -114,7 +114,7 @@ def dpsvi(name: str, device: str, data: dict, batch: int, num_steps: int, **sett
         model,
         guide,
         pyro.optim.Adam({"lr": 1e-3}),
-        accountant=PrivacyAccountant(),
+        accountant=PrivacyAccountant(delta=1e-10),
         noise_multiplier=1.0,
         sample_rate=batch / len(rows[0]),
         report_clipping=False,
@@ -153,7 +153,7 @@ def full_passes(device: str, count: int) -> str:
     ]
     data = made(count, device)
     pyro.clear_param_store()
-    own = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0, "num_steps": 6}
+    own = {"accountant": PrivacyAccountant(delta=1e-10), "noise_multiplier": 1.0, "num_steps": 6}
     for inference in (
         DPSEP(logistic, gaussian_guide(), **own),
         VIPS(LogisticRegression(DIM), **own),

@@ -63,7 +63,7 @@ def measure(size: int, dim: int, batch: int, microbatch: int | None, jit: str) -
         AutoNormal(model),
         pyro.optim.Adam({"lr": 1e-3}),
         Trace_ELBO(),
-        accountant=PrivacyAccountant(),
+        accountant=PrivacyAccountant(delta=1e-9),
         noise_multiplier=1.0,
         sample_rate=batch / size,
         microbatch_size=microbatch,
