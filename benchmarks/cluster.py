@@ -48,7 +48,9 @@ def measured(method, count, dim, cluster):
     ranks, rank = (1, 0) if cluster is None else (cluster.size, cluster.rank)
     pyro.clear_param_store()
     torch.manual_seed(0)
-    own = dict(accountant=pyro_dp.PrivacyAccountant(delta=1e-8), noise_multiplier=10.0, cluster=cluster)
+    own = dict(
+        accountant=pyro_dp.PrivacyAccountant(delta=1e-8), noise_multiplier=10.0, cluster=cluster
+    )
     share = OWN if method == "DPSVI" else count // ranks
     data = records(share, dim, rank)
     if method == "DPSVI":

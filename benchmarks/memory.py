@@ -89,7 +89,11 @@ def data(source: str, folder: Path) -> tuple:
 
 
 def inference(method: str, size: int):
-    own = {"accountant": PrivacyAccountant(delta=1e-10), "noise_multiplier": 1.0, "num_steps": STEPS[method]}
+    own = {
+        "accountant": PrivacyAccountant(delta=1e-10),
+        "noise_multiplier": 1.0,
+        "num_steps": STEPS[method],
+    }
     if method == "VIPS":
         return VIPS(LogisticRegression(DIM), **own)
     if method == "DPSEP":
