@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -117,6 +118,8 @@ def be_rank(given: str) -> None:
 
 
 if __name__ == "__main__":
+    # In the background of a shell interrupts are ignored, and children do as their parent.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser()
     parser.add_argument("--torchrun", action="store_true")
     parser.add_argument("--rank")

@@ -12,6 +12,7 @@ from pyro_dp.mechanism.system_random import Stream
 from pyro_dp.utils.errors import ConfigurationError
 
 BLOCK = 2**21  # records that are drawn from at a time: numpy may list them, in 16 MB
+_RARE = 0.005  # rate up to which it never does: it lists where more than a fiftieth is chosen
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,9 @@ class RecordSampler:
         Poisson sampling takes memory for the batch and :data:`BLOCK` numbers, at any rate. It goes
         block by block: in each, a binomial number of distinct uniform records. Given their number,
         those that n independent coins of one bias choose are a uniform subset, and coins of
-        different records are independent: so this is Poisson sampling, whatever the blocks are.
+        different records are independent: so this is Poisson sampling, whatever the blocks are. At
+        a small rate all records are one block, and time is that of the batch, too; but not in
+        secure mode, which counts coins.
 
         :param stream: the private stream of this step.
         """
@@ -101,10 +104,12 @@ class RecordSampler:
             return AllRecords(self._count)
         if self.sampling == "fixed":
             return torch.from_numpy(_subset(stream, self._count, self.batch_size))
+        rare = self.rate <= _RARE and isinstance(stream, np.random.Generator)
+        length = max(self._count, 1) if rare else BLOCK
         blocks = [
             start + _subset(stream, size, stream.binomial(size, self.rate))
-            for start in range(0, max(self._count, 1), BLOCK)
-            for size in [min(BLOCK, self._count - start)]
+            for start in range(0, max(self._count, 1), length)
+            for size in [min(length, self._count - start)]
         ]
         return torch.from_numpy(np.concatenate(blocks))
 

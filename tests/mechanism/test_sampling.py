@@ -132,6 +132,16 @@ def test_one_block_draws_as_ever(rate):
     assert np.array_equal(indices.numpy(), expected)
 
 
+def test_at_a_small_rate_all_records_are_one_block():
+    """10^12 of them take no longer than few: their blocks alone would take minutes."""
+    size, rate = 10**12, 1e-9
+    indices = RecordSampler("poisson", size, rate).draw(Randomness(0).stream("sampling", 0))
+    # Standard deviations: 32 of the number, 0.29 / sqrt(1000) of the mean of uniform numbers.
+    assert abs(len(indices) - 1000) < 6 * 32
+    assert abs(indices.double().mean().item() / size - 0.5) < 6 * 0.0092
+    assert (indices[1:] > indices[:-1]).all() and indices[-1] < size
+
+
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("rate", [0.06, 0.003])
 def test_memory_of_a_draw(rate, secure):
