@@ -512,7 +512,7 @@ class IterativeMechanism(abc.ABC):
             )
         return self._origin
 
-    def _look_at_delta(self, size: int) -> None:
+    def _warn_of_delta(self, size: int) -> None:
         """
         :param size: N, which is public.
         """
@@ -537,7 +537,7 @@ class IterativeMechanism(abc.ABC):
             )
         event = _event(noise_multiplier, rate, sampler.sampling)
         if self._last_event is None and noise_multiplier:
-            self._look_at_delta(sampler.size)
+            self._warn_of_delta(sampler.size)
         self._last_event = event
         self._last_noise = clipped.blocks[0].noise(self._in_sums(noise_multiplier))
         self._interrupts.hold()

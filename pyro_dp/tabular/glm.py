@@ -307,6 +307,7 @@ class PrivateGLM:
 def _called(method: type, text: str) -> type:
     """The method, as the report tells it from others on the same budget."""
     name = " ".join(f"{method.__name__} of {text}".split())
+    name = "".join(letter for letter in name if letter.isprintable())
     return type(method.__name__, (method,), {"_method": name[:LONGEST_TEXT]})
 
 

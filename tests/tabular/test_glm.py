@@ -528,6 +528,18 @@ def test_a_private_fit():
     assert "<caption>any ~ age" in page and "Doubtful" in page
 
 
+def test_a_report_names_it_whatever_the_column_is_called():
+    """A zero-width space cannot be printed, and 300 letters do not fit a line."""
+    name = "age\u200b" + 300 * "x"
+    glm = without_noise(
+        Schema({name: Number(20, 80), "visits": Count(0, 30)}),
+        f"visits ~ `{name}`",
+        family="poisson",
+    )
+    glm.fit(frame()[["age", "visits"]].rename(columns={"age": name}), progress=False)
+    assert "DPSEP of visits" in glm.accountant.report()
+
+
 def test_two_fits_do_not_know_of_each_other():
     glm = without_noise(schema(*MAIN, "any"), f"any ~ {RIGHT}", family="logistic")
     first, second = fitted(glm, frame(seed=1)), fitted(glm, frame(seed=2))
