@@ -38,9 +38,9 @@ from scipy.special import ndtr, ndtri
 
 from pyro_dp import (
     DPSEP,
-    DPSVI,
     AuditResult,
     NotPrivateWarning,
+    PaperDPSVI,
     PrivacyAccountant,
     SubsampledGaussian,
     audit,
@@ -120,7 +120,7 @@ class Repeated:
             loc, log = (pyro.param(f"{each}_{name}") for each in ("loc", "log"))
             pyro.sample("w", dist.Normal(loc, (log - 5.0).exp()).to_event(1))
 
-        svi = DPSVI(
+        svi = PaperDPSVI(
             model,
             guide,
             pyro.optim.SGD({"lr": self.lr}),

@@ -55,7 +55,7 @@ def measured(method, count, dim, cluster):
     data = records(share, dim, rank)
     if method == "DPSVI":
         guide, optim = AutoDiagonalNormal(model), pyro.optim.Adam({"lr": 0.01})
-        inference = pyro_dp.DPSVI(
+        inference = pyro_dp.PaperDPSVI(
             model, guide, optim, sample_rate=1000 / OWN, num_steps=300, max_grad_norm=1.0, **own
         )
     elif method == "DPSEP":

@@ -11,7 +11,7 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import PaperDPSVI, PrivacyAccountant
 
 ROOT = Path(__file__).resolve().parents[1]
 DELTA = 1e-3
@@ -64,7 +64,7 @@ def fit(
     accountant = PrivacyAccountant(
         epsilon=epsilon if private else None, delta=DELTA, neighboring="replace_one"
     )
-    inference = DPSVI(
+    inference = PaperDPSVI(
         model,
         guide,
         pyro.optim.Adagrad({"lr": settings.step_size}),

@@ -20,7 +20,7 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import PaperDPSVI, PrivacyAccountant
 
 SIZE, DIM = 20_000, 10
 STEPS, RATE, BOUND, STEP_SIZE, DECAY, INITIAL_SD = 2000, 0.05, 3.0, 0.03, 0.003, 0.02
@@ -58,7 +58,7 @@ def fit(x, y, epsilon, privatize, seed):
     start = init_to_value(values={"w": torch.zeros(DIM)})
     guide = AutoDiagonalNormal(model, init_loc_fn=start, init_scale=INITIAL_SD)
     adam = {"lr": STEP_SIZE, "lrd": DECAY ** (1 / STEPS), "clip_norm": math.inf}
-    svi = DPSVI(
+    svi = PaperDPSVI(
         model,
         guide,
         pyro.optim.ClippedAdam(adam | {"betas": (0.9, 0.99)}),

@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, PaperDPSVI, PrivacyAccountant
 
 RESULTS = Path(__file__).parent / "results" / "four_models.csv"
 EPSILONS = (0.3, 1.0, 4.0)
@@ -254,7 +254,7 @@ def fitted(problem, method: str, epsilon: float, seed: int) -> tuple[float, floa
         return tuple(problem.score(_ordinary(each)) for each in posteriors)
     guide = AutoMultivariateNormal(seen, init_loc_fn=start, init_scale=0.02)
     adam = {"lr": STEP_SIZE, "lrd": DECAY ** (1 / STEPS), "clip_norm": math.inf}
-    inference = DPSVI(
+    inference = PaperDPSVI(
         model,
         guide,
         pyro.optim.ClippedAdam(adam | {"betas": (0.9, 0.99)}),

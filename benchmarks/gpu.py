@@ -23,7 +23,7 @@ from pyro.infer.autoguide import AutoNormal
 sys.path.insert(0, str(ROOT / "tests"))
 from device_runs import PROBLEMS, VAE, apart, fitted, gaussian_guide, logistic, steps_that_wait
 
-from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant
+from pyro_dp import DPSEP, VIPS, PaperDPSVI, PrivacyAccountant
 from pyro_dp.vips import LogisticRegression
 
 BLOCKS, WARM = 3, 10
@@ -110,7 +110,7 @@ def dpsvi(name: str, device: str, data: dict, batch: int, num_steps: int, **sett
     else:
         vae = VAE(PIXELS, hidden=400, latent=20).to(device)
         model, guide, rows = vae.model, vae.guide, data["images"][:1]
-    inference = DPSVI(
+    inference = PaperDPSVI(
         model,
         guide,
         pyro.optim.Adam({"lr": 1e-3}),

@@ -25,7 +25,7 @@ from common import write_section
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import PaperDPSVI, PrivacyAccountant
 
 ROOT = Path(__file__).resolve().parents[1]
 # size, features, batch, microbatch size
@@ -58,7 +58,7 @@ def measure(size: int, dim: int, batch: int, microbatch: int | None, jit: str) -
     x, y = torch.empty(size, dim), torch.bernoulli(torch.full((size,), 0.5))
     for rows in x.split(100_000):
         rows.normal_()
-    inference = DPSVI(
+    inference = PaperDPSVI(
         model,
         AutoNormal(model),
         pyro.optim.Adam({"lr": 1e-3}),

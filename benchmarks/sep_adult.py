@@ -41,7 +41,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSEP, DPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, PaperDPSVI, PrivacyAccountant
 
 DELTA = 1e-5
 EPSILONS = (0.1, 0.3, 1.0)
@@ -91,7 +91,7 @@ def fit_svi(
     start = init_to_value(values={"w": x.new_zeros(x.shape[1])})
     guide = AutoMultivariateNormal(model, init_loc_fn=start, init_scale=0.02)
     adam = {"lr": step_size, "lrd": 0.003 ** (1 / SVI_STEPS), "clip_norm": math.inf}
-    inference = DPSVI(
+    inference = PaperDPSVI(
         model,
         guide,
         pyro.optim.ClippedAdam(adam | {"betas": (0.9, 0.99)}),

@@ -21,7 +21,7 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, init_to_value
 
-from pyro_dp import DPSEP, DPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, PaperDPSVI, PrivacyAccountant
 
 DIM, STEPS = 10, 30
 BOUND = {"logistic": 3.5, "probit": 4.5, "poisson": 12.0}
@@ -133,7 +133,7 @@ def fit_dpsvi(kind, x, y, epsilon, seed, bound=None):
     )
     adam = {"lr": 0.03, "lrd": 0.003 ** (1 / 2000), "clip_norm": math.inf, "betas": (0.9, 0.99)}
     private = not math.isinf(epsilon)
-    inference = DPSVI(
+    inference = PaperDPSVI(
         model,
         guide,
         pyro.optim.ClippedAdam(adam),

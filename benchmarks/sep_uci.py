@@ -33,7 +33,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.infer.autoguide.initialization import init_to_sample
 from torch import Tensor
 
-from pyro_dp import DPSEP, DPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, PaperDPSVI, PrivacyAccountant
 
 ROOT = Path(__file__).resolve().parents[1]
 EPSILON, DELTA, DRAWS = 1.0, 1e-5, 100
@@ -98,7 +98,7 @@ def fit_svi(model, x, y, noise: float, seed: int) -> Tensor:
     """As :func:`fit_sep`."""
     guide = AutoNormal(model, init_loc_fn=init_to_sample, init_scale=INITIAL_SD)
     adam = {"lr": STEP_SIZE, "lrd": DECAY ** (1 / STEPS_SVI), "clip_norm": math.inf}
-    inference = DPSVI(
+    inference = PaperDPSVI(
         model,
         guide,
         pyro.optim.ClippedAdam(adam),

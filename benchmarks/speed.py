@@ -31,7 +31,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import PaperDPSVI, PrivacyAccountant
 from pyro_dp.graphs.tracing import Compiler, trace
 
 SETTINGS = ("logistic", "network", "vae", "mixture")
@@ -173,7 +173,7 @@ class Contender:
         if name.startswith("SVI"):
             self.inference = SVI(problem.model, problem.guide, adam, problem.loss)
         else:
-            self.inference = DPSVI(
+            self.inference = PaperDPSVI(
                 problem.model,
                 problem.guide,
                 adam,

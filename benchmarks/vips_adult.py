@@ -40,7 +40,7 @@ from torch.distributions import MultivariateNormal
 from tqdm.auto import tqdm
 
 import pyro_dp.mechanism.iterative
-from pyro_dp import DPSVI, PrivacyAccountant, SubsampledGaussian
+from pyro_dp import PaperDPSVI, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.vips import VIPS, LogisticRegression
 
 NOISE = (0.0, 1.0, 6.0, 12.0)
@@ -146,7 +146,7 @@ def fit_dpvi(x, y, privatize, sigma, num_steps, rate, step_size, bound, seed):
     start = init_to_value(values={"w": x.new_zeros(x.shape[1])})
     guide = AutoDiagonalNormal(model, init_loc_fn=start, init_scale=0.02)
     adam = {"lr": step_size, "lrd": 0.003 ** (1 / num_steps), "clip_norm": math.inf}
-    inference = DPSVI(
+    inference = PaperDPSVI(
         model,
         guide,
         pyro.optim.ClippedAdam(adam | {"betas": (0.9, 0.99)}),

@@ -10,6 +10,7 @@ from pyro_dp.infer.posterior.explanation import Explanation
 from pyro_dp.infer.posterior.forecast import Forecast
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.svi.dpsvi import DPSVI
+from pyro_dp.infer.svi.paper_dpsvi import PaperDPSVI
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
@@ -57,6 +58,7 @@ __all__ = [
     "NotPrivateWarning",
     "PoissonTrials",
     "Posterior",
+    "PaperDPSVI",
     "PrivacyAccountant",
     "PrivacyBudgetExceeded",
     "PrivacyError",

@@ -33,6 +33,7 @@ from pyro_dp import (
     VIPS,
     Cluster,
     ClusterError,
+    PaperDPSVI,
     PrivacyAccountant,
     PrivacyError,
     SubsampledGaussian,
@@ -84,7 +85,8 @@ def make(
         return DPSVI(model, AutoNormal(model), **{"num_steps": 6} | given)
     assert method == "svi with an optim"
     optim = pyro.optim.Adam({"lr": 0.1})
-    return DPSVI(model, AutoNormal(model), optim, **{"num_steps": 6, "loss_clip": 1.0} | given)
+    given = {"num_steps": 6, "loss_clip": 1.0} | given
+    return PaperDPSVI(model, AutoNormal(model), optim, **given)
 
 
 def _eager(method: str) -> dict[str, str]:
@@ -523,7 +525,7 @@ def counted(path: Path) -> int:
     lines = path.read_bytes().split(b"\n")[1:-1]
     values = [json.loads(line.partition(b" ")[2]) for line in lines]
     return sum(
-        v[1] if isinstance(v, list) else v["count"] for v in values if not isinstance(v, str)
+        v[1] if isinstance(v, list) else v.get("count", 0) for v in values if not isinstance(v, str)
     )
 
 

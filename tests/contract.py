@@ -369,12 +369,16 @@ class InferenceContract(ReleaseContract, RunContract):
     :cvar first: how many releases the first step of such a run has; later ones have one.
     :cvar bound: name of the setting to which a record is clipped.
     :cvar younger: parts of a state that those of older versions lack.
+    :cvar beyond: error of a calibrated inference that is asked for a step too many.
+    :cvar done: words of the error where all steps are done.
     """
 
     whole = {"sample_rate": 0.5}
     first = 1
     bound = ""
-    younger = ("clipped_fractions", "start")
+    younger = ("clipped_fractions", "start", "reservation")
+    beyond = PrivacyBudgetExceeded
+    done = "are done: start anew"
     _bad_settings = (
         *ReleaseContract._bad_settings,
         ({"num_steps": 0}, "num_steps"),
@@ -437,7 +441,7 @@ class InferenceContract(ReleaseContract, RunContract):
         assert ledger == ((event, STEPS),)
         assert 0.995 < epsilon <= 1.0
         for more in (inference.step, inference.run):
-            with pytest.raises(PrivacyBudgetExceeded, match="num_steps"):
+            with pytest.raises(self.beyond, match="num_steps"):
                 more(*data)
         assert inference.accountant.ledger == ledger
 
@@ -453,7 +457,7 @@ class InferenceContract(ReleaseContract, RunContract):
         inference, data = self.stepped(**self.sampled)
         assert inference.run(*data, progress=False).earlier == 1
         assert inference.accountant.num_releases == STEPS
-        with pytest.raises(ConfigurationError, match="are done: start anew"):
+        with pytest.raises(ConfigurationError, match=self.done):
             inference.run(*data, progress=False)
         assert inference.accountant.num_releases == STEPS
         assert capsys.readouterr() == ("", "")
@@ -494,6 +498,7 @@ class InferenceContract(ReleaseContract, RunContract):
         assert second.noise_multiplier == sigma
         second.run(*data, progress=False)
         assert second.accountant.num_releases == STEPS + self.first - 1
+        assert second.accountant.get_epsilon() == first.accountant.get_epsilon()
         assert 0.995 < second.accountant.get_epsilon() <= 1.0
         before = self.everything(second)
         with pytest.raises(PrivacyError, match="what was released stays released"):
@@ -511,6 +516,7 @@ class InferenceContract(ReleaseContract, RunContract):
         common = (
             ({"version": 2}, "state_dict"),
             ({"steps": -1}, "steps"),
+            ({"reservation": 3}, "reservation"),
             ({"noise_multiplier": 3.0}, "noise_multiplier"),
             ({"accountant": {}}, None),
         )

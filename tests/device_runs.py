@@ -13,7 +13,7 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, init_to_mean
 from torch.distributions import constraints
 
-from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant
+from pyro_dp import DPSEP, VIPS, PaperDPSVI, PrivacyAccountant
 from pyro_dp.vips import LogisticRegression
 
 PROBLEMS = ("logistic", "network", "vae", "local")
@@ -142,7 +142,7 @@ def dpsvi(problem, device, count=500, dim=4, num_steps=30, **settings):
         "num_steps": num_steps,
         "generator": 0,
     } | settings
-    return DPSVI(model, guide, pyro.optim.Adam({"lr": 0.05}), **settings), data
+    return PaperDPSVI(model, guide, pyro.optim.Adam({"lr": 0.05}), **settings), data
 
 
 def fitted(method, device, **settings):

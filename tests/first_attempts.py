@@ -24,7 +24,7 @@ from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoNormal
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import pyro_dp
-from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, VIPS, PaperDPSVI, PrivacyAccountant
 from pyro_dp.vips import LogisticRegression
 
 _TYPES = (
@@ -640,8 +640,9 @@ def no_epsilon():
 
 @attempt("Privacy settings", "num_steps", says="pass num_steps")
 def no_num_steps():
-    """The number of steps is missing."""
-    dpsvi(logistic, num_steps=None)
+    """The number of steps of the paper's algorithm is missing."""
+    guide, optim = AutoNormal(logistic), pyro.optim.Adam({"lr": 0.01})
+    PaperDPSVI(logistic, guide, optim, accountant=PrivacyAccountant(epsilon=1.0))
 
 
 @attempt("Privacy settings", "epsilon", says="must be a number, not str")
@@ -906,7 +907,7 @@ def watching_the_loss():
     dpsvi(logistic).evaluate_loss(x, y)
 
 
-@attempt("Steps", "num_steps=3", says="start anew", spends=3)
+@attempt("Steps", "num_steps=3", says="to a new DPSVI", spends=3)
 def running_twice():
     """run() twice."""
     x, y = data()

@@ -202,10 +202,8 @@ def a_column_in_other_units():
 @run(
     "Regressions from a frame",
     ConvergenceWarning,
-    ConvergenceWarning,
     marks=3,
-    do="Leave `method` out: `DPSEP`, the default, is the better one for a regression. The first "
-    "text is of the run, the second of its posterior.",
+    do="Leave `method` out: `DPSEP`, the default, is the better one for a regression.",
 )
 def dpsvi_on_its_way():
     """Counts by DPSVI, at a small epsilon."""
@@ -230,8 +228,9 @@ def dpsvi_with_too_little():
 @run(
     "Models of your own",
     ClippingWarning,
-    do="Leave `max_grad_norm` and the optimizer out, and C is chosen; or raise C to the norm that "
-    "the declared bounds of the features allow, here sqrt(3) = 1.7.",
+    ConvergenceWarning,
+    do="Leave `max_grad_norm` out, and C is chosen. Its second text follows from the first: what "
+    "is cut off is in the width of the intervals.",
 )
 def a_small_bound():
     """A bound C that cuts nearly all records."""
@@ -240,6 +239,19 @@ def a_small_bound():
     settings = {"num_steps": 50, "max_grad_norm": 0.1, "generator": 0}
     svi = DPSVI(logistic, guide, optim, accountant=accountant, **settings)
     svi.run(*records(), progress=False)
+
+
+@run(
+    "Models of your own",
+    PrivacyWarning,
+    do="Nothing, if the loop does not use the loss. Each `DPSVI` says it once.",
+)
+def a_loop():
+    """The loss of a training loop."""
+    guide, optim = AutoNormal(logistic), pyro.optim.Adam({"lr": 0.02})
+    svi = DPSVI(logistic, guide, optim, accountant=PrivacyAccountant(epsilon=1.0))
+    for _ in range(20):
+        svi.step(*records())
 
 
 @run(
@@ -330,8 +342,8 @@ def a_large_delta():
 def a_look():
     """The loss of the data, after all."""
     guide, optim = AutoNormal(logistic), pyro.optim.Adam({"lr": 0.02})
-    svi = DPSVI(logistic, guide, optim, accountant=PrivacyAccountant(), noise_multiplier=1.0)
-    svi.step(*records())
+    svi = DPSVI(logistic, guide, optim, accountant=PrivacyAccountant(epsilon=5.0), num_steps=100)
+    svi.run(*records(), progress=False)
     nonprivate(svi).loss(*records())
 
 

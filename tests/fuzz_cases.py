@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fuzz_models as made
 import numpy as np
@@ -28,6 +28,7 @@ from pyro_dp import (
     AdaptiveClip,
     Cluster,
     ConfigurationError,
+    PaperDPSVI,
     PrivacyAccountant,
     ReleasedStep,
     RowAdam,
@@ -139,11 +140,15 @@ _SVI = {
     **_SHARED,
     "cluster": [None],
     **_PYRO,
-    "max_grad_norm": [*_BOUNDS, None, None, AdaptiveClip(), AdaptiveClip(1e-6, 0.99, 50.0)],
+    "max_grad_norm": [*_BOUNDS, None, None],
     "privatize": ["latents", "parameters"],
     "loss_clip": [1.0, 1e-9, 1e40],
     "loss_share": [0.05, 0.99, 1e-40],
     "local_optim": [RowAdam(), RowAdam(1e40)],
+}
+_PAPER = _SVI | {
+    "max_grad_norm": [*_BOUNDS, AdaptiveClip(), AdaptiveClip(1e-6, 0.99, 50.0)],
+    "report_clipping": [True, False],
 }
 _AUTOMATIC_SEP = {
     **_SHARED,
@@ -326,6 +331,7 @@ def predicted(inference: Any) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Svi(OnModel):
+    kind: ClassVar[type[DPSVI]] = DPSVI
     optim: str = "Adam"
     loss: str = "Trace_ELBO"
 
@@ -334,9 +340,10 @@ class Svi(OnModel):
         loss = "TraceEnum_ELBO" if enumerates else self.loss
         optim, loss = own(made.OPTIMIZERS[self.optim]), own(made.LOSSES[loss])
         settings = {"accountant": accountant, "jit": "none"} | self.sliced()
-        return DPSVI(self.made_model(), self.made_guide(), optim, loss, **settings)
+        return self.kind(self.made_model(), self.made_guide(), optim, loss, **settings)
 
     def results(self, inference: DPSVI) -> Any:
+        inference.finish()
         yield from parameters()
         yield from predicted(inference)
         with contextlib.suppress(ConfigurationError):  # of a guide that is no Gaussian
@@ -344,6 +351,11 @@ class Svi(OnModel):
             yield "mean", posterior.mean
             yield "covariance", posterior.covariance_matrix
             yield from explained(inference)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperSvi(Svi):
+    kind: ClassVar[type[DPSVI]] = PaperDPSVI
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -746,9 +758,9 @@ _traced = {
 }
 
 
-def _svi(sound: dict, required: tuple[str, ...]) -> SearchStrategy:
+def _svi(sound: dict, required: tuple[str, ...], kind: type[Svi] = Svi) -> SearchStrategy:
     return _on_data(
-        Svi,
+        kind,
         sound,
         required,
         model=_models,
@@ -765,6 +777,7 @@ _models_of_vips = st.sampled_from(list(CONJUGATE)).flatmap(
 )
 
 SVI = _svi(_SVI, ("num_steps", "noise_multiplier"))
+PAPER = _svi(_PAPER, ("num_steps", "noise_multiplier"), PaperSvi)
 TRACED = _svi(_traced, tuple(_traced))
 _SEP_NEEDS = ("num_steps", "noise_multiplier")
 SEP = st.one_of(
@@ -827,7 +840,8 @@ PLAIN = st.sampled_from(list(_PLAIN)).flatmap(
 
 # Shares in a thousand cases.
 FAMILIES: dict[str, tuple[SearchStrategy, int]] = {
-    "DPSVI": (SVI, 220),
+    "DPSVI": (SVI, 150),
+    "PaperDPSVI": (PAPER, 70),
     "DPSVI, traced": (TRACED, 10),
     "DPSEP": (SEP, 100),
     "DPSGLD": (SGLD, 60),

@@ -17,7 +17,7 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_dp import DPSVI, PrivacyAccountant, PrivacyError, SubsampledGaussian
+from pyro_dp import PaperDPSVI, PrivacyAccountant, PrivacyError, SubsampledGaussian
 from pyro_dp.mechanism import iterative
 
 EVENT = SubsampledGaussian(5.0, 0.5)
@@ -43,7 +43,7 @@ def train(folder, steps):
     iterative.release = release
     accountant = PrivacyAccountant()
     accountant.journal(folder / "journal")
-    svi = DPSVI(
+    svi = PaperDPSVI(
         model,
         AutoNormal(model),
         pyro.optim.Adam({"lr": 0.1}),

@@ -28,7 +28,7 @@ from torch import nn
 
 import pyro_dp.mechanism.iterative
 import pyro_dp.mechanism.sampling
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, PaperDPSVI, PrivacyAccountant
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
 from pyro_dp.infer.svi.eager_step import EagerStep
 from pyro_dp.mechanism.release import release
@@ -316,11 +316,11 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 }
 
 
-def new_dpsvi(model: Callable, guide: Callable, **options) -> DPSVI:
+def new_paper_dpsvi(model: Callable, guide: Callable, **options) -> PaperDPSVI:
     """With an accountant of its own, and settings that are beside the point."""
     settings = {"accountant": PrivacyAccountant(), "noise_multiplier": 1.0} | options
     optim = settings.pop("optim", None) or pyro.optim.Adam({})
-    return DPSVI(model, guide, optim, settings.pop("loss", Trace_ELBO()), **settings)
+    return PaperDPSVI(model, guide, optim, settings.pop("loss", Trace_ELBO()), **settings)
 
 
 def in_turns(*lists: Iterable) -> list:
@@ -374,12 +374,12 @@ def fit_svi(make: Callable[[], Problem], steps: int, lr: float = 0.02) -> dict[s
     return values()
 
 
-def fit_dpsvi(
+def fit_paper_dpsvi(
     make: Callable[[], Problem], steps: int, lr: float = 0.02, **options
 ) -> dict[str, torch.Tensor]:
-    """Parameters after some steps of DPSVI without noise and clipping, on all records."""
+    """Parameters after some steps of PaperDPSVI without noise and clipping, on all records."""
     problem = start(make)
-    svi = DPSVI(
+    svi = PaperDPSVI(
         problem.model,
         problem.guide,
         pyro.optim.Adam({"lr": lr}),
@@ -396,9 +396,11 @@ def fit_dpsvi(
 
 
 class Fixture:
-    """A DPSVI whose releases are kept, with the sums that entered them."""
+    """An inference whose releases are kept, with the sums that entered them."""
 
-    def __init__(self, monkeypatch, model=logistic, guide=None, loss=None, **options):
+    def __init__(
+        self, monkeypatch, model=logistic, guide=None, loss=None, kind=PaperDPSVI, **options
+    ):
         self.sums, self.released, self.events, self.bounds = [], [], [], []
 
         def spy(clipped, **named):
@@ -411,7 +413,7 @@ class Fixture:
 
         monkeypatch.setattr(pyro_dp.mechanism.iterative, "release", spy)
         settings = dict(accountant=PrivacyAccountant(), noise_multiplier=0, max_grad_norm=0.5)
-        self.svi = DPSVI(
+        self.svi = kind(
             model,
             guide or AutoNormal(model),
             pyro.optim.Adam({"lr": 0.01}),

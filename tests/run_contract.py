@@ -14,7 +14,7 @@ from releases import Releases
 import pyro_dp.mechanism.clipping
 import pyro_dp.mechanism.iterative
 import pyro_dp.mechanism.sampling
-from pyro_dp import ConfigurationError, PrivacyAccountant, RunResult
+from pyro_dp import ConfigurationError, PrivacyAccountant, PrivacyBudgetExceeded, RunResult
 
 STEPS = 6
 
@@ -80,7 +80,7 @@ class RunContract:
         assert "tensor" not in looks[-1][2]
 
     def test_a_callback_stops_a_run(self):
-        """Which goes on later; and the ledger says what the guarantee of an early stop is."""
+        """Which goes on later; epsilon is that of the whole plan all the time."""
         inference, data = self.calibrated(), self.data(self.variants[0])
         called = []
         callbacks = [lambda step: step.step == 3, lambda step: called.append(step.step)]
@@ -89,20 +89,60 @@ class RunContract:
         assert result.stopped == "a callback stopped it"
         accountant = inference.accountant
         assert accountant.num_releases == 3 + self.first - 1
-        (note,) = [note for note in accountant.notes if "callback" in note]
-        assert f"after 3 of {STEPS} steps" in note
+        whole = accountant.get_epsilon()
+        assert 0.995 < whole <= 1.0
         rest = inference.run(*data, progress=False)
         assert (rest.earlier, rest.steps) == (3, 3)
         assert repr(rest).startswith(f"{type(inference).__name__}: {STEPS} of {STEPS} steps")
-        assert f"epsilon = {accountant.get_epsilon():.4g}" in note
         assert accountant.num_releases == STEPS + self.first - 1
-        assert 0.995 < accountant.get_epsilon() <= 1.0
+        assert accountant.get_epsilon() == whole and accountant.reserved == []
 
     def test_a_stop_at_the_end_is_none(self):
         inference, data = self.new(**self.whole), self.data(self.variants[0])
         result = inference.run(*data, progress=False, callbacks=[lambda s: s.step == STEPS])
         assert result.stopped == "all steps are done"
-        assert not any("callback" in note for note in inference.accountant.notes)
+        assert inference.accountant.reserved == []
+
+    def test_a_run_with_noise_of_its_own_reserves_its_steps(self):
+        """A loop over steps does not: nobody has said how many there will be."""
+        loop, data = self.new(**self.whole), self.data(self.variants[0])
+        loop.step(*data)
+        assert loop.accountant.reserved == []
+        whole, stopped = (self.new(**self.whole) for _ in "ab")
+        whole.run(*data, progress=False)
+        stopped.run(*data, progress=False, callbacks=[lambda step: True])
+        assert stopped.accountant.num_releases == self.first
+        assert stopped.accountant.get_epsilon() == whole.accountant.get_epsilon()
+
+    def test_a_run_that_does_not_fit_releases_nothing(self):
+        inference = self.new(accountant=PrivacyAccountant(epsilon=0.5), **self.whole)
+        with pytest.raises(PrivacyBudgetExceeded, match="nothing was released"):
+            inference.run(*self.data(self.variants[0]), progress=False)
+        assert inference.accountant.num_releases == inference.accountant.get_epsilon() == 0
+
+    def test_a_loop_that_ends_early_has_reserved_its_plan(self):
+        """A release by hand leaves it alone, and the run goes on with it."""
+        inference, data = self.calibrated(), self.data(self.variants[0])
+        accountant = inference.accountant
+        for _ in range(3):
+            inference.step(*data)
+        whole = accountant.get_epsilon()
+        assert 0.995 < whole <= 1.0 and accountant.remaining < 0.005
+        assert accountant.num_releases == 3 + self.first - 1
+        with pytest.raises(PrivacyBudgetExceeded):
+            accountant.record(inference._last_event)
+        ((origin, left),) = accountant.reserved
+        assert origin.reservation == inference._reservation and left.total() == STEPS - 3
+        inference.run(*data, progress=False)
+        assert accountant.get_epsilon() == whole and accountant.reserved == []
+
+    def test_a_second_inference_cannot_spend_what_the_first_left_unused(self):
+        first, data = self.calibrated(), self.data(self.variants[0])
+        first.step(*data)
+        second = self.calibrated(first.accountant)
+        with pytest.raises(PrivacyBudgetExceeded, match="remains"):
+            second.step(*data)
+        assert first.accountant.num_releases == self.first
 
     def test_a_callback_that_fails(self):
         """Its error is its own; the step is done, and the run goes on."""

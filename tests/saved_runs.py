@@ -16,7 +16,7 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
-from pyro_dp import DPSEP, DPSVI, VIPS, AdaptiveClip, PrivacyAccountant
+from pyro_dp import DPSEP, VIPS, AdaptiveClip, PaperDPSVI, PrivacyAccountant
 from pyro_dp.baselines import DPEM, DPSGLD
 from pyro_dp.vips import LogisticRegression
 
@@ -38,7 +38,7 @@ def model(x, y):
 
 def dpsvi(accountant):
     optim = pyro.optim.Adam({"lr": 0.05})
-    return DPSVI(
+    return PaperDPSVI(
         model,
         AutoNormal(model),
         optim,

@@ -14,7 +14,7 @@ from pyro.distributions import Beta, Binomial, Pareto, Uniform
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI
 
 M, KAPPA = 20 / 75, 75.0
 
@@ -37,8 +37,8 @@ def svi(model, guide, optim):
     return SVI(model, guide, optim, Trace_ELBO())
 
 
-def dpsvi(model, guide, epsilon, **run):
-    return DPSVI(model, guide, accountant=PrivacyAccountant(epsilon), **run)
+def dpsvi(model, guide, optim, accountant, **run):
+    return DPSVI(model, guide, optim, Trace_ELBO(), accountant=accountant, **run)
 
 
 def data(size=5000):

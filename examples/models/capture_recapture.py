@@ -1,8 +1,7 @@
 """Capture and recapture: how many animals survive a year, how many are seen again?
 
-Pyro's example [Cormack-Jolly-Seber](https://pyro.ai/examples/capture_recapture.html), its
-`model_1`. A record is the history of an animal (simulated, five years). Otherwise than there the
-mask is not changed in place, which reaches back to the years before.
+Pyro's example [Cormack-Jolly-Seber](https://pyro.ai/examples/capture_recapture.html), `model_1`.
+A record is an animal's history (simulated). Unlike there, the mask is not changed in place.
 """
 
 import sys
@@ -16,7 +15,7 @@ from pyro import poutine
 from pyro.infer import SVI, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal
 
-from pyro_dp import DPSEP, DPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI
 
 SURVIVE, SEEN, YEARS = 0.7, 0.6, 5
 
@@ -37,20 +36,21 @@ def model_1(capture_history):
 
 
 def start():
-    expose = poutine.block(model_1, expose_fn=lambda msg: msg["name"] in ("phi", "rho"))
-    return model_1, AutoDiagonalNormal(expose)
+    return model_1, AutoDiagonalNormal(poutine.block(model_1, expose=["phi", "rho"]))
 
 
 def svi(model, guide, optim):
     return SVI(model, guide, optim, TraceEnum_ELBO(max_plate_nesting=1))
 
 
-def dpsvi(model, guide, epsilon, **run):
-    return DPSVI(model, guide, accountant=PrivacyAccountant(epsilon), **run)
+def dpsvi(model, guide, optim, accountant, **run):
+    return DPSVI(
+        model, guide, optim, TraceEnum_ELBO(max_plate_nesting=1), accountant=accountant, **run
+    )
 
 
-def dpsep(model, guide, epsilon, **run):
-    return DPSEP(model, guide, accountant=PrivacyAccountant(epsilon), **run)
+def dpsep(model, guide, accountant, **run):
+    return DPSEP(model, guide, accountant=accountant, **run)
 
 
 def data(size=5000):

@@ -14,7 +14,7 @@ from pictures import draws, forest, legend
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_dp import DPSEP, DPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI
 
 TRUTH = torch.tensor([[1, 0.6, 0.3, 0], [0.6, 1, 0, -0.4], [0.3, 0, 1, 0.2], [0, -0.4, 0.2, 1]])
 SD = torch.tensor([0.5, 1.0, 1.5, 2.0])
@@ -40,12 +40,12 @@ def svi(model, guide, optim):
     return SVI(model, guide, optim, Trace_ELBO())
 
 
-def dpsvi(model, guide, epsilon, **run):
-    return DPSVI(model, guide, accountant=PrivacyAccountant(epsilon), **run)
+def dpsvi(model, guide, optim, accountant, **run):
+    return DPSVI(model, guide, optim, Trace_ELBO(), accountant=accountant, **run)
 
 
-def dpsep(model, guide, epsilon, **run):
-    return DPSEP(model, guide, accountant=PrivacyAccountant(epsilon), **run)
+def dpsep(model, guide, accountant, **run):
+    return DPSEP(model, guide, accountant=accountant, **run)
 
 
 def data(size=5000):

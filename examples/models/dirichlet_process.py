@@ -14,7 +14,7 @@ from pictures import COLOURS, panels
 from pyro.distributions import constraints
 from pyro.infer import SVI, Trace_ELBO
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI
 
 T, ALPHA = 6, 0.1
 CENTRES = torch.tensor([[-8.0, -8.0], [8.0, 8.0], [1.5, 2.0], [-0.5, 1.0]])
@@ -55,8 +55,8 @@ def svi(model, guide, optim):
     return SVI(model, guide, optim, Trace_ELBO())
 
 
-def dpsvi(model, guide, epsilon, **run):
-    return DPSVI(model, guide, accountant=PrivacyAccountant(epsilon), **run)
+def dpsvi(model, guide, optim, accountant, **run):
+    return DPSVI(model, guide, optim, Trace_ELBO(), accountant=accountant, **run)
 
 
 def data(size=5000):

@@ -16,7 +16,7 @@ from pictures import draws, forest, legend
 from pyro.distributions import constraints, transforms
 from pyro.infer import SVI, Trace_ELBO
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI
 
 
 def model(data):
@@ -54,8 +54,8 @@ def svi(model, guide, optim):
     return SVI(model, guide, optim, Trace_ELBO())
 
 
-def dpsvi(model, guide, epsilon, **run):
-    return DPSVI(model, guide, accountant=PrivacyAccountant(epsilon), **run)
+def dpsvi(model, guide, optim, accountant, **run):
+    return DPSVI(model, guide, optim, Trace_ELBO(), accountant=accountant, **run)
 
 
 def data(size=5000):

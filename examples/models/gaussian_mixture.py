@@ -15,7 +15,7 @@ from pyro import poutine
 from pyro.infer import SVI, TraceEnum_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoDelta
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI
 
 K = 2
 
@@ -45,8 +45,10 @@ def svi(model, guide, optim):
     return SVI(model, guide, optim, TraceEnum_ELBO(max_plate_nesting=1))
 
 
-def dpsvi(model, guide, epsilon, **run):
-    return DPSVI(model, guide, accountant=PrivacyAccountant(epsilon), **run)
+def dpsvi(model, guide, optim, accountant, **run):
+    return DPSVI(
+        model, guide, optim, TraceEnum_ELBO(max_plate_nesting=1), accountant=accountant, **run
+    )
 
 
 def data(size=5000):

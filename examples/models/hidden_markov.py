@@ -15,7 +15,7 @@ from pyro import poutine
 from pyro.infer import SVI, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDelta
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI
 
 CHORDS, TONES, STEPS = 4, 6, 5
 SOUND = 0.1 + 0.8 * torch.eye(CHORDS, TONES)
@@ -49,8 +49,10 @@ def svi(model, guide, optim):
     return SVI(model, guide, optim, TraceEnum_ELBO(max_plate_nesting=2))
 
 
-def dpsvi(model, guide, epsilon, **run):
-    return DPSVI(model, guide, accountant=PrivacyAccountant(epsilon), **run)
+def dpsvi(model, guide, optim, accountant, **run):
+    return DPSVI(
+        model, guide, optim, TraceEnum_ELBO(max_plate_nesting=2), accountant=accountant, **run
+    )
 
 
 def data(size=5000):

@@ -14,7 +14,7 @@ from pictures import draws, forest, legend
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_dp import DPSEP, DPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI
 
 # Lowest and highest answer.
 BOUNDS = {
@@ -42,12 +42,12 @@ def svi(model, guide, optim):
     return SVI(model, guide, optim, Trace_ELBO())
 
 
-def dpsvi(model, guide, epsilon, **run):
-    return DPSVI(model, guide, accountant=PrivacyAccountant(epsilon), **run)
+def dpsvi(model, guide, optim, accountant, **run):
+    return DPSVI(model, guide, optim, Trace_ELBO(), accountant=accountant, **run)
 
 
-def dpsep(model, guide, epsilon, **run):
-    return DPSEP(model, guide, accountant=PrivacyAccountant(epsilon), **run)
+def dpsep(model, guide, accountant, **run):
+    return DPSEP(model, guide, accountant=accountant, **run)
 
 
 def data():

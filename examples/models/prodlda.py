@@ -16,7 +16,7 @@ from pictures import tables
 from pyro.infer import SVI, TraceMeanField_ELBO
 from torch import nn
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI
 
 WORDS, TOPICS, LENGTH = 20, 3, 12
 TRUTH = torch.full((TOPICS, WORDS), 0.2)  # the first five words belong to the first topic...
@@ -58,8 +58,8 @@ def svi(model, guide, optim):
     return SVI(model, guide, optim, TraceMeanField_ELBO())
 
 
-def dpsvi(model, guide, epsilon, **run):
-    return DPSVI(model, guide, accountant=PrivacyAccountant(epsilon), **run)
+def dpsvi(model, guide, optim, accountant, **run):
+    return DPSVI(model, guide, optim, TraceMeanField_ELBO(), accountant=accountant, **run)
 
 
 def data(size=5000):

@@ -14,7 +14,7 @@ from pictures import images
 from pyro.infer import SVI, Trace_ELBO
 from torch import nn
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI
 
 PIXELS, COUNT = 64, 8
 
@@ -56,8 +56,8 @@ def svi(model, guide, optim):
     return SVI(model, guide, optim, Trace_ELBO())
 
 
-def dpsvi(model, guide, epsilon, **run):
-    return DPSVI(model, guide, accountant=PrivacyAccountant(epsilon), **run)
+def dpsvi(model, guide, optim, accountant, **run):
+    return DPSVI(model, guide, optim, Trace_ELBO(), accountant=accountant, **run)
 
 
 def data():

@@ -39,6 +39,10 @@ _ONE_LEDGER = (
     "one ledger must have all that was released about these data. Begin with new accountants, or "
     "load the same state into all."
 )
+_UNFINISHED = (
+    " A run that stopped early keeps its whole plan, which counts (print the accountant); go on "
+    "with that run, or load its state."
+)
 _LEFT_OVER = 0.005  # of the budget: what a calibrated run leaves over is not worth another
 
 
@@ -63,11 +67,13 @@ class PrivacyAccountant:
     **Not protected.** The number of records, the plate's size and the sample rate are public in
     both relations; to hide the number of records, declare a bound instead. Data must be finite.
     The settings of the events must be chosen without looking at the data or at earlier releases,
-    and so must the moment to stop: that events chosen adaptively, or a stop that depends on the
-    budget, cost no more is not proven for privacy loss distributions. (Where all events are
-    Gaussian sums over all records, the budget holds all the same: Smith & Thakurta 2022, arXiv
-    2210.17520.) What an :class:`ApproximateDP` event says of itself is believed. Several people
-    behind one record, one person in several records, and other data sets are not covered.
+    and so must the moment to stop a loop with a noise multiplier of its own: that events chosen
+    adaptively, or a stop that depends on the budget, cost no more is not proven for privacy loss
+    distributions. (Where all events are Gaussian sums over all records, the budget holds all the
+    same: Smith & Thakurta 2022, arXiv 2210.17520.) A run that is calibrated, or made by ``run``,
+    may stop by what was released: it counts all steps that it has planned. What an
+    :class:`ApproximateDP` event says of itself is believed. Several people behind one record, one
+    person in several records, and other data sets are not covered.
 
     >>> from pyro_dp import PrivacyAccountant, SubsampledGaussian
     >>> accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
@@ -137,6 +143,25 @@ class PrivacyAccountant:
             return tuple(LedgerEntry(*item) for item in self._counts.items())
 
     @property
+    def counted(self) -> tuple[LedgerEntry, ...]:
+        """What epsilon counts: the ledger, and what runs have reserved and not released."""
+        with self._lock:
+            return tuple(LedgerEntry(*item) for item in self._counted().items())
+
+    @property
+    def reserved(self) -> list[tuple[Origin, Counter[Event]]]:
+        """What runs have planned and not released. It counts, also where they stopped early.
+
+        A run reserves its steps with its first release, and nothing is returned. So it may stop by
+        what was released: epsilon is that of the whole plan.
+        """
+        with self._lock:
+            return self._origins.reserved()
+
+    def _counted(self) -> Counter[Event]:
+        return Counter(self._counts) + self._origins.all_reserved()
+
+    @property
     def num_releases(self) -> int:
         """How many events were recorded."""
         with self._lock:
@@ -154,18 +179,23 @@ class PrivacyAccountant:
 
     @contextlib.contextmanager
     def next_position(
-        self, origin: Origin | None = None, bound: float | None = None
+        self,
+        origin: Origin | None = None,
+        bound: float | None = None,
+        reserves: Mapping[Event, int] | None = None,
     ) -> Iterator[int]:
         """The number of the release that is made within; no other thread records meanwhile.
 
         :param origin: the run to which it belongs, for the report.
         :param bound: C, to which records were clipped, where there is such a bound.
+        :param reserves: all that the run will release from here on, with this release. It replaces
+            what the run has reserved. None: the run uses up what it has.
         """
         with self._lock:
             before = self._source
             if origin is not None:
                 finite = bound is not None and math.isfinite(bound)
-                self._source = Source(origin, bound if finite else None)
+                self._source = Source(origin, bound if finite else None, reserves)
             try:
                 yield self.position
             finally:
@@ -267,13 +297,14 @@ class PrivacyAccountant:
     def get_epsilon(self, delta: float | None = None) -> float:
         """
         :param delta: the failure probability; the accountant's own if None.
-        :returns: epsilon spent, in nats: 0.0 on an empty ledger, inf after a noiseless event.
+        :returns: epsilon spent, in nats: 0.0 on an empty ledger, inf after a noiseless event. What
+            runs have reserved counts as if it had been released.
         :raises ConfigurationError: if delta is out of range.
         """
         delta = self._delta if delta is None else delta
         delta = require_number("delta", delta, above=0.0, below=1.0)
         with self._lock:
-            counts = dict(self._counts)
+            counts = self._counted()
             planned = self._plan.bound(counts) if delta == self._delta else math.inf
         # The plan contains the ledger: its cost is a bound as well, and never above the budget.
         return min(planned, composition.epsilon(counts, delta, self._neighboring, self._engine))
@@ -288,7 +319,7 @@ class PrivacyAccountant:
             "epsilon", epsilon, above=0.0, below=math.inf, closed=True, or_equal=True
         )
         with self._lock:
-            counts = dict(self._counts)
+            counts = self._counted()
         return composition.delta(counts, epsilon, self._neighboring, self._engine)
 
     @property
@@ -358,6 +389,8 @@ class PrivacyAccountant:
     def record(self, event: Event, count: int = 1) -> None:
         """Enter a release, before it happens; with a :meth:`journal` also on the disk.
 
+        Within :meth:`next_position` of a run it uses up what this run has reserved.
+
         :param event: what will be released. A :class:`NonPrivateLook` is never refused: with a
             budget, it is everything else that is refused afterwards.
         :param count: how many times, >= 0.
@@ -381,19 +414,36 @@ class PrivacyAccountant:
                 composition.require_known(event, self._neighboring)
             if not count:
                 return
-            if known + count > ledger.MOST:
+            beside, ours = self._room(event, count)
+            if beside[event] + ours[event] > ledger.MOST:
                 raise ConfigurationError(f"count: more than {ledger.MOST:g} releases of a kind.")
             if type(event) is not NonPrivateLook:
-                self._plan.require_room(self._counts, event, count, self._most)
+                self._plan.require_room(beside, ours, self._most)
             if self._journal is not None:
                 self._journal.require_usable()
-            self._counts[event] = known + count
-            if self._source is not None:
-                self._origins.add(self._source, event, count)
-            if type(event) is NonPrivateLook:
-                self._plan.forget(self._counts)
-            if self._journal is not None:
-                self._journal.record(event, count, self._source)
+            self._enter(event, count, ours)
+
+    def _room(self, event: Event, count: int) -> tuple[Counter[Event], Counter[Event]]:
+        """What others count; and what the run that releases now counts, with this release."""
+        source = self._source
+        before = self._origins.reserved_as(source and source.origin.reservation)
+        stated = before if source is None or source.reserves is None else Counter(source.reserves)
+        return self._counted() - before, stated | Counter({event: count})
+
+    def _enter(self, event: Event, count: int, ours: Counter[Event]) -> None:
+        """Count a release, and what its run reserves."""
+        source, journal, done = self._source, self._journal, Counter({event: count})
+        if source is not None and source.reserves is not None:
+            before = self._origins.reserved_as(source.origin.reservation)
+            if ours - done != before - done:
+                self._origins.reserve(source.origin, ours)
+                if journal is not None:
+                    journal.reserve(source.origin, ours)
+        self._counts[event] = self._counts.get(event, 0) + count
+        if source is not None:
+            self._origins.add(source, event, count)
+        if journal is not None:
+            journal.record(event, count, source)
 
     def require_room(self, event: Event) -> None:
         """As :meth:`record` would refuse it; nothing is recorded.
@@ -401,7 +451,7 @@ class PrivacyAccountant:
         :raises PrivacyBudgetExceeded: the budget does not cover this release.
         """
         with self._lock:
-            self._plan.require_room(self._counts, event, 1, self._most)
+            self._plan.require_room(*self._room(event, 1), self._most)
 
     def follow(self, state: Mapping[str, Any] | None = None) -> None:
         """Show the ledger of another process's accountant, which counts what all of them release.
@@ -431,7 +481,7 @@ class PrivacyAccountant:
                     f"This process counts {self._counts[event]} releases of {brief(event)}, and "
                     f"the one that counts for the cluster {counts.get(event, 0)}: {_ONE_LEDGER}"
                 )
-            if counts != self._counts:
+            if Counter(counts) + saved.origins.all_reserved() != self._counted():
                 self._adopt(saved)
 
     def mirror(self, event: Event) -> None:
@@ -442,7 +492,8 @@ class PrivacyAccountant:
         if not self._follows:
             raise PrivacyError("mirror: this accountant follows none, and counts by record().")
         with self._lock:
-            self._counts[event] = self._counts.get(event, 0) + 1
+            _, ours = self._room(event, 1)
+            self._enter(event, 1, ours)
 
     def _refuse_mirror(self, what: str) -> None:
         if self._follows:
@@ -485,10 +536,16 @@ class PrivacyAccountant:
             lambda sigma: {SubsampledGaussian(sigma, sample_rate, sampling): num_steps}
         )
 
-    def least_noise(self, releases: Callable[[float], Mapping[Event, int]]) -> float:
+    def least_noise(
+        self,
+        releases: Callable[[float], Mapping[Event, int]],
+        reservation: str | None = None,
+    ) -> float:
         """The smallest sigma with which releases of several kinds fit into what remains.
 
         :param releases: events and their counts as a function of sigma; all noise grows with it.
+        :param reservation: name of what was reserved for these releases, and does not count beside
+            them; None: nothing was.
         :returns: sigma, as exact as :meth:`noise_multiplier`, which is the case of one kind.
         :raises PrivacyBudgetExceeded: if nothing to speak of (0.5%) remains.
         :raises ConfigurationError: without a budget, or if an event does not fit the relation.
@@ -503,18 +560,17 @@ class PrivacyAccountant:
         most = self._most
         what = f"the {most:.6g} that up_to() allows of " if most < self._epsilon else ""
         what += f"the budget of epsilon={self._epsilon:.6g}"
-        if most - self.get_epsilon() < _LEFT_OVER * most:
+        counts = self._beside(reservation)
+        if most - min(self._plan.bound(counts), self._plan.cost(counts)) < _LEFT_OVER * most:
+            plans = _UNFINISHED if self._origins.all_reserved() else ""
             raise PrivacyBudgetExceeded(
                 f"less than {_LEFT_OVER:.1%} remains of {what}: releases that fit would be all "
-                "noise. The budget of these data is used up: a larger one is a new promise to the "
-                "people in them."
+                f"noise.{plans} The budget of these data is used up: a larger one is a new promise "
+                "to the people in them."
             )
-        with self._lock:
-            counts = dict(self._counts)
 
         def plan(sigma: float) -> dict[Event, int]:
-            more = releases(sigma)
-            return counts | {event: counts.get(event, 0) + n for event, n in more.items()}
+            return dict(counts + Counter(releases(sigma)))
 
         sigma = least_noise(lambda sigma: self._plan.cost(plan(sigma)), most)
         if sigma is None:
@@ -525,9 +581,14 @@ class PrivacyAccountant:
             )
         planned = plan(sigma)
         with self._lock:
-            if all(planned.get(event, 0) >= count for event, count in self._counts.items()):
+            if self._beside(reservation) <= Counter(planned):
                 self._plan.adopt(planned, self._plan.cost(planned), most)
         return sigma
+
+    def _beside(self, reservation: str | None) -> Counter[Event]:
+        """What counts beside a reservation."""
+        with self._lock:
+            return self._counted() - self._origins.reserved_as(reservation)
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError(
@@ -536,7 +597,7 @@ class PrivacyAccountant:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """:returns: settings, ledger and notes as plain numbers, strings and lists."""
+        """:returns: settings, ledger, reservations and notes as plain numbers, strings, lists."""
         with self._lock:
             saved = Saved(self._counts, self._notes, self._origins, self._description)
             return ledger.to_state(self._settings(), saved)
@@ -575,12 +636,14 @@ class PrivacyAccountant:
 
         What was said of it here stays, and what was not said is taken over.
         """
-        self._counts, self._origins = dict(saved.counts), saved.origins.copy()
+        origins = saved.origins.copy()
+        origins.keep_reserved(self._origins)
+        self._counts, self._origins = dict(saved.counts), origins
         for text in saved.notes:
             self.note(text)
         self.describe(**saved.description.stated() | self._description.stated())
         self._start = secrets.randbits(128)
-        self._plan.forget(self._counts)
+        self._plan.forget(self._counted())
 
     def journal(self, path: str | os.PathLike[str]) -> Journal:
         """Write every release and note to a file, from now on and before it happens.
@@ -724,6 +787,11 @@ class PrivacyAccountant:
             ("delta", f"{self._delta:.6g}"),
             ("neighboring", self._neighboring),
             ("composed by", f"{composition.ENGINES[self._engine]} ({self._engine})"),
+            *(
+                ("planned, not taken", f"{n:,} of {origin.method}, {brief(event)}: they count")
+                for origin, left in self._origins.reserved()
+                for event, n in left.items()
+            ),
             *(("note", note) for note in self._notes),
         ]
 

@@ -7,6 +7,7 @@ engine is asked, for as much more of the recent mix of events as may fit.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from scipy import optimize
@@ -50,14 +51,14 @@ class Budget:
         self._counts, self._cost = counts, cost
         return True
 
-    def require_room(self, ledger: Counts, event: Event, count: int, most: float) -> None:
-        """Budget for the ledger, this event, and as much more of the recent mix as fits.
+    def require_room(self, ledger: Counts, more: Counts, most: float) -> None:
+        """Budget for the ledger, these events, and as much more of the recent mix as fits.
 
         :param most: epsilon that may be reached now, at most the budget.
-        :raises PrivacyBudgetExceeded: the ledger and so much more of the event do not fit.
+        :raises PrivacyBudgetExceeded: the ledger and so much more do not fit.
         """
-        covered = ledger.get(event, 0) + count <= self._counts.get(event, 0)
-        if self._budget == math.inf or (covered and self._cost <= most):
+        needed = dict(Counter(ledger) + Counter(more))
+        if self._budget == math.inf or self.bound(needed) <= most:
             return
         looks = [each for each in ledger if type(each) is NonPrivateLook]
         if looks:
@@ -65,10 +66,9 @@ class Budget:
                 f"the ledger has a {brief(looks[0])}: no budget holds after it, and nothing was "
                 "released. Start anew on other data, or without a budget."
             )
-        needed = {**ledger, event: ledger.get(event, 0) + count}
-        recent = {
-            e: n - self._mark.get(e, 0) for e, n in needed.items() if n > self._mark.get(e, 0)
-        }
+        # The mark may count what a run had reserved and has replaced since.
+        before = {e: min(n, ledger.get(e, 0)) for e, n in self._mark.items()}
+        recent = {e: n - before.get(e, 0) for e, n in needed.items() if n > before.get(e, 0)}
         share = sum(needed.values()) / sum(recent.values())
 
         def ahead(factor: float, base: Counts = needed) -> dict[Event, int]:
@@ -85,8 +85,9 @@ class Budget:
         cost = self.cost(needed)
         if cost > most:
             part = "" if most == self._budget else f"the {most:.6g} that up_to() allows of "
+            what = " and ".join(f"{n} more of {brief(e)}" for e, n in more.items())
             raise PrivacyBudgetExceeded(
-                f"recording {count} more of {brief(event)} would bring epsilon to {cost:.6g}, "
+                f"recording {what} would bring epsilon to {cost:.6g}, "
                 f"above {part}the budget of {self._budget:.6g} at delta={self._delta:.6g}; nothing "
                 "was released. Stop here, or plan fewer steps or more noise from the start."
             )
@@ -96,8 +97,8 @@ class Budget:
         factor = min(1.0, max(0.0, budget / paid - 1.0)) if paid else 1.0
         # The deltas of events are added, and epsilon is inf where they take all of it.
         lost = _lost(needed)
-        more = _lost(ahead(1.0)) - lost
-        factor = min(factor, 0.5 * (self._delta - lost) / more) if more > 0.0 else factor
+        further = _lost(ahead(1.0)) - lost
+        factor = min(factor, 0.5 * (self._delta - lost) / further) if further > 0.0 else factor
         for _ in range(2):
             if factor * sum(needed.values()) < 1.0:
                 break

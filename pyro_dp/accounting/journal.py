@@ -1,8 +1,9 @@
 """The ledger on disk, ahead of every release.
 
 A journal is a text file that is only ever appended to. Its first line holds the accountant's
-settings; each line after it is what one call added: a release, a note, or a remark for the report
-(of which run a release was, which fraction of its records was clipped, what the data are). A line
+settings; each line after it is what one call added: a release, what a run has reserved, a note, or
+a remark for the report (of which run a release was, which fraction of its records was clipped, what
+the data are). A line
 is a digest and a JSON value; the digest covers the line and, through the digest before it, all
 lines above.
 
@@ -130,6 +131,12 @@ class Journal:
             self._append([each for each in (index, count, run, bound) if each is not None])
         self._count(event, count, source)
 
+    def reserve(self, origin: Origin, releases: Mapping[Event, int]) -> None:
+        """Write what a run reserves from here on; otherwise as :meth:`record`."""
+        run = self._run(Source(origin))
+        self._append({"reserved": ledger.to_lines(releases), "run": run})
+        self._reserve(origin, releases)
+
     def clip(self, origin: Origin, fraction: float, error: float) -> None:
         """Write which fraction of a run's records was clipped; otherwise as :meth:`record`."""
         self._append({"clipped": [self._runs[origin], fraction, error]})
@@ -202,6 +209,10 @@ class Journal:
             self._runs.setdefault(source.origin, len(self._runs))
             self.origins.add(source, event, count)
 
+    def _reserve(self, origin: Origin, releases: Mapping[Event, int]) -> None:
+        self._runs.setdefault(origin, len(self._runs))
+        self.origins.reserve(origin, releases)
+
     def _read(self, settings: Mapping[str, Any]) -> bytes:
         """Take all complete lines; returns what follows the last one."""
         with open(self._file, "rb", closefd=False) as file:
@@ -235,6 +246,10 @@ class Journal:
             number, *pair = value["clipped"]
             self.origins.clip(self._known_run(number), *clipped_of(pair))
             return
+        elif "reserved" in value:
+            releases = ledger.from_lines(value["reserved"], self._neighboring)
+            self._reserve(self._named(value["run"]), releases)
+            return
         elif "description" in value:
             self.description = description.from_saved(value["description"])
             return
@@ -244,9 +259,12 @@ class Journal:
             run, bound = value.get("run"), value.get("bound")
         source = None
         if run is not None:
-            origin = origin_of(run) if isinstance(run, dict) else self._known_run(run)
-            source = Source(origin, bound_of(bound))
+            source = Source(self._named(run), bound_of(bound))
         self._count(event, require_count("count", count), source)
+
+    def _named(self, run: Any) -> Origin:
+        """A run, by its number or by what its first line says of it."""
+        return origin_of(run) if isinstance(run, dict) else self._known_run(run)
 
     def _known_run(self, number: Any) -> Origin:
         return list(self._runs)[require_count("run", number, least=0)]

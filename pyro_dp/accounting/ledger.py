@@ -1,5 +1,6 @@
 """The ledger as plain numbers, saved and read again, and as a table for people."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ class Saved(NamedTuple):
 
     :param counts: the ledger.
     :param notes: in their order.
-    :param origins: which run released what; an older version saved none.
+    :param origins: which run released what, and what it has reserved; older versions saved none.
     :param description: what it is about; an older version saved none.
     """
 
@@ -59,15 +60,35 @@ _NAMES = {kind: name for name, (kind, _) in _MECHANISMS.items()}
 
 def to_state(settings: Mapping[str, Any], saved: Saved) -> dict[str, Any]:
     """Everything as plain numbers, strings and lists; the accountant's settings by name."""
-    lines = [to_line(event, count) for event, count in saved.counts.items()]
     return {
         "version": VERSION,
         **settings,
-        "ledger": lines,
+        "ledger": to_lines(saved.counts),
         "notes": list(saved.notes),
         "runs": saved.origins.state(list(saved.counts)),
+        "reserved": _reserved_state(saved.origins),
         "description": saved.description.stated(),
     }
+
+
+def _reserved_state(runs: Origins) -> list[dict[str, Any]]:
+    places = {origin: place for place, (origin, _) in enumerate(runs)}
+    return [{"run": places[origin], "releases": to_lines(left)} for origin, left in runs.reserved()]
+
+
+def to_lines(counts: Mapping[Event, int]) -> list[dict[str, Any]]:
+    """Events as plain numbers and strings."""
+    return [to_line(event, count) for event, count in counts.items()]
+
+
+def from_lines(lines: Iterable[Mapping[str, Any]], neighboring: str) -> Counter[Event]:
+    """Raises what :func:`from_line` does, and TypeError."""
+    found: Counter[Event] = Counter()
+    for line in lines:
+        event, count = from_line(line)
+        require_known(event, neighboring)
+        found[event] += count
+    return found
 
 
 def to_line(event: Event, count: int) -> dict[str, Any]:
@@ -128,10 +149,22 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
         events.append(event)
     try:
         runs = origins.from_saved(state.get("runs", []), counts, events)
+        _take_reserved(state.get("reserved", []), runs, settings["neighboring"])
         about = description.from_saved(state.get("description", {}))
     except ConfigurationError as error:
         raise ConfigurationError(_DAMAGED + str(error)) from None
     return Saved(counts, notes, runs, about)
+
+
+def _take_reserved(saved: Any, runs: Origins, neighboring: str) -> None:
+    """:raises ConfigurationError: it is damaged."""
+    known = [origin for origin, _ in runs]
+    try:
+        for each in saved:
+            origin = known[require_count("run", each["run"], least=0)]
+            runs.reserve(origin, from_lines(each["releases"], neighboring))
+    except (TypeError, LookupError):
+        raise ConfigurationError("reserved: it is not as it was saved.") from None
 
 
 def require_settings(found: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> None:

@@ -1,14 +1,18 @@
-"""Which run released what: for the report. No cost depends on it.
+"""Which run released what, and what it has reserved.
 
 A ledger merges equal events, whoever released them. Here they are told apart by run: its method,
 its generator, when it began, to which bounds it clipped, and which fraction of the records that
 was, where it was released.
+
+A run may reserve releases before it makes them. Each of its releases uses up one that is equal. A
+reservation has a name, so that a run that goes on from a saved state can take it over.
 """
 
 import math
+import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -20,6 +24,11 @@ SECURE_RUN, SEEDED_RUN, ORDINARY_RUN = "secure", "seeded", "ordinary"
 GENERATORS = (SECURE_RUN, SEEDED_RUN, ORDINARY_RUN)
 
 
+def new_name() -> str:
+    """Of a reservation."""
+    return secrets.token_hex(8)
+
+
 @dataclass(frozen=True, eq=False)
 class Origin:
     """A run. No two are equal, whatever they say.
@@ -27,26 +36,29 @@ class Origin:
     :param method: of the release, as ``"DPSVI"``: a short text, which is public.
     :param generator: "secure" (the operating system's, and integers), "seeded", or "ordinary".
     :param time: of its beginning (UTC, ISO 8601, to the minute).
+    :param reservation: name of what it reserves. Runs that go on from each other share it.
     :raises ConfigurationError: a text is not a short line, or there is no such generator.
     """
 
     method: str
     generator: str
     time: str
+    reservation: str = field(default_factory=new_name)
 
     def __post_init__(self) -> None:
         require_short_text("method", self.method)
         require_short_text("time", self.time)
+        require_short_text("reservation", self.reservation)
         require_choice("generator", self.generator, GENERATORS)
 
     @staticmethod
-    def now(method: str, *, seeded: bool, secure: bool) -> "Origin":
+    def now(method: str, *, seeded: bool, secure: bool, reservation: str | None = None) -> "Origin":
         """A run that begins."""
         generator = SECURE_RUN if secure else SEEDED_RUN if seeded else ORDINARY_RUN
-        return Origin(method, generator, _minute())
+        return Origin(method, generator, _minute(), reservation or new_name())
 
     def saved(self) -> dict[str, str]:
-        return {"method": self.method, "generator": self.generator, "time": self.time}
+        return asdict(self)
 
 
 def _minute() -> str:
@@ -57,10 +69,13 @@ class Source(NamedTuple):
     """Of one release.
 
     :param bound: C, to which records were clipped; None: there is none.
+    :param reserves: all that the run will release from here on, with this release; None: it
+        reserves no more than it has.
     """
 
     origin: Origin
     bound: float | None = None
+    reserves: Mapping[Event, int] | None = None
 
 
 @dataclass
@@ -82,6 +97,7 @@ class Origins:
 
     def __init__(self) -> None:
         self._parts: dict[Origin, Part] = {}
+        self._reserved: dict[str, Counter[Event]] = {}  # by the names of reservations
 
     def __iter__(self) -> Iterator[tuple[Origin, Part]]:
         return iter(self._parts.items())
@@ -93,11 +109,40 @@ class Origins:
         found = Origins()
         for origin, part in self._parts.items():
             found._parts[origin] = Part(Counter(part.counts), dict(part.bounds), part.clipped)
+        found._reserved.update({name: Counter(left) for name, left in self._reserved.items()})
         return found
+
+    def reserve(self, origin: Origin, releases: Mapping[Event, int]) -> None:
+        """Replace what is reserved under this run's name."""
+        self._parts.setdefault(origin, Part())
+        self._reserved[origin.reservation] = Counter(releases)
+
+    def reserved_as(self, name: str | None) -> Counter[Event]:
+        """What is left of a reservation."""
+        return Counter(self._reserved.get(name, {})) if name else Counter()
+
+    def all_reserved(self) -> Counter[Event]:
+        """What is left of all reservations together."""
+        return sum(self._reserved.values(), Counter())
+
+    def reserved(self) -> list[tuple[Origin, Counter[Event]]]:
+        """What is left of each reservation that has something left, and its latest run."""
+        latest = {origin.reservation: origin for origin in self._parts}
+        return [(latest[name], Counter(left)) for name, left in self._reserved.items() if left]
+
+    def keep_reserved(self, earlier: "Origins") -> None:
+        """Take over the reservations of runs that are not known here."""
+        known = {origin.reservation for origin in self._parts}
+        for origin, left in earlier.reserved():
+            if origin.reservation not in known:
+                self.reserve(origin, left)
 
     def add(self, source: Source, event: Event, count: int) -> None:
         part = self._parts.setdefault(source.origin, Part())
         part.counts[event] += count
+        left = self.reserved_as(source.origin.reservation)
+        if left:
+            self._reserved[source.origin.reservation] = left - Counter({event: count})
         bound = source.bound
         if bound is not None and math.isfinite(bound):
             low, high = part.bounds.get(event, (bound, bound))
@@ -153,7 +198,7 @@ def from_saved(state: Any, counts: Mapping[Event, int], events: Sequence[Event])
                     found.add(Source(origin, bound_of(bound)), event, 0 if number else count)
             if "clipped" in run:
                 found.clip(origin, *clipped_of(run["clipped"]))
-    except (TypeError, LookupError, ValueError):
+    except (TypeError, LookupError, ValueError, AttributeError):
         raise ConfigurationError("runs: they are not as they were saved.") from None
     if any(count < 0 for count in found.unknown(counts).values()):
         raise ConfigurationError("runs: they have more releases than the ledger.")
@@ -165,7 +210,9 @@ def origin_of(saved: Mapping[str, Any]) -> Origin:
     :raises KeyError: something is missing.
     :raises ConfigurationError: something is not as it was saved.
     """
-    return Origin(saved["method"], saved["generator"], saved["time"])
+    # Older versions saved no name of a reservation, as they had none.
+    name = saved.get("reservation", new_name())
+    return Origin(saved["method"], saved["generator"], saved["time"], name)
 
 
 def bound_of(value: Any) -> float | None:

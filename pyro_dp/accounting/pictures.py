@@ -18,7 +18,7 @@ _MOST_TICKS = 6
 
 def pictures(accountant: PrivacyCurve) -> list[Picture]:
     """Epsilon against releases and the trade-off curve; none where no guarantee is left."""
-    if accountant.get_epsilon() == math.inf or not accountant.ledger:
+    if accountant.get_epsilon() == math.inf or not accountant.counted:
         return []
     return [_epsilon(accountant), _trade_off(accountant)]
 

@@ -34,11 +34,12 @@ def plot(accountant: PrivacyCurve) -> Any:
 def growth(accountant: PrivacyCurve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Epsilon of the first n releases in the order of the ledger, at about 30 values of n.
 
-    None is above the accountant's own, which has them all.
+    What runs have reserved counts as released. No epsilon is above the accountant's own, which has
+    them all.
 
     :returns: n, from 0, and epsilon in nats; inf once there is no guarantee.
     """
-    entries = accountant.ledger
+    entries = accountant.counted
     total = sum(count for _, count in entries)
     ends = np.cumsum([0, *(count for _, count in entries)])
     # Many kinds of sampled releases take seconds to compose.
@@ -72,7 +73,7 @@ def _plot_epsilon(axes: Any, accountant: PrivacyCurve) -> None:
     if finite[-1]:
         shown = f"epsilon = {spent(float(epsilons[-1]), accountant.epsilon)}"
     if not finite.all():
-        looked = any(isinstance(event, NonPrivateLook) for event, _ in accountant.ledger)
+        looked = any(isinstance(event, NonPrivateLook) for event, _ in accountant.counted)
         end = "a look without noise" if looked else "no guarantee from here on"
         axes.axvline(numbers[np.argmin(finite)], color="black", linestyle=":", label=end)
     axes.set(title=f"Privacy loss: {shown}", xlabel="number of releases")

@@ -44,7 +44,7 @@ _PUBLIC = [
     "The model, the guide and the priors; which features are used, and in which units.",
     "How records are sampled, the sample rates, noise multipliers and counts in the table above.",
     "The bounds to which contributions of a record and its features are clipped.",
-    "Step sizes, initial values and numbers of steps; when and why a run was stopped.",
+    "Step sizes, initial values and numbers of steps.",
     "The budget, delta, and the neighbouring relation.",
 ]
 _CANDIDATES = "The candidates of every private selection, and how its number of trials was drawn."
@@ -70,7 +70,7 @@ _PACKAGES = ("pyro-dp", "pyro-ppl", "torch", "numpy", "scipy", "dp-accounting", 
 
 def report(accountant: Reported, format: str = "markdown") -> str:
     """See :meth:`PrivacyAccountant.report`."""
-    entries, title = accountant.ledger, accountant.description.title
+    entries, title = accountant.counted, accountant.description.title
     blocks = [
         Heading(f"Privacy report: {title}" if title else "Privacy report", 1),
         Heading("What this report is about"),

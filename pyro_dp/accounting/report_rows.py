@@ -1,5 +1,6 @@
 """The rows of a report: what each run released, by kind, and what that costs."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -50,6 +51,12 @@ _LEGEND = (
 )
 
 
+_RESERVED = (
+    "A run counts all releases that it has planned, from its first one on. They count also if it "
+    "stops early, so that the stop may depend on what was released."
+)
+
+
 class Reported(PrivacyCurve, Protocol):
     """What a report reads of a :class:`PrivacyAccountant`."""
 
@@ -57,18 +64,21 @@ class Reported(PrivacyCurve, Protocol):
     def description(self) -> Description: ...
     @property
     def journal_digest(self) -> str | None: ...
+    @property
+    def reserved(self) -> list[tuple[Origin, Counter[Event]]]: ...
     def runs(self) -> list[tuple[Origin | None, Part]]: ...
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one run released of one kind."""
+    """What one run released of one kind, or has planned and not released."""
 
     origin: Origin | None
     event: SubsampledGaussian | ApproximateDP
     count: int
     bounds: tuple[float, float] | None
     clipped: tuple[float, float] | None
+    planned: bool = False
 
     @property
     def name(self) -> str:
@@ -76,19 +86,27 @@ class Row:
             if self.origin is None:
                 return "noisy sum"
             method = self.origin.method
-            return _NAMES.get(method, f"{method}: noisy sum")
+            name = _NAMES.get(method, f"{method}: noisy sum")
+            return f"{name}, planned and not released" if self.planned else name
         cost = f"epsilon = {up(self.event.epsilon)}, delta = {self.event.delta:.4g}"
         return f"{self.event.name}: {cost}"
 
 
 def rows_of(accountant: Reported) -> list[Row]:
-    """All but the looks at the data without noise."""
-    return [
+    """All but the looks at the data without noise; what is planned comes last."""
+    made = [
         Row(origin, event, count, part.bounds.get(event), part.clipped)
         for origin, part in accountant.runs()
         for event, count in part.counts.items()
         if not isinstance(event, NonPrivateLook)
     ]
+    planned = [
+        Row(origin, event, count, None, None, planned=True)
+        for origin, left in accountant.reserved
+        for event, count in left.items()
+        if not isinstance(event, NonPrivateLook)
+    ]
+    return made + planned
 
 
 def releases(accountant: Reported) -> list[Block]:
@@ -103,7 +121,17 @@ def releases(accountant: Reported) -> list[Block]:
     total = _composed(accountant)
     foot = ("all together", "", "", "", times, "", _cost(total), "", "", "")
     caption = "What was released, run by run, and what it costs"
-    return [Table(_HEAD, cells, caption, foot, _NUMBERS, _DATES), Paragraph(_LEGEND)]
+    table = Table(_HEAD, cells, caption, foot, _NUMBERS, _DATES)
+    return [table, *_planned(accountant), Paragraph(_LEGEND)]
+
+
+def _planned(accountant: Reported) -> list[Block]:
+    """In words: what runs have planned and not released."""
+    left = [
+        f"{origin.method} (began {_began(origin)}) has planned {left.total():,} more."
+        for origin, left in accountant.reserved
+    ]
+    return [Paragraph(" ".join([_RESERVED, *left]))] if left else []
 
 
 def _so_far(accountant: Reported, rows: Sequence[Row]) -> list[str]:
@@ -116,7 +144,7 @@ def _so_far(accountant: Reported, rows: Sequence[Row]) -> list[str]:
         counts[row.event] = counts.get(row.event, 0) + row.count
         known = quick and place < len(rows) - 1
         found.append(_epsilon(accountant, counts) if known else "")
-    looked = any(isinstance(event, NonPrivateLook) for event, _ in accountant.ledger)
+    looked = any(isinstance(event, NonPrivateLook) for event, _ in accountant.counted)
     found[-1] = _epsilon(accountant, counts) if looked else _cost(_composed(accountant))
     return found
 
@@ -142,15 +170,19 @@ def _cells(row: Row, alone: str, so_far: str) -> tuple[str, ...]:
         kind = event.sampling if event.sample_rate < 1.0 else "full"
         sampling = _SAMPLING[kind].format(rate=event.sample_rate)
         sigma = f"{event.noise_multiplier:.6g}" if event.noise_multiplier else "0: not private"
-        bound = _UNKNOWN if origin is None else _bound(row.bounds)
-        clipped = _UNKNOWN
+        bound = _UNKNOWN if origin is None else "" if row.planned else _bound(row.bounds)
+        clipped = "" if row.planned else _UNKNOWN
         if row.clipped is not None:
             fraction, error = row.clipped
             clipped = f"{fraction:.1%} ± {error:.1%}"
-    time = _UNKNOWN if origin is None else origin.time.replace("T", " ").removesuffix("Z")
+    time = _UNKNOWN if origin is None else _began(origin)
     generator = _UNKNOWN if origin is None else _GENERATORS[origin.generator]
     times = f"{row.count:,}"
     return row.name, sampling, sigma, bound, times, alone, so_far, time, generator, clipped
+
+
+def _began(origin: Origin) -> str:
+    return origin.time.replace("T", " ").removesuffix("Z")
 
 
 def _bound(bounds: tuple[float, float] | None) -> str:

@@ -30,7 +30,7 @@ class PrivacyCurve(Protocol):
     @property
     def engine(self) -> str: ...
     @property
-    def ledger(self) -> Sequence[LedgerEntry]: ...
+    def counted(self) -> Sequence[LedgerEntry]: ...
     @property
     def notes(self) -> Sequence[str]: ...
     def get_epsilon(self, delta: float | None = None) -> float: ...
@@ -40,7 +40,7 @@ class PrivacyCurve(Protocol):
 def trade_off(accountant: PrivacyCurve, alpha: ArrayLike) -> NDArray[np.float64]:
     """The least false-negative rate that an attacker can have who wrongly accuses at a rate alpha.
 
-    The attacker sees everything that the ledger lists, knows all records but one, and tests
+    The attacker sees everything that the ledger counts, knows all records but one, and tests
     "without this record" against "with it". A false positive takes an absent record for present, a
     false negative the reverse. For every epsilon with its delta (Dong, Roth & Su 2022,
     "Gaussian differential privacy", Proposition 3)::

@@ -13,9 +13,8 @@ from typing import Any, NoReturn, TypeVar
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp.accounting.composition import epsilon
-from pyro_dp.accounting.events import SECURE, SEEDED, SubsampledGaussian
-from pyro_dp.accounting.origins import Origin
+from pyro_dp.accounting.events import SECURE, SEEDED, Event, SubsampledGaussian, require_short_text
+from pyro_dp.accounting.origins import Origin, new_name
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.drawn_ahead import DrawnAhead
@@ -47,11 +46,6 @@ from pyro_dp.utils.validation import LARGEST, require_count, same
 
 Step = TypeVar("Step", bound=Callable[..., float])
 _event = functools.lru_cache(16)(SubsampledGaussian)  # steps are alike
-_STOPPED = (
-    "A callback stopped {name} after {steps} of {planned} steps. If it did so by what was "
-    "released, the guarantee is that of all {planned} (epsilon = {epsilon:.4g}): that of the steps "
-    "that were taken is proven for a stop that was planned."
-)
 
 _LARGE_DELTA = (
     "delta={delta:g} is {times:.3g} / N, of N = {size:,} that are protected: publishing one of "
@@ -113,6 +107,8 @@ class IterativeMechanism(abc.ABC):
             if not self._ranks.counts:
                 self.accountant.follow()
         self._origin: Origin | None = None  # of its releases, from the first one on
+        self._reservation = new_name()  # under which its steps are reserved
+        self._reserves = self._calibrates  # the steps that are left, with the next release
         self._steps = 0
         self._lost = 0  # releases that the ledger counts, and of which nothing came
         self._ahead: DrawnAhead | None = None  # what drew the last sample
@@ -146,10 +142,10 @@ class IterativeMechanism(abc.ABC):
         process cannot go on: save ``state_dict()``, and load it in another one. Callbacks that
         raise, and interrupts within them, find the step done.
 
-        **Stopping early.** What stops by releases alone is post-processing of the run as it was
-        planned: the guarantee is that of all ``num_steps`` steps, which a calibrated run has in its
-        budget. The ledger counts the steps that were taken, and that their smaller epsilon holds
-        for a stop by what was released, is not proven: it gets a note.
+        **Stopping early.** The first release reserves all steps that are left, and nothing is
+        returned: epsilon counts ``num_steps`` steps, also if a callback, an error or you stop the
+        run before. So a stop may depend on what was released: it is post-processing of the run as
+        it was planned. ``run`` called again goes on with the steps that were reserved.
 
         :param progress: show a progress bar.
         :param callbacks: functions of a :class:`ReleasedStep`, called one after the other after
@@ -176,6 +172,7 @@ class IterativeMechanism(abc.ABC):
     ) -> RunResult:
         plan = functools.partial(self._planned, args, kwargs)
         num_steps = plan() if self._ranks is None else self._ranks.step(plan)
+        self._reserves = self._reserves or not self._calibrates
         name, hidden = type(self).__name__, not progress or self.accountant.silent
         hidden = hidden or not (self._ranks is None or self._ranks.counts)
         result = self._last_run = RunResult(name, self._measure, self._steps, num_steps)
@@ -249,23 +246,15 @@ class IterativeMechanism(abc.ABC):
 
     def _stopped_by_callback(self, result: RunResult) -> None:
         with self._interrupts.within():
-            self._interrupts.hold()
             self._stop_early(result.num_steps)
         result.stopped = BY_CALLBACK
 
     def _stop_early(self, num_steps: int) -> None:
-        """A callback has stopped the run, maybe for what was released.
+        """A callback has stopped the run. An inference may have more to do then.
 
         :param num_steps: planned.
         """
-        event, ours = self._last_event, self.accountant
-        assert event is not None  # of a step
-        if event.noise_multiplier > 0:
-            counts = Counter(dict(ours.ledger))
-            counts[event] += num_steps - self._steps
-            whole = epsilon(counts, ours.delta, ours.neighboring, ours.engine)
-            name, steps = type(self).__name__, self._steps
-            ours.note(_STOPPED.format(name=name, steps=steps, planned=num_steps, epsilon=whole))
+        self._interrupts.hold()
 
     def __reduce__(self) -> NoReturn:
         name = type(self).__name__
@@ -377,6 +366,7 @@ class IterativeMechanism(abc.ABC):
             "version": 1,
             "steps": self._steps,
             "noise_multiplier": self._noise_multiplier,
+            "reservation": self._reservation,
             "accountant": self.accountant.state_dict(),
         }
 
@@ -396,6 +386,7 @@ class IterativeMechanism(abc.ABC):
         if not self._calibrates and not same(sigma, self._noise_multiplier):
             raise ConfigurationError("noise_multiplier differs from that of the saved run.")
         require_count("steps", state["steps"], least=0)
+        require_short_text("reservation", state.get("reservation", self._reservation))
 
     def _load_state(self, state: dict[str, Any]) -> None:
         """The ledger first: it refuses what would lower it.
@@ -409,15 +400,29 @@ class IterativeMechanism(abc.ABC):
         if self._ranks is not None:
             self._ranks.due = True
         self._steps = state["steps"]
+        self._take_over(state.get("reservation", self._reservation))
+        self._reserves = self._calibrates
         again = self._calibrates and self._lost
         self._noise_multiplier = None if again else state["noise_multiplier"]
 
+    def _take_over(self, reservation: str) -> None:
+        """Go on with what an earlier run has reserved, or this one has."""
+        if reservation != self._reservation:
+            self._reservation, self._origin = reservation, None
+
     def _calibrated(self, rate: float) -> float:
         """The smallest noise with which what is left of the steps fits what is left to spend."""
-        assert self.num_steps is not None  # it is asked for where noise is calibrated
-        return self.accountant.noise_multiplier(
-            num_steps=self.num_steps - self._steps, sample_rate=rate, sampling=self.sampling
-        )
+        releases = functools.partial(self._to_release, rate)
+        return self.accountant.least_noise(releases, self._reservation)
+
+    def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
+        """The releases of the steps that are left."""
+        assert self.num_steps is not None  # where noise is calibrated, and in a run
+        return Counter({_event(sigma, rate, self.sampling): self.num_steps - self._steps})
+
+    def _to_reserve(self, rate: float) -> Counter[Event] | None:
+        """What the run has reserved once it makes its next release; None: what it has."""
+        return self._to_release(rate, self._calibrate(rate)) if self._reserves else None
 
     def _lose_release(self) -> None:
         """One was paid for, and failed: what is left of the budget is shared out anew.
@@ -427,6 +432,8 @@ class IterativeMechanism(abc.ABC):
         self._lost += 1
         if self._calibrates and not (self._ranks and self._ranks.own_ledgers):
             self._noise_multiplier = None
+        else:
+            self._reserves = False  # one step more would not fit the budget: the last is refused
 
     def _refuse_steps_beyond_calibration(self) -> None:
         if self._calibrates and self.num_steps is not None and self._steps >= self.num_steps:
@@ -452,11 +459,12 @@ class IterativeMechanism(abc.ABC):
         budget = {name: getattr(ours, name) for name in ("epsilon", "delta", "neighboring")}
         first = self._ranks.common(
             self._in_common() | {f"accountant.{name}": value for name, value in budget.items()},
-            (ours.state_dict(), self._noise_multiplier, self._lost),
+            (ours.state_dict(), self._noise_multiplier, self._lost, self._reservation),
         )
         if not self._ranks.counts:
-            ledger, self._noise_multiplier, self._lost = first
+            ledger, self._noise_multiplier, self._lost, reservation = first
             ours.follow(ledger)
+            self._take_over(reservation)
         return True
 
     def _in_common(self) -> dict[str, Any]:
@@ -508,7 +516,10 @@ class IterativeMechanism(abc.ABC):
         if self._origin is None:
             secure = self._sum_type is FixedPointSum
             self._origin = Origin.now(
-                self._method or type(self).__name__, seeded=self._randomness.seeded, secure=secure
+                self._method or type(self).__name__,
+                seeded=self._randomness.seeded,
+                secure=secure,
+                reservation=self._reservation,
             )
         return self._origin
 
@@ -541,11 +552,11 @@ class IterativeMechanism(abc.ABC):
         self._last_event = event
         self._last_noise = clipped.blocks[0].noise(self._in_sums(noise_multiplier))
         self._interrupts.hold()
-        if self._ranks is not None:
-            self._ranks.add_up(clipped, event, self._steps, self._public())
         # Two threads with equal seeds must not find the same position, and draw the same noise.
-        ours = self._run_of_releases(), self._next_bound()
+        ours = self._run_of_releases(), self._next_bound(), self._to_reserve(rate)
         with self.accountant.next_position(*ours) as position:
+            if self._ranks is not None:
+                self._ranks.add_up(clipped, event, self._steps, self._public())
             door = functools.partial(
                 release,
                 clipped,

@@ -62,7 +62,10 @@ class ReleasedStep:
 
     @property
     def epsilon(self) -> float:
-        """Spent when it is asked for, of the accountant's whole ledger; takes up to a second."""
+        """Of the accountant's whole ledger when it is asked for, with all steps that are planned.
+
+        It takes up to a second.
+        """
         return self._accountant.get_epsilon()
 
     @property

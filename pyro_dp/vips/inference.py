@@ -12,7 +12,6 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -294,17 +293,19 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         """Noise multiplier of the release of what is static, given that of a step."""
         return sigma / math.sqrt(self.num_steps)
 
-    def _calibrated(self, rate: float) -> float:
-        return self.accountant.least_noise(partial(self._to_release, rate))
-
     def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
-        """What is left to release."""
-        events: Counter[Event] = Counter()
+        events = super()._to_release(rate, sigma) if self._each else Counter[Event]()
         if self._once and self._static is None:
             events[SubsampledGaussian(self._once_multiplier(sigma), rate, self.sampling)] += 1
-        if self._each:
-            events[SubsampledGaussian(sigma, rate, self.sampling)] += self.num_steps - self._steps
         return events
+
+    def _to_reserve(self, rate: float) -> Counter[Event] | None:
+        if self._reserves or not (self._once and self._each) or self._static is not None:
+            return super()._to_reserve(rate)
+        # The first step has two releases: refuse both where only one of them fits the budget.
+        sigma = self._calibrate(rate)
+        both = (self._once_multiplier(sigma), sigma)
+        return Counter(SubsampledGaussian(each, rate, self.sampling) for each in both)
 
     def _prepare(self, data: tuple[Tensor, ...]) -> Prepared:
         """Before a step: refuse one too many, and check new data. Spends nothing."""
@@ -314,10 +315,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 f"All statistics of {type(self.model).__name__} are static: there is no second "
                 "step."
             )
-        prepared = self._look_at(data, {})
-        if self._each and self._once and self._static is None:
-            self._require_room(prepared.sampler.sample_rate)
-        return prepared
+        return self._look_at(data, {})
 
     def _look_at(self, args: tuple[Tensor, ...], kwargs: dict) -> Prepared:
         """Check data, if they are new."""
@@ -374,17 +372,6 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 self.model.check(*rows)
         require_no_changes(kept)
         return records
-
-    def _require_room(self, rate: float) -> None:
-        """The first step has two releases: refuse both where only one of them fits the budget."""
-        ours = self.accountant
-        trial = PrivacyAccountant(
-            ours.epsilon, ours.delta, neighboring=ours.neighboring, engine=ours.engine
-        )
-        trial.load_state_dict(ours.state_dict())
-        sigma = self._calibrate(rate)
-        for each in (self._once_multiplier(sigma), sigma):
-            trial.record(SubsampledGaussian(each, rate, self.sampling))
 
     def _release_static(self, once: StatisticsSum, prepared: Prepared) -> None:
         sampler, position = prepared.sampler, self.accountant.position

@@ -20,6 +20,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.amounts import spent_and_left, up
 from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.ledger import to_line
 from pyro_dp.accounting.origins import Origin
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 
@@ -503,6 +504,13 @@ def _run(**changed):
     return [run | changed]
 
 
+STEP = SubsampledGaussian(5.0, 0.1)
+
+
+def _reserved(**changed):
+    return [{"run": 0, "releases": [to_line(STEP, 1)]} | changed]
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -518,6 +526,16 @@ def _run(**changed):
         {"runs": _run(releases=[[0, 1.5]])},
         {"runs": _run(clipped=[2.0, 0.1])},
         {"runs": _run(clipped=0.1)},
+        {"runs": _run(reservation=3)},
+        {"reserved": 3},
+        {"reserved": [3]},
+        {"reserved": [{"run": 0}]},
+        {"reserved": _reserved(run=3)},  # there are three
+        {"reserved": _reserved(run=-1)},
+        {"reserved": _reserved(releases=3)},
+        {"reserved": _reserved(releases=[{"mechanism": "approximate_dp", "count": 1}])},
+        {"reserved": _reserved(releases=[to_line(STEP, 1) | {"count": -1}])},
+        {"reserved": _reserved(releases=[to_line(SubsampledGaussian(1.0, 0.5, "fixed"), 1)])},
         {"description": "T"},
         {"description": {"units": 0}},
         {"description": {"title": 3}},
@@ -530,11 +548,12 @@ def test_damaged_runs_and_descriptions_are_refused(changed):
 
 
 def test_runs_of_a_later_version_load():
-    state = with_runs().state_dict()
+    accountant = with_runs()
+    state = accountant.state_dict()
     state["runs"][0]["place"] = state["description"]["language"] = "x"
     loaded = PrivacyAccountant()
     loaded.load_state_dict(state)
-    assert told(loaded) == told(with_runs())
+    assert told(loaded) == told(accountant)
 
 
 @pytest.mark.parametrize(
@@ -553,6 +572,120 @@ def test_descriptions_are_lines(wrong):
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         accountant.describe(**{"controller": "new"} | wrong)
     assert accountant.description == before
+
+
+def begun(accountant, count=10, made=1):
+    """A run that has made some of the releases that it has planned."""
+    origin = Origin.now("DPSVI", seeded=False, secure=False)
+    with accountant.next_position(origin, reserves={STEP: count}):
+        accountant.record(STEP)
+    for _ in range(made - 1):
+        with accountant.next_position(origin):
+            accountant.record(STEP)
+    return origin
+
+
+def cost(count, event=STEP):
+    accountant = PrivacyAccountant()
+    accountant.record(event, count)
+    return accountant.get_epsilon()
+
+
+def test_a_run_counts_its_plan_from_the_first_release_on():
+    accountant = PrivacyAccountant(3.0)
+    origin = begun(accountant, 10, made=3)
+    assert accountant.ledger == ((STEP, 3),) and accountant.num_releases == accountant.position == 3
+    assert accountant.counted == ((STEP, 10),)
+    assert accountant.reserved == [(origin, {STEP: 7})]
+    assert accountant.get_epsilon() == cost(10)
+    assert accountant.remaining == 3.0 - cost(10)
+    assert accountant.get_delta(cost(10)) == pytest.approx(1e-5, rel=1e-3)
+    assert "planned, not taken: 7 of DPSVI" in str(accountant)
+    with accountant.next_position(origin):
+        accountant.record(STEP, 9)  # two more than planned
+    assert accountant.ledger == accountant.counted == ((STEP, 12),) and accountant.reserved == []
+
+
+def test_what_others_release_uses_up_no_reservation():
+    accountant = PrivacyAccountant()
+    origin = begun(accountant)
+    accountant.record(STEP)
+    other = begun(accountant, count=1)
+    with accountant.next_position(other):
+        accountant.record(STEP)
+    assert accountant.reserved == [(origin, {STEP: 9})]
+    assert accountant.counted == ((STEP, 1 + 9 + 3),)
+
+
+def test_a_plan_beyond_the_budget_is_refused_as_a_whole():
+    accountant = PrivacyAccountant(cost(10))
+    with pytest.raises(PrivacyBudgetExceeded, match="recording 11 more of"):
+        begun(accountant, 11)
+    assert accountant.counted == () and accountant.reserved == accountant.runs() == []
+    begun(accountant, 10)
+    with pytest.raises(PrivacyBudgetExceeded):
+        accountant.record(STEP)
+    with pytest.raises(PrivacyBudgetExceeded, match="remains"):
+        accountant.noise_multiplier(num_steps=1)
+    with pytest.raises(PrivacyBudgetExceeded), accountant.up_to(0.9):
+        pass
+
+
+def test_a_new_plan_replaces_the_old_one_of_its_run():
+    """What the run calibrates anew may cost what was left of its plan."""
+    accountant = PrivacyAccountant(1.0)
+    first = accountant.noise_multiplier(num_steps=10)
+    origin = Origin.now("DPSVI", seeded=False, secure=False)
+    with accountant.next_position(origin, reserves={SubsampledGaussian(first): 10}):
+        accountant.record(SubsampledGaussian(first))
+
+    def releases(sigma):
+        return {SubsampledGaussian(sigma): 20}
+
+    second = accountant.least_noise(releases, origin.reservation)
+    assert second > first
+    with accountant.next_position(origin, reserves=releases(second)):
+        accountant.record(SubsampledGaussian(second))
+    assert accountant.reserved == [(origin, {SubsampledGaussian(second): 19})]
+    assert 0.995 < accountant.get_epsilon() <= 1.0
+    with pytest.raises(PrivacyBudgetExceeded):
+        accountant.record(SubsampledGaussian(first))
+
+
+def test_a_run_that_goes_on_takes_over_what_was_reserved():
+    accountant = PrivacyAccountant()
+    origin = begun(accountant, 10, made=3)
+    loaded = PrivacyAccountant()
+    loaded.load_state_dict(json.loads(json.dumps(accountant.state_dict())))
+    assert loaded.counted == ((STEP, 10),) and loaded.get_epsilon() == accountant.get_epsilon()
+    ((found, left),) = loaded.reserved
+    assert (found.saved(), left) == (origin.saved(), {STEP: 7})
+    later = Origin.now("DPSVI", seeded=False, secure=False, reservation=origin.reservation)
+    with loaded.next_position(later, reserves={STEP: 7}):
+        loaded.record(STEP)
+    assert loaded.reserved == [(later, {STEP: 6})] and loaded.counted == ((STEP, 10),)
+    assert [part.counts for _, part in loaded.runs()] == [{STEP: 3}, {STEP: 1}]
+
+
+def test_a_state_that_knows_no_reservation_returns_none():
+    """A state of an older version, or one of before the plan."""
+    accountant = PrivacyAccountant()
+    begun(accountant, 10)
+    state = accountant.state_dict()
+    old = state | {"runs": []}
+    old.pop("reserved")
+    accountant.load_state_dict(old)
+    assert accountant.ledger == ((STEP, 1),) and accountant.counted == ((STEP, 10),)
+    fresh = PrivacyAccountant()
+    fresh.load_state_dict(old)
+    assert fresh.counted == ((STEP, 1),)
+
+
+def test_no_more_than_can_be_counted_is_reserved():
+    accountant = PrivacyAccountant()
+    with pytest.raises(ConfigurationError, match="more than 1e\\+12"):
+        begun(accountant, 10**12 + 1)
+    assert accountant.counted == ()
 
 
 def test_a_refused_release_is_of_no_run():

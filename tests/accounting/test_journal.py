@@ -324,10 +324,46 @@ def test_runs_and_descriptions_come_back(tmp_path):
         assert told(again)[-1][1].counts == {EVENT: 1}
     (by_hand, first, second, third) = told(reopened(path))
     assert by_hand[0] is None and by_hand[1].counts == {EVENT: 1}
-    assert first[0] == second[0] == third[0] == one.saved()
+    assert first[0] == third[0] == one.saved() and second[0] == two.saved()
     assert first[1].bounds == {EVENT: (0.25, 4.0), OTHER: (0.25, 4.0)}
     assert (first[1].clipped, second[1].clipped) == ((0.5, 0.125), None)
     assert second[1].bounds == {} and third[1].counts == {EVENT: 1}
+
+
+def test_reservations_come_back(tmp_path):
+    """And a run that goes on takes over what an earlier one had reserved."""
+    path, accountant = tmp_path / "journal", PrivacyAccountant()
+    origin = Origin.now("DPSVI", seeded=False, secure=False)
+    with accountant.journal(path):
+        for _ in range(3):
+            with accountant.next_position(origin, 1.0, reserves={EVENT: 10 - accountant.position}):
+                accountant.record(EVENT)
+        accountant.record(EVENT)  # by hand
+    assert len(path.read_text().splitlines()) == 1 + 1 + 3 + 1
+    again = PrivacyAccountant()
+    with again.journal(path):
+        assert again.ledger == ((EVENT, 4),) and again.counted == ((EVENT, 11),)
+        ((found, left),) = again.reserved
+        assert (found.saved(), left) == (origin.saved(), {EVENT: 7})
+        later = Origin.now("DPSVI", seeded=True, secure=False, reservation=origin.reservation)
+        with again.next_position(later, reserves={EVENT: 2, OTHER: 2}):
+            again.record(OTHER)
+    third = reopened(path)
+    assert third.counted == again.counted == ((EVENT, 4 + 2), (OTHER, 2))
+    ((found, left),) = third.reserved
+    assert (found.saved(), left) == (later.saved(), {EVENT: 2, OTHER: 1})
+
+
+def test_a_plan_counts_where_its_first_release_was_not_written(tmp_path):
+    path, accountant = tmp_path / "journal", PrivacyAccountant()
+    with accountant.journal(path):
+        origin = Origin.now("DPSVI", seeded=False, secure=False)
+        with accountant.next_position(origin, reserves={EVENT: 10}):
+            accountant.record(EVENT)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    again = reopened(path)
+    assert again.ledger == () and again.counted == ((EVENT, 10),)
 
 
 def reopened(path):
@@ -340,6 +376,9 @@ def reopened(path):
     "value",
     [
         [0, 1, 0],  # of a run that is not known
+        {"reserved": []},
+        {"reserved": [3], "run": {"method": "x", "generator": "secure", "time": "z"}},
+        {"reserved": [], "run": 0},
         [0, 1, {"method": "x"}],
         [0, 1, {"method": "x", "generator": "y", "time": "z"}],
         [0, 1, {"method": "x", "generator": "secure", "time": "z"}, -1.0],

@@ -20,6 +20,7 @@ from pyro_dp.accounting import composition
 from pyro_dp.accounting.amounts import of_budget, spent_and_left, up
 from pyro_dp.accounting.origins import Origin
 from pyro_dp.accounting.pictures import _round_numbers
+from pyro_dp.accounting.plotting import growth
 from pyro_dp.accounting.trade_off import trade_off
 
 
@@ -176,6 +177,25 @@ def test_bounds_and_the_clipped_fraction():
         pass
     accountant.record(FULL)  # of no run
     assert len(cells(accountant.report())) == 3
+
+
+def test_what_was_planned_and_not_released():
+    accountant, origin = PrivacyAccountant(5.0), Origin.now("DPSVI", seeded=False, secure=False)
+    with accountant.next_position(origin, 1.0, reserves={FULL: 4}):
+        accountant.record(FULL)
+    made, planned, total = cells(accountant.report())
+    assert (made["release"], made["times"]) == ("DPSVI: noisy sum", "1")
+    assert planned["release"] == "DPSVI: noisy sum, planned and not released"
+    assert (planned["times"], planned["bound C"], planned["clipped"]) == ("3", "", "")
+    assert planned["epsilon so far"] == total["epsilon so far"] == up(accountant.get_epsilon())
+    assert total["times"] == "4"
+    assert "(began 2026-01-02 03:04) has planned 3 more." in accountant.report()
+    assert "Confirmed by dp" in accountant.report()  # with what is planned
+    numbers, epsilons = growth(accountant)
+    assert numbers[-1] == 4 and epsilons[-1] == accountant.get_epsilon()
+    with accountant.next_position(origin, 1.0):
+        accountant.record(FULL, 3)
+    assert "planned and not released" not in accountant.report()
 
 
 def test_many_rows_leave_the_costs_between_out():

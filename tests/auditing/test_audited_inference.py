@@ -16,7 +16,7 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal
 
-from pyro_dp import DPSEP, DPSVI, PrivacyAccountant, SubsampledGaussian, audit, audit_one_run
+from pyro_dp import DPSEP, PaperDPSVI, PrivacyAccountant, SubsampledGaussian, audit, audit_one_run
 from pyro_dp.mechanism import clipping, iterative
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -83,7 +83,7 @@ class OneStep:
         def guide(x, y):
             pyro.sample("w", dist.Delta(pyro.param(name), event_dim=1))
 
-        svi = DPSVI(
+        svi = PaperDPSVI(
             model,
             guide,
             pyro.optim.SGD({"lr": 1.0}),

@@ -27,6 +27,7 @@ from pyro.infer import Predictive
 from pyro.infer.autoguide import (
     AutoDelta,
     AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
     AutoNormal,
     init_to_value,
@@ -46,7 +47,13 @@ from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.mechanism.release import release
 
 _ALARM = 1e-8
-_GUIDES = [AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal, lambda model: handwritten_guide]
+_GUIDES = [
+    AutoNormal,
+    AutoDiagonalNormal,
+    AutoMultivariateNormal,
+    AutoLowRankMultivariateNormal,
+    lambda model: handwritten_guide,
+]
 
 
 def new_sep(model=logistic, guide=None, **options):
@@ -175,6 +182,23 @@ def test_close_to_the_posterior_of_logistic_regression():
     mean, covariance = laplace(x, y)
     target = torch.distributions.MultivariateNormal(mean, covariance)
     assert torch.distributions.kl_divergence(sep.posterior(), target) < 0.02
+
+
+@pytest.mark.parametrize("options", [{}, {"max_factor_norm": None, "num_steps": None}])
+def test_a_guide_of_low_rank_finds_the_same(options):
+    """The posterior is that of AutoMultivariateNormal, and the guide holds its marginals."""
+    data = regression_data(size=1000)
+    found = []
+    for kind in (AutoMultivariateNormal, AutoLowRankMultivariateNormal):
+        sep = new_sep(guide=kind(logistic), **({"num_steps": 15} | options))
+        sep.run(*data, progress=False)
+        found.append(sep.posterior())
+    expected, posterior = found
+    torch.testing.assert_close(posterior.mean, expected.mean, rtol=0.02, atol=0.005)
+    torch.testing.assert_close(posterior.stddev, expected.stddev, rtol=0.02, atol=0.0)
+    held = sep.guide.get_posterior()
+    torch.testing.assert_close(held.mean, posterior.mean)
+    torch.testing.assert_close(held.variance, posterior.variance)
 
 
 # Models of every kind of moments and shape, with their guides and data.

@@ -1,4 +1,4 @@
-"""DPSVI: equality with SVI, sensitivity, noise, sampling, budget, private loss, state."""
+"""PaperDPSVI: equality with SVI, sensitivity, noise, sampling, budget, private loss, state."""
 
 import io
 import math
@@ -13,13 +13,13 @@ from problems import (
     PROBLEMS,
     Fixture,
     Problem,
-    fit_dpsvi,
+    fit_paper_dpsvi,
     fit_svi,
     handwritten_guide,
     in_turns,
     logistic,
     logistic_subsampled,
-    new_dpsvi,
+    new_paper_dpsvi,
     one_sum,
     outlier_of,
     regression_data,
@@ -31,9 +31,9 @@ from scipy import stats
 
 import pyro_dp.records.record_term
 from pyro_dp import (
-    DPSVI,
     AdaptiveClip,
     ConfigurationError,
+    PaperDPSVI,
     PrivacyAccountant,
     PrivacyError,
     SubsampledGaussian,
@@ -77,7 +77,7 @@ class TestContract(InferenceContract):
         problem = PROBLEMS[name]()
         settings = dict(max_grad_norm=0.5, loss_clip=2.0, privatize=privatize)
         settings |= dict(optim=pyro.optim.Adam({"lr": 0.01}), loss=problem.loss)
-        return DPSVI(problem.model, problem.guide, **(settings | problem.options | options))
+        return PaperDPSVI(problem.model, problem.guide, **(settings | problem.options | options))
 
     def data(self, variant):
         return PROBLEMS[variant.rpartition(", ")[0]]().data
@@ -99,6 +99,7 @@ class TestContract(InferenceContract):
         yield {"parameters": {"loc": torch.full((3,), math.nan)}}, "parameters"
         yield {"parameters": {"loc": torch.zeros(7)}}, "loc"
         yield {"optimizer": 0.5}, "optimizer"
+        yield {"num_steps": 6}, "DPSVI takes it"
 
 
 # Local draws come from the private stream by design; a declared subsample makes SVI use a part.
@@ -109,7 +110,7 @@ _OTHER_DRAWS = ("VAE", "VAE, mean field", "hierarchical", "subsample_size")
 @pytest.mark.parametrize("name", [name for name in PROBLEMS if name not in _OTHER_DRAWS])
 def test_equals_svi(name, privatize):
     """sigma=0, C=inf, all records: Pyro's own optimisation path under the same seed."""
-    ours = fit_dpsvi(PROBLEMS[name], steps=20, privatize=privatize)
+    ours = fit_paper_dpsvi(PROBLEMS[name], steps=20, privatize=privatize)
     theirs = fit_svi(PROBLEMS[name], steps=20)
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
@@ -178,7 +179,7 @@ def test_particles_draw_locally_on_their_own(monkeypatch):
 
 def test_local_draws_repeat_with_the_seed():
     def run():
-        return fit_dpsvi(PROBLEMS["VAE"], steps=4, generator=3)
+        return fit_paper_dpsvi(PROBLEMS["VAE"], steps=4, generator=3)
 
     one, other = run(), run()
     assert all(torch.equal(one[key], other[key]) for key in one)
@@ -321,9 +322,11 @@ def test_evaluate_loss_is_refused(monkeypatch):
 
 
 def test_prints_where_it_stands():
-    svi = new_dpsvi(logistic, AutoNormal(logistic), num_steps=5, noise_multiplier=1.5)
+    svi = new_paper_dpsvi(logistic, AutoNormal(logistic), num_steps=5, noise_multiplier=1.5)
     svi.step(*regression_data())
-    assert repr(svi).startswith("DPSVI(num_steps=5, noise_multiplier=1.5, steps_done=1, clipped=")
+    assert repr(svi).startswith(
+        "PaperDPSVI(num_steps=5, noise_multiplier=1.5, steps_done=1, clipped="
+    )
 
 
 def test_threads_with_equal_seeds_draw_different_noise():
@@ -331,7 +334,7 @@ def test_threads_with_equal_seeds_draw_different_noise():
     accountant, gate, released = PrivacyAccountant(), threading.Barrier(2), []
 
     def work():
-        svi = new_dpsvi(logistic, AutoNormal(logistic), accountant=accountant, generator=7)
+        svi = new_paper_dpsvi(logistic, AutoNormal(logistic), accountant=accountant, generator=7)
         sampler = RecordSampler("full", 10, 1.0)
         clipped = ClippedSum([Block(3, 1.0)])
         gate.wait()
@@ -360,12 +363,12 @@ def test_earlier_values_are_noted(monkeypatch):
 def test_a_state_has_bound_and_optimizer():
     """An adapted bound, and what the optimizer remembers, go on from the file."""
     data, options = regression_data(), dict(max_grad_norm=AdaptiveClip(), num_steps=10)
-    first = new_dpsvi(logistic, handwritten_guide, **options)
+    first = new_paper_dpsvi(logistic, handwritten_guide, **options)
     for _ in range(6):
         first.step(*data)
     state = through_a_file(first.state_dict())
     pyro.clear_param_store()
-    second = new_dpsvi(logistic, handwritten_guide, **options)
+    second = new_paper_dpsvi(logistic, handwritten_guide, **options)
     second.load_state_dict(state)
     assert second.state_dict()["bound"] == first.state_dict()["bound"] != AdaptiveClip().initial
     second.run(*data, progress=False)
@@ -404,7 +407,7 @@ def test_any_pyro_optimizer(optim):
         pyro.param("unused", torch.ones(2))
         handwritten_guide(x, y)
 
-    svi = DPSVI(
+    svi = PaperDPSVI(
         logistic,
         guide,
         optim(),
@@ -439,7 +442,7 @@ def test_gradients_from_elsewhere_are_not_applied(jit):
         pyro.param("unused", torch.zeros(2))
         handwritten_guide(x, y)
 
-    svi = new_dpsvi(logistic, guide, sampling="full", jit=jit)
+    svi = new_paper_dpsvi(logistic, guide, sampling="full", jit=jit)
     data = regression_data()
     svi.step(*data)
     leaf = pyro.param("unused").unconstrained()
@@ -459,7 +462,7 @@ def test_gradients_from_elsewhere_are_not_applied(jit):
 )
 def test_an_optimizer_that_cannot_be_made_spends_nothing(optim, words):
     accountant = PrivacyAccountant()
-    svi = DPSVI(
+    svi = PaperDPSVI(
         logistic,
         handwritten_guide,
         optim,
@@ -492,7 +495,9 @@ def test_run_steps_a_scheduler(name, options):
     def make():
         pyro.clear_param_store()
         optim = scheduled(name, **options)
-        return new_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=8, sampling="full")
+        return new_paper_dpsvi(
+            logistic, handwritten_guide, optim=optim, num_steps=8, sampling="full"
+        )
 
     def rates(svi):
         return [each.get_last_lr()[0] for each in svi.optim.optim_objs.values()]
@@ -526,7 +531,7 @@ def test_a_scheduler_that_goes_by_a_loss():
     def make(**options):
         pyro.clear_param_store()
         optim = scheduled("ReduceLROnPlateau", patience=0, threshold=1e9, threshold_mode="abs")
-        return new_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=4, **options)
+        return new_paper_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=4, **options)
 
     svi = make()
     with pytest.raises(ConfigurationError, match="ReduceLROnPlateau.*loss_clip"):
@@ -541,7 +546,7 @@ def test_a_scheduler_that_goes_by_a_loss():
 
 def test_a_scheduler_that_fails_is_a_typed_error():
     optim = scheduled("LambdaLR", lr_lambda=lambda t: 1 / (2 - t))
-    svi = new_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=4)
+    svi = new_paper_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=4)
     with pytest.raises(ConfigurationError, match="optim failed.*ZeroDivisionError"):
         svi.run(*regression_data(), progress=False)
     assert svi.accountant.num_releases == 2
@@ -558,7 +563,7 @@ def test_a_scheduler_that_fails_is_a_typed_error():
 @pytest.mark.parametrize("jit", ["none", "trace"])
 def test_a_step_never_leaves_parameters_that_are_not_finite(optim, words, jit):
     accountant = PrivacyAccountant()
-    svi = DPSVI(
+    svi = PaperDPSVI(
         logistic,
         handwritten_guide,
         optim,
@@ -586,7 +591,7 @@ def test_parameters_that_start_as_nan_spend_nothing():
         loc = pyro.param("start", torch.full((3,), math.nan))
         pyro.sample("w", dist.Normal(loc, 1.0).to_event(1))
 
-    svi = new_dpsvi(logistic, guide)
+    svi = new_paper_dpsvi(logistic, guide)
     with pytest.raises(ConfigurationError, match="'start' is NaN or infinite before"):
         svi.step(*regression_data())
     assert svi.accountant.num_releases == 0
@@ -601,7 +606,7 @@ def test_parameters_that_start_as_nan_spend_nothing():
     ],
 )
 def test_noise_beyond_the_numbers_spends_nothing(options):
-    svi = new_dpsvi(logistic, handwritten_guide, **options)
+    svi = new_paper_dpsvi(logistic, handwritten_guide, **options)
     with pytest.raises(ConfigurationError, match="noise would have"):
         svi.step(*regression_data())
     assert svi.accountant.num_releases == 0
@@ -610,7 +615,7 @@ def test_noise_beyond_the_numbers_spends_nothing(options):
 @pytest.mark.parametrize("particles", [0, -1, 1.5])
 def test_bad_number_of_particles(particles):
     with pytest.raises(ConfigurationError, match="num_particles"):
-        DPSVI(
+        PaperDPSVI(
             logistic,
             handwritten_guide,
             pyro.optim.Adam({}),

@@ -26,7 +26,14 @@ from pyro_dp.records.initial_values import initialise
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Reading, Records
 
-AUTOGUIDES = [AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal]
+
+def of_ample_rank(model):
+    """Any covariance is of low rank plus a diagonal, if the rank is large enough."""
+    return AutoLowRankMultivariateNormal(model, rank=20)
+
+
+AUTOGUIDES = [AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal, of_ample_rank]
+WITH_CORRELATIONS = (AutoMultivariateNormal, of_ample_rank)
 
 
 def found(model, guide, *data):
@@ -135,6 +142,7 @@ GUIDES = {
     "AutoNormal": lambda: (regression, AutoNormal(regression)),
     "AutoDiagonalNormal": lambda: (regression, AutoDiagonalNormal(regression)),
     "AutoMultivariateNormal": lambda: (regression, AutoMultivariateNormal(regression)),
+    "AutoLowRankMultivariateNormal": lambda: (regression, of_ample_rank(regression)),
     "Normal": lambda: (logistic, handwritten_guide),
     "MultivariateNormal": lambda: (logistic, joint_guide),
     "module": lambda: (logistic, ModuleGuide()),
@@ -152,7 +160,7 @@ GUIDES = {
     ),
 }
 DIAGONAL = ("AutoNormal", "AutoDiagonalNormal", "Normal", "module")
-CORRELATED = ("AutoMultivariateNormal", "MultivariateNormal")
+CORRELATED = ("AutoMultivariateNormal", "AutoLowRankMultivariateNormal", "MultivariateNormal")
 
 
 @pytest.mark.parametrize("name", GUIDES)
@@ -218,7 +226,7 @@ def test_autoguides_show_what_is_written(kind, dtype):
     if kind is not AutoNormal:
         close(guide.get_posterior(x).mean, mean, dtype)
         close(guide.get_posterior(x).variance, covariance.diagonal(), dtype)
-    if kind is AutoMultivariateNormal:
+    if kind in WITH_CORRELATIONS:
         close(guide.get_posterior(x).covariance_matrix, covariance, dtype)
 
 
@@ -231,8 +239,46 @@ def test_draws_of_constrained_latents(kind):
     view = found(constrained, guide, x)
     mean, covariance = gaussian(view.size)
     view.write(mean, covariance)
-    expected = covariance if kind is AutoMultivariateNormal else covariance.diagonal().diag()
+    expected = covariance if kind in WITH_CORRELATIONS else covariance.diagonal().diag()
     check_moments(drawn(constrained, guide, view, (x,)), mean, expected)
+
+
+@pytest.mark.in_turns
+@pytest.mark.parametrize("rank", [1, 2, None])
+def test_a_guide_of_low_rank_holds_the_closest(rank):
+    """Pyro's posterior is what was read, and has all variances; the covariance differs."""
+    guide = AutoLowRankMultivariateNormal(regression, rank=rank)
+    view = found(regression, guide, *data())
+    mean, covariance = gaussian(view.size)
+    view.write(mean, covariance)
+    posterior = guide.get_posterior()
+    read_mean, held = view.read()
+    close(posterior.mean, mean)
+    close(posterior.covariance_matrix, held)
+    close(read_mean, mean)
+    close(held.diagonal(), covariance.diagonal())
+    assert (held - covariance).abs().max() > 1e-3
+    view.write(read_mean, held)
+    torch.testing.assert_close(view.read()[1], held, rtol=1e-6, atol=1e-6)
+
+
+def test_what_a_guide_of_low_rank_began_with():
+    guide = AutoLowRankMultivariateNormal(regression)
+    view = found(regression, guide, *data())
+    mean, covariance = view.read()
+    close(mean, guide.loc.detach())
+    close(covariance, guide.get_posterior().covariance_matrix.detach())
+    view.write(mean, covariance)
+    torch.testing.assert_close(view.read()[1], covariance, rtol=1e-6, atol=1e-8)
+
+
+def test_a_hand_written_guide_of_low_rank_is_refused():
+    def guide(x, y):
+        factor = pyro.param("factor", torch.ones(3, 1))
+        pyro.sample("w", dist.LowRankMultivariateNormal(param("loc"), factor, positive("scale")))
+
+    with pytest.raises(ModelError, match="'w' of the guide is a LowRankMultivariateNormal"):
+        found(logistic, guide, *data())
 
 
 def test_float32_parameters_get_the_nearest():
@@ -301,7 +347,6 @@ def test_is_current(name):
     "kind",
     [
         AutoDelta,
-        AutoLowRankMultivariateNormal,
         lambda model: AutoIAFNormal(model, hidden_dim=[8]),
         AutoGuideList,
     ],

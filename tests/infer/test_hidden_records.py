@@ -61,6 +61,13 @@ def test_nobody_where_it_is_the_model_that_is_wrong():
     assert hidden(seen(norms[~with_it]), information, 1.0) is None
 
 
+def test_nobody_where_the_loss_is_a_mean():
+    """Scaled down by N, curvatures exceed squares of gradients, as by half a record of norm 1."""
+    norms, _, information = bernoulli(0.2)
+    scaled = hidden(seen(norms / _N), information / _N, 20.0)
+    assert scaled is None
+
+
 def released(size, noise, cut=None, seed=0):
     """Gradients of a quadratic log likelihood with curvature 400 and top 1, at draws around it."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,6 +1,7 @@
 """The bound of gradients: histograms are averaged, read now and then, and kept in states."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from pyro_dp import ConfigurationError
+from pyro_dp.infer.svi.clipping import Clipping
 from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.mechanism.norm_histogram import SIZE, Bins
 
@@ -80,7 +82,7 @@ def test_the_bound_is_of_the_size_of_norms():
 def test_of_many_latents_it_is_the_median():
     found = HistogramBound.start(_N, 4, 0.01, of_many=True).updated(noisy(1.0), 1.0, 1.0)
     assert found.bound == pytest.approx(torch.randn(10**5, 4).norm(dim=1).median().item(), rel=0.1)
-    assert found.clipped().fraction == pytest.approx(0.5, abs=0.1)
+    assert found.clipped(found.bound).fraction == pytest.approx(0.5, abs=0.1)
     assert HistogramBound.resumed(found.state()).of_many
 
 
@@ -90,7 +92,7 @@ def test_what_is_clipped():
     for _ in range(30):
         found = after(10, sd=20.0)
         above = found.counts.new_tensor(0.0) + (torch.randn(10**5, 4).norm(dim=1) > found.bound)
-        clipped = found.clipped()
+        clipped = found.clipped(found.bound)
         errors.append((clipped.fraction - above.double().mean().item()) / clipped.standard_error)
     assert np.square(errors).mean() < 4.0
     assert 0 < clipped.standard_error < 0.05
@@ -118,5 +120,31 @@ def test_a_state_goes_on():
 def test_bias_is_at_most_the_noise():
     """Many records above an old bound: more than it would have cost where it was chosen."""
     found = replace(after(30), bound=0.5)
-    assert found.bias() == pytest.approx(0.5 * found.noise)
-    assert 0 < replace(found, noise=1e6).bias() < 1e6
+    assert Clipping(found, 0.5).bias() == pytest.approx(0.5 * found.noise)
+    assert 0 < Clipping(replace(found, noise=1e6), 0.5).bias() < 1e6
+
+
+def test_bias_of_a_tight_bound_may_be_anything():
+    """It may be far beyond the noise, and twice as much in some of the four coordinates."""
+    found = after(30)
+    own = Clipping(found, 0.5)
+    assert own.is_tight and own.spoils
+    assert own.bias() == pytest.approx(2 * found.lost(0.5)) and own.bias() > 100 * own.noise
+    assert Clipping(found, 100.0).bias() == 0 and not Clipping(found, 100.0).spoils
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (0.01, "=.* clips about 100%.*max_grad_norm=None"),
+        (1.0, None),
+        (0.8, None),
+        (3.0, None),
+        (10, " 10 times"),
+    ],
+)
+def test_a_bound_of_ones_own_is_compared(factor, words):
+    """With the one that costs least."""
+    found = after(30)
+    text = Clipping(found, factor * found.bound).warning()
+    assert text is None if words is None else re.search(f"^max_grad_norm=.*{words}", text)

@@ -11,7 +11,7 @@ import warnings
 import pyro
 import pytest
 import torch
-from problems import handwritten_guide, logistic, new_dpsvi, regression_data, values
+from problems import handwritten_guide, logistic, new_paper_dpsvi, regression_data, values
 from pyro.infer.autoguide import AutoMultivariateNormal
 from run_contract import ctrl_c, same
 
@@ -37,7 +37,7 @@ def scheduled(num_steps=6, **options):
     optim = pyro.optim.ExponentialLR(
         {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.1}, "gamma": 0.5}
     )
-    return new_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=num_steps, **options)
+    return new_paper_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=num_steps, **options)
 
 
 def rates(svi):
@@ -75,6 +75,7 @@ def test_ctrl_c_waits_for_optimizer_and_scheduler(stage, monkeypatch):
                 svi.run(*data, progress=False, callbacks=[lambda step: True])
         state = svi.state_dict()
         state["accountant"]["notes"] = state["accountant"]["runs"] = []
+        state["reservation"] = state["accountant"]["reserved"] = None
         states.append((state, values(), rates(svi)))
     assert same(*states)
 
@@ -127,7 +128,7 @@ def test_a_run_that_is_stopped_too_early_warns():
         noise_multiplier=1.0,
         generator=0,
     )
-    with pytest.warns(ConvergenceWarning, match="No posterior could be regressed"):
+    with pytest.warns(ConvergenceWarning, match="last iterate.*No posterior follows.*none yet"):
         svi.run(*regression_data(), progress=False, callbacks=[lambda step: True])
 
 
@@ -139,12 +140,6 @@ def test_states_may_be_saved_on_the_way():
     resumed = scheduled(generator=0)
     resumed.load_state_dict(states[3])
     assert resumed.run(*data, progress=False).steps == 2
-
-
-def test_a_stop_without_noise_needs_no_note():
-    svi = scheduled(noise_multiplier=0)
-    svi.run(*regression_data(), progress=False, callbacks=[lambda step: True])
-    assert svi.accountant.notes == ()
 
 
 def test_the_bound_follows_the_histogram():
@@ -291,7 +286,7 @@ def test_a_large_delta_is_told_before_anything_is_released():
     data = regression_data()
     size = len(data[0])
     accountant = PrivacyAccountant(delta=1.0 / size)
-    svi = new_dpsvi(logistic, handwritten_guide, accountant=accountant, num_steps=2)
+    svi = new_paper_dpsvi(logistic, handwritten_guide, accountant=accountant, num_steps=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error", PrivacyWarning)
         with pytest.raises(PrivacyWarning, match="1 / N"):
@@ -302,5 +297,7 @@ def test_a_large_delta_is_told_before_anything_is_released():
     assert len(told) == 1 and accountant.num_releases == 2
     assert f"N = {size}" in accountant.report()
     quiet = PrivacyAccountant(delta=0.99 / size)
-    new_dpsvi(logistic, handwritten_guide, accountant=quiet, num_steps=2).run(*data, progress=False)
+    new_paper_dpsvi(logistic, handwritten_guide, accountant=quiet, num_steps=2).run(
+        *data, progress=False
+    )
     assert "1 / N" not in quiet.report()

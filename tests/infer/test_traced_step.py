@@ -32,7 +32,7 @@ from torch import nn
 
 import pyro_dp.infer.padded_sum
 import pyro_dp.infer.svi.traced_step
-from pyro_dp import DPSVI, AdaptiveClip, ModelError, PrivacyAccountant
+from pyro_dp import AdaptiveClip, ModelError, PaperDPSVI, PrivacyAccountant
 from pyro_dp.infer.svi.records_traced_step import RecordsTracedStep
 from pyro_dp.infer.svi.traced_step import TracedStep
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -59,7 +59,7 @@ def new(make, jit, **options):
     )
     settings = settings | problem.options | options
     optim = settings.pop("optim", lambda: pyro.optim.Adam({"lr": 0.02}))()
-    return problem, DPSVI(problem.model, problem.guide, optim, problem.loss, **settings)
+    return problem, PaperDPSVI(problem.model, problem.guide, optim, problem.loss, **settings)
 
 
 def run(make, jit, steps=4, **options):

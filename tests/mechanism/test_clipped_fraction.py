@@ -16,11 +16,11 @@ from sums import exact_sums
 
 from pyro_dp import (
     DPSEP,
-    DPSVI,
     AdaptiveClip,
     ClippedFraction,
     ClippingWarning,
     ConfigurationError,
+    PaperDPSVI,
     PrivacyAccountant,
     RowAdam,
     SubsampledGaussian,
@@ -45,7 +45,7 @@ def new_svi(model=location, guide=None, **options):
     settings |= dict(max_grad_norm=0.7, sampling="full")
     guide = delta(model) if guide is None else guide
     optim = pyro.optim.Adam({"lr": 0.05})
-    return DPSVI(model, guide, optim, Trace_ELBO(), **(settings | options))
+    return PaperDPSVI(model, guide, optim, Trace_ELBO(), **(settings | options))
 
 
 def new_sep(model=location, **options):
@@ -62,7 +62,7 @@ def true_fractions(monkeypatch, inference, y):
     def note(norms):
         found.append((norms > inference._bound).double().mean().item())
 
-    if isinstance(inference, DPSVI):
+    if isinstance(inference, PaperDPSVI):
         step = inference.step
 
         def spy(*args):

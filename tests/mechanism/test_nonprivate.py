@@ -17,11 +17,11 @@ from sums import exact_sums
 
 from pyro_dp import (
     DPSEP,
-    DPSVI,
     VIPS,
     ConfigurationError,
     ModelError,
     NotPrivateWarning,
+    PaperDPSVI,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
     PrivacyError,
@@ -52,7 +52,9 @@ def svi(accountant=None, **settings):
     settings = dict(num_steps=4, noise_multiplier=1.0, sampling="full", generator=1) | settings
     accountant = accountant or PrivacyAccountant()
     optim = pyro.optim.Adam({"lr": 0.1})
-    return DPSVI(model, AutoNormal(model), optim, Trace_ELBO(), accountant=accountant, **settings)
+    return PaperDPSVI(
+        model, AutoNormal(model), optim, Trace_ELBO(), accountant=accountant, **settings
+    )
 
 
 def sep(accountant=None, **settings):
@@ -233,5 +235,5 @@ def test_warnings_as_errors_come_after_the_mark_and_before_the_read():
 def test_the_way_to_the_door_is_shown():
     with pytest.raises(PrivacyError, match="nonprivate"):
         svi().evaluate_loss(*data())
-    public = [n for n, _ in inspect.getmembers(DPSVI, callable) if not n.startswith("_")]
+    public = [n for n, _ in inspect.getmembers(PaperDPSVI, callable) if not n.startswith("_")]
     assert not [n for n in public if "norm" in n or n == "loss"]

@@ -24,7 +24,7 @@ from vips_problems import logistic_data
 
 import pyro_dp.mechanism.iterative
 import pyro_dp.mechanism.sampling
-from pyro_dp import DPSEP, DPSVI, AdaptiveClip, PrivacyAccountant
+from pyro_dp import DPSEP, AdaptiveClip, PaperDPSVI, PrivacyAccountant
 from pyro_dp.baselines import DPEM
 from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.mechanism.fixed_point import FixedPointSum
@@ -44,7 +44,7 @@ def entropy(monkeypatch):
 
 def dpsvi(accountant, **options):
     optim, guide = pyro.optim.Adam({"lr": 0.01}), AutoNormal(logistic)
-    return DPSVI(logistic, guide, optim, Trace_ELBO(), accountant=accountant, **options)
+    return PaperDPSVI(logistic, guide, optim, Trace_ELBO(), accountant=accountant, **options)
 
 
 def dpsep(accountant, **options):
@@ -109,7 +109,7 @@ def one_sum(monkeypatch, name, data, privatize, **options):
         return np.random.default_rng(0) if purpose == "local" else stream(self, purpose, position)
 
     monkeypatch.setattr(Randomness, "stream", given)
-    svi = DPSVI(
+    svi = PaperDPSVI(
         problem.model,
         problem.guide,
         pyro.optim.SGD({"lr": 0.0}),

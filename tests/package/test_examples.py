@@ -65,7 +65,15 @@ def test_twelve_short_files(module):
     for name in EXAMPLES:
         text = (FOLDER / f"{name}.py").read_text()
         assert len(text.splitlines()) < 80
-        assert "return DPSVI(model, guide, accountant=PrivacyAccountant(epsilon), **run)" in text
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_swap_is_literal(name, module):
+    """SVI becomes DPSVI, an accountant is added, and nothing else changes."""
+    swapped, example = module("page").swapped, module(name)
+    before = swapped(example.svi)
+    assert before.startswith("SVI(model, guide, optim, Trace")
+    assert swapped(example.dpsvi) == f"DP{before[:-1]}, accountant=accountant)"
 
 
 def test_the_page_is_what_its_command_writes(module):

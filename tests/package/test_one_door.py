@@ -124,8 +124,8 @@ USES = {
         mechanism.release.release pipeline.private_selection.private_selection
         accounting.accountant.PrivacyAccountant.record_nonprivate
         pipeline.trial_accountant.TrialAccountant.record
-        accounting.accountant.PrivacyAccountant.record vips.inference.VIPS._require_room
-    """,  # the fifth writes the journal; the last computes with a ledger of its own
+        accounting.accountant.PrivacyAccountant._enter
+    """,  # the last writes the journal
     ".mirror": "mechanism.ranks.Ranks.released",
     "record_nonprivate": "accounting.accountant.PrivacyAccountant accounting.looks.mark_look",
     "mark_look": """

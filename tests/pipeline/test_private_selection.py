@@ -15,10 +15,10 @@ from pyro.infer.autoguide import AutoNormal
 from scipy import stats
 
 from pyro_dp import (
-    DPSVI,
     ApproximateDP,
     ConfigurationError,
     DPStandardScaler,
+    PaperDPSVI,
     PoissonTrials,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
@@ -217,7 +217,7 @@ def test_trials_leave_no_trace(capfd):
 
 
 def _fitted(guide, optim, x, accountant, progress=True):
-    svi = DPSVI(
+    svi = PaperDPSVI(
         model,
         guide,
         optim,
@@ -418,7 +418,7 @@ def test_learning_rates_of_dpsvi():
 
     def run(rate, accountant):
         guide = AutoNormal(model)
-        svi = DPSVI(
+        svi = PaperDPSVI(
             model,
             guide,
             pyro.optim.Adam({"lr": rate}),

@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import pytest
 import scipy.sparse
 import torch
-from problems import linear, logistic, logistic_whole, new_dpsvi, regression_data
+from problems import linear, logistic, logistic_whole, new_paper_dpsvi, regression_data
 from pyro.infer.autoguide import AutoNormal
 from torch.utils.data import (
     DataLoader,
@@ -328,7 +328,7 @@ def test_tensors_of_another_dtype_that_change():
 )
 def test_what_is_copied_may_change(given, change):
     """The run goes on with what it was given at first."""
-    svi = new_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0)
+    svi = new_paper_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0)
     svi.step(given, Y)
     before = [torch.cat(list(column.blocks())) for column in svi._first.columns]
     change(given)
@@ -442,7 +442,7 @@ def test_nonprivate_numbers_of_every_form():
     for data in ((x, y.double()), (x.numpy(), y.tolist())):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        svi = new_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0, generator=0)
+        svi = new_paper_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0, generator=0)
         with pytest.warns(UserWarning):
             losses.append(nonprivate(svi).loss(*data))
     assert losses[0] == pytest.approx(losses[1])

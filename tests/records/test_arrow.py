@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pyro
 import pytest
 import torch
-from problems import new_dpsvi
+from problems import new_paper_dpsvi
 from pyro.infer.autoguide import AutoMultivariateNormal
 from test_columns import N, X, Y, logistic, require_rows
 
@@ -56,7 +56,7 @@ def test_runs_are_those_of_tensors(tmp_path):
         pyro.set_rng_seed(0)
         guide = AutoMultivariateNormal(logistic)
         own = {"sample_rate": 0.3, "microbatch_size": 64, "generator": 0, "num_steps": 2}
-        svi = new_dpsvi(logistic, guide, noise_multiplier=1.0, **own)
+        svi = new_paper_dpsvi(logistic, guide, noise_multiplier=1.0, **own)
         svi.run(*data, progress=False)
         found.append(guide.loc.detach().clone())
     assert torch.equal(*found)

@@ -13,7 +13,7 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal, init_to_value
 from torch import nn
 
-from pyro_dp import DPSVI, ModelError, PrivacyAccountant
+from pyro_dp import ModelError, PaperDPSVI, PrivacyAccountant
 from pyro_dp.graphs.references import References
 from pyro_dp.records.captured_data import refuse_captured_data, refuse_numbers, refuse_rows
 from pyro_dp.records.plate import PrivatePlate
@@ -137,7 +137,7 @@ def fit(model=logistic, guide=None, rate=0.01):
     accountant = PrivacyAccountant()
     guide = AutoNormal(model) if guide is None else guide
     optim = pyro.optim.Adam(rate if callable(rate) else {"lr": rate})
-    svi = DPSVI(
+    svi = PaperDPSVI(
         model, guide, optim, Trace_ELBO(), accountant=accountant, num_steps=1, noise_multiplier=1.0
     )
     try:

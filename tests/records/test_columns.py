@@ -11,7 +11,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import new_dpsvi
+from problems import new_paper_dpsvi
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch.utils.data import (
     DataLoader,
@@ -216,7 +216,7 @@ def dpsvi(model, *data, **settings):
     pyro.set_rng_seed(0)
     settings = {"sample_rate": 0.3, "microbatch_size": 64, "generator": 0} | settings
     guide = AutoMultivariateNormal(model)
-    svi = new_dpsvi(model, guide, noise_multiplier=1.0, num_steps=3, **settings)
+    svi = new_paper_dpsvi(model, guide, noise_multiplier=1.0, num_steps=3, **settings)
     svi.run(*data, progress=False)
     return torch.cat([x.detach().flatten() for x in guide.parameters()])
 
@@ -282,7 +282,7 @@ def test_what_has_a_row_per_record_is_shown_all(monkeypatch):
         monkeypatch.setattr(stand_ins, "_MOST_SHOWN", most)
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        svi = new_dpsvi(model, guide, noise_multiplier=1.0, num_steps=1, generator=0)
+        svi = new_paper_dpsvi(model, guide, noise_multiplier=1.0, num_steps=1, generator=0)
         svi.run(X, Y, progress=False)
         store = pyro.get_param_store()
         found.append({name: store[name].detach().clone() for name in ("loc", "start")})
@@ -339,13 +339,13 @@ def test_captured_columns_are_refused():
 
     for model, says in ((holds, "'array'.*500 rows"), (starts, "'mean'.*means")):
         with pytest.raises(ModelError, match=says):
-            new_dpsvi(model, AutoNormal(model), noise_multiplier=1.0).step(x, Y)
+            new_paper_dpsvi(model, AutoNormal(model), noise_multiplier=1.0).step(x, Y)
 
 
 def test_other_data_later(tmp_path):
     """Columns that are made anew are the same data; others are refused."""
     pyro.clear_param_store()
-    svi = new_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0)
+    svi = new_paper_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0)
     svi.step(pyro_dp.columns(X.numpy()), Y)
     svi.step(pyro_dp.columns(X.numpy()), Y)
     with pytest.raises(ModelError, match="'x' has other values"):
@@ -354,7 +354,7 @@ def test_other_data_later(tmp_path):
 
 def test_predictions_on_columns(tmp_path):
     pyro.clear_param_store()
-    svi = new_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0)
+    svi = new_paper_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0)
     svi.step(pyro_dp.columns(X.numpy()), Y)
     predictive = svi.predictive(num_samples=3)
     assert predictive(pyro_dp.columns(X[:7].numpy() + 1.0))["y"].shape == (3, 7)

@@ -7,7 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import Problem, eager, fit_dpsvi, fit_svi, new_dpsvi
+from problems import Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from releases import Releases, take
@@ -95,7 +95,7 @@ def make(model, size=24):
 def new(model, **options):
     """Which stays where it is."""
     still = pyro.optim.Adam({"lr": 1e-30})
-    return new_dpsvi(model, AutoNormal(model), optim=still, noise_multiplier=1.0, **options)
+    return new_paper_dpsvi(model, AutoNormal(model), optim=still, noise_multiplier=1.0, **options)
 
 
 @pytest.mark.filterwarnings(APART)
@@ -103,7 +103,7 @@ def new(model, **options):
 @JIT
 @pytest.mark.parametrize("model", MODELS)
 def test_equals_svi(model, jit):
-    ours = fit_dpsvi(make(model), steps=6, jit=jit)
+    ours = fit_paper_dpsvi(make(model), steps=6, jit=jit)
     theirs = fit_svi(make(without_branches(MODELS[model])), steps=6)
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value)

@@ -7,13 +7,13 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import Problem, eager, fit_dpsvi, fit_svi, start
+from problems import Problem, eager, fit_paper_dpsvi, fit_svi, start
 from pyro.distributions import constraints
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO, config_enumerate
 from torch import nn
 from torch.nn.functional import pad, softplus
 
-from pyro_dp import DPSVI, PrivacyAccountant, RowAdam
+from pyro_dp import PaperDPSVI, PrivacyAccountant, RowAdam
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.record_term import Batch
 
@@ -177,7 +177,7 @@ def prepared(make, loss=TraceEnum_ELBO, **options):
         accountant=PrivacyAccountant(), noise_multiplier=0, max_grad_norm=math.inf, sampling="full"
     )
     optim = pyro.optim.Adam({"lr": 0.05})
-    svi = DPSVI(
+    svi = PaperDPSVI(
         made.model, made.guide, optim, made.loss, **(settings | made.options | options), generator=0
     )
     svi._prepare(made.data, {})
@@ -233,7 +233,7 @@ def test_enumerated_equals_svi(name, jit):
     def make():
         return problem(ENUMERATED[name]())
 
-    ours = fit_dpsvi(make, steps=20, jit=jit, local_optim=RowAdam(lr=0.02))
+    ours = fit_paper_dpsvi(make, steps=20, jit=jit, local_optim=RowAdam(lr=0.02))
     for key, value in fit_svi(make, steps=20).items():
         torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-8, msg=key)
 

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pyro
 import pytest
 import torch
-from problems import new_dpsvi
+from problems import new_paper_dpsvi
 from pyro.infer.autoguide import AutoMultivariateNormal
 from test_columns import N, X, Y, logistic
 
@@ -30,7 +30,7 @@ def dpsvi(**options):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     own = {"sample_rate": 0.3, "generator": 0, "num_steps": 7, "jit": "none"} | options
-    return new_dpsvi(logistic, AutoMultivariateNormal(logistic), **own)
+    return new_paper_dpsvi(logistic, AutoMultivariateNormal(logistic), **own)
 
 
 def result(svi):

@@ -12,10 +12,10 @@ import torch
 from problems import (
     Fixture,
     Problem,
-    fit_dpsvi,
+    fit_paper_dpsvi,
     fit_svi,
     handwritten_guide,
-    new_dpsvi,
+    new_paper_dpsvi,
     regression_data,
     start,
     values,
@@ -31,10 +31,10 @@ from torch.overrides import TorchFunctionMode
 import pyro_dp.mechanism.sampling
 from pyro_dp import (
     DPSEP,
-    DPSVI,
     AdaptiveClip,
     ConfigurationError,
     ModelError,
+    PaperDPSVI,
     PrivacyAccountant,
     RowAdam,
 )
@@ -521,7 +521,7 @@ def test_equals_svi(monkeypatch, name, privatize):
     monkeypatch.setattr(
         LocalStream, "normal", lambda self, i, draw, size: _NORMALS[i, None].numpy()
     )
-    ours = fit_dpsvi(make, steps=12, privatize=privatize)
+    ours = fit_paper_dpsvi(make, steps=12, privatize=privatize)
     with _FixedDraws():
         theirs = fit_svi(make, steps=12)
     assert ours.keys() == theirs.keys() and GUIDES[name][1] <= ours.keys()
@@ -672,7 +672,7 @@ def test_random_effects_are_learnt(monkeypatch):
     pyro.set_rng_seed(0)
     accountant = PrivacyAccountant(epsilon=1.0)
     guide = AutoNormal(model)
-    svi = DPSVI(
+    svi = PaperDPSVI(
         model,
         guide,
         pyro.optim.Adam({"lr": 0.02}),
@@ -913,7 +913,7 @@ class _Flagged:
 
 def _trained(accountant=None):
     """After some steps in which rows were learnt."""
-    svi = DPSVI(
+    svi = PaperDPSVI(
         _flagged,
         _Flagged(),
         pyro.optim.Adam({"lr": 0.5}),
@@ -956,13 +956,13 @@ def test_rows_of_another_inference_are_private_too(frozen):
         start = pyro.get_param_store()["loc"].mean()
         pyro.sample("mu", dist.Normal(start + pyro.param("b", torch.tensor(0.0)), 1.0))
 
-    second = new_dpsvi(_flagged, guide, sampling="full", jit="none", local_optim=RowAdam())
+    second = new_paper_dpsvi(_flagged, guide, sampling="full", jit="none", local_optim=RowAdam())
     with pytest.raises(ModelError, match="'mu'.*private row per record"):
         second.step(x, False)
     assert second.accountant.num_releases == 0
     assert torch.equal(leaf, before)
     with pytest.raises(ModelError, match="'loc'.*12 records, but there are 7"):
-        new_dpsvi(effects, point).step(*regression_data(size=7))
+        new_paper_dpsvi(effects, point).step(*regression_data(size=7))
 
 
 def test_frozen_rows_do_not_move():
@@ -998,7 +998,7 @@ def test_settings_of_rows_are_those_of_the_optimizer(monkeypatch):
 def test_other_optimizers_need_settings(monkeypatch, optim):
     fixture = new(monkeypatch, local_optim=None)
     fixture.svi.optim = optim
-    svi = DPSVI(
+    svi = PaperDPSVI(
         effects, indexed, optim, Trace_ELBO(), accountant=PrivacyAccountant(), noise_multiplier=1.0
     )
     with pytest.raises(ConfigurationError, match="local_optim.*RowAdam"):

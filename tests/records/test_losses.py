@@ -12,14 +12,14 @@ from problems import (
     VAE,
     Problem,
     eager,
-    fit_dpsvi,
+    fit_paper_dpsvi,
     fit_svi,
     handwritten_guide,
     linear,
     logistic,
     logistic_whole,
     mixture,
-    new_dpsvi,
+    new_paper_dpsvi,
     points,
     regression_data,
 )
@@ -140,7 +140,7 @@ OWN = {
 @pytest.mark.parametrize("name", OWN)
 def test_own_loss_equals_svi(name, jit):
     """The same parameters after 20 steps without noise, vectorised, from graphs, too."""
-    ours = fit_dpsvi(OWN[name], steps=20, jit=jit)
+    ours = fit_paper_dpsvi(OWN[name], steps=20, jit=jit)
     for key, value in fit_svi(OWN[name], steps=20).items():
         torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-8, msg=key)
 
@@ -149,7 +149,7 @@ def test_own_loss_equals_svi(name, jit):
 def test_own_loss_of_latents_per_record(loss):
     """Vectorised, with each record's own draws: the numbers of the loop."""
     vae = VAE()
-    svi = new_dpsvi(vae.model, vae.guide, loss=loss, sampling="full")
+    svi = new_paper_dpsvi(vae.model, vae.guide, loss=loss, sampling="full")
     svi._prepare((torch.bernoulli(torch.full((12, 6), 0.5)),), {})
     assert svi._prepared.term.vectorizes  # and was compared
 
@@ -159,7 +159,7 @@ def test_the_loss_is_what_it_is_now():
     for jit in ("none", "trace"):
         pyro.clear_param_store()
         loss = Half()
-        svi = new_dpsvi(logistic, handwritten_guide, loss=loss, noise_multiplier=0, jit=jit)
+        svi = new_paper_dpsvi(logistic, handwritten_guide, loss=loss, noise_multiplier=0, jit=jit)
         data = regression_data()
         svi.step(*data)
         particle, chosen = eager(svi).draw()[0], torch.arange(3)
@@ -198,7 +198,7 @@ def test_jit_equals_svi_without(kind):
         problem.loss = loss(max_plate_nesting=1)
         return problem
 
-    ours = fit_dpsvi(lambda: make(kind), steps=3)
+    ours = fit_paper_dpsvi(lambda: make(kind), steps=3)
     for name, value in fit_svi(lambda: make(TAKEN_AS[kind]), steps=3).items():
         torch.testing.assert_close(ours[name], value)
 
@@ -226,25 +226,25 @@ def weighted_by_the_whole(model, guide, *args):
 def test_a_loss_that_is_no_sum_is_refused(loss):
     """Before anything is spent."""
     accountant = PrivacyAccountant(epsilon=1.0)
-    svi = new_dpsvi(logistic_whole, handwritten_guide, loss=loss, accountant=accountant)
+    svi = new_paper_dpsvi(logistic_whole, handwritten_guide, loss=loss, accountant=accountant)
     with pytest.raises(ModelError, match="Only a sum over sites can be clipped record by record"):
         svi.step(*regression_data())
     assert accountant.get_epsilon() == 0
 
 
 def test_several_runs_are_refused():
-    svi = new_dpsvi(logistic, handwritten_guide, loss=weighted_by_the_whole)
+    svi = new_paper_dpsvi(logistic, handwritten_guide, loss=weighted_by_the_whole)
     with pytest.raises(ModelError, match="it runs the guide 2 times"):
         svi.step(*regression_data())
     several = lambda *args: Trace_ELBO(num_particles=3).differentiable_loss(*args)  # noqa: E731
-    svi = new_dpsvi(logistic, handwritten_guide, loss=several)
+    svi = new_paper_dpsvi(logistic, handwritten_guide, loss=several)
     with pytest.raises(ModelError, match="it runs the guide 3 times"):
         svi.step(*regression_data())
 
 
 def test_particles_of_an_own_subclass():
     """Are taken one by one: K blocks of the release, as of Pyro's own."""
-    svi = new_dpsvi(logistic, handwritten_guide, loss=Half(num_particles=3), sampling="full")
+    svi = new_paper_dpsvi(logistic, handwritten_guide, loss=Half(num_particles=3), sampling="full")
     svi._prepare(regression_data(), {})
     assert len(eager(svi).draw()) == 3
 
@@ -265,18 +265,18 @@ class Later(Trace_ELBO):
 @pytest.mark.parametrize("loss", [Gradients(), Later(), ReweightedWakeSleep()])
 def test_a_loss_without_a_derivative_is_refused(loss):
     with pytest.raises(ConfigurationError, match="differentiable_loss"):
-        new_dpsvi(logistic, handwritten_guide, loss=loss)
+        new_paper_dpsvi(logistic, handwritten_guide, loss=loss)
 
 
 def test_renyi_is_refused():
     with pytest.raises(ConfigurationError, match="no sum over records"):
-        new_dpsvi(logistic, handwritten_guide, loss=RenyiELBO(num_particles=2))
+        new_paper_dpsvi(logistic, handwritten_guide, loss=RenyiELBO(num_particles=2))
 
 
 def test_what_is_no_loss():
     for loss in (0.5, "Trace_ELBO", Trace_ELBO):
         with pytest.raises(ConfigurationError, match="loss must be one of"):
-            new_dpsvi(logistic, handwritten_guide, loss=loss)
+            new_paper_dpsvi(logistic, handwritten_guide, loss=loss)
 
 
 def test_a_loss_may_hold_no_data():
@@ -286,7 +286,7 @@ def test_a_loss_may_hold_no_data():
         return simple_elbo(model, guide, *args) * data[1].mean()
 
     with pytest.raises(ModelError, match="'data'"):
-        new_dpsvi(logistic, handwritten_guide, loss=loss).step(*data)
+        new_paper_dpsvi(logistic, handwritten_guide, loss=loss).step(*data)
 
 
 def test_a_loss_keeps_nothing_of_a_record():
@@ -305,7 +305,7 @@ def test_a_loss_keeps_nothing_of_a_record():
         x, y = regression_data()
         pyro.set_rng_seed(1)
         kept.clear()
-        svi = new_dpsvi(logistic, handwritten_guide, loss=notes, jit="none")
+        svi = new_paper_dpsvi(logistic, handwritten_guide, loss=notes, jit="none")
         svi.step(scale * x, y)
         seen.append(list(kept))
     assert seen[0] and seen[0] == seen[1]
@@ -320,7 +320,7 @@ def test_a_loss_that_depends_on_what_it_kept_is_refused():
         return loss + kept[-2]
 
     with pytest.raises(ModelError):
-        new_dpsvi(logistic, handwritten_guide, loss=remembers).step(*regression_data())
+        new_paper_dpsvi(logistic, handwritten_guide, loss=remembers).step(*regression_data())
 
 
 def test_no_posterior_of_an_own_loss():
@@ -346,7 +346,7 @@ def test_trace_graph_of_a_global_draw():
         pyro.sample("k", dist.Bernoulli(logits=logit))
 
     x = torch.randn(8) + 0.3
-    svi = new_dpsvi(
+    svi = new_paper_dpsvi(
         model,
         guide,
         loss=TraceGraph_ELBO(),

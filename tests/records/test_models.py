@@ -6,7 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import Problem, fit_dpsvi, fit_svi, handwritten_guide, logistic, regression_data
+from problems import Problem, fit_paper_dpsvi, fit_svi, handwritten_guide, logistic, regression_data
 from pyro import poutine
 from pyro.distributions import constraints
 from pyro.distributions.transforms import AffineTransform, SigmoidTransform
@@ -180,7 +180,7 @@ MODELS = {
 @pytest.mark.parametrize("privatize", ["latents", "parameters"])
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_svi(name, privatize):
-    ours = fit_dpsvi(MODELS[name], steps=5, privatize=privatize)
+    ours = fit_paper_dpsvi(MODELS[name], steps=5, privatize=privatize)
     theirs = fit_svi(MODELS[name], steps=5)
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
@@ -213,7 +213,7 @@ def test_observations(observation):
 
         return Problem(model, AutoNormal(model), (values,), Trace_ELBO(), {})
 
-    ours = fit_dpsvi(make, steps=3)
+    ours = fit_paper_dpsvi(make, steps=3)
     for key, value in fit_svi(make, steps=3).items():
         torch.testing.assert_close(ours[key], value, rtol=1e-6, atol=1e-8)
 
@@ -222,8 +222,8 @@ def test_no_grad_around_a_step():
     """A step that pays must also learn."""
     x, y = regression_data()
     problem = Problem(logistic, handwritten_guide, (x, y), Trace_ELBO(), {})
-    expected = fit_dpsvi(lambda: problem, steps=2)
+    expected = fit_paper_dpsvi(lambda: problem, steps=2)
     with torch.no_grad():
-        ours = fit_dpsvi(lambda: problem, steps=2)
+        ours = fit_paper_dpsvi(lambda: problem, steps=2)
     for key, value in expected.items():
         torch.testing.assert_close(ours[key], value)

@@ -4,7 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import Problem, eager, fit_dpsvi, fit_svi, new_dpsvi, regression_data
+from problems import Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi, regression_data
 from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoNormal
@@ -77,7 +77,7 @@ OBSERVED = {
 @pytest.mark.parametrize("jit", ["none", "trace"])
 @pytest.mark.parametrize("name", OBSERVED)
 def test_observed_equals_svi(name, jit):
-    ours = fit_dpsvi(OBSERVED[name], steps=20, jit=jit)
+    ours = fit_paper_dpsvi(OBSERVED[name], steps=20, jit=jit)
     for key, value in fit_svi(OBSERVED[name], steps=20).items():
         torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-10)
 
@@ -86,7 +86,7 @@ def test_observed_equals_svi(name, jit):
 def test_a_record_reads_its_own_outcome(name):
     """And no other, however it is observed."""
     problem = OBSERVED[name]()
-    svi = new_dpsvi(problem.model, problem.guide, **problem.options)
+    svi = new_paper_dpsvi(problem.model, problem.guide, **problem.options)
     svi._prepare(problem.data, {})
     particle, chosen = eager(svi).draw()[0], torch.arange(30)
     x, y = problem.data
@@ -104,7 +104,7 @@ def test_captured_by_condition(model):
     x, y = regression_data()
     conditioned = pyro.condition(model, data={"y": y})
     with pytest.raises(ModelError, match=r"def conditioned\(x, y\): return pyro.condition\(model"):
-        new_dpsvi(conditioned, AutoNormal(conditioned)).step(x)
+        new_paper_dpsvi(conditioned, AutoNormal(conditioned)).step(x)
 
 
 def missing():
@@ -184,7 +184,7 @@ def test_missing_outcomes(name):
     x, y, seen = missing()
     guide = AutoNormal(model) if guide is None else guide
     loss = loss(max_plate_nesting=1)
-    svi = new_dpsvi(model, guide, loss=loss, sampling="full", jit="none")
+    svi = new_paper_dpsvi(model, guide, loss=loss, sampling="full", jit="none")
     svi._prepare((x, y, seen), {})
     term = svi._prepared.term
     assert term.vectorizes
@@ -215,7 +215,7 @@ def test_missing_outcomes_equal_svi(name):
     def make():
         return Problem(model, guide, missing(), loss(max_plate_nesting=1), {})
 
-    ours = fit_dpsvi(make, steps=20)
+    ours = fit_paper_dpsvi(make, steps=20)
     for key, value in fit_svi(make, steps=20).items():
         torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-10)
 
@@ -234,6 +234,6 @@ def test_infer_is_dropped_with_a_mask():
                 infer={"enumerate": "parallel"},
             )
 
-    svi = new_dpsvi(model, only_means, loss=TraceEnum_ELBO(max_plate_nesting=1))
+    svi = new_paper_dpsvi(model, only_means, loss=TraceEnum_ELBO(max_plate_nesting=1))
     with pytest.raises(ModelError, match=r"write config_enumerate\(model\) instead"):
         svi.step(*missing())

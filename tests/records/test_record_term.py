@@ -8,11 +8,11 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from problems import PROBLEMS, Problem, eager, fit_dpsvi, fit_svi, new_dpsvi
+from problems import PROBLEMS, Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import PaperDPSVI, PrivacyAccountant
 from pyro_dp.infer.svi.coordinates import LatentCoordinates, ParameterCoordinates
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.local_draws import LocalDraws
@@ -40,7 +40,7 @@ def prepared(name, **options):
         generator=0,
     )
     optim = pyro.optim.Adam({"lr": 0.05})
-    svi = DPSVI(
+    svi = PaperDPSVI(
         problem.model, problem.guide, optim, problem.loss, **(settings | problem.options | options)
     )
     svi._prepare(problem.data, {})
@@ -151,7 +151,7 @@ def test_score_function_of_a_global_site():
         pyro.sample("k", dist.Bernoulli(logits=logit))
 
     x = torch.randn(10)
-    svi = new_dpsvi(
+    svi = new_paper_dpsvi(
         model,
         guide,
         noise_multiplier=0,
@@ -196,7 +196,7 @@ def test_falls_back_to_the_loop(model):
         return Problem(model, AutoNormal(model), (x,), Trace_ELBO(), {})
 
     with pytest.warns(UserWarning, match="one record at a time") as caught:
-        ours = fit_dpsvi(make, steps=3)
+        ours = fit_paper_dpsvi(make, steps=3)
     assert len(caught) == 1
     for name, value in fit_svi(make, steps=3).items():
         torch.testing.assert_close(ours[name], value)
@@ -216,7 +216,7 @@ def test_score_function_of_a_local_site():
             pyro.sample("x", dist.Normal(k, 1.0), obs=x[idx])
 
     x = torch.randn(10)
-    svi = new_dpsvi(
+    svi = new_paper_dpsvi(
         model,
         guide,
         noise_multiplier=1.0,
@@ -266,7 +266,7 @@ def test_reparameterised_local_draws(distribution):
             pyro.sample("z", distribution(w))
 
     x = torch.randn(6)
-    svi = new_dpsvi(
+    svi = new_paper_dpsvi(
         model,
         guide,
         noise_multiplier=0.0,
@@ -293,7 +293,7 @@ def test_draws_in_place():
             pyro.sample("x", dist.Normal(w + jitter, 1.0), obs=x[idx])
 
     x = torch.zeros(5)
-    svi = new_dpsvi(
+    svi = new_paper_dpsvi(
         model,
         AutoNormal(model),
         noise_multiplier=1.0,

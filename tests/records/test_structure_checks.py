@@ -16,7 +16,7 @@ from problems import (
     logistic,
     logistic_whole,
     mixture,
-    new_dpsvi,
+    new_paper_dpsvi,
     regression_data,
 )
 from pyro import poutine
@@ -43,6 +43,7 @@ from pyro_dp import (
     AdaptiveClip,
     ConfigurationError,
     ModelError,
+    PaperDPSVI,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
 )
@@ -62,7 +63,7 @@ def attempt(model=logistic, guide=None, data=None, loss=None, optim=None, **opti
     options.setdefault("noise_multiplier", 1.0)
     rng = torch.get_rng_state()
     try:
-        svi = DPSVI(
+        svi = PaperDPSVI(
             model,
             AutoNormal(model) if guide is None else guide,
             optim or pyro.optim.Adam({"lr": 0.01}),
@@ -152,7 +153,7 @@ def test_calibration_needs_budget_and_steps():
     with pytest.raises(ConfigurationError, match="num_steps"):
         attempt(noise_multiplier=None, accountant=PrivacyAccountant(epsilon=1.0))
     with pytest.raises(ConfigurationError, match="num_steps"):
-        new_dpsvi(
+        new_paper_dpsvi(
             logistic,
             handwritten_guide,
             noise_multiplier=1.0,
@@ -410,7 +411,7 @@ def test_numpy_arguments(kind):
     for labels in (y, y.numpy().astype(kind)):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        svi = new_dpsvi(float_labels, handwritten_guide, noise_multiplier=1.0, generator=0)
+        svi = new_paper_dpsvi(float_labels, handwritten_guide, noise_multiplier=1.0, generator=0)
         for _ in range(2):
             svi.step(x, labels)
         steps.append(pyro.param("loc").detach().clone())
@@ -598,7 +599,7 @@ def test_the_users_starting_values_are_not_moved():
     for make in (AutoNormal, AutoDelta):
         pyro.clear_param_store()
         guide = make(logistic, init_loc_fn=init_to_value(values={"w": start}))
-        svi = new_dpsvi(logistic, guide, noise_multiplier=1.0)
+        svi = new_paper_dpsvi(logistic, guide, noise_multiplier=1.0)
         svi.step(*regression_data())
         assert (start == 0.5).all()
         assert not torch.allclose(guide.median()["w"], start)
@@ -618,7 +619,7 @@ def test_initial_values_come_from_placeholders():
         pyro.set_rng_seed(0)
         guide = AutoNormal(logistic)
         x, y = regression_data()
-        svi = new_dpsvi(
+        svi = new_paper_dpsvi(
             logistic,
             guide,
             noise_multiplier=1.0,
@@ -768,7 +769,7 @@ def test_checks_are_repeated_for_new_arguments():
     def model(x, y, centre):
         logistic(x - x.mean(0) if centre else x, y)
 
-    svi = new_dpsvi(
+    svi = new_paper_dpsvi(
         model,
         lambda x, y, centre: handwritten_guide(x, y),
         noise_multiplier=1.0,
@@ -844,7 +845,7 @@ def test_a_guide_that_cannot_be_copied_does_not_see_the_data_whole():
 
     guide = Guide()
     assert initial_values.copied(logistic, guide) is None
-    svi = new_dpsvi(logistic, guide)
+    svi = new_paper_dpsvi(logistic, guide)
     plate = find_plate(logistic, (x, y), {}, None)
     records = Records(logistic, plate, (x, y), {}, Reading.BY_INDEX)
     initial_values.initialise(logistic, guide, records)
@@ -916,7 +917,7 @@ def test_a_record_on_which_the_model_fails_counts_as_zero():
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         x = 0.1 * torch.rand(20)
-        svi = new_dpsvi(
+        svi = new_paper_dpsvi(
             model,
             AutoNormal(model),
             noise_multiplier=1.0,
@@ -1054,14 +1055,14 @@ def test_an_observation_that_is_a_number(value):
         with pyro.plate("data", len(x)) as idx:
             pyro.sample("y", dist.Normal(x[idx] @ w, 1.0), obs=y)
 
-    svi = new_dpsvi(model, AutoNormal(model), noise_multiplier=1.0, sampling="full")
+    svi = new_paper_dpsvi(model, AutoNormal(model), noise_multiplier=1.0, sampling="full")
     svi.step(torch.randn(5, 2), value)
     assert all(torch.isfinite(x).all() for x in pyro.get_param_store().values())
 
 
 def test_numbers_of_numpy_are_taken():
     settings = dict(microbatch_size=np.int64(7), num_steps=np.int64(2))
-    svi = new_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0, **settings)
+    svi = new_paper_dpsvi(logistic, AutoNormal(logistic), noise_multiplier=1.0, **settings)
     svi.run(*regression_data(), progress=False)
     assert svi.accountant.num_releases == 2
 
@@ -1070,7 +1071,7 @@ def test_nothing_to_learn():
     def guide(x, y):
         pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
 
-    svi = new_dpsvi(logistic, guide)
+    svi = new_paper_dpsvi(logistic, guide)
     with pytest.raises(ModelError, match="nothing to learn"):
         svi.step(*regression_data())
     assert svi.accountant.ledger == ()

@@ -34,9 +34,9 @@ MUTATIONS = [
     ),
     Mutation(
         "VIPS: one of two releases within the budget",
-        "VIPS._prepare",
-        "            self._require_room(prepared.sampler.sample_rate)\n",
-        "            pass\n",
+        "VIPS._to_reserve",
+        "return Counter(SubsampledGaussian(each, rate, self.sampling) for each in both)",
+        "return None",
         "test_vips.py test_vips_models.py",
     ),
     Mutation(

@@ -20,7 +20,7 @@ from vips_problems import (
     regression_rows,
 )
 
-from pyro_dp import DPSEP, DPSVI, VIPS, ConfigurationError, PrivacyAccountant
+from pyro_dp import DPSEP, VIPS, ConfigurationError, PaperDPSVI, PrivacyAccountant
 from pyro_dp.utils.linalg import stacked
 from pyro_dp.vips import GaussianMixture, LinearRegression, LogisticRegression
 from pyro_dp.vips.models.second_moments import NoisySecondMoment, WeightedSquares
@@ -347,7 +347,7 @@ def test_dpsvi_and_dpsep_run_on_the_same_model(name):
     accountant = PrivacyAccountant()
     guide = AutoNormal(function)
     loss = TraceEnum_ELBO(max_plate_nesting=1) if name == "mixture" else Trace_ELBO()
-    svi = DPSVI(
+    svi = PaperDPSVI(
         model.model,
         guide,
         pyro.optim.Adam({"lr": 0.01}),

@@ -11,7 +11,7 @@ from pyro.infer import SVI
 from releases import Releases, take
 from torch.utils import _pytree as pytree
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import PaperDPSVI, PrivacyAccountant
 from pyro_dp.infer.svi.traced_step import TracedStep
 
 from . import ZOO
@@ -53,7 +53,7 @@ def start(name):
 def dpsvi(entry, model, guide, **options):
     settings = dict(accountant=PrivacyAccountant()) | entry.settings
     optim = pyro.optim.Adam({"lr": options.pop("lr", 0.02)})
-    return DPSVI(model, guide, optim, entry.loss(), **(settings | options))
+    return PaperDPSVI(model, guide, optim, entry.loss(), **(settings | options))
 
 
 def plain(entry, model, guide, **options):

@@ -152,9 +152,9 @@ class DPSEP(PrivateInference[PreparedSites], Forecasted):
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations. Discrete latents of a record are summed out where they are marked with
         ``infer={"enumerate": "parallel"}``; it can have no other latents inside the plate.
-    :param guide: ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoMultivariateNormal``, or a
-        hand-written one of ``Normal`` and ``MultivariateNormal`` sites. Its initial values are the
-        first q.
+    :param guide: ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoMultivariateNormal``,
+        ``AutoLowRankMultivariateNormal``, or a hand-written one of ``Normal`` and
+        ``MultivariateNormal`` sites. Its initial values are the first q.
     :param accountant: as for :class:`DPSVI`, as are plate, sampling, microbatch_size, slice_data,
         generator, secure and report_clipping.
     :param num_steps: number of steps of :meth:`run`. ``None``: from the budget, N and the number of

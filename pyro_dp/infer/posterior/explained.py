@@ -92,7 +92,7 @@ def _shares(noise: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _epsilon_at_half_noise(accountant: PrivacyAccountant) -> float | None:
     """None, if the ledger has events other than Gaussian ones, or some without noise."""
     halved = {}
-    for event, count in accountant.ledger:
+    for event, count in accountant.counted:
         if not isinstance(event, SubsampledGaussian) or not event.noise_multiplier:
             return None
         halved[replace(event, noise_multiplier=event.noise_multiplier / 2)] = count

@@ -1,18 +1,25 @@
 """Guides that are Gaussian in unconstrained space: read as one Gaussian, and written as one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyro
 import torch
 from pyro import poutine
 from pyro.distributions import Independent, MultivariateNormal, Normal
-from pyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoMultivariateNormal, AutoNormal
+from pyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoGuide,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import transform_to
 from torch.distributions.constraints import Constraint
 
+from pyro_dp.infer.posterior.factor_analysis import low_rank
 from pyro_dp.records.few_indices import FewIndices
 from pyro_dp.records.latents import Latent, latents_of
 from pyro_dp.records.plate import PrivatePlate, Sites, random_sites
@@ -22,22 +29,28 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import cholesky, inverse
 from pyro_dp.utils.rng import forked_rng
 
-_AUTOGUIDES = (AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal)
+# Autoguides whose scale takes two parameters: its form, and their names as attributes.
+_PAIRS = {
+    AutoMultivariateNormal: ("rows", "scale_unconstrained", "scale_tril_unconstrained"),
+    AutoLowRankMultivariateNormal: ("low_rank", "scale_unconstrained", "cov_factor"),
+}
+_AUTOGUIDES = (AutoNormal, AutoDiagonalNormal, *_PAIRS)
 _SUPPORTED = (
     "DPSEP needs a guide that is Gaussian in unconstrained space: AutoNormal, AutoDiagonalNormal, "
-    "AutoMultivariateNormal, or a hand-written one of Normal and MultivariateNormal sites, each "
-    "location and scale a pyro.param of its own, passed as it is. DPSVI takes any guide."
+    "AutoMultivariateNormal, AutoLowRankMultivariateNormal, or a hand-written one of Normal and "
+    "MultivariateNormal sites, each location and scale a pyro.param of its own, passed as it is. "
+    "DPSVI takes any guide."
 )
 
 
 class GaussianGuide:
     """A guide whose latents are jointly Gaussian in unconstrained space.
 
-    It is an ``AutoNormal``, ``AutoDiagonalNormal`` or ``AutoMultivariateNormal``, or hand-written
-    of ``Normal`` and ``MultivariateNormal`` sites over real latents of the model, with a parameter
-    for each location and one for each scale (``scale_tril``, ``covariance_matrix`` or
-    ``precision_matrix``). Its parameters must have their initial values; a run on placeholders
-    finds which is which.
+    It is an ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoMultivariateNormal`` or
+    ``AutoLowRankMultivariateNormal``, or hand-written of ``Normal`` and ``MultivariateNormal``
+    sites over real latents of the model, with a parameter for each location and one for each scale
+    (``scale_tril``, ``covariance_matrix`` or ``precision_matrix``). Its parameters must have their
+    initial values; a run on placeholders finds which is which.
 
     :ivar latents: in the order of the flat vector.
     :ivar size: d, the length of the flat vector.
@@ -75,12 +88,22 @@ class GaussianGuide:
         return torch.cat(means), torch.block_diag(*(one for each in covariances for one in each))
 
     @torch.no_grad()
+    def mean_at(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """The mean (d,) at other values of its parameters, in float64.
+
+        :param parameters: unconstrained, by name.
+        """
+        locations = [block.parameters[0] for block in self._blocks]
+        return torch.cat([each.at(parameters[each.name]).flatten() for each in locations])
+
+    @torch.no_grad()
     def write(self, mean: Tensor, covariance: Tensor) -> None:
         """Set the guide's parameters, in place.
 
         Each site keeps the marginal that it can hold: variances for a ``Normal``, its block of the
         covariance for a ``MultivariateNormal``. That is the closest such Gaussian in the inclusive
-        divergence KL(written || guide).
+        divergence KL(written || guide). An ``AutoLowRankMultivariateNormal`` gets all variances
+        and the closest correlations of its rank, which :func:`low_rank` finds.
 
         :param mean: (d,), float64.
         :param covariance: (d, d), positive definite; or variances (d,).
@@ -113,13 +136,25 @@ def _rows(factor: Tensor) -> tuple[Tensor, Tensor]:
     return scale, factor / scale.unsqueeze(-1)
 
 
-# The parameters that hold a scale: from a covariance c, and back.
-_FORMS: dict[str, tuple[Callable[[Tensor], tuple[Tensor, ...]], Callable[..., Tensor]]] = {
-    "scale": (lambda c: (c.sqrt(),), torch.square),
-    "scale_tril": (lambda c: (cholesky(c),), lambda factor: factor @ factor.mT),
-    "covariance_matrix": (lambda c: (c,), lambda c: c),
-    "precision_matrix": (lambda c: (inverse(c),), inverse),
-    "rows": (lambda c: _rows(cholesky(c)), lambda scale, t: scale[:, None] * (t @ t.mT) * scale),
+def _of_rows(scale: Tensor, tril: Tensor) -> Tensor:
+    return scale[:, None] * (tril @ tril.mT) * scale
+
+
+def _of_low_rank(scale: Tensor, factor: Tensor) -> Tensor:
+    return scale[:, None] * (factor @ factor.mT) * scale + scale.square().diag()
+
+
+# The parameters that hold a scale: from covariances c (B, k, k) and the shape of the last
+# parameter, which has the rank; and back.
+_FORMS: dict[
+    str, tuple[Callable[[Tensor, torch.Size], tuple[Tensor, ...]], Callable[..., Tensor]]
+] = {
+    "scale": (lambda c, _: (c.sqrt(),), torch.square),
+    "scale_tril": (lambda c, _: (cholesky(c),), lambda factor: factor @ factor.mT),
+    "covariance_matrix": (lambda c, _: (c,), lambda c: c),
+    "precision_matrix": (lambda c, _: (inverse(c),), inverse),
+    "rows": (lambda c, _: _rows(cholesky(c)), _of_rows),
+    "low_rank": (lambda c, shape: low_rank(c.squeeze(0), shape[-1]), _of_low_rank),
 }
 
 
@@ -132,8 +167,11 @@ class _Parameter:
     constraint: Constraint
     value: Tensor
 
+    def at(self, unconstrained: Tensor) -> Tensor:
+        return transform_to(self.constraint)(unconstrained).double()
+
     def read(self) -> Tensor:
-        return transform_to(self.constraint)(self.leaf.detach()).double()
+        return self.at(self.leaf.detach())
 
     def unconstrained(self, value: Tensor) -> Tensor:
         return transform_to(self.constraint).inv(value.reshape(self.leaf.shape))
@@ -170,7 +208,8 @@ class _Block:
         else:
             pairs = covariance[place, place].unflatten(1, shape).unflatten(0, shape)
             own = pairs.diagonal(dim1=0, dim2=2).movedim(-1, 0)  # (B, k, k)
-        values = (mean[place], *_FORMS[self.form][0](own))
+        scales = _FORMS[self.form][0](own, self.parameters[-1].leaf.shape)
+        values = (mean[place], *scales)
         return list(zip(self.parameters, values, strict=True))
 
     def is_unrestricted(self) -> bool:
@@ -243,16 +282,18 @@ def _blocks(guide: Callable, sites: Sites, parameters: list[_Parameter]) -> Iter
     """Which parameters are location and scale of each site."""
     start = 0
     taken: set[int] = set()
+    pair = next((pair for kind, pair in _PAIRS.items() if isinstance(guide, kind)), None)
     for name, site in sites.items():
         fn = site["fn"]
         while isinstance(fn, Independent):
             fn = fn.base_dist
-        if not isinstance(fn, (Normal, MultivariateNormal)):
+        if not (pair or isinstance(fn, (Normal, MultivariateNormal))):
             raise ModelError(f"Site {name!r} of the guide is a {type(fn).__name__}. {_SUPPORTED}")
         location, scales = _find(fn.loc, parameters), []
-        if isinstance(guide, AutoMultivariateNormal):
-            leaves = (guide.scale_unconstrained, guide.scale_tril_unconstrained)
-            form, scales = "rows", [p for leaf in leaves for p in parameters if p.leaf is leaf]
+        if pair:
+            form, *attributes = pair
+            leaves = [getattr(guide, attribute) for attribute in attributes]
+            scales = [p for leaf in leaves for p in parameters if p.leaf is leaf]
         for given in _FORMS.keys() & vars(fn).keys():
             if scale := _find(vars(fn)[given], parameters):
                 form, scales = given, [scale]

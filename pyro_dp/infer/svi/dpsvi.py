@@ -5,9 +5,8 @@ plate of individuals.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -21,23 +20,22 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.svi.clipping import Clipping
 from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep, PreparedGradient, Report
 from pyro_dp.infer.svi.exact_numbers import exact_loss, exact_norms
 from pyro_dp.infer.svi.histogram_bound import HistogramBound
-from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
+from pyro_dp.infer.svi.public_optimizer import STARTED, Graft, PublicOptimizer, require_finite
 from pyro_dp.infer.svi.records_traced_step import step_from_graphs
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
 from pyro_dp.infer.svi.run_history import RunHistory
 from pyro_dp.infer.svi.saved_run import NAMES, SavedParameters, SavedRun
 from pyro_dp.infer.svi.step_plan import StepPlan, usual_rate, usual_steps
 from pyro_dp.mechanism import norm_histogram
-from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.blocks import Block
-from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFraction
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.cluster import Cluster
-from pyro_dp.mechanism.contributions import with_bit
 from pyro_dp.mechanism.iterative import whole_step
-from pyro_dp.mechanism.norm_histogram import SIZE, bins_alone, with_bins
+from pyro_dp.mechanism.norm_histogram import SIZE, with_bins
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.initial_values import initialised
@@ -52,6 +50,7 @@ from pyro_dp.utils.errors import (
     ConvergenceWarning,
     ModelError,
     PrivacyError,
+    PrivacyWarning,
 )
 from pyro_dp.utils.validation import (
     require_choice,
@@ -60,10 +59,18 @@ from pyro_dp.utils.validation import (
     same,
 )
 
-_CLIPPED = (
-    "About {fraction:.0%} of the records were clipped at {bound:g}, the bound that costs least at "
-    "this budget: the posterior is drawn by the clipped ones. More records or a larger epsilon "
-    "raise it; max_grad_norm sets it by hand."
+_DONE = (
+    "All num_steps={steps} steps of the plan are done, and the guide holds what they found. For a "
+    "longer run pass num_steps=5000 (say) to a new DPSVI. To end a loop early call svi.finish(), "
+    "which writes what was found into the guide."
+)
+_OF_PAPER = (
+    "load_state_dict: this state has no plan. PaperDPSVI takes the states that DPSVI with an optim "
+    "saved in version 0.1."
+)
+_NAN = (
+    "step() returns nan: the loss on the data is not private. Pass loss_clip=... to DPSVI to "
+    "release a private one with each step."
 )
 
 
@@ -74,38 +81,37 @@ _PER_RECORD = (
 )
 
 
-class ByOptim(Enum):
-    """The default of ``max_grad_norm``."""
-
-    DEFAULT = "None without an optim, 1.0 with one"
-
-    def __repr__(self) -> str:
-        return self.value
-
-
 class DPSVI(PrivateInference[PreparedGradient], Forecasted):
     """Differentially private ``pyro.infer.SVI``: same model and guide; one accountant.
 
     Each step samples records, clips what each of them adds to the gradient to norm C, adds noise
-    N(0, (sigma C)^2 I) to the sum, divides by the public sample rate, and hands the gradient to the
-    optimizer. Prior, entropy and all else outside the private plate carry no data and enter
-    exactly.
+    N(0, (sigma C)^2 I) to the sum, and divides by the public sample rate. Prior, entropy and all
+    else outside the private plate carry no data and enter exactly.
 
-    ``DPSVI(model, guide, accountant=accountant)`` needs no setting. The steps are those of an Adam
-    whose step size falls (:mod:`pyro_dp.infer.svi.step_plan`), C follows a released histogram of
-    the records' norms (:mod:`pyro_dp.infer.svi.histogram_bound`), and after the last step the guide
-    holds what :meth:`posterior` returns: the posterior that follows from all released gradients,
-    with the noise in its width. Where that is not to be had (networks with many weights, guides
-    that are not Gaussian, parameters inside the plate), it holds the mean of the last half of the
-    iterates, or the last iterate of parameters that were still on their way then; a
-    :class:`ConvergenceWarning` at the end of :meth:`run` says which, and why. With an ``optim`` the
-    steps are that optimizer's and the guide holds its last iterate, as with Pyro's ``SVI``.
+    **The literal swap.** Change ``SVI`` to ``DPSVI``, add an ``accountant``, and keep ``optim`` and
+    ``loss``. No further setting is needed. C follows a released histogram of the records' norms
+    (:mod:`pyro_dp.infer.svi.histogram_bound`). After the last step the guide holds what
+    :meth:`posterior` returns: the posterior that follows from all released gradients, with the
+    noise in its width.
+
+    **The optimizer decides where to look, not what is found.** With a Gaussian guide, ``optim``
+    gives the direction of each step and the plan gives its length
+    (:class:`~pyro_dp.infer.svi.public_optimizer.Graft`), so the result does not depend on the
+    learning rate. With another guide (networks, flows, latents per record) ``optim`` steps as it
+    does in ``SVI``, and the guide ends at the mean of the last half of the iterates, or at the last
+    iterate of parameters that are still on their way. Those intervals do not include the noise; a
+    :class:`ConvergenceWarning` at the end of :meth:`run` says so. :class:`PaperDPSVI` is Algorithm
+    1 of the paper, with its last iterate.
+
+    **A loop is a run.** ``for _ in range(n): svi.step(x, y)`` follows the plan of ``num_steps``
+    steps, which the accountant counts in full from the first step on. The last step of the plan
+    writes the result into the guide, and :meth:`finish` does so earlier.
 
     **Guarantee.** The sequence of parameters, bounds, posteriors and private losses is (epsilon,
     delta)-differentially private for one element of the private plate, with epsilon =
     ``accountant.get_epsilon()`` under the accountant's neighbouring relation, for finite data.
-    Gradient, loss, and the bit or the histogram of the norms are blocks of one release. A record
-    moves each by its bound at most: C, L, 1/2 or 1 (its norm lies in one bin). Divided by its own
+    Gradient, loss and the histogram of the norms are blocks of one release. A record
+    moves each by its bound at most: C, L or 1 (its norm lies in one bin). Divided by its own
     noise, sigma bound / sqrt(share), the blocks together move by 1 / sigma at most, as the shares
     sum to 1: one Gaussian event of noise multiplier sigma. The next C, the step sizes and
     posteriors are made from what was released: post-processing. Parameters with a row per record
@@ -131,12 +137,12 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         plate have parameters that are computed from the record (amortisation), or a row of
         parameters per record: a dimension of length N that is read at the plate's index,
         ``loc[idx]``, or subsampled by Pyro (``event_dim``, ``AutoNormal``, ``AutoDelta``).
-    :param optim: ``None``, or a ``pyro.optim`` optimizer, which must step without a closure. What
-        it clips itself (``clip_norm``) is the finished gradient: that protects nobody, and costs
-        nothing. Of a scheduler, such as ``pyro.optim.ExponentialLR``, :meth:`run` calls ``step()``
-        once after each private step (of a ``ReduceLROnPlateau`` with the private loss, which needs
-        ``loss_clip``); who loops over :meth:`step` calls it, as with Pyro's ``SVI``. States include
-        the scheduler's.
+    :param optim: a ``pyro.optim`` optimizer that steps without a closure; ``None``: Adam. What it
+        clips itself (``clip_norm``) is the finished gradient, which protects nobody and costs
+        nothing. :meth:`run` calls the ``step()`` of a scheduler, such as
+        ``pyro.optim.ExponentialLR``, after each private step. A ``ReduceLROnPlateau`` gets the
+        private loss and needs ``loss_clip``. In a loop over :meth:`step` you call it yourself, as
+        with ``SVI``. States include the scheduler's.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, one or several
         particles, also with ``Jit``, which is not used: ``jit`` is. ``None``: the third where the
         model marks latents to be enumerated, else the first. ``TraceGraph_ELBO`` is taken as
@@ -151,22 +157,20 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         from its gradients, for the prior in it is not known.
     :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
         after the other.
-    :param num_steps: number of steps of :meth:`run`; with ``noise_multiplier=None`` also the most
-        steps there can be. ``None`` without an ``optim``: 1000.
-    :param noise_multiplier: standard deviation sigma of the noise in units of C, but for what the
-        other blocks take of the cost. ``None``: the
-        smallest that fits what remains of the budget at the first step. 0: a non-private reference.
-    :param max_grad_norm: C, the norm to which one record's part of the release is clipped, or an
-        :class:`AdaptiveClip`; ``math.inf`` needs ``noise_multiplier=0``. ``None``: C is chosen, and
-        chosen anew as the run goes on, where noise and what is cut off together cost least, by a
-        histogram of the norms that takes 5% of the cost of each release and all of the first; with
-        ``noise_multiplier=0`` nothing is clipped. Without an ``optim``, and with more latents than
-        a quarter of ``num_steps``, it is the median norm. By default ``None`` without an ``optim``
-        and 1.0 with one.
+    :param num_steps: steps of the plan; ``None``: 1000.
+    :param noise_multiplier: standard deviation sigma of the noise in units of C, before the other
+        blocks take their share of the cost. ``None``: the smallest that fits what remains of the
+        budget at the first step. 0: a non-private reference.
+    :param max_grad_norm: C, the norm to which one record's part of the release is clipped;
+        ``math.inf`` needs ``noise_multiplier=0``. ``None``: C is chosen, and chosen anew as the run
+        goes on, where noise and clipping together cost least. With more latents than a quarter of
+        ``num_steps`` it is the median norm. With ``noise_multiplier=0`` nothing is clipped. Either
+        way a histogram of the norms takes 5% of the cost of each release. With ``None`` it also
+        takes all of the first release.
     :param plate: name of the private plate; found if exactly one plate holds observations.
     :param sample_rate: expected fraction of the records in a step, in (0, 1]. ``None`` takes
-        subsample_size / size from the plate; where that is 1 and there is no ``optim``, 0.05 or
-        1000 records, if that is more.
+        subsample_size / size from the plate; where that is 1, 0.05, or 1000 records if that is
+        more.
     :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
         only); "full".
     :param privatize: "latents" releases the gradient with respect to the global latents in
@@ -188,10 +192,9 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
     :param loss_share: part of the privacy cost (of sigma^-2) that the loss takes from the gradient,
         in (0, 1): the loss's noise has standard deviation sigma L / sqrt(loss_share), the
         gradient's grows by 1 / sqrt(1 - loss_share).
-    :param local_optim: settings of the Adam that moves rows of parameters per record, each on its
-        own and without noise, by the gradient of its record's term (unscaled, in the steps in which
-        the record was sampled). ``None``: those of ``optim``, if it is a plain Adam; a scheduler
-        does not change them. Without an ``optim`` step sizes that fall from 0.1 to 0.01.
+    :param local_optim: settings of the Adam that moves rows of parameters per record. Each row
+        moves on its own and without noise, by the unscaled gradient of its record's term, in the
+        steps that sample the record. ``None``: step sizes fall from 0.1 to 0.01.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
         against anyone who can guess the seed, and runs with equal seeds and separate accountants
         share their noise; the ledger says so. What is public has Pyro's own generators, the guide's
@@ -199,16 +202,11 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
     :param secure: noise and sampling from the operating system's cryptographic generator, sums and
         noise in integers: against attacks on floating-point numbers and on generators, listed in
         :mod:`pyro_dp.mechanism.fixed_point`. Refused with ``generator``.
-    :param report_clipping: release how many records were clipped: :attr:`clipped_fraction`, and a
-        :class:`ClippingWarning` at the end of :meth:`run` where it was clearly more than a quarter.
-        A bit of each record joins the release as a further block with 1% of the privacy cost: the
-        gradient's noise grows by half a per cent. :class:`AdaptiveClip` has such a bit anyway, of
-        which no warning is made; the histogram of ``max_grad_norm=None`` tells without one.
     :param cluster: processes that share the work, each with its own records: :class:`Cluster`; or
         owners who do not show them to each other: :class:`pyro_dp.federated.Federation`.
     :raises ConfigurationError: a setting is out of range or does not fit the others; at the first
-        step, parameters per record with ``sampling="fixed"``, or without ``local_optim`` if
-        ``optim`` is no plain Adam; with a ``cluster``, latents or parameters per record.
+        step, parameters per record with ``sampling="fixed"``; with a ``cluster``, latents or
+        parameters per record.
     :raises ClusterError: another process of the cluster failed, or is lost.
 
     >>> import pyro, torch
@@ -239,7 +237,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         accountant: PrivacyAccountant,
         num_steps: int | None = None,
         noise_multiplier: float | None = None,
-        max_grad_norm: float | AdaptiveClip | ByOptim | None = ByOptim.DEFAULT,
+        max_grad_norm: float | None = None,
         plate: str | None = None,
         sample_rate: float | None = None,
         sampling: str = "poisson",
@@ -252,7 +250,6 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         local_optim: RowAdam | None = None,
         generator: torch.Generator | int | None = None,
         secure: bool = False,
-        report_clipping: bool = True,
         cluster: Cluster | None = None,
     ):
         if not isinstance(optim, PyroOptim | None):
@@ -262,17 +259,10 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         if loss is not None:
             as_elbo(loss)
         require_choice("privatize", privatize, tuple(COORDINATES))
-        self._automatic = optim is None
-        if isinstance(max_grad_norm, ByOptim):
-            max_grad_norm = None if self._automatic else 1.0
-        adaptive = max_grad_norm if isinstance(max_grad_norm, AdaptiveClip) else None
-        self._measures = max_grad_norm is None and not same(noise_multiplier, 0)
-        if adaptive:
-            bound = adaptive.initial
-        elif max_grad_norm is None:  # that of the histogram, if there is noise
-            bound = 1.0 if self._measures else math.inf
-        else:
+        if max_grad_norm is not None:
             bound = require_scale("max_grad_norm", max_grad_norm, infinite=True)
+        else:  # that of the histogram, if there is noise
+            bound = math.inf if same(noise_multiplier, 0) else 1.0
         if loss_clip is not None:
             require_scale("loss_clip", loss_clip)
             require_number("loss_share", loss_share, above=0.0, below=1.0)
@@ -283,56 +273,54 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         self.privatize = privatize
         self.loss_clip = loss_clip
         self.loss_share = loss_share
-        self._adaptive = adaptive
-        settings = ReleaseSettings.among(locals() | {"plans": self._automatic}, bound=bound)
-        super().__init__(
-            model,
-            guide,
-            settings,
-            plate=plate,
-            slice_data=slice_data,
-            jit=jit,
-            report_clipping=report_clipping,
-        )
-        if adaptive:
-            self._bit = Block(1, 0.5, adaptive.share)
-        elif self._measures:
-            self._bit = None
-        of_bit, of_loss = self._bit.share if self._bit else 0.0, loss_share if loss_clip else 0.0
-        of_bins = norm_histogram.SHARE if self._measures else 0.0
-        self._gradient_share = 1.0 - of_bit - of_loss - of_bins
+        settings = ReleaseSettings.among(locals() | {"plans": self._plans}, bound=bound)
+        super().__init__(model, guide, settings, plate=plate, slice_data=slice_data, jit=jit)
+        of_loss = loss_share if loss_clip else 0.0
+        self._gradient_share = 1.0 - of_loss - self._report_share
         if self._gradient_share <= 0:
             raise ConfigurationError(
-                "loss_share must leave a part of the privacy cost to the gradient: it and "
-                f"AdaptiveClip.share, or {norm_histogram.SHARE:g} for the histogram of "
-                f"max_grad_norm=None, or {SHARE:g} for report_clipping, must sum to less than 1."
+                f"loss_share={loss_share:g} and {self._report_share:g} for {self._report_name} "
+                "must sum to less than 1: the gradient needs a part of the privacy cost."
             )
         self._histogram: HistogramBound | None = None  # before the first
         self._history = RunHistory(model, guide)
         self._concluded: str | None = None  # what the guide holds, if that is not to be relied on
-        self._optimizer = PublicOptimizer(optim or pyro.optim.Adam({"fused": True}))
+        self._planned_adam = PublicOptimizer(pyro.optim.Adam({"fused": True}))
+        self._optimizer = self._planned_adam if optim is None else PublicOptimizer(optim)
+        self._graft = Graft(self._optimizer, self._planned_adam)
         self._loaded = SavedParameters()
-        self._rows = RowOptimizer(partial(_row_adam, local_optim, optim))
-        self._chooses_rows = self._automatic and local_optim is None
+        self._local_optim = local_optim
+        self._rows = RowOptimizer(self._row_adam)
+        self._loops = True  # over step(), as long as run() is not called
 
     _bound_name = "max_grad_norm"
     _measure = "private loss (nats)"
+    _report_name = "the histogram of the norms"
+    _plans = True  # num_steps, where it is None
+
+    @property
+    def _measures(self) -> bool:
+        """Whether a histogram of the norms joins the releases."""
+        return not same(self._noise_multiplier, 0)
 
     @whole_step
     @torch.enable_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
-        """One private gradient step, given the full data.
+        """One private gradient step of the plan, given the full data.
 
-        With ``max_grad_norm=None`` the first releases the norms alone, and moves nothing.
+        With ``max_grad_norm=None`` the first one releases the norms alone, and moves nothing.
 
         :returns: the private loss in nats if ``loss_clip`` is set, else nan; nan for the norms.
         :raises ModelError: model, guide or data do not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
-        :raises ConfigurationError: the optimizer fails, or makes a parameter NaN or infinite.
+        :raises ConfigurationError: the plan is done; or the optimizer fails, or makes a parameter
+            NaN or infinite.
         """
         prepared = self._prepare(args, kwargs)
-        opens = self._measures and self._histogram is None
-        step = _of_norms_alone(prepared.step.eager) if opens else prepared.step
+        if self._loops and self._steps == 0 and self.loss_clip is None:
+            warnings.warn(PrivacyWarning(_NAN), stacklevel=4)
+        opens = self._opens
+        step = prepared.step.eager.of_norms_alone() if opens else prepared.step
         position = self.accountant.position
         draws = step.draw()
         size = step.size(draws)
@@ -354,8 +342,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         for indices, own in moves:  # behind the privacy wall
             self._rows.step(indices, own)
         self._read_report(others, blocks[-1], size, prepared)
-        if self._automatic and self._steps == self.num_steps:
-            self._conclude(prepared)
+        if self._steps == self.num_steps:
+            self.finish() if self._loops else self._conclude(prepared)
         return math.nan if self.loss_clip is None else others[0].item() + gradients.outside.item()
 
     def _planned(self, args: tuple, kwargs: dict) -> int:
@@ -364,56 +352,82 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
                 "optim: ReduceLROnPlateau goes by a loss, and that of the data is private. Set "
                 "loss_clip, use another scheduler, or call step() and optim.step(...) yourself."
             )
-        if self._automatic and self.num_steps is None:
+        self._loops = False
+        if self.num_steps is None:
             self._prepare(args, kwargs)  # which chooses it
         return super()._planned(args, kwargs)
 
     def _step_of_run(self, args: tuple, kwargs: dict) -> float:
-        moves = not self._measures or self._histogram is not None
+        moves = not self._opens
         loss = super()._step_of_run(args, kwargs)
         if moves:
             self._optimizer.step_scheduler(loss)
         return loss
 
+    @property
+    def _opens(self) -> bool:
+        """Whether the next release is that of the norms alone, which gives the first C."""
+        return self._measures and self.max_grad_norm is None and self._histogram is None
+
+    def finish(self) -> None:
+        """End a loop over :meth:`step` early: write what was found into the guide.
+
+        The last step of the plan does so by itself. Nothing of the plan's cost is returned.
+
+        :raises ConfigurationError: no step was taken yet.
+        """
+        if self._prepared is None or not self._steps:
+            raise ConfigurationError("finish() ends a loop over step(), and no step was taken yet.")
+        self._conclude(self._prepared)
+        for warning in self._warnings():
+            warnings.warn(warning, stacklevel=2)
+
     def _stop_early(self, num_steps: int) -> None:
         super()._stop_early(num_steps)
-        if self._automatic and self._prepared is not None:
+        if self._prepared is not None:
             self._conclude(self._prepared)
 
     def _conclude(self, prepared: PreparedGradient) -> None:
         """Let the guide hold what the run has found."""
-        self._concluded = self._history.conclude(prepared.parameters, self._histogram)
+        self._concluded = self._history.conclude(prepared.parameters, self._clipping)
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The posterior of the guide's unconstrained latents, from all releases so far.
 
-        The released gradients of the likelihood, at the public draws where they were taken, are
-        regressed on these draws (:mod:`pyro_dp.infer.svi.gradient_regression`), and meet the prior
-        in closed form: post-processing, which knows the noise of each release and needs no step
-        size. Where that is not to be had (another guide than a Gaussian is an error), it is the
-        guide as it is, with a :class:`ConvergenceWarning` that says why.
+        The released gradients are regressed on the public draws where they were taken
+        (:mod:`pyro_dp.infer.svi.gradient_regression`), and the prior joins in closed form. Where
+        these gradients decide no posterior, it is the guide as it is, with a
+        :class:`ConvergenceWarning` that says why.
 
         :param noise_aware: include the uncertainty that the noise adds.
         :raises ConfigurationError: no step was taken yet, or the guide is no Gaussian.
         """
-        return self._history.posterior(noise_aware, self.clipped_fraction, self._histogram)
+        return self._history.posterior(noise_aware, self._clipping, spoiled=self._spoiled)
 
     def _noise_parts(self) -> Mapping[str, Tensor]:
-        return self._history.noise_parts(self._histogram)
+        return self._history.noise_parts(self._clipping)
 
     def _unfinished(self) -> str | None:
-        return self._history.unfinished(self._histogram)
+        return self._history.unfinished(self._clipping)
+
+    @property
+    def _clipping(self) -> Clipping | None:
+        """What the bound does to the gradients, where it is known."""
+        return None if self._histogram is None else Clipping(self._histogram, self._bound)
+
+    @property
+    def _spoiled(self) -> bool:
+        """Whether intervals may miss for what is cut off."""
+        return self._clipping is not None and self._clipping.spoils
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
         """The fraction of all N records whose part was clipped, with its standard error.
 
-        With ``max_grad_norm=None`` it is read off the mean histogram of all steps so far, for the
-        present bound; None without noise. Else as follows:
+        It is read off the mean histogram of all steps so far, for the present bound. None before
+        the first step, and without noise.
         """
-        if self._measures:
-            return None if self._histogram is None else self._histogram.clipped()
-        return super().clipped_fraction
+        return None if self._clipping is None else self._clipping.fraction()
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
         """:raises PrivacyError: always: the loss on the data is not private."""
@@ -440,13 +454,12 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         state = self._state() | {
             "parameters": {name: leaf.detach().clone() for name, leaf in parameters.items()},
             "optimizer": {n: s for n, s in self.optim.get_state().items() if n not in local},
+            "lengths": {"adam": self._planned_adam.optim.get_state(), "ways": self._graft.state()},
             "bound": self._bound,
             "history": self._history.state(),
+            "num_steps": self.num_steps,
+            "histogram": None if self._histogram is None else self._histogram.state(),
         }
-        if self._automatic:
-            state["num_steps"] = self.num_steps
-        if self._measures:
-            state["histogram"] = None if self._histogram is None else self._histogram.state()
         if include_private_local_state:
             state["private_local_state"] = self._rows.state_dict()
         return state
@@ -465,12 +478,11 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
             journal; nothing was changed.
         """
-        own = ("history", "num_steps") * self._automatic + ("histogram",) * self._measures
-        self._require_state(state, (*NAMES, *own))
+        if self._saved_plan and isinstance(state, dict) and "num_steps" not in state:
+            raise ConfigurationError(_OF_PAPER)
+        self._require_state(state, (*NAMES, *self._saved_plan))
         saved = SavedRun.read(state)
-        known = self._automatic and self.num_steps is not None
-        if known and not same(self.num_steps, saved.num_steps):
-            raise ConfigurationError("num_steps differs from that of the saved run.")
+        self._require_plan(saved)
         self._load_state(state)
         self._rows.load_state_dict(saved.local)
         self._loaded = saved.parameters
@@ -478,10 +490,19 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         self._optimizer.load(saved.optimizer)
         self._bound = saved.bound
         self._history.load(saved.history)
-        if self._automatic:
-            self.num_steps = saved.num_steps
-        if self._measures:
-            self._histogram = saved.histogram
+        self._planned_adam.load(saved.lengths["adam"])
+        self._graft.load(saved.lengths["ways"])
+        self.num_steps = self.num_steps if saved.num_steps is None else saved.num_steps
+        self._histogram = saved.histogram
+
+    @property
+    def _saved_plan(self) -> tuple[str, ...]:
+        """Names of what a state must have for a run to go on as planned."""
+        return ("history", "num_steps") + ("histogram",) * self._measures
+
+    def _require_plan(self, saved: SavedRun) -> None:
+        if self.num_steps is not None and not same(self.num_steps, saved.num_steps):
+            raise ConfigurationError("num_steps differs from that of the saved run.")
 
     @property
     def optim(self) -> PyroOptim:
@@ -490,7 +511,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
     @optim.setter
     def optim(self, optim: PyroOptim) -> None:
-        if self._automatic:
+        if self._optimizer is self._planned_adam:
             raise ConfigurationError("optim: this DPSVI chooses its own. Pass one when it is made.")
         self._optimizer.optim = optim
 
@@ -527,6 +548,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         self._loaded.require_none()
         require_finite(parameters, STARTED)
         self._optimizer.require(parameters)
+        self._planned_adam.require(parameters)
         eager = EagerStep(
             *users,
             term,
@@ -542,34 +564,42 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         kind = None if step is None else type(step)
         if self._ranks is not None and not self._ranks.all_have(kind):
             step = None
-        if self._automatic and self.num_steps is None:
-            self.num_steps = usual_steps()
+        if self.num_steps is None:
+            self.num_steps = self._usual_steps()
         self._history.start(
             term,
             particles=eager.loss.num_particles,
             num_steps=self.num_steps,
             rate=sampler.sample_rate,
-            concludes=self._automatic,
         )
         return PreparedGradient(records, sampler, term, parameters, step or eager)
 
     def _rate(self, plate: PrivatePlate) -> float:
         rate = super()._rate(plate)
-        chosen = self._automatic and self.sample_rate is None and self.sampling != "full"
+        chosen = self.sample_rate is None and self.sampling != "full"
         return usual_rate(plate.size) if chosen and rate == 1.0 else rate
+
+    def _usual_steps(self) -> int | None:
+        return usual_steps()
+
+    def _row_adam(self, name: str) -> RowAdam:
+        """What moves the rows of this parameter."""
+        return self._local_optim or RowAdam()  # its step size is chosen in each step
 
     def _move(
         self, prepared: PreparedGradient, gradients: dict[str, Tensor | None], size: int
     ) -> None:
         """The optimizer's step, along gradients of the parameters."""
-        step = partial(self._optimizer.step, prepared.parameters, gradients, rarely=self._rarely)
-        if not self._automatic:
-            return step()
+        rarely, planned = self._rarely, self._planned_adam
         plan = self._plan(size, prepared.sampler)
-        self._optimizer.set(lr=plan.step_size(self._steps - 1), betas=plan.betas)
-        step()
-        self._optimizer.set(lr=plan.step_size(self._steps))  # which a state must know
-        if self._chooses_rows:
+        planned.set(lr=plan.step_size(self._steps - 1), betas=plan.betas)
+        if self._optimizer is not planned and self._history.regresses:
+            longest = plan.step_size(self._steps - 1)
+            self._graft.step(prepared.parameters, gradients, longest=longest, rarely=rarely)
+        else:
+            self._optimizer.step(prepared.parameters, gradients, rarely=rarely)
+        planned.set(lr=plan.step_size(self._steps))  # which a state must know
+        if self._local_optim is None:
             self._rows.set_step_size(plan.row_step_size(self._steps - 1))
 
     def _plan(self, dim: int, sampler: RecordSampler) -> StepPlan:
@@ -589,14 +619,13 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
     @property
     def _others(self) -> tuple[Any, ...]:
-        if self._automatic:
+        if self._optimizer is self._planned_adam:
             return (self.loss,)
         return self.loss, self.optim.pt_optim_args, self.optim.pt_clip_args
 
     def _refuse_steps_beyond_calibration(self) -> None:
-        super()._refuse_steps_beyond_calibration()
-        if self._automatic and self.num_steps is not None and self._steps >= self.num_steps:
-            raise ConfigurationError(f"num_steps={self.num_steps} are done: start anew to go on.")
+        if self.num_steps is not None and self._steps >= self.num_steps:
+            raise ConfigurationError(_DONE.format(steps=self.num_steps))
 
     def _public(self) -> Sequence[Tensor]:
         known = self._prepared
@@ -608,41 +637,34 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         return super()._is_current(prepared) and prepared.is_current()
 
     def _blocks(self, size: int) -> list[Block]:
-        """The blocks of the joint release: gradient, loss, and the bit or the histogram."""
+        """The blocks of the joint release: gradient, loss, and what tells of clipping."""
         blocks = [Block(size, self._bound, self._gradient_share)]
         if self.loss_clip is not None:
             blocks.append(Block(1, self.loss_clip, self.loss_share))
-        if self._bit:
-            blocks.append(self._bit)
-        if self._measures:
-            blocks.append(Block(SIZE, 1.0, norm_histogram.SHARE))
-        return blocks
+        return [*blocks, *self._report_blocks]
+
+    @property
+    def _report_blocks(self) -> list[Block]:
+        return [Block(SIZE, 1.0, self._report_share)] if self._measures else []
+
+    @property
+    def _report_share(self) -> float:
+        """Of the privacy cost, for what tells of clipping."""
+        return norm_histogram.SHARE if self._measures else 0.0
 
     @property
     def _report(self) -> Report | None:
         """What makes the block of the norms."""
-        if self._measures:
-            return with_bins
-        return with_bit if self._bit else None
+        return with_bins if self._measures else None
 
     def _noise(self, block: Block, sampler: RecordSampler) -> float:
         """Standard deviation of the noise in a coordinate of a block, as an estimate for all N."""
         return block.noise(self._noise_in_sums) / sampler.sample_rate
 
     def _warnings(self) -> list[Warning]:
-        found: list[Warning] = []
-        clipped = self.clipped_fraction
-        if not (self._adaptive or self._measures):
-            found = super()._warnings()
-        elif self.report_clipping and clipped and clipped.is_large and not self._clips_half:
-            text = _CLIPPED.format(fraction=clipped.fraction, bound=self._bound)
-            found = [ClippingWarning(text)]
+        text = None if self._clipping is None else self._clipping.warning()
+        found: list[Warning] = [ClippingWarning(text)] if text else []
         return [*found, *([ConvergenceWarning(self._concluded)] if self._concluded else [])]
-
-    @property
-    def _clips_half(self) -> bool:
-        """Whether C is the median norm, on purpose, or adapts to a quantile of the user's."""
-        return self._histogram is None or self._histogram.of_many
 
     def _read_report(
         self, others: list[Tensor], block: Block, size: int, prepared: PreparedGradient
@@ -650,35 +672,19 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         """The last block, if it tells of norms: it is kept, and moves a bound that follows them."""
         if self._measures:
             self._read_bins(others.pop(), block, size, prepared.sampler)
-        elif self._bit:
-            bit = others.pop()
-            self._add_bit(self._bit, bit, prepared)
-            if self._adaptive is not None:
-                within = bit.item() / prepared.records.plate.size + 0.5
-                self._bound = self._adaptive.updated(self._bound, within)
 
     def _read_bins(self, counts: Tensor, block: Block, size: int, sampler: RecordSampler) -> None:
         if self._histogram is None:
             size = max(size, 1)  # records may share nothing
             plan = self._plan(size, sampler)
-            many = self._automatic and plan.is_of_many
-            self._histogram = HistogramBound.start(sampler.size, size, plan.noise, of_many=many)
+            self._histogram = HistogramBound.start(
+                sampler.size, size, plan.noise, of_many=plan.is_of_many
+            )
         sd, rate = self._noise(block, sampler), sampler.sample_rate
-        told = partial(self._history.total_information, self._histogram)
+        told = partial(self._history.total_information, Clipping(self._histogram, self._bound))
         self._histogram = self._histogram.updated(counts, sd, rate, told)
-        self._bound = self._histogram.bound
+        if self.max_grad_norm is None:
+            self._bound = self._histogram.bound
 
     def _exact(self) -> dict[str, Callable]:
         return {"loss": exact_loss, "gradient_norms": exact_norms}
-
-
-def _row_adam(given: RowAdam | None, optim: PyroOptim | None, name: str) -> RowAdam:
-    """What moves the rows of this parameter."""
-    if given is None and optim is None:
-        return RowAdam()  # its step size is chosen in each step
-    return given or RowAdam.like(optim, name)
-
-
-def _of_norms_alone(step: EagerStep) -> EagerStep:
-    """The same step, of which a release tells the norms and no more."""
-    return replace(step, releases_loss=False, report=bins_alone)

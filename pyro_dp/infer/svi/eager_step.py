@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 from pyro_dp.infer.svi.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Measured, Rows
+from pyro_dp.mechanism.norm_histogram import bins_alone
 from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle, draw_particle
@@ -78,6 +79,10 @@ class EagerStep:
     def eager(self) -> "EagerStep":
         """Which computes the same: for what takes either step."""
         return self
+
+    def of_norms_alone(self) -> "EagerStep":
+        """The same step, whose release has the norms and no more."""
+        return replace(self, releases_loss=False, report=bins_alone)
 
     def draw(self, given: Sequence[RecordMode] | None = None) -> list[Particle]:
         """Public draws of the global latents, one per particle."""

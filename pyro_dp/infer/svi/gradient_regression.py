@@ -45,6 +45,10 @@ _FAR_OFF = "the regression leads far away from all draws of the last half of the
 Prior = Callable[[Tensor, Tensor], Gaussian]
 
 
+class TooFew(Exception):
+    """There are fewer releases than a regression needs; the text is a clause that says so."""
+
+
 @dataclass(frozen=True, eq=False)
 class Regressed:
     """A Gaussian posterior of d latents, from released numbers alone.
@@ -56,7 +60,7 @@ class Regressed:
         in [0, 1], (d,). Below a half, noise says more than the records.
     :param unseen: latents that would be far less certain if the curvature were zero wherever it
         does not stand out of the noise, (d,).
-    :param reason: why it can not be trusted, or None.
+    :param reason: why the gradients do not fit a line, or None.
     """
 
     mean: Tensor
@@ -65,6 +69,11 @@ class Regressed:
     information: Tensor
     unseen: Tensor
     reason: str | None
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the mean of the iterates is likely to be nearer than the regression's."""
+        return self.reason is not None or bool(self.unseen.any())
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,13 +150,13 @@ def regressed(history: ReleasedGradients, prior: Prior, bias: float = 0.0) -> Re
         round.
     :param bias: size of what clipping does to a coordinate of the gradient of all records
         (:func:`~pyro_dp.infer.svi.gradient_bound.bias`).
+    :raises TooFew: for so many latents.
     """
     count, dim = history.draws.shape
+    if count < FEWEST * dim:
+        raise TooFew(f"{count} releases are too few for a regression on {dim} latents")
     late = history.draws[count // 2 :]
     mean, covariance = late.mean(dim=0), torch.cov(late.mT).reshape(dim, dim)
-    if count < FEWEST * dim:
-        few = f"{count} releases are too few for a regression on {dim} latents"
-        return _unknown(prior(mean, covariance), f"{few}: it needs {FEWEST * dim}")
     scale = covariance
     for _ in range(_ROUNDS):
         line = fitted(history, _nearness(history.draws, mean, scale))
@@ -317,9 +326,3 @@ def _moved(mean: Tensor, target: Tensor, scale: Tensor) -> Tensor:
     root = torch.linalg.solve_triangular(cholesky(scale), move.unsqueeze(1), upper=False)
     length = root.square().mean().sqrt().clamp(min=1e-300)
     return mean + move * (_LONGEST_MOVE / length).clamp(max=1.0)
-
-
-def _unknown(prior: Gaussian, reason: str) -> Regressed:
-    covariance = prior.covariance
-    nothing = torch.zeros_like(prior.eta)
-    return Regressed(prior.mean, covariance, covariance, nothing, nothing == 0, reason)

@@ -39,7 +39,8 @@ def hidden(norms: Norms, information: float, sd: float) -> HiddenRecords | None:
     that are seen add up to (less, where these do not point to one side: then r is larger still).
 
     They are believed in where they are rare, and too few to stand out of the noise. Else they would
-    be seen, and it is the model that does not hold. Nor are they where noise hides everybody.
+    be seen, and it is the model that does not hold. Nor are they where noise hides everybody. Less
+    than one record is a loss that is scaled down, such as a mean over the records.
 
     :param norms: of all records, as far as they are seen.
     :param information: the trace of the curvature; 0 where it is not known.
@@ -47,6 +48,9 @@ def hidden(norms: Norms, information: float, sd: float) -> HiddenRecords | None:
     """
     seen, size = float(norms.counts @ norms.norms), float(norms.counts.sum())
     lacking = information - float(norms.counts @ norms.norms**2)
-    if lacking <= 0.0 or seen**2 > lacking * min(_SEEN * sd, _RARE * size) or size < _KNOWN * sd:
+    if lacking <= 0.0 or size < _KNOWN * sd:
         return None
-    return HiddenRecords(seen**2 / lacking, lacking / seen)
+    count = seen**2 / lacking
+    if not 1.0 <= count <= min(_SEEN * sd, _RARE * size):
+        return None
+    return HiddenRecords(count, lacking / seen)

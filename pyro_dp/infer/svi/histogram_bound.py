@@ -99,32 +99,27 @@ class HistogramBound:
             next_reading=max(steps + 1, math.ceil(_LONGER * steps)),
         )
 
-    def clipped(self) -> ClippedFraction:
-        """Of all N records, with C as it is now."""
+    def clipped(self, bound: float) -> ClippedFraction:
+        """Of all N records, at this bound."""
         norms = self._norms()
-        above = max(1, int((norms.norms > self.bound).sum()))
+        above = max(1, int((norms.norms > bound).sum()))
         error = math.sqrt(above * self.variance) / self.size
-        return ClippedFraction(norms.share_above(self.bound), error)
+        return ClippedFraction(norms.share_above(bound), error)
 
-    def bias(self) -> float:
-        """Of a coordinate of all records' gradient, by what is cut off: about its size.
+    def lost(self, bound: float) -> float:
+        """About what this bound takes from a coordinate of all records' gradient."""
+        return bias(self._norms(), np.array([bound]), self.dim).item()
 
-        At most the noise there: C costs least where bias is a part of it, as large as the norms cut
-        off exceed C. More is a tail that noise has made up since C was chosen.
-        """
-        found = bias(self._norms(), np.array([self.bound]), self.dim).item()
-        return min(found, self.bound * self.noise)
+    def cut(self, bounds: Tensor) -> Tensor:
+        """What earlier bounds took from a coordinate of all gradients, beyond what this one takes.
 
-    def cut(self, bounds: Tensor, noise: Tensor) -> Tensor:
-        """What earlier, lower bounds took from a coordinate of all gradients: of those that noise
-        hides, which point to one side; and of others, where it is more than the noise.
+        Gradients that the noise hides point to one side, and all of them counts.
 
         :param bounds: of T releases, (T,).
-        :param noise: of each in a coordinate, (T,).
         """
         seen = self._seen()
-        excess = torch.as_tensor(bias(seen, bounds.numpy(), self.dim))
-        found = torch.where(excess > noise, excess, 0.0)
+        taken = bias(seen, np.append(bounds.numpy(), self.bound), self.dim)
+        found = torch.as_tensor(taken[:-1] - taken[-1]).clamp(min=0.0)
         group = hidden(seen, self.information, math.sqrt(self.variance))
         if group is None:
             return found

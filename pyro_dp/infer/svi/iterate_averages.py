@@ -49,19 +49,25 @@ class IterateAverages:
             self._sums[name][part] += leaf
 
     @torch.no_grad()
+    def means(self) -> dict[str, Tensor]:
+        """Over the last half so far, of all parameters; empty before it begins."""
+        count = sum(self._counts)
+        return {name: sums.sum(dim=0) / count for name, sums in self._sums.items()}
+
+    @torch.no_grad()
     def agreed(self) -> dict[str, Tensor]:
         """Means over the last half, of the parameters that have arrived."""
         if min(self._counts) == 0:
             return {}
-        found = {}
+        found = set()
         for name, sums in self._sums.items():
             means = sums / torch.tensor(self._counts).to(sums).view(-1, *[1] * (sums.dim() - 1))
             a, b, c, d = means
             apart = ((a + b - c - d) / 2).square().sum()
             within = (a - b).square().sum() + (c - d).square().sum()
             if 2 * apart <= within:
-                found[name] = sums.sum(dim=0) / sum(self._counts)
-        return found
+                found.add(name)
+        return {name: mean for name, mean in self.means().items() if name in found}
 
     def state(self) -> dict[str, Any]:
         """Tensors and numbers."""

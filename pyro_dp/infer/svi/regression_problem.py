@@ -9,7 +9,7 @@ from torch import Tensor
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_factor import Prior
-from pyro_dp.infer.svi.gradient_regression import Regressed, regressed
+from pyro_dp.infer.svi.gradient_regression import Regressed, TooFew, regressed
 from pyro_dp.infer.svi.released_gradients import ReleasedGradients
 from pyro_dp.records.global_draw import draw_particle
 from pyro_dp.records.record_term import RecordTerm
@@ -85,6 +85,8 @@ class RegressionProblem:
         """
         try:
             return self._solved(history, bias)
+        except TooFew as why:
+            raise NotRegressed(str(why)) from None
         except (ArithmeticError, torch.linalg.LinAlgError):
             raise NotRegressed(_NOT_FINITE) from None
 
@@ -102,8 +104,6 @@ class RegressionProblem:
 
     def _solved(self, history: ReleasedGradients, bias: float) -> Regressed:
         found = regressed(history, self._prior_of_seen, bias)
-        if found.reason is not None:
-            raise NotRegressed(found.reason)
         device = self.places.device
         plain, aware = (
             self._extended(Gaussian.from_moments(found.mean, each).to(device))
@@ -116,7 +116,7 @@ class RegressionProblem:
         mean, covariances = plain.mean, (plain.covariance, aware.covariance)
         if not all(each.isfinite().all() for each in (mean, *covariances)):
             raise ArithmeticError
-        return Regressed(mean, *covariances, information, unseen, None)
+        return Regressed(mean, *covariances, information, unseen, found.reason)
 
     def _prior_of_seen(self, mean: Tensor, covariance: Tensor) -> Gaussian:
         """The prior as a factor of the latents that records see, at a posterior of these."""

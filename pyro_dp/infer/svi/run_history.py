@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,25 +13,24 @@ from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED, everywhere
 from pyro_dp.infer.posterior.explanation import CLIPPING, NOISE, SAMPLING
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.svi.clipping import Clipping
 from pyro_dp.infer.svi.gradient_regression import FEWEST, Regressed, total_information
-from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.infer.svi.iterate_averages import IterateAverages
 from pyro_dp.infer.svi.regression_problem import NotRegressed, RegressionProblem, gaussian_guide
 from pyro_dp.infer.svi.released_gradients import ReleasedGradients
-from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.records.losses import user_code
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning
 
 _LONGEST = 2000  # steps that are allowed for where their number is not known
-_OF_PARAMETERS = "what was released are not gradients of latents alone"
+_OF_PARAMETERS = "the releases are gradients of parameters, not of latents alone"
 _RANDOM = "the records' terms are random"
-_OWN_LOSS = "the loss is your own, of which no prior is known"
+_OWN_LOSS = "the loss is your own, and its prior is not known"
 _MANY = "{count} latents take more than {steps} steps"
 _NONE_YET = "there are none yet"
 _NOISE_LEFT_OUT = "the privacy noise is not in its width"
 _UNSEEN = (
-    "no curvature stands out of the noise there: the interval may be far too narrow, as where "
+    "no curvature stands out of the noise there, so the interval may be far too narrow, as where "
     "coefficients make up for each other"
 )
 _NO_STEP = (
@@ -46,27 +46,27 @@ _NOT_FINITE = (
     "optimizer with smaller steps, or none."
 )
 _OTHER = "load_state_dict: the released gradients are of other latents, of another model."
-_NOT_REGRESSED = "No posterior could be regressed from the released gradients: {why}. "
-_AS_IT_IS = _NOT_REGRESSED + "This is the guide as it is, which does not know of the privacy noise."
-_LITTLE = 0.25  # of the records' information is left: there are marks before there is a warning
-_HIDES = (
-    "Of {hidden} of {dim} coordinates the noise may hide most of what the records say; "
-    "posterior().doubtful names them, and their intervals may miss. It is worse where a guide "
-    "starts far off: start it at the middle of the prior, AutoMultivariateNormal(model, "
-    "init_loc_fn=init_to_mean). For a regression take DPSEP; else more records, fewer latents or "
-    "a larger epsilon."
-)
-_FLAT = (
-    "Intervals of {count} of {dim} coordinates may be far too narrow, and their means far off: in "
-    "directions that decide about them the noise may hide that the records say nothing. "
-    "posterior().doubtful names them. So it is where latents make up for each other, as an "
-    "intercept and effects of groups: write the effects around it, Normal(intercept, scale), "
-    "with no other intercept, or take DPSEP."
+_LEFT_OUT = "no posterior follows from the released gradients: {why}"
+_AS_IT_IS = (
+    "No posterior follows from the released gradients: {why}. This is the guide as it is, and its "
+    "intervals do not include the privacy noise."
 )
 _IN_ITS_PLACE = (
-    _NOT_REGRESSED + "The guide holds {what} instead, which do not know of the privacy noise."
+    "The guide holds {what}, and its intervals do not include the privacy noise. No posterior "
+    "follows from the released gradients: {why}."
 )
-_LEFT_OUT = "no posterior could be regressed from the released gradients: {why}"
+_OF_ITERATES = (
+    "The mean of the posterior is that of the last half of the iterates, and its intervals may "
+    "miss: {why}. posterior().doubtful names the coordinates. DPSEP copes better with latents that "
+    "make up for each other; a larger epsilon helps, too."
+)
+_LITTLE = 0.25  # of the records' information is left: with more, intervals hold as well as others
+_HIDES = (
+    "The noise may hide most of what the records say in {hidden} of {dim} coordinates, and their "
+    "intervals may miss; posterior().doubtful names them. Start the guide at the middle of the "
+    "prior: AutoMultivariateNormal(model, init_loc_fn=init_to_mean). For a regression take DPSEP. "
+    "More records, fewer latents or a larger epsilon help, too."
+)
 
 
 class RunHistory:
@@ -97,18 +97,16 @@ class RunHistory:
         particles: int,
         num_steps: int | None,
         rate: float,
-        concludes: bool,
     ) -> None:
         """What there is already stays.
 
         :param particles: K.
         :param num_steps: of the run, if that is known.
         :param rate: of sampling.
-        :param concludes: whether the guide shall hold at last what was found.
         """
         self._term, self._num_steps, self._rate = term, num_steps, rate
         self._particles = particles
-        if concludes and self._averages is None and num_steps is not None:
+        if self._averages is None and num_steps is not None:
             self._averages = IterateAverages(num_steps)
 
     def require_size(self, size: int) -> None:
@@ -142,16 +140,16 @@ class RunHistory:
         return self._why is None
 
     @torch.no_grad()
-    def total_information(self, histogram: HistogramBound) -> float:
+    def total_information(self, clipping: Clipping) -> float:
         """Of all records about the latents, in the units of squared norms of their gradients;
         0 where it is not known.
 
-        :param histogram: that C follows.
+        :param clipping: what the bounds so far took away.
         """
         gradients = self._kept()
         if gradients is None or not len(gradients):
             return 0.0
-        self._cut(gradients, histogram)
+        self._cut(gradients, clipping)
         try:
             return total_information(gradients) / self._particles
         except (ArithmeticError, torch.linalg.LinAlgError):
@@ -165,21 +163,25 @@ class RunHistory:
     def posterior(
         self,
         noise_aware: bool,
-        clipped: ClippedFraction | None,
-        histogram: HistogramBound | None,
+        clipping: Clipping | None,
+        *,
+        spoiled: bool,
     ) -> Posterior:
         """As :meth:`DPSVI.posterior`.
 
-        :param histogram: that C follows: it tells what clipping does.
+        :param clipping: what the bound takes away, where that is known.
+        :param spoiled: whether intervals may miss for it.
         """
         if self._term is None:
             raise ConfigurationError(_NO_STEP)
         try:
-            guide, found = self._regressed(histogram)
+            guide, found = self._regressed(clipping)
         except NotRegressed as why:
             return self._as_it_is(why)
-        doubts = {HIDDEN: found.information < 0.5, _UNSEEN: found.unseen}
-        if clipped is not None and clipped.is_large:
+        doubts = {HIDDEN: found.information < _LITTLE, _UNSEEN: found.unseen}
+        if found.reason is not None:
+            doubts[found.reason] = everywhere(found.mean)
+        if spoiled:
             doubts[MANY_CLIPPED] = everywhere(found.mean)
         covariance = found.aware if noise_aware else found.covariance
         return Posterior(
@@ -187,17 +189,17 @@ class RunHistory:
         )
 
     @torch.no_grad()
-    def noise_parts(self, histogram: HistogramBound | None) -> dict[str, Tensor]:
+    def noise_parts(self, clipping: Clipping | None) -> dict[str, Tensor]:
         """Variances by privacy noise, sampling and clipping, (d,) each, in proportion.
 
-        :param histogram: as for :meth:`posterior`.
+        :param clipping: as for :meth:`posterior`.
         """
         try:
-            _, found = self._regressed(histogram)
+            _, found = self._regressed(clipping)
         except NotRegressed:
             return {NOISE: torch.ones(())}
         assert self._problem is not None and self._gradients is not None
-        gradients, bias = self._gradients, self._bias(histogram)
+        gradients, bias = self._gradients, self._bias(clipping)
         noise = 1 / gradients.noise.pow(-2).sum().item()  # of releases that count as they should
         sampling = (1 - gradients.rate) / gradients.rate / len(gradients)
         of_unit, of_curvature = self._problem.moved(found.covariance)
@@ -207,38 +209,35 @@ class RunHistory:
             CLIPPING: bias**2 * of_unit,
         }
 
-    def unfinished(self, histogram: HistogramBound | None) -> str | None:
+    def unfinished(self, clipping: Clipping | None) -> str | None:
         """Why there is no posterior with the noise in it, a clause; None: there is.
 
-        :param histogram: as for :meth:`posterior`.
+        :param clipping: as for :meth:`posterior`.
         """
         try:
-            self._regressed(histogram)
+            self._regressed(clipping)
         except NotRegressed as why:
             return _LEFT_OUT.format(why=why)
         return None
 
     @torch.no_grad()
-    def conclude(
-        self, parameters: Mapping[str, Tensor], histogram: HistogramBound | None
-    ) -> str | None:
+    def conclude(self, parameters: Mapping[str, Tensor], clipping: Clipping | None) -> str | None:
         """Let the guide hold what the run has found.
 
         :param parameters: unconstrained.
-        :param histogram: as for :meth:`posterior`.
+        :param clipping: as for :meth:`posterior`.
         :returns: why that is no posterior with the noise in it, and what it is; or what the noise
             hides.
         """
         try:
-            guide, found = self._regressed(histogram)
+            guide, found = self._regressed(clipping)
         except NotRegressed as why:
             return _IN_ITS_PLACE.format(why=why, what=self._average(parameters))
         guide.write(found.mean, found.aware)
+        if found.is_doubtful:
+            return _OF_ITERATES.format(why=found.reason or _UNSEEN)
         hidden, dim = int((found.information < _LITTLE).sum()), len(found.mean)
-        if 2 * hidden > dim:
-            return _HIDES.format(hidden=hidden, dim=dim)
-        count = int(found.unseen.sum())
-        return _FLAT.format(count=count, dim=dim) if count else None
+        return _HIDES.format(hidden=hidden, dim=dim) if 2 * hidden > dim else None
 
     def state(self) -> dict[str, Any]:
         """Tensors and numbers."""
@@ -300,17 +299,16 @@ class RunHistory:
         self._pending = []
         return self._gradients
 
-    def _bias(self, histogram: HistogramBound | None) -> float:
+    def _bias(self, clipping: Clipping | None) -> float:
         """Of a coordinate of a particle's gradient, by clipping, about."""
-        return 0.0 if histogram is None else self._particles * histogram.bias()
+        return 0.0 if clipping is None else self._particles * clipping.bias()
 
-    def _cut(self, gradients: ReleasedGradients, histogram: HistogramBound | None) -> None:
-        if histogram is not None:
-            noise = gradients.noise / self._particles
-            bounds = noise / self._noise_of_one
-            gradients.cut = self._particles * histogram.cut(bounds, noise)
+    def _cut(self, gradients: ReleasedGradients, clipping: Clipping | None) -> None:
+        if clipping is not None:
+            bounds = gradients.noise / (self._particles * self._noise_of_one)
+            gradients.cut = self._particles * clipping.histogram.cut(bounds)
 
-    def _regressed(self, histogram: HistogramBound | None) -> tuple[GaussianGuide, Regressed]:
+    def _regressed(self, clipping: Clipping | None) -> tuple[GaussianGuide, Regressed]:
         """:raises NotRegressed: there is no posterior to be had."""
         gradients = self._kept()
         if gradients is None:
@@ -321,8 +319,11 @@ class RunHistory:
             self._problem = RegressionProblem.build(self._model, self._guide, guide, self._term)
         count = len(gradients)
         if self._solution is None or self._solution[0] != count:
-            self._cut(gradients, histogram)
-            self._solution = count, self._problem.solved(gradients, self._bias(histogram))
+            self._cut(gradients, clipping)
+            found = self._problem.solved(gradients, self._bias(clipping))
+            if found.is_doubtful:
+                found = replace(found, mean=self._mean_of_iterates(guide, found.mean))
+            self._solution = count, found
         return guide, self._solution[1]
 
     def _current_guide(self) -> GaussianGuide:
@@ -346,16 +347,21 @@ class RunHistory:
         except ArithmeticError:
             raise ConfigurationError(_NOT_FINITE) from None
 
+    def _mean_of_iterates(self, guide: GaussianGuide, otherwise: Tensor) -> Tensor:
+        """Over the last half of the run, once it has begun; (d,)."""
+        means = {} if self._averages is None else self._averages.means()
+        return guide.mean_at(means).to(otherwise) if means else otherwise
+
     def _average(self, parameters: Mapping[str, Tensor]) -> str:
         """Set parameters that have arrived to their means, and say so."""
         agreed = {} if self._averages is None else self._averages.agreed()
         for name, value in agreed.items():
             parameters[name].copy_(value)
         if not agreed:
-            return "the last iterates"
+            return "the last iterate"
         if len(agreed) == len(parameters):
-            return "means of the last half of the iterates"
+            return "the mean of the last half of the iterates"
         return (
-            f"means of the last half of the iterates for {len(agreed)} of {len(parameters)} "
-            "parameters, and the last iterates of the others, which were still on their way,"
+            f"the mean of the last half of the iterates for {len(agreed)} of {len(parameters)} "
+            "parameters, and the last iterate of the others, which were still on their way"
         )

@@ -58,6 +58,7 @@ class SavedRun:
 
     :param parameters: unconstrained.
     :param optimizer: state of the user's, or of ours.
+    :param lengths: states of what gives steps their length: an Adam, and its ways by leaf.
     :param bound: C.
     :param history: of releases, for :meth:`RunHistory.load`.
     :param num_steps: of a run that chooses it; else None.
@@ -67,6 +68,7 @@ class SavedRun:
 
     parameters: SavedParameters
     optimizer: dict[str, Any]
+    lengths: dict[str, Any]
     bound: float
     history: Mapping[str, Any]
     num_steps: int | None
@@ -88,13 +90,22 @@ class SavedRun:
         for name, value in require_tensors("parameters", state["parameters"]).items():
             if name in store and store[name].unconstrained().shape != value.shape:
                 raise ConfigurationError(_OTHER_SHAPE.format(name=name))
-        if not isinstance(state["optimizer"], dict):
+        # Where no optimizer was passed, both are one, and states of version 0.1 have just the one.
+        lengths = state.get("lengths", {"adam": state["optimizer"], "ways": {}})
+        whole = isinstance(lengths, dict) and lengths.keys() == {"adam", "ways"}
+        if not (
+            whole and all(isinstance(e, dict) for e in (state["optimizer"], *lengths.values()))
+        ):
             raise ConfigurationError("load_state_dict: optimizer must be a dictionary.")
+        for name, way in lengths["ways"].items():
+            if require_tensors(f"lengths of {name}", way).keys() != {"planned", "own", "squares"}:
+                raise ConfigurationError("load_state_dict: lengths of steps are damaged.")
         local = state.get("private_local_state", {})
         RowOptimizer.check(local)
         return SavedRun(
             SavedParameters(state["parameters"]),
             state["optimizer"],
+            lengths,
             state["bound"],
             history,
             num_steps,

@@ -1,4 +1,4 @@
-"""How DPSVI lays out its steps where no optimizer was passed: from public numbers alone."""
+"""How long the steps of DPSVI are, and how many there are: from public numbers alone."""
 
 import math
 from dataclasses import dataclass
@@ -7,11 +7,12 @@ from pyro_dp.infer.svi.gradient_regression import FEWEST
 
 _STEPS = 1000
 _SAMPLE_RATE, _RECORDS = 0.05, 1000  # in a step, at least
-_LARGEST, _LEAST, _LAST = 0.1, 0.02, 0.001  # step sizes: first ones, and the last
+_FIRST, _LAST = 0.1, 0.001  # step sizes, where the noise hides nothing
+_LAST_OF_NOISY = 0.01  # and where it hides directions of little curvature
+_NOISY = 0.01  # rho, from which a run is noisy
 _OF_MANY = 0.1, 0.01  # first and last, of many latents
 _OF_NETWORKS = 0.03, 0.003  # and of many parameters that records see
 _OF_QUIET_NETWORKS = 0.01, 0.001  # without noise, which makes Adam's steps shorter
-_NOISE = 0.05  # rho, from which the first step size falls
 _OF_ROWS = 0.1, 0.01  # first and last, of parameters per record
 
 
@@ -27,7 +28,10 @@ def usual_rate(size: int) -> float:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Step sizes of Adam that fall geometrically: large ones to arrive, small ones against noise.
+    """Step sizes of an Adam that fall geometrically, to a hundredth, or to a tenth with noise.
+
+    Small last steps are close to a posterior that is narrow. Where noise hides directions of little
+    curvature, only longer steps get about in them, and their spread shows the curvature.
 
     :param num_steps: T.
     :param dim: d, coordinates of a released gradient.
@@ -61,10 +65,8 @@ class StepPlan:
         """
         if self.is_of_many:
             return self._between(*self._of_many, step)
-        first = _LARGEST
-        if self.ratio > _NOISE:
-            first = max(_LEAST, _LARGEST * (_NOISE / self.ratio) ** 0.3)
-        return self._between(first, _LAST, step)
+        noisy = min(1.0, self.ratio / _NOISY)
+        return self._between(_FIRST, _LAST * (_LAST_OF_NOISY / _LAST) ** noisy, step)
 
     @property
     def _of_many(self) -> tuple[float, float]:

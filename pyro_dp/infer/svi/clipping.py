@@ -1,0 +1,83 @@
+"""What clipping does to the gradients of a run of DPSVI, by the histogram of their norms."""
+
+from dataclasses import dataclass
+
+from pyro_dp.infer.svi.histogram_bound import HistogramBound
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+
+_TIGHTER, _MUCH_LOOSER = 1.5, 4.0  # times, than the bound that costs least
+_CLIPPED = (
+    "About {fraction:.0%} of the records were clipped at {bound:.3g}, the bound that costs least "
+    "at this budget, and their pull is weaker than it should be. More records or a larger epsilon "
+    "raise the bound."
+)
+_CUT = (
+    "max_grad_norm={bound:.3g} clips about {fraction:.0%} of the records, which moves the "
+    "posterior by more than the noise. Leave it out (max_grad_norm=None), which would clip at "
+    "about {better:.2g}."
+)
+_LOOSE = (
+    "max_grad_norm={bound:.3g} is far above the records' gradients, so the noise is about "
+    "{times:,.0f} times as large as it need be. Leave it out (max_grad_norm=None), which would "
+    "clip at about {better:.2g}."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Clipping:
+    """What clipping at a bound does to the released gradients.
+
+    :param histogram: of the norms.
+    :param bound: C, the histogram's own or a user's.
+    """
+
+    histogram: HistogramBound
+    bound: float
+
+    @property
+    def best(self) -> float:
+        """The bound that costs least."""
+        return self.histogram.bound
+
+    @property
+    def noise(self) -> float:
+        """Of all released gradients together, in a coordinate."""
+        return self.bound * self.histogram.noise
+
+    def fraction(self) -> ClippedFraction:
+        """Of all N records, that are clipped."""
+        return self.histogram.clipped(self.bound)
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether C is well below the best bound, and cuts off more than the noise hides."""
+        return self.bound < self.best / _TIGHTER and self._lost > self.noise
+
+    @property
+    def spoils(self) -> bool:
+        """Whether intervals may miss for what is cut off."""
+        return self.is_tight or self.fraction().is_large
+
+    def warning(self) -> str | None:
+        """What is wrong with C, if something is, and what to do."""
+        fraction, times = self.fraction().fraction, self.bound / self.best
+        if self.is_tight:
+            return _CUT.format(bound=self.bound, better=self.best, fraction=fraction)
+        if times > _MUCH_LOOSER:
+            return _LOOSE.format(bound=self.bound, better=self.best, times=times)
+        if self.spoils and not self.histogram.of_many:
+            return _CLIPPED.format(fraction=fraction, bound=self.bound)
+        return None
+
+    def bias(self) -> float:
+        """Of a coordinate of all records' gradient, by what is cut off: about its size.
+
+        Near the best bound it is at most the noise there: bias is a part of what C costs, as large
+        as the norms cut off exceed C. More is a tail that noise has made up since C was chosen. A
+        tight bound may cut off anything, and twice as much lies in some coordinates.
+        """
+        return 2 * self._lost if self.is_tight else min(self._lost, self.noise)
+
+    @property
+    def _lost(self) -> float:
+        return self.histogram.lost(self.bound)

@@ -1,0 +1,167 @@
+"""DPVI as its paper has it: a bound and an optimizer of one's own, and the last iterate."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pyro.optim import PyroOptim
+from torch import Tensor
+
+from pyro_dp.infer.base import PrivateInference
+from pyro_dp.infer.svi.dpsvi import DPSVI
+from pyro_dp.infer.svi.eager_step import PreparedGradient, Report
+from pyro_dp.infer.svi.row_adam import RowAdam
+from pyro_dp.infer.svi.saved_run import SavedRun
+from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFraction
+from pyro_dp.mechanism.contributions import with_bit
+from pyro_dp.mechanism.iterative import IterativeMechanism
+from pyro_dp.records.losses import Loss
+from pyro_dp.records.plate import PrivatePlate
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import require_flag
+
+_OF_PLAN = ("lengths", "num_steps", "histogram")  # in a state
+
+
+class PaperDPSVI(DPSVI):
+    """Algorithm 1 of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
+
+    It is for comparisons with papers. The optimizer's steps are taken as they are, and the guide
+    holds the last iterate, which does not know of the privacy noise. The result depends on the
+    learning rate and on the bound, whose bias no number of steps removes. :class:`DPSVI` has
+    neither weakness. :meth:`posterior` regresses the released gradients, as there.
+
+    **Guarantee.** As :class:`DPSVI`. In place of the histogram a bit of each record, whether it
+    lies within the bound, is a block of the release with bound 1/2.
+
+    **Not protected.** As :class:`DPSVI`.
+
+    :param optim: a ``pyro.optim`` optimizer.
+    :param num_steps: number of steps of :meth:`run`; with ``noise_multiplier=None`` also the most
+        steps there can be, and then required.
+    :param max_grad_norm: C, or an :class:`AdaptiveClip`.
+    :param local_optim: as for :class:`DPSVI`; ``None``: the settings of ``optim``, which must be a
+        plain Adam.
+    :param report_clipping: release how many records were clipped, :attr:`clipped_fraction`, with a
+        bit that takes 1% of the privacy cost. An :class:`AdaptiveClip` has such a bit anyway.
+    :param settings: ``accountant`` and all others of :class:`DPSVI`. Here ``sample_rate=None``
+        takes subsample_size / size from the plate.
+    :raises ConfigurationError: as :class:`DPSVI`; or there is no ``optim``.
+    """
+
+    _report_name = "report_clipping"
+    _plans = False
+
+    def __init__(
+        self,
+        model: Callable,
+        guide: Callable,
+        optim: PyroOptim,
+        loss: Loss | None = None,
+        *,
+        num_steps: int | None = None,
+        max_grad_norm: float | AdaptiveClip = 1.0,
+        local_optim: RowAdam | None = None,
+        report_clipping: bool = True,
+        **settings: Any,
+    ):
+        if optim is None:
+            raise ConfigurationError(
+                "PaperDPSVI needs an optim, such as pyro.optim.Adam({'lr': 0.01}). DPSVI does not."
+            )
+        if max_grad_norm is None:
+            raise ConfigurationError(
+                "PaperDPSVI needs a max_grad_norm: a number, or an AdaptiveClip. DPSVI chooses it."
+            )
+        require_flag("report_clipping", report_clipping)
+        adaptive = max_grad_norm if isinstance(max_grad_norm, AdaptiveClip) else None
+        bound = max_grad_norm.initial if isinstance(max_grad_norm, AdaptiveClip) else max_grad_norm
+        reports = report_clipping and bound != float("inf")
+        self._adaptive = adaptive
+        self._report_bit = Block(1, 0.5, adaptive.share if adaptive else SHARE)
+        self._reports = reports or adaptive is not None
+        super().__init__(
+            model,
+            guide,
+            optim,
+            loss,
+            num_steps=num_steps,
+            max_grad_norm=bound,
+            local_optim=local_optim,
+            **settings,
+        )
+        self.max_grad_norm = max_grad_norm  # type: ignore[assignment]
+        self.report_clipping = report_clipping
+        self._loops = False  # there is no plan to explain
+
+    @property
+    def _measures(self) -> bool:
+        return False
+
+    @property
+    def clipped_fraction(self) -> ClippedFraction | None:
+        return self._fractions.mean()
+
+    @property
+    def _spoiled(self) -> bool:
+        clipped = self.clipped_fraction
+        return clipped is not None and clipped.is_large
+
+    @property
+    def _report_share(self) -> float:
+        return self._report_bit.share if self._reports else 0.0
+
+    @property
+    def _report_blocks(self) -> list[Block]:
+        return [self._report_bit] if self._reports else []
+
+    @property
+    def _report(self) -> Report | None:
+        return with_bit if self._reports else None
+
+    def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
+        """As :meth:`DPSVI.state_dict`, without a plan: ``num_steps`` is the new object's."""
+        state = super().state_dict(include_private_local_state=include_private_local_state)
+        return {name: value for name, value in state.items() if name not in _OF_PLAN}
+
+    @property
+    def _saved_plan(self) -> tuple[str, ...]:
+        return ()
+
+    def _require_plan(self, saved: SavedRun) -> None:
+        if saved.num_steps is not None:
+            raise ConfigurationError("load_state_dict: this state has a plan. DPSVI takes it.")
+
+    def _usual_steps(self) -> int | None:
+        return None
+
+    def _rate(self, plate: PrivatePlate) -> float:
+        return PrivateInference._rate(self, plate)
+
+    def _row_adam(self, name: str) -> RowAdam:
+        return self._local_optim or RowAdam.like(self.optim, name)
+
+    def _refuse_steps_beyond_calibration(self) -> None:
+        IterativeMechanism._refuse_steps_beyond_calibration(self)
+
+    def _move(
+        self, prepared: PreparedGradient, gradients: dict[str, Tensor | None], size: int
+    ) -> None:
+        self._optimizer.step(prepared.parameters, gradients, rarely=self._rarely)
+
+    def _conclude(self, prepared: PreparedGradient) -> None:
+        """The guide keeps the last iterate."""
+
+    def _warnings(self) -> list[Warning]:
+        return [] if self._adaptive else PrivateInference._warnings(self)
+
+    def _read_report(
+        self, others: list[Tensor], block: Block, size: int, prepared: PreparedGradient
+    ) -> None:
+        if self._reports:
+            bit = others.pop()
+            self._add_bit(self._report_bit, bit, prepared)
+            if self._adaptive is not None:
+                within = bit.item() / prepared.records.plate.size + 0.5
+                self._bound = self._adaptive.updated(self._bound, within)

@@ -1,0 +1,452 @@
+"""SVI becomes DPSVI, with optim and loss as they are: the optimizer does not decide the result."""
+
+import math
+import warnings
+from dataclasses import replace
+
+import pyro
+import pytest
+import torch
+from contract import same, through_a_file
+from problems import PROBLEMS, handwritten_guide, linear, logistic, regression_data, values
+from pyro import poutine
+from pyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
+
+from pyro_dp import (
+    DPSVI,
+    ClippingWarning,
+    ConfigurationError,
+    ConvergenceWarning,
+    PaperDPSVI,
+    PrivacyAccountant,
+    PrivacyWarning,
+)
+from pyro_dp.infer.svi import regression_problem
+from pyro_dp.infer.svi.gradient_regression import regressed
+from pyro_dp.infer.svi.run_history import RunHistory
+
+NOT_IN = "its intervals do not include the privacy noise"
+
+
+def adam(lr):
+    return lambda: pyro.optim.Adam({"lr": lr})
+
+
+def decaying():
+    settings = {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.1}, "gamma": 0.97}
+    return pyro.optim.ExponentialLR(settings)
+
+
+OPTIMIZERS = {
+    "Adam": adam(0.01),
+    "Adam, .003": adam(0.003),
+    "Adam, .3": adam(0.3),
+    "ClippedAdam": lambda: pyro.optim.ClippedAdam({"lr": 0.01, "lrd": 0.99, "clip_norm": 1.0}),
+    "SGD, 1e-6": lambda: pyro.optim.SGD({"lr": 1e-6}),
+    "SGD, 1e3": lambda: pyro.optim.SGD({"lr": 1e3}),
+    "momentum": lambda: pyro.optim.SGD({"lr": 0.01, "momentum": 0.9}),
+    "ExponentialLR": decaying,
+}
+
+
+def swapped(model=logistic, guide=None, optim=OPTIMIZERS["Adam"], **options):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    settings = dict(accountant=PrivacyAccountant(), noise_multiplier=1.0, generator=0) | options
+    return DPSVI(model, guide or AutoMultivariateNormal(model), optim(), **settings)
+
+
+def line(size):
+    """Data of :func:`linear`, with the exact posterior's mean and standard deviations."""
+    torch.manual_seed(0)
+    x = torch.randn(size, 3)
+    y = x @ torch.tensor([-1.0, 0.0, 1.0]) + 0.5 * torch.randn(size)
+    covariance = torch.linalg.inv(torch.eye(3) + x.T @ x / 0.25)
+    return (x, y), covariance @ (x.T @ y / 0.25), covariance.diagonal().sqrt()
+
+
+def told(run, kind):
+    """Texts of the warnings of one kind."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [str(each.message) for each in caught if issubclass(each.category, kind)]
+
+
+# Any optimizer.
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_result_does_not_depend_on_the_optimizer(name):
+    data, mean, sd = line(500)
+    svi = swapped(linear, optim=OPTIMIZERS[name], num_steps=100, sampling="full")
+    svi.run(*data, progress=False)
+    found = svi.posterior()
+    assert not found.doubtful
+    assert ((found.mean - mean) / found.stddev).abs().max() < 3.5
+    assert (found.stddev > 0.9 * sd).all() and (found.stddev < 3 * sd).all()
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_without_noise_it_is_exact(name):
+    data, mean, sd = line(100)
+    options = dict(num_steps=60, noise_multiplier=0, generator=None, sampling="full")
+    svi = swapped(linear, optim=OPTIMIZERS[name], **options)
+    svi.run(*data, progress=False)
+    torch.testing.assert_close(svi.posterior().mean, mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(svi.posterior().stddev, sd, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "SGD"])
+def test_the_path_does_not_depend_on_the_learning_rate(kind):
+    """Before the last step writes the posterior, which hides it."""
+    ends = []
+    for lr in (0.003, 0.3):
+        optim = getattr(pyro.optim, kind)({"lr": lr} | ({"eps": 1e-30} if kind == "Adam" else {}))
+        svi, data = swapped(optim=lambda optim=optim: optim, num_steps=31), regression_data()
+        for _ in range(30):
+            svi.step(*data)
+        ends.append(values())
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=0, atol=1e-6)
+
+
+def test_steps_are_as_long_as_planned():
+    """Each leaf moves as far as the plan's Adam would, also where it moves by the gradient."""
+    svi, (data, *_) = swapped(linear, AutoNormal(linear), num_steps=60, sampling="full"), line(100)
+    svi.step(*data)
+    before = values()["AutoNormal.locs.w"]
+    for step in range(2, 12):
+        svi.step(*data)
+        after = values()["AutoNormal.locs.w"]
+        most = svi._plan(3, svi._prepared.sampler).step_size(step - 1)
+        length = (after - before).norm() / math.sqrt(3)
+        assert 0.05 * most < length < 1.5 * most
+        before = after
+
+
+def test_a_move_that_is_far_too_long_is_shortened():
+    """Also where a constrained parameter would be infinite after it."""
+    optim, data = OPTIMIZERS["SGD, 1e3"], regression_data(200)
+    svi = swapped(guide=handwritten_guide, optim=optim, num_steps=60, sampling="full")
+    svi.run(*data, progress=False)
+    assert not svi.posterior().doubtful
+
+
+def test_a_learning_rate_of_zero_moves_nothing():
+    svi, data = swapped(optim=lambda: pyro.optim.SGD({"lr": 0.0}), num_steps=5), regression_data()
+    svi.step(*data)
+    before = values()
+    for _ in range(3):
+        svi.step(*data)
+    assert same(values(), before)
+
+
+# What the guide holds.
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    "kind",
+    [
+        AutoNormal,
+        AutoDiagonalNormal,
+        AutoMultivariateNormal,
+        AutoLowRankMultivariateNormal,
+        lambda model: handwritten_guide,
+    ],
+)
+def test_the_guide_holds_the_posterior(kind):
+    guide, data = kind(logistic), regression_data(200)
+    svi = swapped(guide=guide, num_steps=60)
+    svi.run(*data, progress=False)
+    found = svi.posterior()
+    if guide is handwritten_guide:
+        mean, sd = pyro.param("loc"), pyro.param("scale")
+    elif isinstance(guide, AutoNormal):
+        mean, sd = pyro.param("AutoNormal.locs.w"), pyro.param("AutoNormal.scales.w")
+    else:
+        held = guide.get_posterior()
+        mean, sd = held.mean, held.variance.sqrt()
+    torch.testing.assert_close(mean, found.mean)
+    torch.testing.assert_close(sd, found.stddev)
+    assert (found.stddev > svi.posterior(noise_aware=False).stddev).all()
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("doubt", ["a line", "a curvature"])
+def test_where_a_regression_is_doubtful_iterates_are_averaged(monkeypatch, doubt):
+    """The mean is theirs, a warning says so, and the coordinates are marked."""
+    iterates, add = [], RunHistory.add_iterate
+
+    def spy(self, step, parameters):
+        iterates.append(parameters["AutoNormal.locs.w"].detach().clone())
+        add(self, step, parameters)
+
+    def doubtful(*args):
+        found = regressed(*args)
+        if doubt == "a line":
+            return replace(found, reason="gradients do not fit a line")
+        return replace(found, unseen=torch.tensor([False, True, False]))
+
+    monkeypatch.setattr(RunHistory, "add_iterate", spy)
+    monkeypatch.setattr(regression_problem, "regressed", doubtful)
+    svi = swapped(guide=AutoNormal(logistic), num_steps=60)
+    data = regression_data(200)
+    texts = told(lambda: svi.run(*data, progress=False), ConvergenceWarning)
+    why = "gradients do not fit a line" if doubt == "a line" else "no curvature stands out"
+    assert len(texts) == 1 and "mean of the posterior is that of the last half" in texts[0]
+    assert why in texts[0]
+    posterior, mean = svi.posterior(), torch.stack(iterates[-30:]).mean(0)
+    torch.testing.assert_close(posterior.mean, mean)
+    torch.testing.assert_close(pyro.param("AutoNormal.locs.w"), mean)
+    assert "w[1]" in posterior.doubtful
+    assert doubt == "a curvature" or len(posterior.doubtful) == 3
+
+
+# A loop over step().
+
+
+def test_a_loop_needs_no_number_of_steps():
+    """The first step says once that it returns nan."""
+    svi, data = swapped(), regression_data()
+    with pytest.warns(PrivacyWarning, match=r"step\(\) returns nan.*loss_clip") as caught:
+        assert math.isnan(svi.step(*data))
+    assert caught[0].filename == __file__ and svi.num_steps == 1000
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PrivacyWarning)
+        assert math.isnan(svi.step(*data))
+        swapped(num_steps=2).run(*data, progress=False)
+        with_loss = swapped(loss_clip=1.0)
+        with_loss.step(*data)
+        assert math.isfinite(with_loss.step(*data))
+
+
+def test_a_loop_may_be_too_long():
+    svi, data = swapped(num_steps=5), regression_data()
+    for _ in range(5):
+        svi.step(*data)
+    with pytest.raises(ConfigurationError, match=r"num_steps=5 .*num_steps=5000.*svi\.finish\(\)"):
+        svi.step(*data)
+    assert svi.accountant.num_releases == 5
+
+
+def test_a_loop_writes_the_posterior_at_its_end():
+    """That of the plan, or where finish() is called."""
+    for steps in (60, 40):
+        svi, data = swapped(num_steps=60), regression_data(200)
+        for _ in range(steps):
+            svi.step(*data)
+        found = svi.posterior()
+        if steps < 60:
+            assert not torch.allclose(svi.guide.median()["w"], found.mean)
+            svi.finish()
+        torch.testing.assert_close(svi.guide.median()["w"], found.mean)
+        assert svi.accountant.num_releases == steps
+
+
+def test_finish_before_the_first_step():
+    with pytest.raises(ConfigurationError, match="no step was taken yet"):
+        swapped().finish()
+
+
+def test_finish_warns_as_run_does():
+    svi, data = swapped(num_steps=60), regression_data()
+    svi.step(*data)
+    with pytest.warns(ConvergenceWarning, match=NOT_IN) as caught:
+        svi.finish()
+    assert caught[0].filename == __file__
+
+
+def test_a_loop_that_stops_has_spent_its_plan():
+    accountant = PrivacyAccountant(epsilon=1.0)
+    svi, data = swapped(accountant=accountant, noise_multiplier=None), regression_data()
+    for _ in range(3):
+        svi.step(*data)
+    svi.finish()
+    assert accountant.num_releases == 3
+    assert 0.99 < accountant.get_epsilon() <= 1.0
+
+
+# A bound of one's own.
+
+
+def fitted(bound, model=logistic, **options):
+    """The inference, and its warnings about clipping."""
+    options = dict(num_steps=100, sampling="full") | options
+    svi, data = swapped(model, max_grad_norm=bound, **options), regression_data(2000)
+    return svi, told(lambda: svi.run(*data, progress=False), ClippingWarning)
+
+
+def test_a_bound_that_is_far_too_small(as_users_run_it):
+    svi, texts = fitted(0.01)
+    assert len(texts) == 1 and "max_grad_norm=0.01 clips about" in texts[0]
+    assert "max_grad_norm=None" in texts[0] and svi.clipped_fraction.fraction > 0.8
+    posterior = svi.posterior()
+    chosen, none = fitted(None)
+    assert none == [] and not chosen.posterior().doubtful
+    assert len(posterior.doubtful) == 3
+    assert (posterior.stddev > 2 * chosen.posterior().stddev).all()
+
+
+def test_a_bound_that_is_far_too_large(as_users_run_it):
+    svi, texts = fitted(1e3)
+    assert len(texts) == 1 and "far above the records' gradients" in texts[0]
+    assert "max_grad_norm=None" in texts[0] and svi._bound == svi.max_grad_norm == 1e3
+
+
+@pytest.mark.parametrize("bound", [1.0, None])
+def test_a_loss_that_is_a_mean(as_users_run_it, bound):
+    """Pyro's advice to scale model and guide by 1/N makes each gradient as small."""
+
+    def scaled(x, y):
+        with poutine.scale(scale=1 / len(x)):
+            logistic(x, y)
+
+    svi, texts = fitted(bound, scaled)
+    if bound is None:
+        assert texts == [] and svi._bound < 0.01
+    else:
+        (text,) = texts
+        times = float(text.split("about ")[1].split(" times")[0].replace(",", ""))
+        assert 200 < times < 20_000
+
+
+def test_a_bound_that_is_about_right_is_kept_in_silence(as_users_run_it):
+    svi, texts = fitted(4.0)
+    assert texts == [] and svi._bound == 4.0 and not svi.posterior().doubtful
+    assert svi.clipped_fraction.fraction < 0.05
+
+
+# Other guides.
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("name", "sigma"), [("VAE", 1.0), ("PyroModule", 1.0), ("AutoDelta", 0.1)])
+def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
+    """Of the parameters that have arrived, and the last iterate of others; one warning says so."""
+    problem, iterates, add = PROBLEMS[name](), [], RunHistory.add_iterate
+
+    def spy(self, step, parameters):
+        iterates.append({name: leaf.detach().clone() for name, leaf in parameters.items()})
+        add(self, step, parameters)
+
+    monkeypatch.setattr(RunHistory, "add_iterate", spy)
+    options = dict(num_steps=80, noise_multiplier=sigma, sampling="full") | problem.options
+    svi = swapped(problem.model, problem.guide, OPTIMIZERS["Adam, .3"], **options)
+    texts = told(lambda: svi.run(*problem.data, progress=False), ConvergenceWarning)
+    assert len(texts) == 1 and NOT_IN in texts[0]
+    averaged = []
+    for key, leaf in svi._prepared.parameters.items():
+        mean = torch.stack([each[key] for each in iterates[-40:]]).mean(0)
+        averaged.append(torch.allclose(leaf, mean, rtol=1e-9))
+        assert averaged[-1] or torch.equal(leaf, iterates[-1][key])
+    held = "the mean of the last half of the iterates" if any(averaged) else "the last iterate"
+    if any(averaged) and not all(averaged):
+        held += f" for {sum(averaged)} of {len(averaged)} parameters"
+    assert f"The guide holds {held}" in texts[0]
+    assert all(averaged) == (name == "AutoDelta")
+
+
+def test_other_guides_keep_the_learning_rate():
+    """A network learns at the rate that its author has chosen."""
+    problem, lengths = PROBLEMS["VAE"](), []
+    for lr in (1e-3, 1e-1):
+        problem = PROBLEMS["VAE"]()
+        svi = swapped(problem.model, problem.guide, adam(lr), num_steps=30)
+        svi.step(*problem.data)
+        before = values()
+        svi.step(*problem.data)
+        lengths.append(sum((v - before[name]).square().sum() for name, v in values().items()))
+    assert (lengths[1] / lengths[0]).item() == pytest.approx(1e4, rel=0.01)
+
+
+# States.
+
+
+@pytest.mark.in_turns
+@pytest.mark.parametrize("name", ["momentum", "Adam, .003", "ExponentialLR"])
+def test_a_run_goes_on_from_its_state(name):
+    """Without noise, to the same numbers as if it had not stopped."""
+    data = regression_data(40)
+    options = dict(num_steps=30, noise_multiplier=0, generator=None, sampling="full")
+    options["optim"] = OPTIMIZERS[name]
+
+    def steps(svi, which):
+        for number in which:
+            pyro.set_rng_seed(number)
+            svi.step(*data)
+
+    whole = swapped(**options)
+    steps(whole, range(29))
+    expected = values()
+    steps(whole, [29])
+    mean = whole.posterior().mean
+    first = swapped(**options)
+    steps(first, range(12))
+    state = through_a_file(first.state_dict())
+    second = swapped(**options)
+    second.load_state_dict(state)
+    steps(second, range(12, 29))
+    for key, value in values().items():
+        torch.testing.assert_close(value, expected[key])
+    steps(second, [29])
+    torch.testing.assert_close(mean, second.posterior().mean, rtol=1e-6, atol=1e-6)
+
+
+def test_a_private_run_goes_on_to_the_end_of_its_plan():
+    data, options = regression_data(200), dict(num_steps=40, noise_multiplier=None)
+    first = swapped(accountant=PrivacyAccountant(epsilon=5.0), **options)
+    for _ in range(15):
+        first.step(*data)
+    state = through_a_file(first.state_dict())
+    guide = AutoMultivariateNormal(logistic)
+    second = swapped(guide=guide, accountant=PrivacyAccountant(epsilon=5.0), **options)
+    second.load_state_dict(state)
+    assert second.run(*data, progress=False).steps == 25
+    torch.testing.assert_close(guide.median()["w"], second.posterior().mean)
+    assert second.accountant.num_releases == 40
+    assert second.accountant.get_epsilon() == first.accountant.get_epsilon() <= 5.0
+
+
+def test_states_of_the_paper_and_of_the_plan_are_not_mixed():
+    """Those of version 0.1 with an optim had no plan; neither have those of PaperDPSVI."""
+    data, optim = regression_data(), pyro.optim.Adam({"lr": 0.01})
+    planned, settings = swapped(num_steps=5), dict(noise_multiplier=1.0, num_steps=5)
+    planned.step(*data)
+    old = planned.state_dict()
+    del old["num_steps"]
+    pyro.clear_param_store()
+    paper = PaperDPSVI(
+        logistic, handwritten_guide, optim, accountant=PrivacyAccountant(), **settings
+    )
+    paper.step(*data)
+    for state in (old, paper.state_dict()):
+        with pytest.raises(ConfigurationError, match="no plan.*PaperDPSVI takes"):
+            swapped(num_steps=5).load_state_dict(state)
+    pyro.clear_param_store()
+    settings |= dict(num_steps=9, accountant=PrivacyAccountant())
+    longer = PaperDPSVI(logistic, handwritten_guide, pyro.optim.Adam({"lr": 0.01}), **settings)
+    with pytest.raises(ConfigurationError, match="has a plan. DPSVI takes it"):
+        longer.load_state_dict(planned.state_dict())
+    longer.load_state_dict(paper.state_dict())
+    assert longer.run(*data, progress=False).steps == 8
+
+
+# What belongs to the paper's algorithm.
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"optim": None}, "needs an optim"), ({"max_grad_norm": None}, "needs a max_grad_norm")],
+)
+def test_the_paper_chooses_nothing(options, words):
+    settings = dict(accountant=PrivacyAccountant(), optim=pyro.optim.Adam({})) | options
+    with pytest.raises(ConfigurationError, match=words):
+        PaperDPSVI(logistic, handwritten_guide, **settings)
