@@ -149,14 +149,14 @@ class PrivacyAccountant:
             return tuple(LedgerEntry(*item) for item in self._counted().items())
 
     @property
-    def reserved(self) -> list[tuple[Origin, Counter[Event]]]:
+    def reserved(self) -> list[tuple[Origin, Mapping[Event, int]]]:
         """What runs have planned and not released. It counts, also where they stopped early.
 
         A run reserves its steps with its first release, and nothing is returned. So it may stop by
         what was released: epsilon is that of the whole plan.
         """
         with self._lock:
-            return self._origins.reserved()
+            return [(origin, dict(left)) for origin, left in self._origins.reserved()]
 
     def _counted(self) -> Counter[Event]:
         return Counter(self._counts) + self._origins.all_reserved()

@@ -1,7 +1,6 @@
 """The rows of a report: what each run released, by kind, and what that costs."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,7 +64,7 @@ class Reported(PrivacyCurve, Protocol):
     @property
     def journal_digest(self) -> str | None: ...
     @property
-    def reserved(self) -> list[tuple[Origin, Counter[Event]]]: ...
+    def reserved(self) -> list[tuple[Origin, Mapping[Event, int]]]: ...
     def runs(self) -> list[tuple[Origin | None, Part]]: ...
 
 
@@ -128,7 +127,7 @@ def releases(accountant: Reported) -> list[Block]:
 def _planned(accountant: Reported) -> list[Block]:
     """In words: what runs have planned and not released."""
     left = [
-        f"{origin.method} (began {_began(origin)}) has planned {left.total():,} more."
+        f"{origin.method} (began {_began(origin)}) has planned {sum(left.values()):,} more."
         for origin, left in accountant.reserved
     ]
     return [Paragraph(" ".join([_RESERVED, *left]))] if left else []

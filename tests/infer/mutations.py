@@ -4,10 +4,17 @@ from mutate import Mutation
 
 MUTATIONS = [
     Mutation(
-        "a bit with half its noise",
+        "DPSEP: a bit with half its noise",
         "PrivateInference.__init__",
         "self._bit = Block(1, 0.5, SHARE)",
         "self._bit = Block(1, 0.25, SHARE)",
+        "test_clipped_fraction.py test_dpsep.py",
+    ),
+    Mutation(
+        "PaperDPSVI: a bit with half its noise",
+        "PaperDPSVI.__init__",
+        "self._report_bit = Block(1, 0.5,",
+        "self._report_bit = Block(1, 0.25,",
         "test_clipped_fraction.py test_dpsvi.py",
     ),
     Mutation(
@@ -616,11 +623,11 @@ MUTATIONS = [
         "test_automatic_dpsvi.py",
     ),
     Mutation(
-        "PaperDPSVI: a histogram joins the releases",
-        "PaperDPSVI._measures",
-        "return False",
-        "return True",
-        "test_automatic_dpsvi.py::test_a_passed_optimizer_is_used_as_ever",
+        "PaperDPSVI: it chooses the number of steps",
+        "PaperDPSVI._usual_steps",
+        "return None",
+        "return 1000",
+        "test_automatic_dpsvi.py",
     ),
     Mutation(
         "kept gradients of the loss, not of the likelihood",
@@ -779,8 +786,8 @@ MUTATIONS = [
     Mutation(
         "DPSVI: a step is looked at before it is shortened",
         "Graft.step",
-        "self.direction.step(leaves, gradients, rarely=False)",
-        "self.direction.step(leaves, gradients, rarely=rarely)",
+        "self.direction.step(leaves, means, rarely=False)",
+        "self.direction.step(leaves, means, rarely=rarely)",
         "test_literal_swap.py",
     ),
     Mutation(

@@ -406,7 +406,7 @@ def test_records_alone_may_be_of_single_precision():
 
 
 def test_step_sizes_fall():
-    """From .1 to .001, the less the more noise there is: not at all where it decides."""
+    """From .1 to .001, and the less the more noise there is: to .01 where it decides."""
     loud, quiet, latents, network = (
         StepPlan(1000, dim, 20_000, noise, regresses=True, sees_parameters=sees)
         for dim, noise, sees in (
@@ -421,9 +421,10 @@ def test_step_sizes_fall():
     assert replace(network, noise=0.0).step_size(0) == 0.01  # nothing shortens Adam's steps
     silent, between = replace(quiet, noise=0.0), replace(quiet, noise=0.5)
     ends = [(plan.step_size(0), plan.step_size(1000)) for plan in (silent, quiet, between, loud)]
-    assert ends[0] == pytest.approx((0.1, 0.001)) and ends[-1] == pytest.approx((0.05, 0.05))
     firsts, lasts = zip(*ends, strict=True)
-    assert firsts == tuple(sorted(firsts, reverse=True)) and lasts == tuple(sorted(lasts))
+    assert firsts == pytest.approx((0.1,) * 4)
+    assert (lasts[0], lasts[-1]) == pytest.approx((0.001, 0.01)) and lasts == tuple(sorted(lasts))
+    assert lasts[0] < lasts[1] < lasts[-1]
     sizes = [quiet.step_size(step) for step in range(1001)]
     assert sizes == sorted(sizes, reverse=True)
     svi, data = new(num_steps=8, noise_multiplier=0, sampling="full"), regression_data()
@@ -457,7 +458,10 @@ def test_the_bound_follows_the_norms(monkeypatch):
         svi.step(x, y)
     norms = x.norm(dim=1) * (y - torch.sigmoid(x @ svi.guide.median()["w"])).abs()
     above = (norms > svi._bound).double().mean()
-    assert norms.quantile(0.5) < svi._bound < 2 * norms.max()
+    # Gradients are taken at draws around the median, where the largest norms are larger.
+    draws = svi._history._kept().draws[-25:].to(x)
+    largest = max((x.norm(dim=1) * (y - torch.sigmoid(x @ w)).abs()).max() for w in draws)
+    assert norms.quantile(0.5) < svi._bound < 2 * largest
     assert svi.clipped_fraction.fraction == pytest.approx(above.item(), abs=0.05)
     assert fixture.bounds[0] == 1.0 and fixture.bounds[-1] == pytest.approx(svi._bound, rel=0.3)
     assert svi.accountant.ledger == ((SubsampledGaussian(1.0, 1.0, "full"), 50),)

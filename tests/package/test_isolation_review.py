@@ -481,8 +481,8 @@ def with_network(network):
 CACHED = functools.cache(lambda: nn.Linear(3, 1))
 
 
-@pytest.mark.filterwarnings("error")
 @pytest.mark.filterwarnings(r"ignore:step\(\) returns nan")
+@pytest.mark.filterwarnings("error")
 def test_a_network_from_a_cached_factory():
     """It is the same one in each step, and learns."""
     x, y = patients()

@@ -52,17 +52,11 @@ from pyro_dp.utils.errors import (
     PrivacyError,
     PrivacyWarning,
 )
-from pyro_dp.utils.validation import (
-    require_choice,
-    require_number,
-    require_scale,
-    same,
-)
+from pyro_dp.utils.validation import require_choice, require_number, require_scale, same
 
 _DONE = (
     "All num_steps={steps} steps of the plan are done, and the guide holds what they found. For a "
-    "longer run pass num_steps=5000 (say) to a new DPSVI. To end a loop early call svi.finish(), "
-    "which writes what was found into the guide."
+    "longer run pass num_steps=5000 (say) to a new DPSVI. To end a loop early call svi.finish()."
 )
 _OF_PAPER = (
     "load_state_dict: this state has no plan. PaperDPSVI takes the states that DPSVI with an optim "
@@ -72,8 +66,6 @@ _NAN = (
     "step() returns nan: the loss on the data is not private. Pass loss_clip=... to DPSVI to "
     "release a private one with each step."
 )
-
-
 _PER_RECORD = (
     "cluster: model or guide have latents or parameters of each record, or draw for each, as "
     "dropout does. Such records must stay in one process: leave cluster=None, or sum latents out "
@@ -594,8 +586,9 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         plan = self._plan(size, prepared.sampler)
         planned.set(lr=plan.step_size(self._steps - 1), betas=plan.betas)
         if self._optimizer is not planned and self._history.regresses:
-            longest = plan.step_size(self._steps - 1)
-            self._graft.step(prepared.parameters, gradients, longest=longest, rarely=rarely)
+            longest, count = plan.step_size(self._steps - 1), prepared.sampler.size
+            ours = prepared.parameters, gradients
+            self._graft.step(*ours, longest=longest, size=count, rarely=rarely)
         else:
             self._optimizer.step(prepared.parameters, gradients, rarely=rarely)
         planned.set(lr=plan.step_size(self._steps))  # which a state must know
@@ -619,9 +612,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
     @property
     def _others(self) -> tuple[Any, ...]:
-        if self._optimizer is self._planned_adam:
-            return (self.loss,)
-        return self.loss, self.optim.pt_optim_args, self.optim.pt_clip_args
+        ours = self._optimizer is self._planned_adam
+        return (self.loss, *(() if ours else (self.optim.pt_optim_args, self.optim.pt_clip_args)))
 
     def _refuse_steps_beyond_calibration(self) -> None:
         if self.num_steps is not None and self._steps >= self.num_steps:

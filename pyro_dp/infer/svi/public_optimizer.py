@@ -142,10 +142,13 @@ class Graft:
         gradients: Mapping[str, Tensor | None],
         *,
         longest: float,
+        size: int,
         rarely: bool,
     ) -> None:
         """
         :param longest: a step in a coordinate, in quadratic mean over a leaf.
+        :param size: number N of records. The direction is that of their mean gradient, which what
+            an optimizer clips itself (``clip_norm``) leaves alone as a rule.
         :raises ConfigurationError: an optimizer fails, or makes a parameter NaN or infinite.
         """
         before = {name: leaf.detach().clone() for name, leaf in leaves.items()}
@@ -153,7 +156,8 @@ class Graft:
         planned = {name: leaf - before[name] for name, leaf in leaves.items()}
         for name, leaf in leaves.items():
             leaf.copy_(before[name])
-        self.direction.step(leaves, gradients, rarely=False)
+        means = {name: None if g is None else g / size for name, g in gradients.items()}
+        self.direction.step(leaves, means, rarely=False)
         self.direction.failed = True  # until it is known that parameters are finite
         for name, leaf in leaves.items():
             move = leaf - before[name]
