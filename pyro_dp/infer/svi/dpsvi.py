@@ -96,8 +96,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
     1 of the paper, with its last iterate.
 
     **A loop is a run.** ``for _ in range(n): svi.step(x, y)`` follows the plan of ``num_steps``
-    steps, which the accountant counts in full from the first step on. The last step of the plan
-    writes the result into the guide, and :meth:`finish` does so earlier.
+    steps. Where their noise is calibrated, the accountant counts all of them from the first step
+    on. The last step writes the result into the guide, and :meth:`finish` does so earlier.
 
     **Guarantee.** The sequence of parameters, bounds, posteriors and private losses is (epsilon,
     delta)-differentially private for one element of the private plate, with epsilon =
