@@ -132,7 +132,7 @@ class RunContract:
         with pytest.raises(PrivacyBudgetExceeded):
             accountant.record(inference._last_event)
         ((origin, left),) = accountant.reserved
-        assert origin.reservation == inference._reservation and left.total() == STEPS - 3
+        assert origin.reservation == inference._reservation and sum(left.values()) == STEPS - 3
         inference.run(*data, progress=False)
         assert accountant.get_epsilon() == whole and accountant.reserved == []
 
