@@ -72,9 +72,9 @@ class Clipping:
     def bias(self) -> float:
         """Of a coordinate of all records' gradient, by what is cut off: about its size.
 
-        Near the best bound it is at most the noise there: bias is a part of what C costs, as large
-        as the norms cut off exceed C. More is a tail that noise has made up since C was chosen. A
-        tight bound may cut off anything, and twice as much lies in some coordinates.
+        Near the best bound it is at most the noise there, because C was chosen to balance both. A
+        larger value comes from a tail that noise has made up since. A tight bound may cut off
+        anything, and twice as much in some coordinates.
         """
         return 2 * self._lost if self.is_tight else min(self._lost, self.noise)
 

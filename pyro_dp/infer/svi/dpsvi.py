@@ -56,7 +56,7 @@ from pyro_dp.utils.validation import require_choice, require_number, require_sca
 
 _DONE = (
     "All num_steps={steps} steps of the plan are done, and the guide holds what they found. For a "
-    "longer run pass num_steps=5000 (say) to a new DPSVI. To end a loop early call svi.finish()."
+    "longer run pass, say, num_steps=5000 to a new DPSVI. To end a loop early call svi.finish()."
 )
 _OF_PAPER = (
     "load_state_dict: this state has no plan. PaperDPSVI takes the states that DPSVI with an optim "
@@ -629,7 +629,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         return super()._is_current(prepared) and prepared.is_current()
 
     def _blocks(self, size: int) -> list[Block]:
-        """The blocks of the joint release: gradient, loss, and what tells of clipping."""
+        """The blocks of the joint release: gradient, loss, and the report of clipping."""
         blocks = [Block(size, self._bound, self._gradient_share)]
         if self.loss_clip is not None:
             blocks.append(Block(1, self.loss_clip, self.loss_share))
@@ -641,7 +641,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
     @property
     def _report_share(self) -> float:
-        """Of the privacy cost, for what tells of clipping."""
+        """The part of the privacy cost that the report of clipping takes."""
         return norm_histogram.SHARE if self._measures else 0.0
 
     @property

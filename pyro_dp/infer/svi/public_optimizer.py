@@ -122,13 +122,14 @@ class PublicOptimizer:
 
 
 class Graft:
-    """Steps in the direction of one optimizer, as far as another one gets, leaf by leaf.
+    """Steps that have the direction of one optimizer and the length of another, leaf by leaf.
 
-    Agarwal et al. 2020 (arXiv 2002.11803) call this grafting: it tells an optimizer's directions
-    from its step sizes, so a learning rate that stays the same has no effect. Both ways are
-    compared over some ten steps, since steps with momentum are shorter and get further.
+    Agarwal et al. 2020 (arXiv 2002.11803) call this grafting. It separates an optimizer's
+    directions from its step sizes, so a constant learning rate has no effect. The lengths are
+    compared over about ten steps: steps with momentum are shorter but get further.
 
-    :param direction: gives the direction, as does ``length`` the length.
+    :param direction: gives the direction.
+    :param length: gives the length.
     """
 
     def __init__(self, direction: PublicOptimizer, length: PublicOptimizer):
@@ -147,8 +148,8 @@ class Graft:
     ) -> None:
         """
         :param longest: a step in a coordinate, in quadratic mean over a leaf.
-        :param size: number N of records. The direction is that of their mean gradient, which what
-            an optimizer clips itself (``clip_norm``) leaves alone as a rule.
+        :param size: number N of records. The direction follows their mean gradient, which is
+            seldom large enough for an optimizer's own ``clip_norm``.
         :raises ConfigurationError: an optimizer fails, or makes a parameter NaN or infinite.
         """
         before = {name: leaf.detach().clone() for name, leaf in leaves.items()}
@@ -181,14 +182,14 @@ class Graft:
 
 
 class _Way:
-    """How far two optimizers get with a leaf: decayed means of moves, and of their squares."""
+    """How far two optimizers move a leaf: decayed means of their moves, and of the squares."""
 
     def __init__(self, leaf: Tensor):
         self.planned, self.own = torch.zeros_like(leaf), torch.zeros_like(leaf)
         self.squares = leaf.new_zeros(2)
 
     def ratio(self, planned: Tensor, own: Tensor) -> Tensor:
-        """Of both lengths, after one more move."""
+        """The planned length over the own one, after one more move."""
         self.planned.lerp_(planned, 1 - _MEMORY)
         self.own.lerp_(own, 1 - _MEMORY)
         both = torch.stack([self.planned.square().sum(), self.own.square().sum()])

@@ -30,8 +30,8 @@ _MANY = "{count} latents take more than {steps} steps"
 _NONE_YET = "there are none yet"
 _NOISE_LEFT_OUT = "the privacy noise is not in its width"
 _UNSEEN = (
-    "no curvature stands out of the noise there, so the interval may be far too narrow, as where "
-    "coefficients make up for each other"
+    "in some directions no curvature stands out of the noise, so intervals may be far too narrow, "
+    "as where coefficients make up for each other"
 )
 _NO_STEP = (
     "There is no posterior before the first step. (After a load_state_dict a step must find the "
@@ -57,8 +57,8 @@ _IN_ITS_PLACE = (
 )
 _OF_ITERATES = (
     "The mean of the posterior is that of the last half of the iterates, and its intervals may "
-    "miss: {why}. posterior().doubtful names the coordinates. DPSEP copes better with latents that "
-    "make up for each other; a larger epsilon helps, too."
+    "miss: {why}. DPSEP copes better with latents that make up for each other. A larger epsilon "
+    "helps, too."
 )
 _LITTLE = 0.25  # of the records' information is left: with more, intervals hold as well as others
 _HIDES = (
@@ -178,9 +178,9 @@ class RunHistory:
             guide, found = self._regressed(clipping)
         except NotRegressed as why:
             return self._as_it_is(why)
-        doubts = {HIDDEN: found.information < _LITTLE, _UNSEEN: found.unseen}
-        if found.reason is not None:
-            doubts[found.reason] = everywhere(found.mean)
+        doubts = {HIDDEN: found.information < _LITTLE}
+        if found.is_doubtful:  # the mean of the iterates is that of all coordinates
+            doubts[found.reason or _UNSEEN] = everywhere(found.mean)
         if spoiled:
             doubts[MANY_CLIPPED] = everywhere(found.mean)
         covariance = found.aware if noise_aware else found.covariance
