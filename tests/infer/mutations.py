@@ -807,7 +807,7 @@ MUTATIONS = [
     Mutation(
         "DPSVI: gradients that fit no line are no doubt",
         "RunHistory.posterior",
-        "if found.reason is not None:",
+        "if found.is_doubtful:",
         "if False:",
         "test_literal_swap.py",
     ),
