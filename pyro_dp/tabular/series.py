@@ -92,7 +92,8 @@ def days(series: pd.Series, name: str, origin: datetime.date) -> tuple[np.ndarra
         series = series.astype("timestamp[s][pyarrow]")
     if getattr(series.dt, "tz", None) is not None:
         series = series.dt.tz_localize(None)
-    found = series.to_numpy(dtype="datetime64[s]", na_value=np.datetime64("NaT")).astype("M8[D]")
+    seconds = series.to_numpy(dtype="datetime64[s]", na_value=np.datetime64("NaT", "s"))
+    found = seconds.astype("M8[D]")
     observed = ~np.isnat(found)
     return np.where(observed, (found - np.datetime64(origin)).astype(np.int64), 0), observed
 
