@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Idle BLAS threads of two workers would spin on two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: demo docs lint test test-ci test-all test-lowest browser slides tutorials
+.PHONY: demo docs lint test test-ci test-all test-lowest browser release slides tutorials
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m pyro_dp
@@ -33,6 +33,10 @@ browser:
 # The site, in build/site/index.html. Whatever Sphinx warns of fails it.
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs . build/site
+
+# sdist and wheel of the last commit, checked and used, in dist/.
+release:
+	PYTHON=$(PYTHON) .ci/release
 
 # A deck of each tutorial, in build/slides: they fetch reveal.js when they are shown.
 slides: $(VENV)/.test
