@@ -89,12 +89,6 @@ def test_all_pages_can_be_reached():
     assert {f"../tutorials/{page.stem}" for page in ROOT.glob("tutorials/*.ipynb")} <= listed
 
 
-def test_start_is_short_and_begins_with_the_picture():
-    text = (DOCS / "index.md").read_text().split("```{toctree}")[0]
-    assert len(re.sub(r"```.*?```", "", text, flags=re.S).split()) <= 900
-    assert text.split("\n\n")[1].startswith("![")
-
-
 def test_what_epsilon_means():
     """The table for data-protection officers, from the definition; percents are rounded up."""
     rows = re.findall(r"^\| ([\d.]+)[^|]*\| ([\d.]+)% \| ([\d.]+) \|$", officer(), flags=re.M)
