@@ -76,6 +76,7 @@ $(VENV)/.demo: EXTRAS := demo
 $(VENV)/.docs: EXTRAS := docs
 $(VENV)/.test: EXTRAS := demo,docs,test,tutorials
 $(VENV)/.demo $(VENV)/.docs $(VENV)/.test: pyproject.toml constraints.txt
+	@echo "Installing pyro_dp and its $(EXTRAS) packages in $(VENV). This takes minutes, once."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"

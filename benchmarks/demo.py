@@ -9,9 +9,11 @@ reference, whose own distance from it is printed first.
 Intervals that the library itself marks as doubtful are counted apart.
 
     python benchmarks/demo.py
+    python benchmarks/demo.py --figures   # only draw docs/figures/demo.svg and demo-dark.svg
 """
 
 import itertools
+import sys
 import warnings
 
 import pandas as pd
@@ -98,9 +100,21 @@ def summary(runs: pd.DataFrame, keys: list[str]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def figures(x: Tensor, y: Tensor, epsilon: float = 1.0) -> None:
+    """Draw one run for light and for dark pages."""
+    posterior = demo.fit("dpsep", x, y, PrivacyAccountant(epsilon, DELTA), seed=0)
+    private, marked = (posterior.mean, posterior.stddev), demo.marks(posterior)
+    heading = demo.title("dpsep", epsilon, DELTA, len(x))
+    for name, dark in (("demo.svg", False), ("demo-dark.svg", True)):
+        path = ROOT / "docs" / "figures" / name
+        demo.draw(demo.exact(x, y), private, marked, heading, path, dark)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     x, y = demo.load()
+    if "--figures" in sys.argv:
+        return figures(x, y)
     mean, sd, effective = sampled(x, y)
     mode, newton_sd = demo.exact(x, y)
     reference = (

@@ -1,18 +1,19 @@
 """The demo: who sees a doctor? A private logistic regression on real data.
 
-The RAND Health Insurance Experiment (20,190 person-years, shipped with statsmodels) asked whether
-people who share the cost see a doctor less often. ``python -m pyro_dp`` fits a Pyro model
-privately, by ``DPSEP`` or with ``--method dpsvi`` by ``DPSVI``, and shows its posterior beside the
-exact one, and the report that goes with it. ``python -m pyro_dp synthesize`` is another command
-(:mod:`pyro_dp.tabular.command_line`).
+The RAND Health Insurance Experiment asked whether people who share the cost see a doctor less
+often. ``statsmodels`` ships its 20,190 person-years. ``python -m pyro_dp`` fits a Pyro model by
+``DPSEP`` and compares its posterior with the exact one. ``python -m pyro_dp synthesize`` is another
+command (:mod:`pyro_dp.tabular.command_line`).
 """
 
 import argparse
 import math
 import os
 import sys
+import textwrap
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pyro
 import pyro.distributions as dist
@@ -21,9 +22,10 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
 from pyro_dp import DPSEP, DPSVI, Posterior, PrivacyAccountant, PrivacyError
+from pyro_dp.infer.posterior.table import by_reason
 
-# Declared bounds, known without the data: a percentage, logarithms of capped dollar amounts, flags,
-# and an index of diseases. Values beyond them are moved to the bound, record by record.
+# The codebook implies these bounds: a percentage, logarithms of capped dollar amounts, flags, and
+# an index of diseases. A value outside moves to the nearest bound.
 BOUNDS = {
     "lncoins": (0.0, math.log(101), "log coinsurance rate"),
     "idp": (0.0, 1.0, "individual deductible"),
@@ -39,6 +41,7 @@ NAMES = ["intercept", *(label for *_, label in BOUNDS.values())]
 PRIOR_SD = 2.0
 METHODS = {"dpsep": DPSEP, "dpsvi": DPSVI}
 REPORT = "pyro_dp_report.html"
+WIDTH = 100  # columns of the printed text
 Moments = tuple[Tensor, Tensor]  # mean (10,) and standard deviation (10,)
 
 
@@ -65,12 +68,12 @@ def model(x: Tensor, y: Tensor) -> None:
 def fit(
     method: str, x: Tensor, y: Tensor, accountant: PrivacyAccountant, seed: int | None
 ) -> Posterior:
-    """As anyone calls it: nothing is set."""
+    """Fit with default settings. The progress bar needs a terminal."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     guide = AutoMultivariateNormal(model)
     inference = METHODS[method](model, guide, accountant=accountant, generator=seed)
-    inference.run(x, y)
+    inference.run(x, y, progress=sys.stderr.isatty())
     return inference.posterior()
 
 
@@ -90,16 +93,42 @@ def exact(x: Tensor, y: Tensor) -> Moments:
     return mode, torch.linalg.inv(precision).diagonal().sqrt()
 
 
-def doubts(posterior: Posterior) -> list[str]:
-    """What the library itself says of the intervals, and an empty line."""
-    coefficients = dict(zip(posterior.names, NAMES, strict=True))
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in posterior.doubtful.items():
-        by_reason.setdefault(reason, []).append(coefficients[name])
-    found = [
-        f"Not to be relied on: {', '.join(names)}: {reason}." for reason, names in by_reason.items()
-    ]
-    return [*found, ""] if found else ["The library doubts none of the private intervals.", ""]
+def say(text: str, file: TextIO | None = None) -> None:
+    """Print, and wrap long lines."""
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        lines = textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False)
+        print("\n".join(lines), file=file)
+
+
+def introduction(records: int, epsilon: float, delta: float) -> str:
+    """The question, the data and the guarantee."""
+    factor = torch.tensor(epsilon, dtype=torch.float64).exp()  # infinite instead of an error
+    return (
+        "Who sees a doctor? A private logistic regression\n\n"
+        "Question: do people see a doctor less often when they share the cost?\n"
+        f"Data: {records:,} public person-years of the RAND Health Insurance Experiment.\n"
+        f"Model: {len(BOUNDS)} covariates, scaled by declared bounds, and an intercept.\n"
+        "Protected: one person-year. A person observed for several years has weaker protection.\n"
+        f"Privacy: epsilon = {epsilon:g}. Adding or removing one person-year changes the "
+        f"probability of any result by at most a factor of {factor:.3g}, plus {delta:g}.\n"
+    )
+
+
+def marks(posterior: Posterior) -> Tensor:
+    """Whether the library doubts the interval, for each coefficient."""
+    return torch.tensor([name in posterior.doubtful for name in posterior.names])
+
+
+def status(posterior: Posterior) -> str:
+    """How many intervals the library doubts, with its reasons."""
+    labels = dict(zip(posterior.names, NAMES, strict=True))
+    lines = []
+    for reason, names in by_reason(posterior.doubtful).items():
+        some = f"{len(names)} of {len(NAMES)} intervals (*): {', '.join(labels[n] for n in names)}"
+        share = some if len(names) < len(NAMES) else f"all {len(NAMES)} intervals (*)"
+        lines.append(f"Check {share}. Reason for each: {reason}.")
+    return "\n".join(lines) or f"The library found no problem with the {len(NAMES)} intervals."
 
 
 def covers(exact: Moments, private: Moments) -> Tensor:
@@ -108,54 +137,81 @@ def covers(exact: Moments, private: Moments) -> Tensor:
     return (private_mean - mean).abs() <= 1.96 * private_sd
 
 
-def table(exact: Moments, private: Moments) -> str:
-    """One line per coefficient; "apart" counts standard deviations of the exact posterior."""
-    lines = [f"{'':<28}{'exact, not private':>18}{'private':>20}{'apart':>12}  95% interval"]
+def table(exact: Moments, private: Moments, marked: Tensor) -> str:
+    """One line per coefficient. A star marks a doubtful interval."""
+    lines = [f"{'':<30}{'exact, not private':>18}{'private':>20}{'apart':>12}  private interval"]
     inside = covers(exact, private)
-    for name, covered, *values in zip(NAMES, inside, *exact, *private, strict=True):
+    for name, star, covered, *values in zip(NAMES, marked, inside, *exact, *private, strict=True):
         mean, sd, private_mean, private_sd = map(float, values)
-        apart = abs(private_mean - mean) / sd
         lines.append(
-            f"{name:<28}{mean:>9.3f} +- {sd:.3f}{private_mean:>11.3f} +- {private_sd:.3f}"
-            f"{apart:>9.1f} sd  {'covers' if covered else 'misses'}"
+            f"{name + ' *' * bool(star):<30}{mean:>9.3f} +- {sd:.3f}"
+            f"{private_mean:>11.3f} +- {private_sd:.3f}{abs(private_mean - mean) / sd:>9.1f} sd  "
+            f"{'covers' if covered else 'misses'}"
         )
     lines.append(
-        f"The private 95% interval covers the exact mean of {int(inside.sum())} of {len(NAMES)} "
-        "coefficients."
+        "Each posterior: mean +- standard deviation (sd). Apart: distance in sd of the exact one.\n"
+        f"{int(inside.sum())} of {len(NAMES)} private 95% intervals cover the exact mean."
     )
     return "\n".join(lines)
 
 
-def draw(exact: Moments, private: Moments, title: str, path: Path) -> None:
-    """Both posteriors, one row per coefficient."""
+def title(method: str, epsilon: float, delta: float, records: int) -> str:
+    """Two lines above the picture."""
+    budget = f"ε = {epsilon:g}, δ = {delta:g}"
+    return f"Who sees a doctor?\n{records:,} person-years, {method.upper()}, {budget}"
+
+
+def draw(
+    exact: Moments, private: Moments, marked: Tensor, heading: str, path: Path, dark: bool = False
+) -> Any:
+    """Draw both posteriors, one row per coefficient.
+
+    :param dark: light text on a dark ground.
+    :returns: the ``matplotlib.figure.Figure``.
+    """
+    from matplotlib import style
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots()
     rows, inside = torch.arange(len(NAMES)), covers(exact, private)
-    everything = torch.ones_like(inside)
-    # Okabe and Ito's colours, and a marker of its own for each: neither is needed to tell them.
-    for (mean, sd), shown, shift, colour, marker, label in (
-        (exact, everything, -0.16, "#444444", "o", "exact posterior (not private)"),
-        (private, inside, 0.16, "#0072B2", "s", "private"),
-        (private, ~inside, 0.16, "#D55E00", "X", "private: misses"),
-    ):
-        if shown.any():
-            style: dict[str, Any] = dict(fmt=marker, color=colour, capsize=3, label=label)
-            axes.errorbar(mean[shown], rows[shown] + shift, xerr=1.96 * sd[shown], **style)
-    axes.axvline(0.0, color="black", linewidth=0.8)
-    axes.set_yticks(rows, NAMES)
-    axes.invert_yaxis()
-    axes.grid(axis="x", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("effect on the log odds of seeing a doctor: mean and 95% interval")
-    axes.set_title(title)
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    # The colours are Okabe and Ito's. The markers suffice without them.
+    colours = ("#BBBBBB", "#56B4E9", "#E69F00") if dark else ("#444444", "#0072B2", "#D55E00")
+    grey, blue, orange = colours
+    series = [(exact, inside | True, -0.17, grey, "o", False, "exact posterior (not private)")]
+    for hollow, note in ((False, ""), (True, " (hollow: check it)")):
+        hit, missed = inside & (marked == hollow), ~inside & (marked == hollow)
+        label = f"private posterior misses the exact mean{note}"
+        series.append((private, hit, 0.17, blue, "s", hollow, f"private posterior{note}"))
+        series.append((private, missed, 0.17, orange, "X", hollow, label))
+    settings: dict[str, Any] = {"svg.fonttype": "none", "svg.hashsalt": "pyro_dp"}
+    settings |= {"font.sans-serif": ["DejaVu Sans", "sans-serif"], "font.size": 10.5}
+    if dark:
+        settings |= dict.fromkeys(("figure.facecolor", "axes.facecolor"), "#131416")
+    with style.context(["dark_background" if dark else "default", settings]):
+        figure = Figure(figsize=(5.6, 5.2), layout="constrained")
+        axes = figure.subplots()
+        for (mean, sd), chosen, shift, colour, marker, hollow, label in series:
+            if chosen.any():
+                look: dict[str, Any] = dict(fmt=marker, color=colour, markersize=5, label=label)
+                look["markerfacecolor"] = axes.get_facecolor() if hollow else colour
+                at, xerr = rows[chosen] + shift, 1.96 * sd[chosen]
+                axes.errorbar(mean[chosen], at, xerr=xerr, capsize=3, **look)
+        axes.axvline(0.0, color=grey, linewidth=0.8)
+        axes.set_yticks(rows, NAMES)
+        axes.invert_yaxis()
+        axes.grid(axis="x", alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlabel("effect on the log odds: mean and 95% interval")
+        figure.suptitle(heading, fontsize=11.5)
+        figure.legend(loc="outside lower center", frameon=False)
+        # An SVG without date and version is the same in each run.
+        svg = path.suffix.lower() in (".svg", ".svgz")
+        about = {"Title": heading.replace("\n", " "), "Date": None, "Creator": None}
+        figure.savefig(path, dpi=200, metadata=about if svg else None)
+    return figure
 
 
 def picture(text: str) -> Path:
-    """A path that a picture can be written to, known before time and budget are spent."""
+    """Check that the path can hold a picture, before the fit spends time and budget."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     path = Path(text)
@@ -176,26 +232,19 @@ def picture(text: str) -> Path:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pyro_dp",
-        description="Private Bayesian logistic regression on the RAND Health Insurance Experiment.",
-        epilog="python -m pyro_dp synthesize --help: synthetic rows of a CSV file.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description="Fit a private logistic regression on public data about visits to a doctor. "
+        "Compare it with the exact posterior, in a table and in a picture.",
+        epilog="python -m pyro_dp synthesize --help: make synthetic rows from a CSV file.",
     )
-    parser.add_argument(
-        "--method", choices=("dpsep", "dpsvi"), default="dpsep", help="private inference"
-    )
-    parser.add_argument("--epsilon", type=float, default=1.0, help="privacy budget")
-    parser.add_argument(
-        "--delta", type=float, default=1e-5, help="probability with which the budget may not hold"
-    )
-    parser.add_argument(
-        "--seed", type=int, help="repeat a run; no privacy against those who guess the seed"
-    )
-    parser.add_argument(
-        "--output",
-        type=picture,
-        default="pyro_dp_demo.png",
-        help=f"picture to write; {REPORT} is written beside it",
-    )
+    add, default = parser.add_argument, "(default: %(default)s)"
+    add("--method", choices=METHODS, default="dpsep", help=f"the private inference {default}")
+    text = f"privacy budget, where less is more private {default}"
+    add("--epsilon", type=float, default=1.0, help=text)
+    text = f"small probability outside the guarantee of epsilon {default}"
+    add("--delta", type=float, default=1e-5, help=text)
+    add("--seed", type=int, help="repeat a run; anyone who guesses the seed can undo the privacy")
+    text = f"the picture, in any format of matplotlib {default}; {REPORT} goes to the same folder"
+    add("--output", type=picture, default="pyro_dp_demo.png", metavar="FILE", help=text)
     options = parser.parse_args(arguments)
     if options.seed is not None and options.seed < 0:
         parser.error("--seed must not be negative.")
@@ -222,7 +271,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _synthesize(arguments: list[str]) -> int:
     try:
         from pyro_dp.tabular.command_line import main
-    except PrivacyError as error:  # of an extra that is not installed
+    except PrivacyError as error:  # an extra is not installed
         print(f"synthesize: {error}", file=sys.stderr)
         return 1
     return main(arguments)
@@ -236,11 +285,7 @@ def run_demo(arguments: list[str]) -> int:
     except ImportError:
         print("The demo needs its extra packages: pip install 'pyro-dp[demo]'", file=sys.stderr)
         return 1
-    print(
-        f"{len(x):,} person-years, {len(BOUNDS)} covariates scaled by declared bounds.\n"
-        "The protected unit is one person-year: somebody who was observed for several years\n"
-        "is covered several times.\n"
-    )
+    say(introduction(len(x), options.epsilon, options.delta))
     options.accountant.describe(
         title="Who sees a doctor?",
         dataset="RAND Health Insurance Experiment, as statsmodels ships it",
@@ -248,31 +293,29 @@ def run_demo(arguments: list[str]) -> int:
         unit="a person-year",
         units=len(x),
     )
-    posterior = fit(options.method, x, y, options.accountant, options.seed)
-    private = posterior.mean.to(x.dtype), posterior.stddev.to(x.dtype)
-    print(f"\n{options.accountant}\n")
-    for text in doubts(posterior):
-        print(text)
-    print(
-        "For comparison only: the exact posterior, by Newton's method. It reads the data without\n"
-        "privacy, and so does what is computed from it. That is fine here, where the data are\n"
-        "public research data; it is not part of a private analysis.\n"
+    with warnings.catch_warnings(record=True) as raised:
+        posterior = fit(options.method, x, y, options.accountant, options.seed)
+    for warning in raised:
+        say(f"Warning: {warning.message}", sys.stderr)
+    private, marked = (posterior.mean, posterior.stddev), marks(posterior)
+    say(f"{options.accountant}\n")
+    say(
+        "Comparison: Newton's method finds the exact posterior. It reads the data without privacy, "
+        "so a private analysis leaves this step out. The data of this demo are public.\n"
     )
     reference = exact(x, y)
-    print(table(reference, private))
-    title = (
-        f"Who sees a doctor? RAND Health Insurance Experiment, {len(x):,} person-years\n"
-        f"{options.method.upper()}, "
-        rf"$\varepsilon \leq {options.epsilon:g}$, $\delta$ = {options.delta:g}"
-    )
+    say(f"{table(reference, private, marked)}\n{status(posterior)}\n")
+    heading = title(options.method, options.epsilon, options.delta, len(x))
     page = options.output.with_name(REPORT)
     try:
-        draw(reference, private, title, options.output)
+        draw(reference, private, marked, heading, options.output)
         page.write_text(options.accountant.report("html"), encoding="utf-8")
-    except (OSError, RuntimeError) as error:  # of the disk; of a format that needs other programs
-        print(f"--output: {options.output} or {page} was not written: {error}", file=sys.stderr)
+    except (OSError, RuntimeError) as error:  # a full disk, or a format that needs other programs
+        message = f"--output: {options.output} or {page} was not written ({error})."
+        print(message, file=sys.stderr)
         return 1
-    print(f"Picture: {options.output}\nReport, for whoever answers for the data: {page}")
+    print(f"Picture of both posteriors: {options.output}")
+    print(f"Privacy report for the data owner: {page}")
     return 0
 
 

@@ -176,7 +176,13 @@ class IterativeMechanism(abc.ABC):
         name, hidden = type(self).__name__, not progress or self.accountant.silent
         hidden = hidden or not (self._ranks is None or self._ranks.counts)
         result = self._last_run = RunResult(name, self._measure, self._steps, num_steps)
-        bar = tqdm(total=num_steps, initial=self._steps, desc=name, disable=hidden)
+        bar = tqdm(
+            total=num_steps,
+            initial=self._steps,
+            desc=f"Fitting with {name}",
+            unit="step",
+            disable=hidden,
+        )
         with self._interrupts.installed(), result.timed(), bar:
             while self._steps < num_steps:
                 try:
@@ -186,7 +192,7 @@ class IterativeMechanism(abc.ABC):
                     self._stopped_by_callback(result)
                     break
                 if not math.isnan(step.value):
-                    bar.set_postfix_str(f"{step.value:.4g}", refresh=False)
+                    bar.set_postfix_str(f"{self._measure} {step.value:.4g}", refresh=False)
                 bar.update()
                 stops = [wants_to_stop(callback, step) for callback in callbacks]
                 if any(stops) and self._steps < num_steps:

@@ -2,12 +2,15 @@
 
 import os
 import warnings
+from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pyro
 import pytest
 import torch
 
 from pyro_dp import __main__ as demo
+from pyro_dp.infer.posterior.doubts import HIDDEN
 
 pytest.importorskip("matplotlib")
 
@@ -18,20 +21,22 @@ def data():
     return demo.load()
 
 
-@pytest.mark.parametrize(("method", "event"), [("dpsvi", "poisson"), ("dpsep", "full")])
-def test_demo(tmp_path, capsys, as_users_run_it, method, event):
+@pytest.mark.parametrize(("method", "event"), [("dpsvi", "Poisson"), ("dpsep", "all records")])
+def test_demo(tmp_path, monkeypatch, capsys, as_users_run_it, method, event):
     """Table, ledger, picture and report."""
     pytest.importorskip("statsmodels")
     torch.set_default_dtype(torch.float32)
-    picture = tmp_path / "demo.png"
-    arguments = ["--method", method, "--epsilon", "2", "--seed", "0", "--output", str(picture)]
-    assert demo.main(arguments) == 0
-    printed = capsys.readouterr().out
-    for text in ("20,190 person-years", "chronic diseases", event, "epsilon", str(picture)):
+    monkeypatch.chdir(tmp_path)
+    assert demo.main(["--method", method, "--epsilon", "2", "--seed", "0"]) == 0
+    captured = capsys.readouterr()
+    printed = captured.out
+    assert "Fitting" not in captured.err  # there is no terminal
+    for text in ("20,190", "chronic diseases", event, "factor of 7.39", "pyro_dp_demo.png"):
         assert text in printed
-    assert "without\nprivacy" in printed and "public research data" in printed
+    assert max(map(len, printed.splitlines())) <= 100
+    assert "without privacy" in printed and "The data of this demo are public." in printed
     assert "1.506 +- 0.090" in printed and "1.857 +- 0.083" in printed  # the exact posterior
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "pyro_dp_demo.png").read_bytes().startswith(b"\x89PNG")
     report = (tmp_path / "pyro_dp_report.html").read_text()
     for text in ("Who sees a doctor?", "a person-year", "20,190", method.upper()):
         assert text in report
@@ -62,27 +67,91 @@ def test_the_reference_is_the_posterior(data):
     assert torch.autograd.functional.jacobian(log_joint, mean).abs().max() < 1e-9
 
 
-def test_table_says_what_was_missed():
-    """In sds of the exact posterior, whatever the private one's are."""
-    exact = torch.zeros(10), torch.full((10,), 0.1)
+def made_up():
+    """The second of ten private intervals misses the exact mean."""
     private_mean = torch.tensor([0.3, 0.3] + [0.0] * 8)
-    private_sd = torch.tensor([0.16, 0.15] + [1.0] * 8)  # 1.875 and 2 sds
-    lines = demo.table(exact, (private_mean, private_sd)).splitlines()
+    private_sd = torch.tensor([0.16, 0.15] + [1.0] * 8)  # the means are 1.875 and 2 sd apart
+    return (torch.zeros(10), torch.full((10,), 0.1)), (private_mean, private_sd)
+
+
+def doubted(*reasons):
+    """A posterior that doubts its first coefficients."""
+    names = tuple(f"weights[{each}]" for each in range(10))
+    return SimpleNamespace(names=names, doubtful=dict(zip(names, reasons, strict=False)))
+
+
+def test_table():
+    """Distances are in sds of the exact posterior."""
+    lines = demo.table(*made_up(), demo.marks(doubted("it is wide"))).splitlines()
     assert [line.endswith("misses") for line in lines[1:11]] == [False, True] + [False] * 8
+    assert [" * " in line for line in lines[1:11]] == [True] + [False] * 9
     assert "3.0 sd" in lines[1] and "3.0 sd" in lines[2] and "0.0 sd" in lines[3]
-    assert "9 of 10" in lines[11]
+    assert lines[12].startswith("9 of 10")
 
 
-def test_what_is_doubtful_is_said(tmp_path, capsys):
+def test_status():
+    assert "no problem with the 10 intervals" in demo.status(doubted())
+    assert demo.status(doubted("a", "b", "a")).splitlines() == [
+        "Check 2 of 10 intervals (*): intercept, individual deductible. Reason for each: a.",
+        "Check 1 of 10 intervals (*): log coinsurance rate. Reason for each: b.",
+    ]
+    assert demo.status(doubted(*"a" * 10)) == "Check all 10 intervals (*). Reason for each: a."
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("number", [0, 2, 10])
+def test_hollow_markers_are_the_doubtful_intervals(tmp_path, number):
+    posterior = doubted(*["a"] * number)
+    figure = demo.draw(*made_up(), demo.marks(posterior), "title", tmp_path / "demo.png")
+    axes, hollow = figure.axes[0], []
+    for drawn in axes.containers:
+        line = drawn.lines[0]
+        if line.get_markerfacecolor() == axes.get_facecolor():
+            hollow += [round(float(row)) for row in line.get_ydata()]
+            assert "(hollow: check it)" in drawn.get_label()
+    assert sorted(hollow) == list(range(number))
+
+
+def test_pictures_for_light_and_dark_pages(tmp_path):
+    """Well-formed SVG with its text as text, and the same in each run."""
+    heading, found = demo.title("dpsep", 1.0, 1e-5, 20_190), []
+    for name, dark in (("light", False), ("again", False), ("dark", True)):
+        path = tmp_path / f"{name}.svg"
+        demo.draw(*made_up(), demo.marks(doubted("a")), heading, path, dark)
+        found.append(path.read_text())
+        root = ElementTree.fromstring(found[-1])
+        assert root.find("{*}title").text.startswith("Who sees a doctor? 20,190 person-years")
+        texts = {each.text for each in root.findall(".//{*}text")}
+        assert {*demo.NAMES, "private posterior (hollow: check it)"} <= texts
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_doubtful_posterior(tmp_path, capsys):
     """At a budget at which noise hides most."""
     torch.set_default_dtype(torch.float32)
-    arguments = ["--epsilon", "0.01", "--seed", "0", "--output", str(tmp_path / "demo.png")]
+    output = tmp_path / "demo.svg"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert demo.main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "Not to be relied on: intercept, log coinsurance rate" in printed
-    assert "the noise is more than" in printed
+        assert demo.main(["--epsilon", "0.01", "--seed", "0", "--output", str(output)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"Check all 10 intervals (*). Reason for each: {HIDDEN}" in printed
+    assert "(hollow: check it)" in output.read_text()
+
+
+def test_warnings_are_wrapped(data, tmp_path, monkeypatch, capsys):
+    fit = demo.fit
+
+    def warns(*arguments):
+        warnings.warn("Much was cut off. " * 20, stacklevel=2)
+        return fit(*arguments)
+
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(demo, "fit", warns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert demo.main(["--seed", "0", "--output", str(tmp_path / "demo.png")]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Warning: Much was cut off.") and max(map(len, lines)) <= 100
 
 
 def test_dpsep_arrives(data):
@@ -113,7 +182,7 @@ def test_bad_arguments(arguments, named, capsys):
 
 @pytest.fixture
 def no_fit(monkeypatch):
-    """Nothing is read or spent before the arguments are known to be right."""
+    """Wrong arguments stop the demo before it reads data or spends budget."""
     for name in ("load", "fit"):
         monkeypatch.setattr(demo, name, lambda *_: pytest.fail("too late"))
 
@@ -152,7 +221,7 @@ def test_output_without_permission(no_fit, tmp_path, monkeypatch, capsys, exists
 
 
 def test_output_that_fails_late(data, tmp_path, monkeypatch, capsys):
-    """A full disk is told as what it is, after the table."""
+    """A full disk is reported after the table."""
 
     def full(*_):
         raise OSError(28, "No space left on device")
