@@ -21,6 +21,7 @@ import scipy.sparse
 import torch
 from pyro.infer import RenyiELBO, Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoNormal
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import pyro_dp
@@ -211,7 +212,7 @@ def factor_outside_the_plate():
     dpsvi(model).step(x, y)
 
 
-@attempt("The model", "no observed site", says=r"range\(x\.shape\[1\]\), with a mask")
+@attempt("The model", "'lengths'", says=r"range\(max_length\) or range\(x\.shape\[1\]\)")
 def steps_of_the_longest():
     """Sequences, as many steps as the longest one has."""
     lengths, x = torch.randint(1, 6, (100,)), torch.randn(100, 5)
@@ -224,6 +225,53 @@ def steps_of_the_longest():
                     pyro.sample(f"x_{t}", dist.Normal(loc, 1.0), obs=x[:, t])
 
     dpsvi(model).step(x, lengths)
+
+
+@attempt("The model", "'packed'", says=r"pad_packed_sequence\(packed, batch_first=True\)")
+def packed_sequence():
+    """Sequences, packed."""
+    lengths, x = torch.randint(1, 6, (100,)), torch.randn(100, 5)
+
+    def model(packed):
+        x, lengths = pad_packed_sequence(packed, batch_first=True)
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with pyro.plate("people", len(x)):
+            for t in range(x.shape[1]):
+                with pyro.poutine.mask(mask=t < lengths):
+                    pyro.sample(f"x_{t}", dist.Normal(loc, 1.0), obs=x[:, t])
+
+    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    dpsvi(model).step(packed)
+
+
+@attempt("The model", "'lengths'", says=r"run the network on the padded tensor, as in rnn\(x\)")
+def packing_in_the_model():
+    """A model that packs its sequences."""
+    lengths, x = torch.randint(1, 6, (100,)), torch.randn(100, 5, 2)
+    rnn = torch.nn.GRU(2, 3, batch_first=True)
+
+    def model(x, lengths):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        _, last = rnn(packed)
+        with pyro.plate("people", len(x)):
+            pyro.sample("x", dist.Normal(last[0] @ w, 1.0), obs=x[:, 0, 0])
+
+    dpsvi(model).step(x, lengths)
+
+
+@attempt("The model", "'people'", "'x'", says=r"svi\.run\(x\.transpose\(0, 1\)\)")
+def time_first():
+    """Time in the first dimension, and people in the second."""
+    x = torch.randn(5, 100)
+
+    def model(x):
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with pyro.plate("people", x.shape[1]):
+            for t in range(len(x)):
+                pyro.sample(f"x_{t}", dist.Normal(loc, 1.0), obs=x[t])
+
+    dpsvi(model).step(x)
 
 
 @attempt("The model", "'men'", "'women'", says=r"plate='\.\.\.'")
@@ -509,6 +557,58 @@ def data_loader():
     dpsvi(logistic).step(DataLoader(TensorDataset(x, y), batch_size=10))
 
 
+@attempt("The data", "'x'", "10 rows", "'people'", says=r"pass all records.*svi\.run\(x, y\)")
+def batch():
+    """A batch, and a plate of all people."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("people", 100, subsample_size=len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+    dpsvi(model).step(x[:10], y[:10])
+
+
+@attempt("The data", "'people'", says=r"pyro\.plate\(\.\.\., len\(x\)\), and pass all records")
+def batch_in_a_plate_of_all():
+    """A batch, and a plate that is longer."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("people", 100):
+            pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+    dpsvi(model).step(x[:10], y[:10])
+
+
+@attempt("The data", "'x'", "'people'", says=r"svi\.run\(x\[:50\]\)")
+def part_of_the_data():
+    """A model that reads the first rows only."""
+    x, y = data()
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("people", 50):
+            pyro.sample("y", dist.Bernoulli(logits=x[:50] @ w), obs=y[:50])
+
+    dpsvi(model).step(x, y)
+
+
+@attempt("The data", "'hidden'", "'x'", says="each as an argument of its own")
+def widths_of_layers():
+    """Two widths of layers, and two people."""
+    x, y = data()
+
+    def model(x, y, hidden):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, *hidden]).to_event(3))
+        with pyro.plate("people", len(x)) as idx:
+            pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w.sum((1, 2))), obs=y[idx])
+
+    dpsvi(model, AutoDelta(model)).step(x[:2], y[:2], [20, 20])
+
+
 @attempt("The data", "'x'", "DistributedSampler", says="Pass the dataset itself")
 def distributed_sampler():
     """A DataLoader that shares records out among processes."""
@@ -723,6 +823,24 @@ def nothing_to_guide():
     dpsvi(model, AutoDelta(model)).step(x, y)
 
 
+@attempt(
+    "Guides", "AutoDelta", says=r"guide\.median\(\).*AutoMultivariateNormal\(model\)", spends=3
+)
+def posterior_of_a_point():
+    """The posterior of an AutoDelta."""
+    x, y = data()
+    svi = dpsvi(logistic, AutoDelta(logistic))
+    svi.run(x, y, progress=False)
+    svi.posterior()
+
+
+@attempt("Guides", "module_local_params", says=r"settings\.set\(module_local_params=False\)")
+def module_local_parameters():
+    """Parameters that stay out of Pyro's store."""
+    with pyro.settings.context(module_local_params=True):
+        dpsvi(logistic)
+
+
 @attempt("Guides", "'intercept'", says="add|sample it in the guide")
 def site_missing_in_guide():
     """A guide without one of the model's latents."""
@@ -862,6 +980,29 @@ def enumerated_with_a_mask():
 
     guide = AutoNormal(pyro.poutine.block(model, expose=["w"]))
     dpsvi(model, guide, loss=TraceEnum_ELBO(max_plate_nesting=1)).step(x, y, x[:, 0] < 1)
+
+
+@attempt("Losses", "max_plate_nesting=0", says=r"TraceEnum_ELBO\(max_plate_nesting=1\)")
+def too_few_plates():
+    """TraceEnum_ELBO with too small a max_plate_nesting."""
+    x, y = data()
+    guide = AutoNormal(pyro.poutine.block(mixture, hide=["z"]))
+    dpsvi(mixture, guide, loss=TraceEnum_ELBO(max_plate_nesting=0)).step(x, y)
+
+
+@attempt("Losses", "only supports scalar poutine.scale", says="Change model, guide or loss")
+def weights_of_records():
+    """Enumeration, and a weight for each record."""
+    x, y = data()
+
+    def model(x, y):
+        locs = pyro.sample("locs", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with pyro.plate("people", len(x)) as idx, pyro.poutine.scale(scale=x[idx, 0].exp()):
+            z = pyro.sample("z", dist.Bernoulli(0.5), infer={"enumerate": "parallel"}).long()
+            pyro.sample("x", dist.Normal(locs[z], 1.0), obs=x[idx, 1])
+
+    guide = AutoNormal(pyro.poutine.block(model, hide=["z"]))
+    dpsvi(model, guide, loss=TraceEnum_ELBO(), privatize="parameters").step(x, y)
 
 
 @attempt("Losses", "loss", says=r"Trace_ELBO\(\)")

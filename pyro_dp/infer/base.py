@@ -4,13 +4,15 @@ import abc
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import Any, Generic, TypeVar
 
 import pyro
 import torch
-from pyro.infer.autoguide import AutoGuide
+from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation
 from torch import Tensor
 
+from pyro_dp.accounting.looks import warn_not_private
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.graphs.tracing import Compiler, NotTraceable
 from pyro_dp.mechanism.blocks import Block
@@ -23,7 +25,7 @@ from pyro_dp.mechanism.clipped_fraction import (
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
-from pyro_dp.records.arguments import described
+from pyro_dp.records.arguments import described, read_as_data
 from pyro_dp.records.first_look import first_look
 from pyro_dp.records.losses import user_code
 from pyro_dp.records.new_records import NewRecords
@@ -41,9 +43,21 @@ _CHANGING = (
     "arguments, parameters or Python values that the model refers to keep changing, and a graph "
     "would be traced anew each time"
 )
+_LOCAL_PARAMETERS = (
+    "pyro.settings: module_local_params=True keeps parameters out of Pyro's parameter store, where "
+    "they are found, moved and saved. Write pyro.settings.set(module_local_params=False) before "
+    "model and guide are made."
+)
+_PRIVATE_GAUSSIAN = "the posterior() of a run with AutoMultivariateNormal(model) as guide"
 
 
 P = TypeVar("P", bound=Prepared)
+
+
+def laplace_approximation(guide: AutoLaplaceApproximation, *args: Any, **kwargs: Any) -> AutoGuide:
+    """Pyro's method of a guide that a private inference fits: it reads all data, without noise."""
+    warn_not_private("laplace_approximation", "records", _PRIVATE_GAUSSIAN)
+    return type(guide).laplace_approximation(guide, *args, **kwargs)
 
 
 class PrivateInference(IterativeMechanism, Generic[P]):
@@ -81,7 +95,9 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         if plate is not None and not isinstance(plate, str):
             raise ConfigurationError("plate must be the name of a pyro.plate.")
         if pyro.settings.get("module_local_params"):
-            raise ConfigurationError("pyro.settings: module_local_params=True is not supported.")
+            raise ConfigurationError(_LOCAL_PARAMETERS)
+        if isinstance(guide, AutoLaplaceApproximation):
+            vars(guide)["laplace_approximation"] = MethodType(laplace_approximation, guide)
         super().__init__(settings)
         self.model = model
         self.guide = guide
@@ -159,9 +175,13 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         if self._looks_anew(not current):
             try:
                 known = self._prepared = self._look_anew(args, kwargs)
-            except RaisedOnPlaceholders as error:
-                shapes = described(self.model, args, kwargs)
-                raise ModelError(f"{error} {shapes}".rstrip()) from None
+            except ModelError as error:
+                raised = isinstance(error, RaisedOnPlaceholders)
+                shapes = described(self.model, args, kwargs) if raised else ""
+                cause = read_as_data(self.model, args, kwargs)
+                if not (raised or cause):
+                    raise
+                raise ModelError(f"{cause}{error} {shapes}".rstrip()) from None
         assert known is not None
         return known
 

@@ -2,7 +2,7 @@
 
 import inspect
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,9 +12,14 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.records.column import Column
 from pyro_dp.records.datasets import opened, with_columns
-from pyro_dp.records.tables import as_tensor, is_rows, lengths, require_same_rows
+from pyro_dp.records.tables import as_tensor, is_rows, lengths, refuse_packed, require_same_rows
 from pyro_dp.utils.errors import ModelError
 
+_FEW_NUMBERS = (
+    "Argument {name!r} has {count} numbers, as many as argument {other!r} has rows, so it is read "
+    "as data. If they are public, pass each as an argument of its own, as in {name}_1=..., "
+    "{name}_2=.... If they are data: "
+)
 Arguments = tuple[tuple, dict]
 T = TypeVar("T")
 
@@ -39,6 +44,8 @@ def as_tensors(model: Callable, args: tuple, kwargs: dict) -> Arguments:
     args, kwargs = with_columns(args, kwargs, names)
     longest = _longest(args, kwargs)
     named, rows = named_arguments(model, args, kwargs), partial(is_rows, size=longest)
+    for name, value in named:
+        refuse_packed(name, value)
     require_same_rows([(n, leaf) for n, x in named for leaf in pytree.tree_leaves(x, is_leaf=rows)])
     found = [
         pytree.tree_map(partial(as_tensor, name, size=longest), value, is_leaf=rows)
@@ -99,6 +106,28 @@ def refuse_untyped(name: str, value: Any, size: int) -> None:
         elements = f"{name}.values()" if isinstance(value, dict) else name
         kind = type(value).__name__
         raise ModelError(_UNTYPED.format(name=name, kind=kind, elements=elements))
+
+
+def is_few(shape: Sequence[int]) -> bool:
+    """Whether these may be settings, such as the widths of layers: 2 to 4 numbers."""
+    return len(shape) == 1 and 2 <= shape[0] <= 4
+
+
+def read_as_data(model: Callable, args: tuple, kwargs: dict) -> str:
+    """The beginning of an error, if a short list is as long as another argument; else empty."""
+    longest = _longest(args, kwargs)
+    named = [(n, x) for n, x in named_arguments(model, args, kwargs) if longest in lengths(x)]
+    few = [
+        name
+        for name, value in named
+        if isinstance(value, (list, tuple))
+        and isinstance(value[0], numbers.Number)
+        and is_few((len(value),))
+    ]
+    others = [n for n, _ in named if n not in few]
+    if few and others:
+        return _FEW_NUMBERS.format(name=few[0], count=longest, other=others[0])
+    return ""
 
 
 def named_arguments(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:

@@ -24,7 +24,7 @@ _SAME_MEMORY = (
 _ROWS = (
     "{label} has {size} rows, as many as there are records: what is captured cannot be protected. "
     "Pass it as an argument of step(), and read it from there. (A public constant that has this "
-    "length by chance: keep it as c[None], and read c[0].)"
+    "length by chance: keep it as c[None], or torch.tensor([c]) of a list, and read c[0].)"
 )
 _CONDITIONED = (
     "pyro.condition holds {site}, which has {size} rows, as many as there are records: what is "

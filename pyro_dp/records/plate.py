@@ -14,6 +14,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_dp.records.arguments import argument_names
 from pyro_dp.records.few_indices import FewIndices
 from pyro_dp.records.sandbox import PLACEHOLDERS, guarded
 from pyro_dp.records.stand_ins import identity, is_table, placeholder, rows_shown
@@ -26,10 +27,12 @@ _LONGER = (
     "{longest} rows: arguments that are longer than the data must be such that the model runs "
     "where all tensors are placeholders. " + PLACEHOLDERS
 )
-_NOT_OBSERVED = (
-    "The model has no observed site: pass the data with obs= inside a pyro.plate. (Integers are "
-    "shown as zeros here: let loops run over shapes, as in range(x.shape[1]), with a mask, and not "
-    "over numbers of the data, as in range(lengths.max()).)"
+_NOT_OBSERVED = "The model has no observed site: pass the data with obs= inside a pyro.plate."
+_LOOPS = (
+    "The model observes nothing if argument {name!r} is zero, and integers are replaced by zeros "
+    "here. A loop over its values, as in range({name}.max()), runs no step. Write a public bound, "
+    "as in range(max_length) or range(x.shape[1]), and mask the steps after each record's last: "
+    "poutine.mask(mask=t < {name})."
 )
 Sites = dict[str, dict]
 Traces = dict[str, poutine.Trace]  # of guide and model
@@ -154,7 +157,25 @@ def _find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) ->
         others = pytree.tree_unflatten(map(_other, map(stand_in, leaves)), spec)
         _require_outside_is_public(model, trace, plate, others)
         return plate
+    if str(errors[0]) == _NOT_OBSERVED:
+        _refuse_loops(model, args, kwargs)
     raise errors[0]
+
+
+def _refuse_loops(model: Callable, args: tuple, kwargs: dict) -> None:
+    """:raises ModelError: with ones instead of zeros, integers make the model observe a site."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    shown = [placeholder(leaf) for leaf in leaves]
+    for i, name in enumerate(argument_names(model, args, kwargs)):
+        leaf = shown[i]
+        if not is_table(leaf) or leaf.is_floating_point():
+            continue
+        ones = [*shown[:i], _other(leaf), *shown[i + 1 :]]
+        observed: Sites = {}
+        with contextlib.suppress(ModelError):
+            observed = _observed(_run(model, pytree.tree_unflatten(ones, spec)))
+        if observed:
+            raise ModelError(_LOOPS.format(name=name))
 
 
 def _unless_longest(longest: int, leaf: Any) -> Any:

@@ -28,11 +28,13 @@ from pyro_dp.records.local_draws import Draw, LocalDraws
 from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.records.messengers import Inside, OneRecord
 from pyro_dp.records.plate import is_random
-from pyro_dp.records.record_elbo import NotVectorizable, record_loss
+from pyro_dp.records.record_elbo import NotVectorizable, looped_loss, record_loss
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.torch_modes import RecordMode
 from pyro_dp.utils.errors import ModelError
+
+_HINT = "Change model, guide or loss accordingly."
 
 
 @dataclass(frozen=True)
@@ -191,11 +193,14 @@ class RecordTerm:
         row: list[Tensor],
         draws: LocalDraws,
         local_rows: dict[str, Tensor] | None = None,
+        *,
+        public: bool = False,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """The reference: gradients of what one record uses, by name, and its loss.
 
         :param row: its row of every data tensor.
         :param local_rows: its rows of the local parameters; by default public constants.
+        :param public: all rows are placeholders, so errors keep their texts.
         """
         latents = {name: u.requires_grad_() for name, u in particle.detached().items()}
         local_rows = {
@@ -203,9 +208,11 @@ class RecordTerm:
             for name, row in (local_rows or self.local.constants()).items()
         }
         inputs = latents | self.parameters | local_rows
-        shown = self.shown(particle, latents, index, row, draws, local_rows=local_rows)
+        shown = self.shown(
+            particle, latents, index, row, draws, local_rows=local_rows, public=public
+        )
         with shown as (model, guide, args, kwargs):
-            loss = torch.as_tensor(self.loss.differentiable_loss(model, guide, *args, **kwargs))
+            loss = looped_loss(self.loss, model, guide, args, kwargs)
         if not loss.requires_grad:
             return {}, loss
         with guarded("Differentiating a record's term"):
@@ -286,6 +293,7 @@ class RecordTerm:
         substitutes: dict[int, Tensor] | None = None,
         local_rows: dict[str, Tensor] | None = None,
         decisions: Decisions | None = None,
+        public: bool = False,
     ) -> Iterator[tuple[Callable, Callable, tuple, dict]]:
         """Model, guide and arguments of one record, in the context that they run in.
 
@@ -295,12 +303,13 @@ class RecordTerm:
         :param substitutes: for the parameters, by ``id``.
         :param local_rows: its rows of the local parameters; by default public constants.
         :param decisions: of branches on its values, where it is one of many at once.
+        :param public: all rows are placeholders.
         """
         plate, (args, kwargs) = self.records.plate, self.records.arguments(row)
         local_rows = local_rows or self.local.constants()  # before draws are the record's own
         with (
             self.state.preserved(batched=all(map(is_batchedtensor, row))),
-            guarded("Running the model on one record"),
+            guarded("Running the model on one record", public=public, hint=_HINT if public else ""),
             RecordMode(draws or LocalDraws(), substitutes, decisions),
             self.local.shown(local_rows),
             OneRecord(plate, index.reshape(1), particle.names),

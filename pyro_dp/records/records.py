@@ -17,6 +17,7 @@ from pyro_dp.records.arguments import (
     Arguments,
     argument_names,
     flattened,
+    is_few,
     named_arguments,
     refuse_untyped,
 )
@@ -29,10 +30,26 @@ from pyro_dp.records.stand_ins import placeholder_row, rows_shown, spacing, vari
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.memory import version
 
-_NO_DATA = (
-    "No argument of step() is a tensor of length {plate.size}, the size of the private plate "
-    "{plate.name!r}: pass the data as arguments; what a model captures by closure cannot be "
-    "protected."
+_NO_ROWS = (
+    "No argument has a row for each of the {plate.size} elements of the private plate "
+    "{plate.name!r}, and data that a model captures cannot be protected. Make the data arguments "
+    "of the model, as in def model(x, y), and write svi.run(x, y)."
+)
+_OTHER_DIMENSION = (
+    "The {plate.size} elements of the private plate {plate.name!r} lie in dimension {dim} of "
+    "argument {name!r}, which has shape {shape}. They must lie in dimension 0: write "
+    "svi.run({name}.transpose(0, {dim})), and {name} = {name}.transpose(0, {dim}) as the first "
+    "line of model and guide."
+)
+_BATCH = (
+    "Argument {name!r} is a batch: it has {rows} rows, and the private plate {plate.name!r} has "
+    "{plate.size} elements. Write pyro.plate({plate.name!r}, len({name})), and pass all records to "
+    "every step, as in svi.run({names}). Batches are drawn privately, at sample_rate."
+)
+_PART = (
+    "The model reads a part of argument {name!r}: it has {rows} rows, and the private plate "
+    "{plate.name!r} has {plate.size} elements. Write pyro.plate({plate.name!r}, len({name})), and "
+    "pass the records of the plate alone, as in svi.run({name}[:{plate.size}])."
 )
 _OTHER_DATA = (
     "The data are not those of the first step ({what}). Which records take part in a step is drawn "
@@ -91,12 +108,12 @@ class Records:
         else:
             self._data = sorted(shard.places) if shard.size == plate.size else []
             self._leaves = with_a_row(self._leaves, shard)
+        self._names = argument_names(model, args, kwargs)
         if not self._data:
-            raise ModelError(_NO_DATA.format(plate=plate))
+            raise ModelError(self._no_data())
         columns = [as_column(self._leaves[i]) for i in self._data]
         self._columns = [HeldRows(x) if x.sequential else x for x in columns]
         self.numbers = DataNumbers(self._columns)
-        self._names = argument_names(model, args, kwargs)
         for name, value in named_arguments(model, args, kwargs):
             refuse_untyped(name, value, plate.size)
 
@@ -244,6 +261,26 @@ class Records:
         for i, table in zip(self._data, tables, strict=True):
             leaves[i] = table
         return pytree.tree_unflatten(leaves, self._spec)
+
+    def _no_data(self) -> str:
+        """The likely cause, from shapes alone, which are public."""
+        shapes = {
+            name: tuple(leaf.shape)
+            for name, leaf in zip(self._names, self._leaves, strict=True)
+            if has_rows(leaf) and not is_few(leaf.shape)
+        }
+        plate = self.plate
+        for name, shape in shapes.items():
+            if plate.size in shape:
+                dim = shape.index(plate.size)
+                return _OTHER_DIMENSION.format(plate=plate, name=name, dim=dim, shape=shape)
+        if not shapes:
+            return _NO_ROWS.format(plate=plate)
+        name = max(shapes, key=lambda name: shapes[name][0])
+        rows = shapes[name][0]
+        text = _BATCH if rows < plate.size else _PART
+        names = ", ".join(name for name, shape in shapes.items() if shape[0] == rows)
+        return text.format(plate=plate, name=name, names=names, rows=rows)
 
     def _is_count(self, leaf: Any) -> bool:
         return isinstance(leaf, int) and not isinstance(leaf, bool) and leaf == self.plate.size

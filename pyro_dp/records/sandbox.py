@@ -49,6 +49,16 @@ _OTHER_DTYPE = (
 )
 _ADVICE = (
     (
+        r"inside plate\(",
+        "A plate has another size than its sites: write pyro.plate(..., len(x)), and pass all "
+        "records, not a batch.",
+    ),
+    (
+        r"Length of all samples has to be greater than 0",
+        "Lengths are zeros here: run the network on the padded tensor, as in rnn(x), and mask "
+        "the steps after each record's last.",
+    ),
+    (
         r"size of tensor|shapes? cannot be multiplied|size mismatch|not broadcastable|"
         r"[Ss]hape mismatch|inconsistent tensor size|must match|out of bounds|out of range",
         "Shapes do not fit: look at those of the arguments, and at the plates' dimensions.",

@@ -192,8 +192,15 @@ def check_inside(loss: ELBO, inside: Runs) -> None:
 
 def plate_nesting(loss: ELBO, inside: Runs) -> float:
     """Number of nested plates, to the left of which latents are enumerated."""
-    if loss.max_plate_nesting != float("inf"):
-        return loss.max_plate_nesting
     sites = [site for trace in inside.public.values() for site in random_sites(trace).values()]
     frames = [frame for site in sites for frame in site["cond_indep_stack"]]
-    return max((-frame.dim for frame in frames if frame.dim is not None), default=0)
+    depth = max((-frame.dim for frame in frames if frame.dim is not None), default=0)
+    if loss.max_plate_nesting == float("inf"):
+        return depth
+    parallel = (site for site in sites if site["infer"].get("enumerate") == "parallel")
+    if loss.max_plate_nesting < depth and any(_is_enumerated(loss, site) for site in parallel):
+        raise ModelError(
+            f"loss: max_plate_nesting={loss.max_plate_nesting} is too small, as plates are nested "
+            f"{depth} deep. Write TraceEnum_ELBO(max_plate_nesting={depth})."
+        )
+    return loss.max_plate_nesting

@@ -13,6 +13,7 @@ import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from pyro_dp.records.column import ArrayColumn, Column, dtype_of, own_tensor
@@ -56,6 +57,11 @@ _RAGGED = (
 _MASKED = (
     "Argument {name!r} is a masked array, whose mask a tensor has not: pass {name}.filled(0) and "
     "~{name}.mask, as two arguments."
+)
+_PACKED = (
+    "Argument {name!r} is a PackedSequence, whose rows are the time steps of all records. Pass the "
+    "padded tensor and its lengths: write x, lengths = pad_packed_sequence({name}, "
+    "batch_first=True), and svi.run(x, lengths). In the model, mask the steps after the last."
 )
 _KINDS = {"U": "text", "S": "text", "T": "text", "M": "dates", "m": "time spans", "c": "complex"}
 OTHERS = "text or other objects"
@@ -126,6 +132,12 @@ def require_same_rows(named: list[tuple[str, Any]]) -> None:
                 f"position: pass {name}.loc[{first}.index], or, if their order is the same, "
                 f"{name}.to_numpy()."
             )
+
+
+def refuse_packed(name: str, value: Any) -> None:
+    """:raises ModelError: no row of it belongs to one record."""
+    if isinstance(value, PackedSequence):
+        raise ModelError(_PACKED.format(name=name))
 
 
 def _is_listed(value: Any) -> bool:

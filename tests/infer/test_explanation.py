@@ -324,7 +324,7 @@ def test_dpsvi_without_a_posterior_that_knows_the_noise():
     assert found.limit == "steps" and "3 latents take more than" in found.unfinished
     assert "the privacy noise is not in its width" in found.doubts
     assert "half as wide" not in repr(found)
-    with pytest.raises(ConfigurationError, match="the guide is none"):
+    with pytest.raises(ConfigurationError, match="not one Gaussian"):
         fitted(DPSVI, guide=AutoDelta, num_steps=4, noise_multiplier=1.0).explain()
 
 

@@ -180,7 +180,7 @@ def test_a_picture():
         ({"epsilons": (1.0, -1.0)}, "epsilons must lie"),
         ({"num_draws": 0}, "num_draws must be"),
         ({"seed": -1}, "seed must be"),
-        ({"guide": AutoDelta, "inference": DPSVI}, "the guide is none"),
+        ({"guide": AutoDelta, "inference": DPSVI}, "not one Gaussian"),
         ({"guide": AutoDelta}, "guide"),
         ({"settings": {"plate": "rows"}}, "plate='rows'"),
     ],

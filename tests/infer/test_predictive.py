@@ -16,7 +16,13 @@ from problems import (
     regression_data,
 )
 from pyro.infer import Predictive
-from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal, init_to_value
+from pyro.infer.autoguide import (
+    AutoDelta,
+    AutoLaplaceApproximation,
+    AutoMultivariateNormal,
+    AutoNormal,
+    init_to_value,
+)
 from pyro.poutine.runtime import _PYRO_STACK
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -25,6 +31,7 @@ from pyro_dp import (
     DPSEP,
     DPSVI,
     ConfigurationError,
+    ConvergenceWarning,
     ModelError,
     NotPrivateWarning,
     PrivacyAccountant,
@@ -406,6 +413,24 @@ def test_errors_withhold_records_of_the_fit():
     assert "62." not in str(caught.value) and "61." not in str(caught.value)
     with pytest.raises(ModelError, match="ValueError.*0.3"):
         predictive(NEW)
+
+
+def test_a_laplace_approximation_is_noted():
+    """That of a guide without a private inference is Pyro's own."""
+    data = regression_data(SIZE)
+    guide = AutoLaplaceApproximation(logistic)
+    svi = DPSVI(logistic, guide, accountant=PrivacyAccountant(epsilon=1.0), num_steps=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        svi.run(*data, progress=False)
+    with pytest.warns(NotPrivateWarning, match="no ledger.*AutoMultivariateNormal") as caught:
+        found = guide.laplace_approximation(*data)
+    assert caught[0].filename == __file__ and torch.equal(found.loc, guide.loc)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other = AutoLaplaceApproximation(logistic)
+        other(*data)
+        other.laplace_approximation(*data)
 
 
 def test_it_is_not_saved():

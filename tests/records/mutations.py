@@ -11,6 +11,20 @@ MUTATIONS = [
         "test_record_term.py",
     ),
     Mutation(
+        "max_plate_nesting may be too small",
+        "plate_nesting",
+        "    if loss.max_plate_nesting < depth and",
+        "    if False and",
+        "test_structure_checks.py",
+    ),
+    Mutation(
+        "the loss is first run on a record",
+        "check_isolation",
+        "at(0, records.placeholder(), public=True)",
+        "at(0, records.row(0))",
+        "test_structure_checks.py",
+    ),
+    Mutation(
         "local draws from the public stream",
         "RecordMode.__torch_function__",
         "        answer = DRAWING.get(func)\n",

@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from problems import PROBLEMS, Problem, eager, fit_paper_dpsvi, fit_svi, new_paper_dpsvi
-from pyro.infer import Trace_ELBO
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_dp import PaperDPSVI, PrivacyAccountant
@@ -138,8 +138,12 @@ def test_several_particles_are_blocks():
     torch.testing.assert_close(flat(parameters.per_record(each)), sum(alone) / 3)
 
 
-def test_score_function_of_a_global_site():
-    """A discrete global latent under privatize="parameters": l_i times the score."""
+@pytest.mark.parametrize("loss", [Trace_ELBO, TraceEnum_ELBO])
+def test_score_function_of_a_global_site(loss):
+    """A discrete global latent under privatize="parameters": l_i times the score.
+
+    Its terms have no derivative, which Pyro's own TraceEnum_ELBO refuses.
+    """
 
     def model(x):
         k = pyro.sample("k", dist.Bernoulli(0.5))
@@ -154,6 +158,7 @@ def test_score_function_of_a_global_site():
     svi = new_paper_dpsvi(
         model,
         guide,
+        loss=loss(),
         noise_multiplier=0,
         max_grad_norm=math.inf,
         sampling="full",

@@ -107,7 +107,7 @@ def test_missing_values_name_the_argument(change, named):
 
 
 def test_no_data():
-    with pytest.raises(ModelError, match="length 6"):
+    with pytest.raises(ModelError, match="'x' is a batch: it has 5 rows"):
         Records(model, PLATE, (torch.ones(5),), {}, Reading.BY_INDEX)
 
 

@@ -692,6 +692,29 @@ def test_enumerated_global_site():
         attempt(discrete_global, handwritten_guide)
 
 
+def test_too_small_a_max_plate_nesting():
+    """It matters only if latents are enumerated in parallel."""
+    loss = TraceEnum_ELBO(max_plate_nesting=0)
+    with pytest.raises(ModelError, match=r"loss: max_plate_nesting=0.*max_plate_nesting=1\)"):
+        guide = AutoNormal(poutine.block(mixture, hide=["z"]))
+        attempt(mixture, guide, data=(torch.randn(30, 2),), loss=loss)
+    attempt(loss=loss)
+
+
+def test_an_error_of_the_loss_keeps_its_text():
+    """The loss runs on placeholders before it runs on records."""
+
+    def model(x, y):
+        locs = pyro.sample("locs", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with pyro.plate("data", len(x)) as idx, poutine.scale(scale=x[idx, 0].exp()):
+            z = pyro.sample("z", dist.Bernoulli(0.5), infer={"enumerate": "parallel"}).long()
+            pyro.sample("x", dist.Normal(locs[z], 1.0), obs=x[idx, 1])
+
+    with pytest.raises(ModelError, match="ValueError: enumeration only supports scalar") as caught:
+        attempt(model, AutoNormal(poutine.block(model, hide=["z"])), loss=TraceEnum_ELBO())
+    assert "withheld" not in str(caught.value)
+
+
 def test_global_site_without_reparameterisation():
     def guide(x, y):
         handwritten_guide(x, y)

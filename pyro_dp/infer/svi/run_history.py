@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from pyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation
 from torch import Tensor
 
 from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED, everywhere
@@ -38,9 +39,11 @@ _NO_STEP = (
     "latents first; what the run has found is in the guide's parameters.)"
 )
 _NO_GAUSSIAN = (
-    "posterior() is a Gaussian, and the guide is none in unconstrained space: the guide itself is "
-    "the result, by Predictive or its own methods."
+    "The guide ({kind}) is not one Gaussian of all latents, so it has no posterior(). Its result "
+    "is {result}. For a posterior() fit AutoMultivariateNormal(model) instead."
 )
+_RESULTS = {AutoDelta: "guide.median()", AutoLaplaceApproximation: "guide()"}
+_DRAWS = "svi.predictive(1000).posterior_samples"
 _NOT_FINITE = (
     "The guide's numbers are infinite, or too large or too small for a covariance: use an "
     "optimizer with smaller steps, or none."
@@ -337,7 +340,7 @@ class RunHistory:
         try:
             guide = self._current_guide()
         except NotRegressed:
-            raise ConfigurationError(_NO_GAUSSIAN) from None
+            raise ConfigurationError(self._no_gaussian()) from None
         warnings.warn(ConvergenceWarning(_AS_IT_IS.format(why=why)), stacklevel=4)
         mean, covariance = guide.read()
         try:
@@ -346,6 +349,10 @@ class RunHistory:
             )
         except ArithmeticError:
             raise ConfigurationError(_NOT_FINITE) from None
+
+    def _no_gaussian(self) -> str:
+        kind = type(self._guide)
+        return _NO_GAUSSIAN.format(kind=kind.__name__, result=_RESULTS.get(kind, _DRAWS))
 
     def _mean_of_iterates(self, guide: GaussianGuide, otherwise: Tensor) -> Tensor:
         """Over the last half of the run, once it has begun; (d,)."""
