@@ -40,8 +40,8 @@ _ONE_LEDGER = (
     "load the same state into all."
 )
 _UNFINISHED = (
-    " A run that stopped early keeps its whole plan, which counts (print the accountant); go on "
-    "with that run, or load its state."
+    "A run that stopped early keeps its whole plan, which counts (print the accountant). Go on "
+    "with that run, or load its state. "
 )
 _LEFT_OVER = 0.005  # of the budget: what a calibrated run leaves over is not worth another
 
@@ -405,8 +405,8 @@ class PrivacyAccountant:
         self._refuse_mirror("record()")
         if os.getpid() != self._process:
             raise PrivacyError(
-                "This accountant belongs to the process that forked this one, and would not learn "
-                "of the release: record in one process, or give each a budget of its own."
+                "This accountant belongs to the process that forked this one, and would not see "
+                "the release. Record in one process, or give each its own budget."
             )
         with self._lock:
             known = self._counts.get(event, 0) if type(event) in EVENTS else 0
@@ -564,9 +564,9 @@ class PrivacyAccountant:
         if most - min(self._plan.bound(counts), self._plan.cost(counts)) < _LEFT_OVER * most:
             plans = _UNFINISHED if self._origins.all_reserved() else ""
             raise PrivacyBudgetExceeded(
-                f"less than {_LEFT_OVER:.1%} remains of {what}: releases that fit would be all "
-                f"noise.{plans} The budget of these data is used up: a larger one is a new promise "
-                "to the people in them."
+                f"less than {_LEFT_OVER:.1%} remains of {what}, so releases that fit would be "
+                f"all noise. {plans}The budget of these data is used up. A larger one is a new "
+                "promise to the people in them."
             )
 
         def plan(sigma: float) -> dict[Event, int]:
@@ -576,8 +576,8 @@ class PrivacyAccountant:
         if sigma is None:
             raise PrivacyBudgetExceeded(
                 f"nothing remains of {what}: no noise is large enough for more releases. The "
-                "budget of these data is used up: a larger one is a new promise to the people in "
-                "them."
+                "budget of these data is used up. A larger one is a new promise to the people "
+                "in them."
             )
         planned = plan(sigma)
         with self._lock:
@@ -788,7 +788,7 @@ class PrivacyAccountant:
             ("neighboring", self._neighboring),
             ("composed by", f"{composition.ENGINES[self._engine]} ({self._engine})"),
             *(
-                ("planned, not taken", f"{n:,} of {origin.method}, {brief(event)}: they count")
+                ("planned, not taken", f"{n:,} of {origin.method}, {brief(event)}; they count")
                 for origin, left in self._origins.reserved()
                 for event, n in left.items()
             ),

@@ -11,13 +11,25 @@ SAMPLING = ("poisson", "fixed", "full")
 LONGEST_TEXT = 200
 # Remarks about the guarantee that a report reads again.
 SEEDED = (
-    "A seeded generator was used: the run can be repeated, and is not private against anyone who "
-    "can guess the seed."
+    "A run used a seed, so it can be repeated. It is not private against anyone who can guess "
+    "the seed. Leave the seed out of runs whose results you publish."
 )
 SECURE = (
-    "secure=True was used: noise and sampling from the operating system's cryptographic generator, "
-    "sums and noise in integers. A ledger that is shared may have other runs, too."
+    "A run used secure=True: its noise and sampling come from the operating system's "
+    "cryptographic generator, and its sums and noise are integers. Other runs in a shared "
+    "ledger may not."
 )
+_FORMER = {  # as version 0.1 wrote these remarks
+    "A seeded generator was used: the run can be repeated, and is not private against anyone who "
+    "can guess the seed.": SEEDED,
+    "secure=True was used: noise and sampling from the operating system's cryptographic generator, "
+    "sums and noise in integers. A ledger that is shared may have other runs, too.": SECURE,
+}
+
+
+def current_note(text: str) -> str:
+    """The same remark in the words of this version."""
+    return _FORMER.get(text, text)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from typing import Any
 from pyro_dp.accounting import description, ledger
 from pyro_dp.accounting.composition import require_known
 from pyro_dp.accounting.description import Description
-from pyro_dp.accounting.events import Event, brief
+from pyro_dp.accounting.events import Event, brief, current_note
 from pyro_dp.accounting.journal_lines import line_of, value_of
 from pyro_dp.accounting.origins import Origin, Origins, Source, bound_of, clipped_of, origin_of
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
@@ -235,7 +235,7 @@ class Journal:
 
     def _take(self, value: Any) -> None:
         if isinstance(value, str):
-            self.notes[value] = None
+            self.notes[current_note(value)] = None
             return
         if isinstance(value, list):
             index, count, *said = value
@@ -289,16 +289,17 @@ class Journal:
         if event is not None:
             raise PrivacyError(
                 f"The journal {self.path} counts {self.counts.get(event, 0)} of the "
-                f"{counts[event]} releases of {brief(event)} in this ledger, so it is not "
-                "this ledger's, or an older copy of it. Open a journal before the first release, "
+                f"{counts[event]} releases of {brief(event)} in this ledger. It belongs to "
+                "another ledger, or is an older copy. Open a journal before the first release, "
                 "and always the same one."
             )
 
     def _damaged(self, number: int, why: str) -> ConfigurationError:
         return ConfigurationError(
-            f"{self.path} is damaged, or no journal: line {number}: {why}. Nothing was changed. It "
-            "is the record of what was released: put back an undamaged copy that counts every "
-            "release, or treat the budget of these data as spent. Do not start a new journal."
+            f"{self.path} is damaged, or no journal (line {number}: {why}). Nothing was changed. "
+            "It is the record of what was released. Put back an undamaged copy that counts "
+            "every release, or treat the budget of these data as spent. Do not start a new "
+            "journal."
         )
 
 

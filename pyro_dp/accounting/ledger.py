@@ -13,6 +13,7 @@ from pyro_dp.accounting.events import (
     NonPrivateLook,
     SubsampledGaussian,
     brief,
+    current_note,
 )
 from pyro_dp.accounting.origins import Origins
 from pyro_dp.utils import tables
@@ -153,7 +154,7 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
         about = description.from_saved(state.get("description", {}))
     except ConfigurationError as error:
         raise ConfigurationError(_DAMAGED + str(error)) from None
-    return Saved(counts, notes, runs, about)
+    return Saved(counts, list(map(current_note, notes)), runs, about)
 
 
 def _take_reserved(saved: Any, runs: Origins, neighboring: str) -> None:

@@ -14,8 +14,8 @@ def mark_look(accountant: PrivacyAccountant, what: str, *, stacklevel: int) -> N
     """
     accountant.record_nonprivate(what)
     warnings.warn(
-        f"{what}: read without noise. The ledger says so, and there is no privacy guarantee any "
-        "more: epsilon is infinite.",
+        "The privacy guarantee ends: epsilon is infinite from now on. Read without noise, as "
+        f"the ledger says: {what}.",
         NotPrivateWarning,
         stacklevel=stacklevel + 1,
     )
@@ -29,8 +29,8 @@ def warn_not_private(function: str, about: str, instead: str) -> None:
     :param instead: of what else it should be computed.
     """
     warnings.warn(
-        f"{function}() adds no noise, and no ledger counts what it tells about the {about}: use "
-        f"{instead}, or keep the result to yourself.",
+        f"{function}() adds no noise, and no ledger counts what it reveals about the {about}. "
+        f"Use {instead}, or keep the result to yourself.",
         NotPrivateWarning,
         stacklevel=3,
     )

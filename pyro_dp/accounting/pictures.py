@@ -153,6 +153,6 @@ def _trade_off(accountant: PrivacyCurve) -> Picture:
     return Picture(
         axes.svg("picture-errors", "Errors of the best attacker"),
         f"How often the best attacker must err. With false accusations in {FALSE_POSITIVES:.0%} "
-        f"of cases, at most {best_power(accountant)} of the others are found out; everybody "
-        "without the releases is on the dotted line.",
+        f"of cases, the attacker detects at most {best_power(accountant)} of the others. Without "
+        "the releases every attacker is on the dotted line.",
     )

@@ -24,15 +24,15 @@ from pyro_dp.accounting.trade_off import FALSE_POSITIVES, best_power
 
 _NEIGHBOURS = {
     "add_or_remove_one": (
-        "Two data sets are neighbours if they agree in all records but one, and this one is there "
-        "in one of them, and empty in the other, where it contributes nothing. The number of "
-        "records is the same public number in both. So the guarantee is about whether somebody's "
-        "record took part."
+        "Two data sets are neighbours if they agree in all records but one. One of the two "
+        "contains this record. In the other it is empty and contributes nothing. The number of "
+        "records is the same public number in both. So the guarantee is about whether "
+        "somebody's record took part."
     ),
     "replace_one": (
         "Two data sets are neighbours if they agree in all records but one, and this one may be "
-        "any record in the one and any other in the other. The number of records is the same "
-        "public number in both. So the guarantee is about what somebody's record says."
+        "any record in either. The number of records is the same public number in both. So the "
+        "guarantee is about what somebody's record says."
     ),
 }
 _ATTACK = {
@@ -49,17 +49,20 @@ _PUBLIC = [
 ]
 _CANDIDATES = "The candidates of every private selection, and how its number of trials was drawn."
 _NOT_COVERED = [
-    "What was published of these data without this ledger. Costs of several ledgers add up.",
-    "People with several records: a guarantee for k records of one person is weaker, k times "
-    "epsilon and more at the same delta. (A record should hold all that belongs to a person.)",
-    "What is true of people in general. Who learns from the results that some group has a high "
-    "risk learns it of its members, too, whether they took part or not.",
-    "Choices made by looking at the data other than through the releases above: of the model, the "
-    "features, the settings, or the moment to stop. Nor, in general, noise, sample rates or "
+    "Results from these data that were published without this ledger. Costs of several ledgers "
+    "add up.",
+    "People with several records. A guarantee for k records of one person is weaker: k times "
+    "epsilon and more, at the same delta. (A record should hold all that belongs to a person.)",
+    "Facts about people in general. Anyone who learns from the results that a group has a high "
+    "risk learns it about its members, too. It makes no difference whether they took part.",
+    "Choices made by looking at the data other than through the releases above: the model, the "
+    "features, the settings, or the moment to stop. In general also noise, sample rates or "
     "numbers of later releases that were chosen in view of earlier ones.",
-    "Anything but the releases: logs, error messages, running times, the memory of the machine.",
-    "Attacks on the rounding of floating-point numbers, but for runs in secure mode.",
-    "Data that are not finite, parameters with a row per record, and what a note below says.",
+    "Everything except the releases: logs, error messages, running times, the memory of the "
+    "machine.",
+    "Attacks on the rounding of floating-point numbers, except for runs in secure mode.",
+    "Data that are not finite, parameters with a row per record, and exceptions in the notes "
+    "below.",
 ]
 _NOT_STATED = "not stated (accountant.describe)"
 _NO_UNIT = "not stated (accountant.describe): one record, whatever that is"
@@ -119,7 +122,7 @@ def _summary(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block
     epsilon, delta, budget = accountant.get_epsilon(), accountant.delta, accountant.epsilon
     if not entries:
         text = (
-            "Nothing was released under this ledger so far: epsilon is 0. It says nothing about "
+            "Epsilon is 0: nothing was released under this ledger so far. It says nothing about "
             "results that were computed without it."
         )
         return [Paragraph(text)]
@@ -154,8 +157,8 @@ def _second_opinion(
         )
         if found > epsilon:
             text += (
-                " It is rounded up on a grid of its own, and so may lie a little above; what "
-                "counts against the budget is the epsilon that is stated first."
+                " It is rounded up on its own grid, so it may lie a little above. The epsilon "
+                "that is stated first counts against the budget."
             )
         return Paragraph(text)
     if source == "RDP":
@@ -165,10 +168,10 @@ def _second_opinion(
             "fixed size, which neither confirms nor contradicts the epsilon above."
         )
     text = (
-        f"dp_accounting, another implementation, disagrees: its {source} accountant finds epsilon "
-        f"= {up(found)} for the same releases and delta, where {up(epsilon)} is stated above, "
-        f"and only {TOLERANCE:.1%} of that is explained by its grids. One of the two is wrong. "
-        "Rely on the larger one, and show this report to those who maintain pyro_dp."
+        f"dp_accounting, another implementation, disagrees. Its {source} accountant finds "
+        f"epsilon = {up(found)} for the same releases and delta, and {up(epsilon)} is stated "
+        f"above. Its grids explain only {TOLERANCE:.1%} of that. One of the two is wrong. Rely "
+        "on the larger one, and show this report to those who maintain pyro_dp."
     )
     return Paragraph(text, loud=True)
 
@@ -185,24 +188,24 @@ def _why(entries: Sequence[LedgerEntry]) -> str:
 def _meaning(accountant: Reported) -> list[Block]:
     epsilon, delta = accountant.get_epsilon(), accountant.delta
     bound = (
-        "Epsilon bounds how much the releases may depend on that record: the probability of "
-        "whatever can come out under one of two neighbours is at most exp(epsilon) times that "
+        "Epsilon bounds how much the releases may depend on that record. For two neighbours, "
+        "the probability of any set of results under one is at most exp(epsilon) times that "
         "under the other, plus delta."
     )
     if 0.0 < epsilon < math.inf:
         bound += f" Here that is {_factor(epsilon)} times, plus {delta:.4g}."
     who = (
-        "Think of the best attacker there can be, who knows all other records and all settings, "
-        "sees everything that was released, and accepts mistaking "
-        f"{_ATTACK[accountant.neighboring]} in {FALSE_POSITIVES:.0%} of cases."
+        "Consider the best possible attacker. They have all other records, all settings and "
+        f"everything that was released, and accept mistaking {_ATTACK[accountant.neighboring]} "
+        f"in {FALSE_POSITIVES:.0%} of cases."
     )
     if epsilon == math.inf:
         found = "Nothing keeps this attacker from being right in all other cases (power 100%)."
     else:
         found = (
             f"Then this attacker is right in at most {best_power(accountant)} of the cases in "
-            f"which there is something to detect (the power). By guessing, without any release, "
-            f"it would be {FALSE_POSITIVES:.0%}."
+            "which there is something to detect (the power). Guessing without any release would "
+            f"give {FALSE_POSITIVES:.0%}."
         )
     unit = accountant.description.unit
     return [
@@ -228,8 +231,8 @@ def _looks(entries: Sequence[LedgerEntry]) -> list[Block]:
     return [
         Heading("Looks at the data without noise"),
         Paragraph(
-            "These numbers were read without any protection. Whoever learns of them, or of "
-            "decisions that were made in view of them, may learn about single records.",
+            "These numbers were read without any protection. Anyone who learns them, or "
+            "decisions based on them, may learn about single records.",
             loud=True,
         ),
         Table(("what", "when (UTC)", "times"), rows, "What was read without noise"),
@@ -254,21 +257,21 @@ def _random_numbers(notes: Sequence[str]) -> list[Block]:
     blocks: list[Block] = []
     if SEEDED in notes:
         text = (
-            "At least one run was given a seed. Its noise can be computed by anyone who knows or "
-            "guesses the seed, and there is no guarantee against them. The table above says "
-            "which runs were seeded."
+            "At least one run used a seed. Anyone who has or guesses the seed can compute its "
+            "noise, and there is no guarantee against them. The table above says which runs "
+            "were seeded."
         )
         blocks.append(Paragraph(text, loud=True))
     if SECURE in notes:
         text = (
-            "At least one run was in secure mode: its noise and sampling come from the "
-            "cryptographic generator of the operating system, and sums and noise are integers. "
+            "At least one run was in secure mode. Its noise and sampling come from the "
+            "operating system's cryptographic generator, and its sums and noise are integers. "
             "The table above says which runs were."
         )
         blocks.append(Paragraph(text))
     text = (
-        "No run that is listed here was given a seed. Noise and sampling come from generators "
-        "that are made anew for every release, from the entropy of the operating system."
+        "No run that is listed here used a seed. Noise and sampling come from generators that "
+        "are made anew for every release, from the operating system's entropy."
     )
     return blocks or [Paragraph(text)]
 

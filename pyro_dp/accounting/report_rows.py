@@ -40,19 +40,19 @@ _HEAD = (
 )
 _NUMBERS, _DATES = (2, 3, 4, 5, 6), (7,)
 _LEGEND = (
-    "Each row is what one run released of one kind. A noisy sum is a sum over the records that "
-    "took part, each of them clipped to a norm of at most C, plus Gaussian noise whose standard "
-    "deviation is the noise multiplier times C; other releases are (epsilon, "
-    "delta)-differentially private by themselves, as stated. Epsilon alone is what the row would "
-    "cost if it were all; epsilon so far is what it costs together with the rows above. Costs of "
-    "several rows together are less than their sum. Clipped is the released estimate of the "
+    "Each row is what one run released of one kind. A noisy sum adds up the records that took "
+    "part, each clipped to a norm of C or less. Its noise is Gaussian, with the noise "
+    "multiplier times C as standard deviation. Other releases are (epsilon, "
+    "delta)-differentially private by themselves, as stated. Epsilon alone is what the row "
+    "would cost if it were all. Epsilon so far is its cost together with the rows above. "
+    "Several rows together cost less than their sum. Clipped is the released estimate of the "
     "fraction of records whose part was cut to C, with its standard error."
 )
 
 
 _RESERVED = (
-    "A run counts all releases that it has planned, from its first one on. They count also if it "
-    "stops early, so that the stop may depend on what was released."
+    "A run counts all its planned releases, from the first one on. They count also if it stops "
+    "early, so the stop may depend on what was released."
 )
 
 

@@ -51,9 +51,9 @@ def suitable_loss(model: Callable, records: Records) -> ELBO:
         summed = site["infer"].get("enumerate") == "parallel" and site["fn"].has_enumerate_support
         if not summed:
             raise ModelError(
-                f"Latent site {name!r} lies within the private plate {records.plate.name!r}: "
-                "DPSGLD samples global latents only, and sums out discrete local ones that are "
-                "marked with infer={'enumerate': 'parallel'}. DPSVI takes others too."
+                f"Latent site {name!r} lies within the private plate {records.plate.name!r}. "
+                "DPSGLD samples global latents only, and sums out discrete local ones marked "
+                f"with infer={{'enumerate': 'parallel'}}. DPSVI takes others too."
             )
     if latents.keys() == inside.keys():
         raise ModelError(

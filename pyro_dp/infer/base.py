@@ -138,8 +138,8 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         return [
             ClippingWarning(
                 f"About {clipped.fraction:.0%} of the records were clipped at "
-                f"{self._bound_name}={self._bound:g}: the posterior is drawn by the clipped ones. "
-                f"Raise {self._bound_name} until few are; the noise grows with it."
+                f"{self._bound_name}={self._bound:g}, which biases the posterior. Raise "
+                f"{self._bound_name} until few are clipped; the noise grows with it."
             )
         ]
 
@@ -264,9 +264,9 @@ class PrivateInference(IterativeMechanism, Generic[P]):
     def _note_earlier_values(self) -> None:
         if self._steps == 0:
             self.accountant.note_earlier_values(
-                "Parameters or optimizer had values from before the first step of "
-                f"{type(self).__name__}: if those were made from the data, this ledger does not "
-                "cover it. pyro.clear_param_store() and a new guide start afresh."
+                "Parameters or optimizer had values before the first step of "
+                f"{type(self).__name__}. If those came from the data, this ledger does not cover "
+                "it. To start afresh, call pyro.clear_param_store() and make a new guide."
             )
 
     def _draw_records(self, prepared: Prepared, position: int) -> Indices:

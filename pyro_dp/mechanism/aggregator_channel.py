@@ -7,9 +7,9 @@ from pyro_dp.mechanism.trusted_aggregator import NUMBERS, Message
 from pyro_dp.utils.errors import ClusterError
 
 _NOTE = (
-    "Sums of {holders} holders, each with a share of the noise, were added up by a trusted "
-    "aggregator (at most {dropouts} absent, {colluders} colluding holders): the guarantee holds "
-    "towards all but it, which sees single shares."
+    "A trusted aggregator added up the sums of {holders} holders, each with a share of the "
+    "noise. The noise allows for at most {dropouts} absent and {colluders} colluding holders. "
+    "The guarantee holds towards everyone except the aggregator, which sees single shares."
 )
 _WHY = {
     "too few": (
@@ -22,7 +22,7 @@ _WHY = {
         "others find does not count its records any more."
     ),
     "mixed": (
-        "The holders are not at the same place of the run, or one of them failed: all must make "
+        "The holders are not at the same point of the run, or one of them failed. All must make "
         "the same calls, in the same order, on the same inference. Nothing was opened."
     ),
     "other numbers": "holders or dropouts differ from what the aggregator was told.",

@@ -29,8 +29,8 @@ class Block:
     def __post_init__(self) -> None:
         if not self.bound >= LEAST_BOUND:
             raise ConfigurationError(
-                f"The bound of a record's part is {self.bound:g}, and norms as small as that are "
-                f"not computed safely: use bounds of at least {LEAST_BOUND:g}, in larger units."
+                f"The bound of a record's part is {self.bound:g}, and norms that small are not "
+                f"computed safely. Use bounds of at least {LEAST_BOUND:g}, in larger units."
             )
 
     def noise(self, multiplier: float) -> float:

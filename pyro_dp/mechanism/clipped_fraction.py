@@ -37,7 +37,7 @@ class ClippedFraction(NamedTuple):
 
     def __str__(self) -> str:
         if self.standard_error > _HIDDEN:
-            return "how many, the noise hides"
+            return "hidden by the noise"
         return f"{self.fraction:.0%} +- {self.standard_error:.1%}"
 
 

@@ -22,11 +22,14 @@ from pyro_dp.utils.errors import ClusterError, ClusterWarning, ConfigurationErro
 from pyro_dp.utils.rng import set_torch_states
 
 T = TypeVar("T")
-_FAILED = "Holder {holders} failed, and all left undone what they were at; it was told why."
+_FAILED = (
+    "Holder {holders} failed, so all holders abandoned what they were doing. Its own error says "
+    "why."
+)
 _NOT_YET = "noise_multiplier is agreed with the other holders in the first step."
 _LEFT = (
-    "Of the {holders} holders {left} stayed to the end: the posterior moves away from the records "
-    "of the others, which count as absent since they left."
+    "Only {left} of the {holders} holders stayed to the end. The others' records count as "
+    "absent since they left, so the posterior moves away from them."
 )
 
 

@@ -48,8 +48,8 @@ Step = TypeVar("Step", bound=Callable[..., float])
 _event = functools.lru_cache(16)(SubsampledGaussian)  # steps are alike
 
 _LARGE_DELTA = (
-    "delta={delta:g} is {times:.3g} / N, of N = {size:,} that are protected: publishing one of "
-    "them, picked at random, as they are has delta = 1 / N. Choose a tenth of that or less: "
+    "delta={delta:g} is large: {times:.3g} / N for N = {size:,} protected records. Publishing "
+    "one of them as it is, picked at random, has delta = 1 / N. Choose a tenth of that or less: "
     "PrivacyAccountant(..., delta={better:.0e})."
 )
 
@@ -323,9 +323,9 @@ class IterativeMechanism(abc.ABC):
                 sigma = self._calibrated(rate)
             except PrivacyBudgetExceeded as error:
                 text = (
-                    f" {self._lost} releases in the journal came after the state that was loaded, "
-                    "or failed: they are paid for, and their results are lost. What there is can "
-                    "be used as it is."
+                    f" {self._lost} releases in the journal came after the loaded state, or "
+                    "failed. They are paid for, and their results are lost. The present result "
+                    "can be used as it is."
                 )
                 raise PrivacyBudgetExceeded(f"{error}{text if self._lost else ''}") from None
             self._noise_multiplier = self._agreed(sigma)

@@ -33,7 +33,7 @@ T = TypeVar("T")
 _LOOKS = 10  # at data, in a step
 _EVER_NEW = "A rank has looked at new data again and again: pass the same tensors in each step."
 _ELSEWHERE = (
-    "The ranks are not at the same place of the run: all must make the same calls, run() or "
+    "The ranks are not at the same point of the run. All must make the same calls, run() or "
     "step(), in the same order, on the same inference. (After a state: load it on every rank.)"
 )
 _OTHER = (
@@ -43,12 +43,16 @@ _OTHER = (
 _DIFFER = {
     1: "The release differs between ranks, in its noise, its rate or its blocks: all must run the "
     "same script, with the same settings.",
-    2: "The parameters, or tensors that are constants of the model, differ between ranks. Make the "
-    "Cluster before model and guide, so that all start at equal values; load the same state on "
-    "all; and change no parameter on one rank alone. (Different processors or versions of torch "
-    "can round differently: use the same.)",
-    3: "The public draws differ between ranks: model and guide must draw the same there, and none "
-    "of it may depend on the rank or its data.",
+    2: (
+        "The parameters, or tensors that are constants of the model, differ between ranks. Make "
+        "the Cluster before model and guide, so that all start at equal values. Load the same "
+        "state on all, and change no parameter on one rank alone. (Different processors or "
+        "versions of torch can round differently: use the same.)"
+    ),
+    3: (
+        "The public draws differ between ranks. Model and guide must draw the same there, and "
+        "no draw may depend on the rank or its data."
+    ),
 }
 
 

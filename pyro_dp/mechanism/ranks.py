@@ -21,8 +21,9 @@ from pyro_dp.mechanism.peers import Peers
 from pyro_dp.utils.errors import ClusterError, ClusterWarning, PrivacyError
 
 _CLUSTER = (
-    "The sums were computed by several processes, which trust each other: the guarantee holds "
-    "towards whoever sees what is released, not towards who reads what they send."
+    "Several processes computed the sums, and they trust each other. The guarantee holds "
+    "towards anyone who sees the releases. It does not hold towards anyone who reads the "
+    "messages between the processes."
 )
 _FAILED = "Rank {rank} failed, and all left undone what they were at. It raised {what}"
 _REFUSED = (
@@ -32,8 +33,8 @@ _REFUSED = (
 _SPENT = "Rank 0 failed after its ledger had counted the release, and nothing came of it."
 _FEW_STEPS = 10  # of which a mean says nothing yet
 _SMALL = (
-    "A step of this cluster took {step:.2g} ms, of which the slowest process computed {own:.2g} "
-    "ms: the rest is talk. Use larger batches, or fewer processes."
+    "A step of this cluster took {step:.2g} ms, and the slowest process computed for {own:.2g} "
+    "ms of it. The rest is communication. Use larger batches, or fewer processes."
 )
 
 

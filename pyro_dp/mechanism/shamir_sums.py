@@ -31,7 +31,7 @@ _BYTES = 8  # of what is said, in a number
 _AT_A_TIME = 500  # numbers: MPyC takes more than twice as long for twice as many
 _MOST = 2**32  # twice the bytes, or numbers, in a message
 _ELSEWHERE = (
-    "The holders are not at the same place of the run, or one of them failed: all must make the "
+    "The holders are not at the same point of the run, or one of them failed. All must make the "
     "same calls, in the same order, on the same inference. Nothing was opened."
 )
 _NO_MPYC = (
@@ -72,8 +72,9 @@ class ShamirSums:
     """
 
     note = (
-        "Sums of {holders} holders, each with a share of the noise, were added up by secret "
-        "sharing (at most {dropouts} absent, {colluders} colluding holders)."
+        "The sums of {holders} holders, each with a share of the noise, were added up by secret "
+        "sharing. The noise allows for at most {dropouts} absent and {colluders} colluding "
+        "holders."
     )
 
     def __init__(

@@ -38,8 +38,8 @@ Releases = Mapping[SubsampledGaussian, int]
 
 _CONTINUED = (
     "A trial of private_selection found parameters or an optimizer that an earlier trial, or "
-    "somebody else, had moved: trials that go on from each other cost more than was charged. Make "
-    "guide, optimizer and modules inside run. The cost was spent."
+    "somebody else, had moved. Trials that go on from each other cost more than was charged. "
+    "Make guide, optimizer and modules inside run. The cost was spent."
 )
 
 

@@ -86,8 +86,9 @@ def _ordinal(name: str, outcome: str, column: Column) -> Family:
     count = len(levels(column))
     if not column.ordered or column.other or count < 3:
         raise ConfigurationError(
-            f"family='ordinal' needs an outcome of three levels or more, in an order that 'other' "
-            f"has no place in: declare {outcome!r} as Category(levels, other=False, ordered=True)."
+            "family='ordinal' needs an outcome of three levels or more, and 'other' has no "
+            f"position in their order. Declare {outcome!r} as Category(levels, other=False, "
+            "ordered=True)."
         )
     scales = ", ".join(["2.5", *["1.0"] * (count - 2)])
     base = f"dist.Normal(0.0, torch.tensor([{scales}])).to_event(1)"

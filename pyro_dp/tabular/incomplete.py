@@ -63,9 +63,10 @@ def combinations(incomplete: Sequence[Incomplete]) -> list[tuple[int, ...]]:
     number = int(np.prod([len(each.values) for each in incomplete]))
     if number > _MOST:
         raise ConfigurationError(
-            f"Covariates {', '.join(repr(each.name) for each in incomplete)} may be missing, and "
-            f"have {number} combinations of values, more than {_MOST}: declare fewer of them with "
-            "missing=True (with a level of its own for what is missing), or fewer levels."
+            f"Covariates {', '.join(repr(each.name) for each in incomplete)} may be missing, "
+            f"and have {number} combinations of values, more than {_MOST}. Declare fewer levels, "
+            "or fewer of them with missing=True. (The others can have a level for missing "
+            "values.)"
         )
     return list(itertools.product(*(range(len(each.values)) for each in incomplete)))
 

@@ -151,14 +151,14 @@ class Schema:
         """What one record is, and so whom a guarantee protects, in words."""
         if self.unit is None:
             return "a row"
-        return f"all rows with the same {self.unit}, of which the first {self.max_rows} count"
+        return f"all rows with the same {self.unit}, and only the first {self.max_rows} count"
 
     @property
     def note(self) -> str:
         """For the ledger of what was fitted: :attr:`protected`, whatever else is said of it."""
-        lost = "whoever has several rows is protected less"
+        lost = "anyone with several rows is protected less"
         if self.unit is not None:
-            lost = "rows beyond these were left out, and results say nothing of them"
+            lost = "rows beyond these were left out, and results say nothing about them"
         return f"By the schema of a run, one record is {self.protected}; {lost}."
 
     def encode(self, frame: pd.DataFrame) -> Encoded:

@@ -18,7 +18,7 @@ from pyro_dp.utils.errors import ConfigurationError, SchemaError
 CURATOR = "(This message depends on the data: it is for the curator only.)"
 _KIND = "Column {name!r} holds {found}, and its schema declares {wanted}: {advice}."
 _MISSING = (
-    "Column {name!r} has missing values, and its schema declares none: declare it with "
+    "Column {name!r} has missing values, and its schema declares none. Declare it with "
     "missing=True, or fill them by a rule that was fixed before the data. " + CURATOR
 )
 
@@ -164,8 +164,8 @@ def _require_some(series: pd.Series, observed: np.ndarray, name: str, wanted: ty
     kinds = (str,) if wanted is str else kinds
     if observed.any() and not any(isinstance(x, kinds) for x in series):
         raise SchemaError(
-            f"Column {name!r} holds Python objects none of which is of the type of its declared "
-            f"{_NAMES[wanted]}: declare levels of its type, or pass it in theirs. {CURATOR}"
+            f"Column {name!r} holds Python objects, and none is of the type of its declared "
+            f"{_NAMES[wanted]}. Declare levels of its type, or pass it in theirs. {CURATOR}"
         )
 
 

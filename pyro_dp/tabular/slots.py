@@ -61,8 +61,8 @@ def _factorized(series: pd.Series, name: str) -> tuple[np.ndarray, int]:
     ids = series.cat.categories if kind(series) == "categories" else series
     if kind(ids) == "Python objects" and ids.map(type).nunique() > 1:
         raise SchemaError(
-            f"Unit column {name!r} has ids of several types, or some are missing, so that one "
-            f"person may count as two: pass all as text, or all as integers. {CURATOR}"
+            f"Unit column {name!r} has ids of several types, or some are missing, so one person "
+            f"may count as two. Pass all as text, or all as integers. {CURATOR}"
         )
     try:
         unit, found = pd.factorize(series)

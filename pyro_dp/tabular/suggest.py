@@ -16,8 +16,8 @@ from pyro_dp.utils.errors import NotPrivateWarning, SchemaError
 _MOST_CODES = 200
 _MOST_LEVELS = 50
 _NOT_PRIVATE = (
-    "Schema.suggest() writes bounds and levels of this frame into the schema, which is public: "
-    "only for a codebook, or for data that are public already."
+    "Schema.suggest() writes bounds and levels of this frame into the schema, which is public. "
+    "Use it only for a codebook, or for data that are already public."
 )
 
 

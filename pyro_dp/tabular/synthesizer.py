@@ -21,17 +21,17 @@ from pyro_dp.vips.inference import VIPS
 
 _MEMBERS = 5
 _NO_INTERVAL = (
-    "margin: intervals are given for one column or two, whose counts were released with noise of a "
-    "known size. What is read off synthetic rows beyond that (three columns, coefficients, means "
-    "of subgroups) has the error of the model as well, which nobody knows: intervals by the rules "
-    "of multiple imputation held 44% of the time where 95% was claimed. For coefficients fit the "
-    "private data by PrivateGLM."
+    "margin: pass one column or two, whose counts were released with noise of a stated size. "
+    "Other results from synthetic rows (three columns, coefficients, means of subgroups) also "
+    "have the model's error, which nobody can state. Intervals by the rules of multiple "
+    "imputation held 44% of the time where 95% was claimed. For coefficients fit the private "
+    "data by PrivateGLM."
 )
 _NOTE = (
-    "Synthetic rows were made of a release in this ledger. Intervals hold for the counts that were "
-    "released (Synthesizer.margin), and are given for nothing else: analyses of synthetic rows "
-    "have the error of the model as well, and intervals by the rules of multiple imputation held "
-    "44% of the time where 95% was claimed."
+    "Synthetic rows were made from a release in this ledger. Intervals hold for the released "
+    "counts (Synthesizer.margin) and for nothing else. Analyses of synthetic rows also have the "
+    "model's error. Intervals by the rules of multiple imputation held 44% of the time where "
+    "95% was claimed."
 )
 
 

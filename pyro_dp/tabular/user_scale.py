@@ -12,8 +12,8 @@ from pyro_dp.utils.rng import forked_rng
 
 _SEED = 0
 _PRIOR = (
-    "the records say less of it than the prior, as where few have it, or where the column is not "
-    "in the units and bounds that the schema declares"
+    "the records say less about it than the prior (few records have it, or the column is "
+    "outside its declared units and bounds)"
 )
 
 

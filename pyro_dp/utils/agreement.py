@@ -6,8 +6,8 @@ from torch import Tensor
 from pyro_dp.utils.errors import ModelError
 
 MISMATCH = (
-    "The traced step gives other numbers than the model itself, which must have a state, or depend "
-    "on values in a way that a graph cannot: use jit='none'."
+    "The traced step gives other numbers than the model itself. The model must have a state, or "
+    "depend on values that a graph cannot follow. Use jit='none'."
 )
 
 

@@ -441,6 +441,6 @@ def _finite() -> Iterator[None]:
         raise
     except (ArithmeticError, ValueError, torch.linalg.LinAlgError) as error:
         raise ConfigurationError(
-            "The posterior left the finite numbers, and what was released is spent: use a model "
-            "with less extreme bounds and prior, or less noise."
+            "The posterior left the finite numbers, and the release was spent. Use a model with "
+            "less extreme bounds and prior, or less noise."
         ) from error

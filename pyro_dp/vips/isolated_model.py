@@ -18,9 +18,9 @@ from pyro_dp.utils.rng import forked_rng
 from pyro_dp.vips.conjugate_model import OTHER_SHAPE, ConjugateModel, Draws, Parts
 
 _COUPLED = (
-    "Statistic {name!r} of a record moves when other records change: row b of what the E-step "
-    "returns may depend on row b of the data only (no mean over the batch, no loop that stops when "
-    "all rows have converged)."
+    "Statistic {name!r} of a record moves when other records change. Row b of the E-step's "
+    "result may depend on row b of the data only. (No mean over the batch, no loop that stops "
+    "when all rows have converged.)"
 )
 _COUNT = 3
 Request = tuple[str, int, int]  # kind, number and size of a draw

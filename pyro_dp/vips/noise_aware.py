@@ -11,10 +11,10 @@ from pyro_dp.vips.families import covariance, widened
 from pyro_dp.vips.noise_response import NoiseResponse
 from pyro_dp.vips.site_posterior import SitePosterior
 
-_LEFT_OUT = "how noise moves a distribution of this family is not known, and left out"
-_UNANSWERED = "how the E-step answers the noise is not known for this model, and left out"
-_BENT = "the noise is too large for its effect to be known to first order"
-ON_THEIR_WAY = "the steps have not arrived: take more, or a step_size that forgets the first ones"
+_LEFT_OUT = "the effect of the noise on a distribution of this family is unknown, and left out"
+_UNANSWERED = "the E-step's response to the noise is unknown for this model, and left out"
+_BENT = "the noise is too large for a first-order estimate of its effect"
+ON_THEIR_WAY = "the steps have not converged: take more, or a step_size that forgets the first ones"
 _MUCH = 0.5  # of a standard deviation
 
 

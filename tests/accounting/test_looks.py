@@ -56,8 +56,8 @@ def test_says_once_where_it_was_called(name):
     (said,) = caught  # also of an audit's thousand runs
     assert said.category is NotPrivateWarning
     text = str(said.message)
-    assert text.startswith(f"{name}() adds no noise") and "use " in text
-    assert text.count(".") <= 1
+    assert text.startswith(f"{name}() adds no noise") and "Use " in text
+    assert text.count(".") <= 2
     assert Path(said.filename).name == Path(__file__).name
 
 

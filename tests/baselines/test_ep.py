@@ -36,7 +36,7 @@ def new_ep(model=linear, guide=AutoMultivariateNormal, **settings):
 
 
 def run(ep, *data):
-    with pytest.warns(NotPrivateWarning, match="no privacy guarantee any more") as caught:
+    with pytest.warns(NotPrivateWarning, match="The privacy guarantee ends") as caught:
         posterior = ep.run(*data, progress=False)
     assert [Path(each.filename).name for each in caught] == [Path(__file__).name]
     return posterior

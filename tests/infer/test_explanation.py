@@ -193,7 +193,7 @@ def test_half_the_noise_is_that_of_the_whole_ledger():
     assert sep.explain().epsilon_at_half_noise == pytest.approx(other.get_epsilon())
     sep.accountant.record_nonprivate("a look")
     assert sep.explain().epsilon_at_half_noise is None
-    assert "Half the noise" not in repr(sep.explain())
+    assert "Halving the noise" not in repr(sep.explain())
 
 
 def test_four_times_the_records_and_half_the_noise_make_the_same_share():
@@ -236,9 +236,9 @@ def test_what_limits_first():
     clipped = explanation(doubts={MANY_CLIPPED: list(NAMES)})
     assert clipped.limit == "clipping" and repr(clipped).startswith("Clipping limits")
     hidden = explanation(data=0.9, doubts={MANY_CLIPPED: list(NAMES), HIDDEN: list(NAMES)})
-    assert hidden.limit == "privacy noise" and repr(hidden).startswith("The privacy noise limits")
+    assert hidden.limit == "privacy noise" and repr(hidden).startswith("Privacy noise limits")
     assert "half as wide" not in repr(hidden)
-    assert "of 2 of 2 coordinates" in repr(clipped) and "of 2 of 2 coordinates" in repr(hidden)
+    assert "2 of 2 intervals" in repr(clipped) and "in 2 of 2 coordinates" in repr(hidden)
     assert explanation(doubts={HIDDEN: ["w[0]"]}).limit == "data"
     on_its_way = replace(hidden, unfinished="they were few")
     assert on_its_way.limit == "steps"
@@ -248,17 +248,17 @@ def test_what_limits_first():
 def test_it_reads():
     text = repr(explanation(data=0.3, clipped=ClippedFraction(0.03, 0.01), doubts={"why": NAMES}))
     assert text.splitlines() == [
-        "The privacy noise limits this posterior: it makes 60% of the intervals' squared width, on "
-        "average.",
+        "Privacy noise makes up 60% of the interval variance on average, data and prior 30%, "
+        "sampling 10%, clipping 0%. More records or a larger epsilon would help most.",
         "            data and prior  privacy noise  sampling  clipping",
         "w[0]                   30%            60%       10%        0%",
         "w[1]                   30%            60%       10%        0%",
         "on average             30%            60%       10%        0%",
-        "Half the noise's standard deviation, in every release of the ledger, takes epsilon = 2.1 "
-        "in place of the 1 that is spent.",
-        "With half the noise intervals would be 0.74 as wide; four times as many records bring it "
-        "to the same share. Intervals half as wide take 2.5 times as many records.",
-        "Clipped, of the records: 3% +- 1.0%.",
+        "Halving the noise's standard deviation in every release of the ledger needs epsilon 2.1 "
+        "instead of 1.",
+        "Intervals would be 0.74 times as wide with half the noise. Four times as many records "
+        "bring the noise to the same share. Intervals half as wide need 2.5 times as many records.",
+        "Clipped records: 3% +- 1.0%.",
         "* w[0], w[1]: why",
     ]
     many = Explanation(

@@ -143,7 +143,7 @@ def table(**options):
 
 def test_it_reads():
     assert repr(table()).splitlines() == [
-        "Expected widths of 95% intervals, by 3 draws of the prior predictive:",
+        "Expected widths of 95% intervals, from 3 draws of the prior predictive:",
         "epsilon         0.1     1  without noise",
         "a                 4     2              1",
         "b                 1   0.5            0.5",
@@ -152,7 +152,7 @@ def test_it_reads():
     ]
     many = [torch.ones(*shape, 40) for shape in ((1,), (), (1,))]
     text = repr(Forecast([f"w[{n}]" for n in range(40)], [1.0], *many, 1)).splitlines()
-    assert "by 1 draw of" in text[0] and text[-1] == "... and 10 more: forecast.widths"
+    assert "from 1 draw of" in text[0] and text[-1] == "... and 10 more: forecast.widths"
 
 
 def test_a_picture():
@@ -170,10 +170,10 @@ def test_a_picture():
         ({"inference": VIPS}, "inference must be"),
         ({"inference": DPSGLD}, "inference must be"),
         ({"inference": None}, "inference must be"),
-        ({"settings": {"accountant": None}}, "settings: accountant"),
-        ({"settings": {"noise_multiplier": 1.0}}, "settings: noise_multiplier"),
-        ({"settings": {"generator": 0}}, "settings: generator"),
-        ({"settings": {"secure": True}}, "settings: secure"),
+        ({"settings": {"accountant": None}}, "settings: leave out accountant"),
+        ({"settings": {"noise_multiplier": 1.0}}, "settings: leave out noise_multiplier"),
+        ({"settings": {"generator": 0}}, "settings: leave out generator"),
+        ({"settings": {"secure": True}}, "settings: leave out secure"),
         ({"settings": 3}, "settings must be"),
         ({"epsilons": ()}, "epsilons must be"),
         ({"epsilons": 1.0}, "epsilons must be"),

@@ -30,7 +30,7 @@ from pyro_dp.infer.svi import regression_problem
 from pyro_dp.infer.svi.gradient_regression import regressed
 from pyro_dp.infer.svi.run_history import RunHistory
 
-NOT_IN = "its intervals do not include the privacy noise"
+NOT_IN = "intervals do not include the privacy noise"
 
 
 def adam(lr):

@@ -355,7 +355,7 @@ def changing(x, y):
 def test_data_that_behave_differently_from_placeholders_are_refused(moments):
     x, y = torch.ones(4, 2), torch.full((4,), 3.0)
     x[0] = 2.0
-    with pytest.warns(UserWarning, match=SLOW), pytest.raises(ModelError, match="use moments="):
+    with pytest.warns(UserWarning, match=SLOW), pytest.raises(ModelError, match="Use moments="):
         Problem(changing, x, y, moments=moments)
 
 
@@ -366,7 +366,7 @@ def test_the_check_looks_at_the_records_it_is_given():
         problem = Problem(changing, x, y)
     for n in (0, 2):
         problem.moments.check(torch.ones(2), torch.tensor([n]), [x[[n]], y[[n]]])
-    with pytest.raises(ModelError, match="another way than on placeholder data"):
+    with pytest.raises(ModelError, match="otherwise than they did on placeholder data"):
         problem.moments.check(torch.ones(2), torch.tensor([1]), [x[[1]], y[[1]]])
 
 

@@ -104,7 +104,7 @@ class TestHolders:
         assert lost is None
         for each in (first, second):
             assert each["said"] is None and each["steps"] == 6
-            assert "Of the 3 holders 2 stayed" in each["told"][0]
+            assert "Only 2 of the 3 holders stayed" in each["told"][0]
             # The journal has each release before it is uploaded.
             assert each["calls"] == list(range(1, 8)) and each["counted"] == 7
 
@@ -178,7 +178,7 @@ class TestShamirSums:
     def test_sizes_that_differ_open_nothing(self):
         for each in results()["shamir"]["sends"]:
             first, second = each["refused"]
-            assert "nothing was opened" in first and "not at the same place" in second
+            assert "nothing was opened" in first and "not at the same point" in second
 
     def test_one_that_dies(self):
         *others, dead = results()["shamir"]["dies"]

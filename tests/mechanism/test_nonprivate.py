@@ -32,7 +32,7 @@ from pyro_dp.vips import LogisticRegression
 
 
 def looked():
-    return pytest.warns(NotPrivateWarning, match="no privacy guarantee any more")
+    return pytest.warns(NotPrivateWarning, match="The privacy guarantee ends")
 
 
 def model(x, y):

@@ -9,6 +9,7 @@ import torch
 from saved_runs import MADE, STEPS, step
 
 from pyro_dp import PrivacyAccountant
+from pyro_dp.accounting.events import SECURE, SEEDED
 
 FOLDER = Path(__file__).parents[1] / "saved"
 pytestmark = pytest.mark.every_case
@@ -69,3 +70,16 @@ def test_what_runs_were_and_what_a_ledger_is_about_load(kind, tmp_path):
     assert first.counts == second.counts and first.counts.total() == 2
     assert set(first.bounds.values()) == {(1.0, 1.0)} and first.clipped is not None
     assert first.clipped != second.clipped
+
+
+@pytest.mark.parametrize("kind", ["ledger.json", "journal"])
+@pytest.mark.parametrize("name, note", [("dpsvi", SEEDED), ("described", SECURE)])
+def test_notes_of_older_versions_are_read_in_todays_words(name, note, kind, tmp_path):
+    path = shutil.copy(FOLDER / f"{name}.{kind}", tmp_path)
+    accountant = PrivacyAccountant(epsilon=2.0, delta=1e-5)
+    if kind == "journal":
+        accountant.journal(path).close()
+    else:
+        accountant.load(path)
+    assert accountant.notes == (note,)
+    assert "At least one run " in accountant.report()  # was seeded, or in secure mode

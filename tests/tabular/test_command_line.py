@@ -93,7 +93,7 @@ def test_released_counts_in_a_file(files):
 def test_a_report_has_all_that_an_officer_asks_for(files, unit):
     protected = "a row"
     if unit is not None:
-        protected = "all rows with the same person, of which the first 2 count"
+        protected = "all rows with the same person, and only the first 2 count"
         Schema(COLUMNS, unit=unit, max_rows=2).save("schema.json")
         head, *lines = Path("data.csv").read_text().splitlines()
         rows = [f"{number // 2},{line}" for number, line in enumerate(lines)]

@@ -254,7 +254,7 @@ def test_levels_that_nobody_has():
     for name in ("income[T.top]", "income[T.other]"):
         assert table.loc[name, "sd"] == pytest.approx(2.5, rel=1e-3)
         assert table.loc[name, "mean"] == pytest.approx(0.0, abs=1e-3)
-        assert "less of it than the prior" in table.loc[name, "doubt"]
+        assert "less about it than the prior" in table.loc[name, "doubt"]
     assert (table["doubt"] != "").sum() == 2
     assert table.loc["clinic[d]", "sd"] > 2 * table.loc["clinic[a]", "sd"] - 0.3
     assert list(table.index[-5:]) == [*(f"clinic[{x}]" for x in "abcd"), "sd of clinic"]
@@ -267,7 +267,7 @@ def test_a_column_in_other_units():
     assert (table.summary()["doubt"] == "").all()
     wrong = data.assign(age=data.age / 100)
     table = fitted(without_noise(columns, "visits ~ age + chronic", family="poisson"), wrong)
-    assert "the units and bounds that the schema declares" in table.summary().loc["age", "doubt"]
+    assert "outside its declared units and bounds" in table.summary().loc["age", "doubt"]
     assert "age: the records say less" in repr(table)
 
 

@@ -396,27 +396,27 @@ def test_what_the_noise_hides_is_marked(name):
 def test_steps_that_have_not_arrived_are_marked():
     data, _ = simulated("logistic", 4000, seed=5)
     few = noisy(MODELS["logistic"](), data, num_steps=2, noise_multiplier=0.1)
-    assert "have not arrived" in reasons(few)
+    assert "have not converged" in reasons(few)
     one = noisy(MODELS["logistic"](), data, num_steps=1, noise_multiplier=0.1)
-    assert "have not arrived" in reasons(one)
+    assert "have not converged" in reasons(one)
     many = noisy(
         MODELS["logistic"](), data, num_steps=80, noise_multiplier=0.1, step_size=(0.0, 0.3)
     )
-    assert "have not arrived" not in reasons(many)
+    assert "have not converged" not in reasons(many)
 
 
 def test_a_model_that_does_not_know_its_feedback_is_marked():
     make, data = PROBLEMS["mixture"]
     posterior = noisy(make(), data()).posterior()
     assert set(posterior.doubtful) == set(posterior.names)
-    assert "E-step answers" in posterior.doubtful["means[0, 0]"]
+    assert "E-step's response" in posterior.doubtful["means[0, 0]"]
     assert posterior.intervals()["means"].doubtful.all()
 
 
 def test_noise_beyond_first_order_is_marked():
     model = LinearRegression(3, x_bound=2.0, y_bound=5.0)
     loud = noisy(model, linear_data(200), num_steps=1, noise_multiplier=2.0)
-    assert "first order" in reasons(loud)
+    assert "first-order" in reasons(loud)
 
 
 class Frequency(LinearRegression):

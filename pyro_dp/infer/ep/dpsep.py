@@ -71,18 +71,20 @@ _WHITENED_STATE = (
     "plan",
 )
 _UNSETTLED = (
-    "The posterior did not settle, and is not to be used: {why}. Try DPSVI, other coordinates "
-    "(such as non-centred ones of a hierarchy), or more steps."
+    "The posterior did not settle, so do not use it: {why}. Try DPSVI, other coordinates (such "
+    "as non-centred ones of a hierarchy), or more steps."
 )
 _BIASED = (
-    "What was cut off of the largest records (clipped: {clipped}) may move the posterior by "
-    "as much as its intervals are wide: do not rely on them. A larger epsilon, more records, or "
-    "features without extreme values would help; posterior().doubtful says the same."
+    "Clipping may move the posterior by as much as its intervals are wide (clipped: {clipped}). "
+    "Do not rely on these intervals; posterior().doubtful names them. A larger epsilon, more "
+    "records, or features without extreme values would help."
 )
 _HIDDEN = (
-    "In {hidden} of {dim} directions the noise may be more than what the records say: intervals "
-    "are wide there, and where it is far more, the prior says the rest. Fewer latents, more "
-    "records or a larger epsilon would help; posterior().doubtful says which coordinates."
+    "The privacy noise may outweigh the data in {hidden} of {dim} directions. Intervals are "
+    "wide there, and where it is far larger, they come from the prior. They may miss: 86 to 96% "
+    "of such 95% intervals held the truth in simulated regressions, 77 to 100% the exact mean "
+    "on real data. Fewer latents, more records or a larger epsilon would help; "
+    "posterior().doubtful names the coordinates."
 )
 
 

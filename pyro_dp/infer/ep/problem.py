@@ -23,14 +23,14 @@ from pyro_dp.utils.validation import LARGEST
 
 _NO_DRAWS = (
     "The model draws at random inside the private plate (dropout, or a latent that is not "
-    "enumerated): expectation propagation needs a likelihood without draws; use DPSVI."
+    "enumerated). Expectation propagation needs a likelihood without draws: use DPSVI."
 )
 _BRANCHES = (
-    "Sites are taken one record at a time, which is slow: the model branches on values of a "
-    "record. torch.where computes both ways for all."
+    "The model branches on values of a record, so sites are computed one record at a time, "
+    "which is slow. Use torch.where, which computes both branches for all records."
 )
 _NO_ROWS = (
-    "Parameters {names} have a row per record, for which expectation propagation has no place: use "
+    "Parameters {names} have a row per record, which expectation propagation cannot fit: use "
     "DPSVI. (If they are another inference's, call pyro.clear_param_store().)"
 )
 MOMENTS = ("auto", "linear", "stein")
@@ -102,8 +102,8 @@ def _require_proper(mean: Tensor, covariance: Tensor) -> None:
     within = (mean.abs() <= LARGEST) & (sds >= 1 / LARGEST) & (sds <= LARGEST)
     if not within.all():
         raise ModelError(
-            "The guide starts at locations or scales that are not finite, or so extreme that their "
-            f"powers overflow: start it at scales of {1 / LARGEST:g} to {LARGEST:g}."
+            "The guide starts at locations or scales that are not finite, or so extreme that "
+            f"their powers overflow. Start it at scales of {1 / LARGEST:g} to {LARGEST:g}."
         )
 
 
@@ -118,8 +118,9 @@ def _require_smooth(likelihood: Likelihood, z: Tensor) -> None:
     for site in likelihood.observations(z, index, records.placeholder()):
         if isinstance(innermost(site["fn"]), (AsymmetricLaplace, Laplace, Uniform)):
             raise ModelError(
-                f"Site {site['name']!r} has a density with kinks or jumps, from which no Gaussian "
-                "site can be made: use DPSVI, or a smooth distribution such as StudentT."
+                f"Site {site['name']!r} has a density with kinks or jumps, from which no "
+                "Gaussian site can be made. Use DPSVI, or a smooth distribution such as "
+                "StudentT."
             )
 
 

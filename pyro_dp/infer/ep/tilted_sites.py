@@ -92,8 +92,8 @@ class LinearMoments:
         """:raises ModelError: what holds on placeholders does not hold on these records."""
         if not self._agrees(z, indices, rows):
             raise ModelError(
-                "The observed distributions depend on the latents in another way than on "
-                "placeholder data: use moments='stein'."
+                "The observed distributions depend on the latents otherwise than they did on "
+                "placeholder data. Use moments='stein'."
             )
 
     def spread(self, covariance: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ _LEAST_SHARE = 1e-9  # where there is no noise
 _IRRELEVANT = 1e-6  # curvature, in parts of the prior's
 _FASTEST = 4.0  # change of the scale in one step
 _TOO_MANY = (
-    "There are {dim} latents, and without a max_factor_norm all entries of their precision are "
-    "released, which is of no use for more than {most}: pass a max_factor_norm, or use DPSVI."
+    "There are {dim} latents. Without a max_factor_norm all entries of their precision are "
+    "released, which is of no use for more than {most}. Pass a max_factor_norm, or use DPSVI."
 )
 _ON_THE_WAY = "the last step was longer than the intervals are wide: take more steps"
 _NORMS_ALONE = "norms of the records' parts are all that was released so far"

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-HIDDEN = "the noise is more than what the records say, and if far more, the prior says the rest"
-NOT_ARRIVED = "the steps have not arrived at the posterior, and it may be anywhere"
-MANY_CLIPPED = "what was clipped of the records may move it by as much as its interval is wide"
+HIDDEN = "the privacy noise outweighs the data, and if far larger, the interval is the prior's"
+NOT_ARRIVED = "the steps have not reached the posterior, which may be anywhere"
+MANY_CLIPPED = "clipping may move it by as much as its interval is wide"
 
 
 def mostly_in(directions: Tensor, variances: Tensor, hidden: Tensor) -> Tensor:

@@ -15,31 +15,33 @@ from pyro_dp.utils.figure import MOST_ROWS, first_of, with_rows
 
 DATA, NOISE, SAMPLING, CLIPPING = "data", "privacy noise", "sampling", "clipping"
 STEPS = "steps"
-_LIMITS = {
-    DATA: "The records limit this posterior: what they and the prior leave open makes",
-    NOISE: "The privacy noise limits this posterior: it makes",
-    SAMPLING: "Sampling limits this posterior: that steps see a part of the records makes",
-    CLIPPING: "Clipping limits this posterior: what was cut off of the records makes",
+_MORE_RECORDS = "More records or a larger epsilon would help most."
+_HELPS = {
+    DATA: "More records would help most.",
+    NOISE: _MORE_RECORDS,
+    SAMPLING: "A larger sample_rate or more steps would lower it, at a higher privacy cost.",
+    CLIPPING: _MORE_RECORDS,
 }
 _COLUMNS = {DATA: "data and prior"}  # where a share's name says too little
-_OF_WIDTH = "{share:.0%} of the intervals' squared width, on average."
+_SHARES = "{first} up {share:.0%} of the interval variance on average{others}. {helps}"
 _UNFINISHED = "The steps limit this posterior first: {why}."
 _CLIPPED = (
-    "Clipping limits this posterior first: of {some} of {all} coordinates what was clipped of the "
-    "records may move the interval by as much as it is wide."
+    "Clipping limits this posterior first: it may move {some} of {all} intervals by as much as "
+    "they are wide."
 )
 _HIDDEN = (
-    "The privacy noise limits this posterior first: of {some} of {all} coordinates it is more than "
-    "what the records say. Where it is far more, the prior makes the width, which counts in the "
-    "first column."
+    "Privacy noise limits this posterior first: it outweighs the data in {some} of {all} "
+    "coordinates. If it is far larger, the prior makes the width, which counts in the first "
+    "column."
 )
 _HALF = (
-    "Half the noise's standard deviation, in every release of the ledger, takes epsilon = {half} "
-    "in place of the {spent} that is spent."
+    "Halving the noise's standard deviation in every release of the ledger needs epsilon {half} "
+    "instead of {spent}."
 )
 _WIDTHS = (
-    "With half the noise intervals would be {width:.2f} as wide; four times as many records bring "
-    "it to the same share. Intervals half as wide take {records:.1f} times as many records."
+    "Intervals would be {width:.2f} times as wide with half the noise. Four times as many "
+    "records bring the noise to the same share. Intervals half as wide need {records:.1f} times "
+    "as many records."
 )
 
 
@@ -184,7 +186,13 @@ class Explanation:
         if MANY_CLIPPED in self.doubts:
             return _CLIPPED.format(some=len(self.doubts[MANY_CLIPPED]), all=len(self.names))
         limit, shares = self.limit, self.mean_shares
-        return f"{_LIMITS[limit]} {_OF_WIDTH.format(share=shares[limit])}"
+        first = "Data and prior make" if limit == DATA else f"{limit.capitalize()} makes"
+        others = "".join(
+            f", {_COLUMNS.get(name, name)} {share:.0%}"
+            for name, share in shares.items()
+            if name != limit
+        )
+        return _SHARES.format(first=first, share=shares[limit], others=others, helps=_HELPS[limit])
 
     def _table(self) -> list[str]:
         shown = self.names[:MOST_LINES]
@@ -205,5 +213,5 @@ class Explanation:
             width, records = self.width_at_half_noise, self.records_for_half_width
             text.append(_WIDTHS.format(width=width, records=records))
         if self.clipped is not None:
-            text.append(f"Clipped, of the records: {self.clipped}.")
+            text.append(f"Clipped records: {self.clipped}.")
         return text

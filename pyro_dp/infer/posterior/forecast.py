@@ -106,8 +106,8 @@ class Forecast:
         more = len(self.names) - len(shown)
         return "\n".join(
             [
-                "Expected widths of 95% intervals, by "
-                f"{self.num_draws} draw{'s' * (self.num_draws > 1)} of the prior predictive:",
+                f"Expected widths of 95% intervals, from {self.num_draws} "
+                f"draw{'s' * (self.num_draws > 1)} of the prior predictive:",
                 *aligned(rows),
                 *[f"... and {more} more: forecast.widths"] * (more > 0),
             ]

@@ -22,8 +22,8 @@ from pyro_dp.utils.validation import require_count, require_number
 
 _OWN = ("accountant", "noise_multiplier", "generator", "secure")
 _NOT_YOURS = (
-    "settings: {name} is the forecast's own: noise follows from epsilons, and seeds from seed. "
-    "Leave it out."
+    "settings: leave out {name}, which the forecast sets itself. Noise follows from epsilons, "
+    "and seeds from seed."
 )
 
 

@@ -36,10 +36,10 @@ _PAIRS = {
 }
 _AUTOGUIDES = (AutoNormal, AutoDiagonalNormal, *_PAIRS)
 _SUPPORTED = (
-    "DPSEP needs a guide that is Gaussian in unconstrained space: AutoNormal, AutoDiagonalNormal, "
-    "AutoMultivariateNormal, AutoLowRankMultivariateNormal, or a hand-written one of Normal and "
-    "MultivariateNormal sites, each location and scale a pyro.param of its own, passed as it is. "
-    "DPSVI takes any guide."
+    "DPSEP needs a guide that is Gaussian in unconstrained space. Use AutoNormal, "
+    "AutoDiagonalNormal, AutoMultivariateNormal or AutoLowRankMultivariateNormal. A "
+    "hand-written guide needs Normal and MultivariateNormal sites, each location and scale a "
+    "pyro.param of its own, passed as it is. DPSVI takes any guide."
 )
 
 
@@ -309,7 +309,7 @@ def _blocks(guide: Callable, sites: Sites, parameters: list[_Parameter]) -> Iter
             raise ModelError(f"Site {name!r} of the guide shares a parameter: use one for each.")
         if not block.is_unrestricted():
             raise ModelError(
-                f"The parameters of site {name!r} of the guide are constrained too much: use no "
+                f"The parameters of site {name!r} of the guide are constrained too much. Use no "
                 "constraint for a location, and constraints.positive, lower_cholesky or "
                 "positive_definite for a scale."
             )

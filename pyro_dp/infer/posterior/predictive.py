@@ -11,9 +11,9 @@ from pyro_dp.records.new_records import NewRecords
 from pyro_dp.utils.errors import ConfigurationError, NotPrivateWarning, PrivacyError
 
 _OF_THE_FIT = (
-    "Argument {name!r} holds records of the fit: what is predicted with it is as private as they "
-    "are, and the ledger does not cover it. Their own latents are not among it: they are drawn as "
-    "of new records."
+    "Argument {name!r} holds records of the fit. Predictions with it are as private as the "
+    "records, and the ledger does not cover them. They do not use these records' own latents, "
+    "which are drawn as for new records."
 )
 _REFUSED = (
     "to_arviz: argument {name!r} holds records of the fit, which would be published with the "

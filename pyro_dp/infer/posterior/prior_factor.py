@@ -51,8 +51,9 @@ class Prior:
         same = all(_agree(at_mean[1], h, 1e-8 if exact else 1e-4) for _, h in elsewhere)
         if same and not (torch.linalg.eigvalsh(at_mean[1]) < 0).all():
             raise ModelError(
-                "The log density of the prior is flat or linear in places (Laplace?): expectation "
-                "propagation needs a smooth prior, such as Normal or StudentT. DPSVI takes any."
+                "The log density of the prior is flat or linear somewhere (Laplace?). "
+                "Expectation propagation needs a smooth prior, such as Normal or StudentT. "
+                "DPSVI takes any."
             )
         self._gaussian = at_mean if same else None
         self._centre = mean

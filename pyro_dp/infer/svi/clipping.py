@@ -7,19 +7,19 @@ from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 
 _TIGHTER, _MUCH_LOOSER = 1.5, 4.0  # times, than the bound that costs least
 _CLIPPED = (
-    "About {fraction:.0%} of the records were clipped at {bound:.3g}, the bound that costs least "
-    "at this budget, and their pull is weaker than it should be. More records or a larger epsilon "
-    "raise the bound."
+    "About {fraction:.0%} of the records were clipped at {bound:.3g}, the bound that costs "
+    "least at this budget. Their influence on the posterior is too weak. More records or a "
+    "larger epsilon raise the bound."
 )
 _CUT = (
     "max_grad_norm={bound:.3g} clips about {fraction:.0%} of the records, which moves the "
-    "posterior by more than the noise. Leave it out (max_grad_norm=None), which would clip at "
-    "about {better:.2g}."
+    "posterior by more than the noise. Leave it out: max_grad_norm=None would clip at about "
+    "{better:.2g}."
 )
 _LOOSE = (
     "max_grad_norm={bound:.3g} is far above the records' gradients, so the noise is about "
-    "{times:,.0f} times as large as it need be. Leave it out (max_grad_norm=None), which would "
-    "clip at about {better:.2g}."
+    "{times:,.0f} times as large as necessary. Leave it out: max_grad_norm=None would clip at "
+    "about {better:.2g}."
 )
 
 

@@ -424,9 +424,10 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
         """:raises PrivacyError: always: the loss on the data is not private."""
         raise PrivacyError(
-            "evaluate_loss would release a number of the data without noise: set loss_clip for a "
-            "private loss, or evaluate pyro.infer.Trace_ELBO on data that need no protection. "
-            "pyro_dp.nonprivate(svi).loss(...) gives it, at the price of the whole guarantee."
+            "evaluate_loss would release a number of the data without noise. Set loss_clip for "
+            "a private loss, or evaluate pyro.infer.Trace_ELBO on data that need no protection. "
+            "Calling pyro_dp.nonprivate(svi).loss(...) gives it, at the price of the whole "
+            "guarantee."
         )
 
     def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:

@@ -34,8 +34,8 @@ _LONGEST_MOVE = 1.0  # in a round, in that scale
 _SIGNIFICANT = 8.0  # standard deviations
 _RELEVANT = 1.0  # squared standard deviations of the posterior
 _CURVED = (
-    "the gradients of the last half of the run do not fit a line: the log likelihood is far from "
-    "quadratic there, or the run was still on its way"
+    "the gradients of the last half of the run do not fit a line (log likelihood far from "
+    "quadratic, or run not converged)"
 )
 _REACH = 4.0  # standard deviations
 _FAR_LESS = 2.0  # certain: of variances

@@ -19,7 +19,7 @@ from pyro_dp.utils.linalg import inverse
 from pyro_dp.utils.rng import forked_rng
 
 _NO_GAUSSIAN = "the guide is not one Gaussian of all latents in unconstrained space"
-_NO_PRIOR = "the log density of the prior is flat or linear in places"
+_NO_PRIOR = "the log density of the prior is flat or linear somewhere"
 _NOT_FINITE = "the regression left the finite numbers"
 
 

@@ -58,8 +58,8 @@ class RowAdam:
         if optim.pt_optim_constructor is not torch.optim.Adam or not plain:
             raise ConfigurationError(
                 f"local_optim: parameter {name!r} has a row per record, and rows are moved by an "
-                "Adam of their own. optim is no pyro.optim.Adam with lr, betas and eps only: pass "
-                "local_optim=RowAdam(lr=...)."
+                "Adam of their own. Pass local_optim=RowAdam(lr=...), as optim is no "
+                "pyro.optim.Adam with lr, betas and eps only."
             )
         return RowAdam(**settings)
 

@@ -20,8 +20,8 @@ _OTHER_SHAPE = (
     "Parameter {name!r} has another shape than when it was saved: the state is of another model."
 )
 _OTHER_NAMES = (
-    "load_state_dict: the state has parameters {names}, which model and guide have not: it is of "
-    "another model."
+    "load_state_dict: the state is of another model. It has parameters {names}, which model and "
+    "guide have not."
 )
 
 
