@@ -118,12 +118,12 @@ def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> 
     if few.count < longest:
         fewer = pytree.tree_unflatten([_shortened(x, few) for x in leaves], spec)
         with contextlib.suppress(ModelError), few.shown():
-            plate = _find_plate(model, fewer[0], fewer[1], name)
+            plate = _find_plate(model, fewer[0], fewer[1], name, longest)
             if plate.size == plate.subsample_size == few.count or plate.size == longest:
                 declared = few.declared.get(plate.name, longest)
                 return replace(plate, size=longest, subsample_size=declared)
     with few.shown():
-        plate = _find_plate(model, args, kwargs, name)
+        plate = _find_plate(model, args, kwargs, name, longest)
     return replace(plate, subsample_size=few.declared.get(plate.name, plate.subsample_size))
 
 
@@ -133,7 +133,12 @@ def _shortened(leaf: Any, few: FewIndices) -> Any:
     return few.count if type(leaf) is int and leaf == few.size else leaf
 
 
-def _find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> PrivatePlate:
+def _find_plate(
+    model: Callable, args: tuple, kwargs: dict, name: str | None, rows: int
+) -> PrivatePlate:
+    """
+    :param rows: of the longest argument, before it was cut to a few.
+    """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     lengths = [len(x) for x in leaves if is_table(x)]
     longest = max(lengths, default=0)
@@ -147,7 +152,7 @@ def _find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) ->
         shown = pytree.tree_unflatten(map(stand_in, leaves), spec)
         try:
             trace = _run(model, shown)
-            plate = _plate_of(trace, name, lengths)
+            plate = _plate_of(trace, name, lengths, rows)
         except ModelError as error:
             # A later text could quote what is shorter than the longest, and data all the same.
             errors.append(error)
@@ -203,7 +208,9 @@ def _run(model: Callable, arguments: tuple[tuple, dict]) -> poutine.Trace:
         return poutine.trace(model).get_trace(*args, **kwargs)
 
 
-def _plate_of(trace: poutine.Trace, name: str | None, lengths: Collection[int]) -> PrivatePlate:
+def _plate_of(
+    trace: poutine.Trace, name: str | None, lengths: Collection[int], rows: int
+) -> PrivatePlate:
     """
     :param lengths: of the arguments.
     """
@@ -218,7 +225,7 @@ def _plate_of(trace: poutine.Trace, name: str | None, lengths: Collection[int]) 
             "per individual: with pyro.plate('data', len(x)) as idx: pyro.sample(..., obs=y[idx])."
         )
     if name is None:
-        name = _outermost(observed, candidates, lengths)
+        name = _outermost(observed, candidates, lengths, rows)
     if name is None:
         raise ModelError(
             f"plate: several plates hold observed sites ({listed}); name the one whose elements "
@@ -243,14 +250,19 @@ def _observed(trace: poutine.Trace) -> Sites:
     return {name: site for name, site in random_sites(trace).items() if site["is_observed"]}
 
 
-def _outermost(observed: Sites, candidates: Mapping, lengths: Collection[int]) -> str | None:
+def _outermost(
+    observed: Sites, candidates: Mapping, lengths: Collection[int], rows: int
+) -> str | None:
     """The only plate, or the one that all observed sites lie in first, if the data have its rows.
 
-    Whoever is protected in an outer plate is so in all that lie within. Of no other plate do
-    arguments have rows: there is no choice.
+    An element of the outer plate is protected with all that lies within it. No argument may have
+    rows for another plate. If an inner plate is longer than every argument, the rows may be times
+    and the inner plate the individuals, as in data of shape (times, people): that is not guessed.
     """
     if len(candidates) == 1:
         return next(iter(candidates))
+    if max(frame.full_size or 0 for frame in candidates.values()) > rows:
+        return None
     stacks = (site["cond_indep_stack"] for site in observed.values())
     first = {stack[0].name for stack in stacks if stack}
     fitting = {name for name, frame in candidates.items() if frame.full_size in lengths}

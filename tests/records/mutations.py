@@ -222,6 +222,13 @@ MUTATIONS = [
         "test_structure_checks.py",
     ),
     Mutation(
+        "the times of all people are the records",
+        "_outermost",
+        "candidates.values()) > rows",
+        "candidates.values()) > 10 * rows",
+        "test_structure_checks.py",
+    ),
+    Mutation(
         "rows of other records go unnoticed",
         "find_local_parameters",
         "        if dim is None:\n            raise",

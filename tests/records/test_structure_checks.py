@@ -312,6 +312,21 @@ def test_plates_within_another_one():
         found(x[:3], y[:3], size=3)
 
 
+@pytest.mark.parametrize("times, people", ((5, 30), (5000, 6000)))
+def test_an_inner_plate_that_is_longer_than_the_data_may_be_the_people(times, people):
+    """Data of shape (times, people); of 5,000 rows the model is shown a few."""
+
+    def model(x):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("times", times, dim=-2), pyro.plate("people", people, dim=-1):
+            pyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+    x = torch.zeros(times, 1).expand(times, people)
+    with pytest.raises(ModelError, match="several plates.*'people', 'times'"):
+        find_plate(model, (x,), {}, None)
+    assert find_plate(model, (x,), {}, "times").size == times
+
+
 def test_a_plate_without_a_size_takes_that_of_the_data():
     x, y = torch.randn(30, 3), torch.randn(30, 3)
     assert find_plate(nested, (x, y), {}, "people").size == 30
