@@ -14,6 +14,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/prose.py
 
 test: lint
 	$(PYTEST) --thin -m "not slow"
