@@ -206,7 +206,7 @@ def of_text(node: ast.AST) -> Iterator[Passage]:
         text = node.value
     else:
         return
-    if "{" in text and ":" in text and ";" in text:  # a style sheet
+    if re.search(r"\{[^{}]*:[^{}]*;[^{}]*\}", text):  # a style sheet
         return
     text = re.sub(r"`[^`]*`|\{[^{}]*\}|%[sd]", CODE, html.unescape(re.sub(r"<[^<>]+>", " ", text)))
     for part in re.split(r"\n{2,}", text):

@@ -81,10 +81,8 @@ _BIASED = (
 )
 _HIDDEN = (
     "The privacy noise may outweigh the data in {hidden} of {dim} directions. Intervals are "
-    "wide there, and where it is far larger, they come from the prior. They may miss: 86 to 96% "
-    "of such 95% intervals held the truth in simulated regressions, 77 to 100% the exact mean "
-    "on real data. Fewer latents, more records or a larger epsilon would help; "
-    "posterior().doubtful names the coordinates."
+    "wide there. If the noise is far larger, they come from the prior. posterior().doubtful "
+    "names the coordinates. Fewer latents, more records or a larger epsilon would help."
 )
 
 

@@ -52,27 +52,23 @@ _OTHER = "load_state_dict: the released gradients are of other latents, of anoth
 _LEFT_OUT = "no posterior follows from the released gradients: {why}"
 _AS_IT_IS = (
     "No posterior follows from the released gradients: {why}. This is the guide as it is; its "
-    "intervals do not include the privacy noise. In simulated regressions 56 to 88% of 95% "
-    "intervals without the noise held the truth."
+    "intervals do not include the privacy noise and may be too narrow."
 )
 _IN_ITS_PLACE = (
-    "The guide's intervals do not include the privacy noise. In simulated regressions 56 to 88% "
-    "of 95% intervals without the noise held the truth. The guide holds {what}. No posterior "
-    "follows from the released gradients: {why}."
+    "The guide's intervals do not include the privacy noise and may be too narrow. The guide "
+    "holds {what}. No posterior follows from the released gradients: {why}."
 )
 _OF_ITERATES = (
     "The intervals may miss the truth: {why}. The mean of the posterior is that of the last "
-    "half of the iterates. In benchmarks on real data 45 to 84% of such 95% intervals held the "
-    "exact mean. DPSEP copes better with latents that offset each other. A larger epsilon "
-    "helps, too."
+    "half of the iterates. DPSEP copes better with latents that offset each other. A larger "
+    "epsilon helps, too."
 )
 _LITTLE = 0.25  # of the records' information is left: with more, intervals hold as well as others
 _HIDES = (
-    "The privacy noise may hide most of the data in {hidden} of {dim} coordinates; "
-    "posterior().doubtful names them. Their intervals may miss: 92 to 94% of such 95% intervals "
-    "held the truth in simulated regressions, 45 to 84% the exact mean on real data. Start the "
-    "guide at the middle of the prior: AutoMultivariateNormal(model, init_loc_fn=init_to_mean). "
-    "For a regression take DPSEP. More records, fewer latents or a larger epsilon help, too."
+    "The privacy noise may hide most of the data in {hidden} of {dim} coordinates, and their "
+    "intervals may miss; posterior().doubtful names them. Start the guide at the middle of the "
+    "prior: AutoMultivariateNormal(model, init_loc_fn=init_to_mean). For a regression take "
+    "DPSEP. More records, fewer latents or a larger epsilon help, too."
 )
 
 
