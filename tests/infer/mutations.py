@@ -812,6 +812,13 @@ MUTATIONS = [
         "test_literal_swap.py",
     ),
     Mutation(
+        "DPSVI: a run that noise hides walks far",
+        "StepPlan.step_size",
+        "self.ratio > _VERY_NOISY",
+        "False",
+        "test_automatic_dpsvi.py",
+    ),
+    Mutation(
         "DPSVI: a loop that is stopped leaves an iterate",
         "DPSVI.finish",
         "        self._conclude(self._prepared)\n",

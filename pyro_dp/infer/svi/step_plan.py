@@ -7,9 +7,9 @@ from pyro_dp.infer.svi.gradient_regression import FEWEST
 
 _STEPS = 1000
 _SAMPLE_RATE, _RECORDS = 0.05, 1000  # in a step, at least
-_FIRST, _LAST = 0.1, 0.001  # step sizes, where the noise hides nothing
-_LAST_OF_NOISY = 0.01  # and where it hides directions of little curvature
-_NOISY = 0.01  # rho, from which a run is noisy
+_FIRST, _LEAST = 0.1, 0.02  # first step size, and its least
+_FALL, _FALL_OF_NOISY = 100.0, 10.0  # first over last step size
+_NOISY, _VERY_NOISY = 0.01, 0.05  # rho
 _OF_MANY = 0.1, 0.01  # first and last, of many latents
 _OF_NETWORKS = 0.03, 0.003  # and of many parameters that records see
 _OF_QUIET_NETWORKS = 0.01, 0.001  # without noise, which makes Adam's steps shorter
@@ -30,8 +30,9 @@ def usual_rate(size: int) -> float:
 class StepPlan:
     """Step sizes of an Adam that fall geometrically, to a hundredth, or to a tenth with noise.
 
-    Small last steps are close to a posterior that is narrow. Where noise hides directions of little
-    curvature, only longer steps get about in them, and their spread shows the curvature.
+    Small last steps are close to a posterior that is narrow. If noise hides directions of little
+    curvature, only longer steps explore them, and their spread shows the curvature. If it hides
+    nearly everything, long first steps walk at random and far away.
 
     :param num_steps: T.
     :param dim: d, coordinates of a released gradient.
@@ -65,8 +66,11 @@ class StepPlan:
         """
         if self.is_of_many:
             return self._between(*self._of_many, step)
+        first = _FIRST
+        if self.ratio > _VERY_NOISY:
+            first = max(_LEAST, _FIRST * (_VERY_NOISY / self.ratio) ** 0.3)
         noisy = min(1.0, self.ratio / _NOISY)
-        return self._between(_FIRST, _LAST * (_LAST_OF_NOISY / _LAST) ** noisy, step)
+        return self._between(first, first / (_FALL * (_FALL_OF_NOISY / _FALL) ** noisy), step)
 
     @property
     def _of_many(self) -> tuple[float, float]:
