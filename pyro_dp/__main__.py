@@ -110,8 +110,8 @@ def introduction(records: int, epsilon: float, delta: float) -> str:
         f"Data: {records:,} public person-years of the RAND Health Insurance Experiment.\n"
         f"Model: {len(BOUNDS)} covariates, scaled by declared bounds, and an intercept.\n"
         "Protected: one person-year. A person observed for several years has weaker protection.\n"
-        f"Privacy: epsilon = {epsilon:g}. Adding or removing one person-year changes the "
-        f"probability of any result by at most a factor of {factor:.3g}, plus {delta:g}.\n"
+        f"Privacy: epsilon = {epsilon:g}. If an empty record replaces one person-year, the "
+        f"probability of any result changes by at most a factor of {factor:.3g}, plus {delta:g}.\n"
     )
 
 
