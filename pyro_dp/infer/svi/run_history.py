@@ -43,7 +43,7 @@ _NO_GAUSSIAN = (
     "is {result}. For a posterior() fit AutoMultivariateNormal(model) instead."
 )
 _RESULTS = {AutoDelta: "guide.median()", AutoLaplaceApproximation: "guide()"}
-_DRAWS = "svi.predictive(1000).posterior_samples"
+_DRAWS = "svi.predictive().posterior_samples"
 _NOT_FINITE = (
     "The guide's numbers are infinite, or too large or too small for a covariance: use an "
     "optimizer with smaller steps, or none."
