@@ -150,9 +150,20 @@ def table(exact: Moments, private: Moments, marked: Tensor) -> str:
         )
     lines.append(
         "Each posterior: mean +- standard deviation (sd). Apart: distance in sd of the exact one.\n"
+        "A coefficient is for half the declared range. Health is compared with excellent health.\n"
         f"{int(inside.sum())} of {len(NAMES)} private 95% intervals cover the exact mean."
     )
     return "\n".join(lines)
+
+
+def answer(private: Moments) -> str:
+    """The private interval of the coinsurance rate answers the opening question."""
+    mean, sd = (float(each[NAMES.index("log coinsurance rate")]) for each in private)
+    interval = "The private interval of the coinsurance rate"
+    if abs(mean) <= 1.96 * sd:
+        return f"Answer: unclear at this epsilon. {interval} contains zero."
+    yes, side = ("yes", "below") if mean < 0 else ("no", "above")
+    return f"Answer: {yes}. {interval} lies {side} zero."
 
 
 def title(method: str, epsilon: float, delta: float, records: int) -> str:
@@ -304,7 +315,7 @@ def run_demo(arguments: list[str]) -> int:
         "so a private analysis leaves this step out. The data of this demo are public.\n"
     )
     reference = exact(x, y)
-    say(f"{table(reference, private, marked)}\n{status(posterior)}\n")
+    say(f"{table(reference, private, marked)}\n{status(posterior)}\n{answer(private)}\n")
     heading = title(options.method, options.epsilon, options.delta, len(x))
     page = options.output.with_name(REPORT)
     try:

@@ -1,6 +1,7 @@
 """The demo's command line, and that its reference is the exact posterior."""
 
 import os
+import re
 import warnings
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -86,7 +87,15 @@ def test_table():
     assert [line.endswith("misses") for line in lines[1:11]] == [False, True] + [False] * 8
     assert [" * " in line for line in lines[1:11]] == [True] + [False] * 9
     assert "3.0 sd" in lines[1] and "3.0 sd" in lines[2] and "0.0 sd" in lines[3]
-    assert lines[12].startswith("9 of 10")
+    assert lines[13].startswith("9 of 10")
+
+
+def test_answer():
+    row = demo.NAMES.index("log coinsurance rate")
+    mean, sd = torch.zeros(len(demo.NAMES)), torch.ones(len(demo.NAMES))
+    for value, text in ((-2.0, "yes. .* below"), (1.9, "unclear"), (2.0, "no. .* above")):
+        mean[row] = value
+        assert re.search(text, demo.answer((mean, sd)))
 
 
 def test_status():
