@@ -462,8 +462,8 @@ def test_the_bound_follows_the_norms(monkeypatch):
         svi.step(x, y)
     norms = x.norm(dim=1) * (y - torch.sigmoid(x @ svi.guide.median()["w"])).abs()
     above = (norms > svi._bound).double().mean()
-    # Gradients are taken at draws around the median, where the largest norms are larger.
-    draws = svi._history._kept().draws[-25:].to(x)
+    # The histogram counts the norms at all draws, and the largest are larger than at the median.
+    draws = svi._history._kept().draws.to(x)
     largest = max((x.norm(dim=1) * (y - torch.sigmoid(x @ w)).abs()).max() for w in draws)
     assert norms.quantile(0.5) < svi._bound < 2 * largest
     assert svi.clipped_fraction.fraction == pytest.approx(above.item(), abs=0.05)
