@@ -22,6 +22,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
 from pyro_dp import DPSEP, DPSVI, Posterior, PrivacyAccountant, PrivacyError
+from pyro_dp.accounting.amounts import of_budget, spent_and_left
 from pyro_dp.infer.posterior.table import by_reason
 
 # The codebook implies these bounds: a percentage, logarithms of capped dollar amounts, flags, and
@@ -113,6 +114,17 @@ def introduction(records: int, epsilon: float, delta: float) -> str:
         f"Privacy: epsilon = {epsilon:g}. If an empty record replaces one person-year, the "
         f"probability of any result changes by at most a factor of {factor:.3g}, plus {delta:g}.\n"
     )
+
+
+def spending(accountant: PrivacyAccountant, budget: float) -> str:
+    """The spent and the remaining budget, in plain words."""
+    spent, left = spent_and_left(accountant.get_epsilon(), budget)
+    lines = [
+        f"Spent: epsilon = {spent} of the budget of {of_budget(budget)}.",
+        f"The fit published {accountant.num_releases:,} sums over the data, all with random noise.",
+        f"Left for later analyses of the same data: {left}.",
+    ]
+    return "\n".join([*lines, *(f"Note: {note}" for note in accountant.notes)])
 
 
 def marks(posterior: Posterior) -> Tensor:
@@ -309,7 +321,7 @@ def run_demo(arguments: list[str]) -> int:
     for warning in raised:
         say(f"Warning: {warning.message}", sys.stderr)
     private, marked = (posterior.mean, posterior.stddev), marks(posterior)
-    say(f"{options.accountant}\n")
+    say(f"{spending(options.accountant, options.epsilon)}\n")
     say(
         "Comparison: Newton's method finds the exact posterior. It reads the data without privacy, "
         "so a private analysis leaves this step out. The data of this demo are public.\n"

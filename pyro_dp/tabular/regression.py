@@ -11,11 +11,13 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior.explanation import Explanation
 from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.posterior.table import aligned
 from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.tabular.glm_model import COEFFICIENTS
 from pyro_dp.tabular.term_explanation import by_terms
 from pyro_dp.tabular.user_scale import UserScale
 from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.tables import numbers
 from pyro_dp.utils.validation import require_count, require_number
 
 _DRAWS = 10_000  # for intervals of what is not Gaussian
@@ -144,17 +146,21 @@ class Regression:
         )
 
     def __repr__(self) -> str:
-        table = self.summary().drop(columns="doubt")
-        table["privacy"] = [f"{share:.0%}" for share in table["privacy"]]
-        return "\n".join([self._text, table.to_string(float_format="{:.3g}".format), *self._doubts])
+        table = self._shown()
+        rows = [("", *table.columns), *table.itertuples(name=None)]
+        return "\n".join([self._text, *aligned(rows), *self._doubts])
 
     def _repr_html_(self) -> str:
-        table = self.summary().drop(columns="doubt")
-        table["privacy"] = [f"{share:.0%}" for share in table["privacy"]]
         doubts = "".join(f"<p>{html.escape(line)}</p>" for line in self._doubts)
-        body = table.to_html(float_format="{:.3g}".format, border=0)
+        body = self._shown().to_html(border=0)
         start, rest = body.split(">", 1)
         return f"{start}><caption>{html.escape(self._text)}</caption>{rest}{doubts}"
+
+    def _shown(self) -> pd.DataFrame:
+        """The table as texts, without the doubts."""
+        table = self.summary().drop(columns="doubt")
+        shares = [f"{share:.0%}" for share in table.pop("privacy")]
+        return table.apply(lambda column: numbers(column.tolist())).assign(privacy=shares)
 
     @property
     def _doubts(self) -> list[str]:

@@ -1,14 +1,31 @@
-"""Small tables in HTML for notebooks: in the colours of the notebook's theme, light or dark.
+"""Small tables in HTML for notebooks, and the numbers in a column.
 
-Captions and scopes are for who hears them. Nothing has a colour of its own.
+Tables have the colours of the notebook's theme, light or dark. Screen readers need the captions and
+scopes. Nothing has a colour of its own.
 """
 
 import html
+import math
 from collections.abc import Sequence
 
 _TABLE = '<table style="margin:0.5em 0">'
 _CAPTION = '<caption style="caption-side:top;text-align:left;color:inherit;font-weight:bold">'
+_SMALLEST, _LARGEST, _SPAN = -6, 6, 5  # powers of ten that a column shows without exponents
 _LEFT, _RIGHT = ' style="text-align:left"', ' style="text-align:right"'
+
+
+def numbers(values: Sequence[float]) -> list[str]:
+    """The texts of a column, all with the same number of decimals.
+
+    Every number other than zero has three significant digits, or the largest has six. If the
+    magnitudes differ too much for that, each number has three significant digits of its own.
+    """
+    powers = [math.floor(math.log10(abs(each))) for each in values if each and math.isfinite(each)]
+    least, most = min(powers, default=0), max(powers, default=0)
+    if _SMALLEST <= least and most <= _LARGEST and most - least <= _SPAN:
+        decimals = max(0, min(2 - least, 5 - most))
+        return [f"{each + 0.0:.{decimals}f}" for each in values]  # + 0.0: zero has no sign
+    return [f"{each:#.3g}".rstrip(".") for each in values]
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

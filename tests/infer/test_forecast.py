@@ -144,11 +144,11 @@ def table(**options):
 def test_it_reads():
     assert repr(table()).splitlines() == [
         "Expected widths of 95% intervals, from 3 draws of the prior predictive:",
-        "epsilon         0.1     1  without noise",
-        "a                 4     2              1",
-        "b                 1   0.5            0.5",
-        "times as wide  2.83  1.41               ",
-        "doubtful        75%    0%               ",
+        "epsilon         0.1      1  without noise",
+        "a              4.00  2.000          1.000",
+        "b              1.00  0.500          0.500",
+        "times as wide  2.83   1.41               ",
+        "doubtful        75%     0%               ",
     ]
     many = [torch.ones(*shape, 40) for shape in ((1,), (), (1,))]
     text = repr(Forecast([f"w[{n}]" for n in range(40)], [1.0], *many, 1)).splitlines()

@@ -188,6 +188,15 @@ def test_it_reads_as_a_table():
     ]
 
 
+def test_columns_keep_their_trailing_zeros():
+    latent = Latent("w", torch.Size([2]), biject_to(constraints.real), 0, 2)
+    found = Posterior([latent], torch.tensor([0.2, 0.25]), torch.full((2,), 0.0025))
+    assert [line.split() for line in repr(found).splitlines()[1:]] == [
+        ["w[0]", "0.200", "0.102", "to", "0.298", "0%"],
+        ["w[1]", "0.250", "0.152", "to", "0.348", "0%"],
+    ]
+
+
 def test_notebooks_show_the_same_table():
     found = posterior(doubts={REASON: torch.arange(DIM) < 2})
     shown = found._repr_html_()

@@ -3,6 +3,7 @@
 import os
 import re
 import warnings
+from decimal import Decimal
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -10,6 +11,7 @@ import pyro
 import pytest
 import torch
 
+from pyro_dp import SubsampledGaussian
 from pyro_dp import __main__ as demo
 from pyro_dp.infer.posterior.doubts import HIDDEN
 
@@ -22,9 +24,9 @@ def data():
     return demo.load()
 
 
-@pytest.mark.parametrize(("method", "event"), [("dpsvi", "Poisson"), ("dpsep", "all records")])
-def test_demo(tmp_path, monkeypatch, capsys, as_users_run_it, method, event):
-    """Table, ledger, picture and report."""
+@pytest.mark.parametrize("method", ["dpsvi", "dpsep"])
+def test_demo(tmp_path, monkeypatch, capsys, as_users_run_it, method):
+    """Table, spending, picture and report."""
     pytest.importorskip("statsmodels")
     torch.set_default_dtype(torch.float32)
     monkeypatch.chdir(tmp_path)
@@ -32,7 +34,13 @@ def test_demo(tmp_path, monkeypatch, capsys, as_users_run_it, method, event):
     captured = capsys.readouterr()
     printed = captured.out
     assert "Fitting" not in captured.err  # there is no terminal
-    for text in ("20,190", "chronic diseases", event, "factor of 7.39", "pyro_dp_demo.png"):
+    for text in (
+        "20,190",
+        "chronic diseases",
+        "budget of 2.",
+        "factor of 7.39",
+        "pyro_dp_demo.png",
+    ):
         assert text in printed
     assert max(map(len, printed.splitlines())) <= 100
     assert "without privacy" in printed and "The data of this demo are public." in printed
@@ -88,6 +96,18 @@ def test_table():
     assert [" * " in line for line in lines[1:11]] == [True] + [False] * 9
     assert "3.0 sd" in lines[1] and "3.0 sd" in lines[2] and "0.0 sd" in lines[3]
     assert lines[13].startswith("9 of 10")
+
+
+def test_spending():
+    """The parts add up, and no word needs a glossary."""
+    accountant = demo.PrivacyAccountant(1.0, 1e-5)
+    accountant.record(SubsampledGaussian(8.0), 3)
+    accountant.note("It was quick.")
+    lines = demo.spending(accountant, 1.0).splitlines()
+    spent, left = (Decimal(re.search(r"0\.\d+", line)[0]) for line in (lines[0], lines[2]))
+    assert spent + left == 1 and 0 <= float(spent) - accountant.get_epsilon() < 1e-4
+    assert "of the budget of 1." in lines[0] and "published 3 sums" in lines[1]
+    assert lines[3:] == ["Note: It was quick."]
 
 
 def test_answer():

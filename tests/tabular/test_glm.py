@@ -524,6 +524,9 @@ def test_a_private_fit():
     assert "income[T.high]" in repr(told) and "coefficients[" not in repr(told)
     assert told.epsilon == result.inference.explain().epsilon
     assert r"DPSEP of any \~ age" in glm.accountant.report()
+    rows = [line.split() for line in repr(result).splitlines()[2 : 2 + len(table)]]
+    for column in list(zip(*rows, strict=True))[1:-1]:
+        assert len({len(text.partition(".")[2]) for text in column}) == 1
     page = result._repr_html_()
     assert "<caption>any ~ age" in page and "Doubtful" in page
 

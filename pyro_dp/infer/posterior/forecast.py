@@ -10,6 +10,7 @@ from torch import Tensor
 from pyro_dp.infer.posterior.intervals import Interval, element_names
 from pyro_dp.infer.posterior.table import MOST_LINES, aligned
 from pyro_dp.utils.figure import figure
+from pyro_dp.utils.tables import numbers
 
 Intervals = Mapping[str, Interval]  # by site
 _MOST_CURVES = 10
@@ -96,10 +97,11 @@ class Forecast:
 
     def __repr__(self) -> str:
         shown = self.names[:MOST_LINES]
-        widths, limits = self.widths.T.tolist(), self.without_noise.tolist()
+        count = len(shown)
+        columns = [*self.widths[:, :count].tolist(), self.without_noise[:count].tolist()]
+        widths = zip(*map(numbers, columns), strict=True)
         rows = [("epsilon", *(f"{each:g}" for each in self.epsilons), "without noise")]
-        for name, own, limit in zip(shown, widths, limits, strict=False):
-            rows.append((name, *(f"{width:.3g}" for width in (*own, limit))))
+        rows += [(name, *texts) for name, texts in zip(shown, widths, strict=True)]
         rows.append(("times as wide", *(f"{each:.2f}" for each in self.times_as_wide.tolist()), ""))
         doubtful = self.doubtful.mean(dim=1).tolist()
         rows.append(("doubtful", *(f"{each:.0%}" for each in doubtful), ""))

@@ -30,10 +30,11 @@ def _parts(
     """Names of the columns, rows of the table, and what is said below it."""
     shown = lines[:MOST_LINES]
     rows: list[tuple[str, ...]] = []
-    for line in shown:
+    medians = tables.numbers([line.median for line in shown])
+    ends = tables.numbers([end for line in shown for end in line.aware])
+    for line, median, low, high in zip(shown, medians, ends[::2], ends[1::2], strict=True):
         star = " *" if line.doubtful else ""
-        interval = f"{line.aware[0]:.3g} to {line.aware[1]:.3g}"
-        rows.append((line.name + star, f"{line.median:.3g}", interval, f"{line.noise:.0%}"))
+        rows.append((line.name + star, median, f"{low} to {high}", f"{line.noise:.0%}"))
     below = starred(by_reason(reasons))
     if len(lines) > len(shown):
         below = [f"... and {len(lines) - len(shown)} more: posterior.intervals()", *below]
