@@ -47,11 +47,12 @@ def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
         assert (w - torch.tensor([1.0, -0.5, 0.0, 0.3])).abs().max() < 0.3
 
 
-def test_readme_prints_what_it_says(capsys, as_users_run_it):
+@pytest.mark.parametrize("page", ["README.md", FRAMES])
+def test_the_first_example_prints_what_it_says(page, capsys, as_users_run_it):
     """With a seed for the noise; numbers may differ by a unit of their last digit."""
     torch.set_default_dtype(torch.float32)
-    (code,) = examples(ROOT / "README.md")
-    (output,) = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    code = examples(ROOT / page)[0]
+    (output,) = re.findall(r"```text\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
     pyro.clear_param_store()
     exec(code.replace("accountant=accountant", "accountant=accountant, generator=0"), {})
     printed = capsys.readouterr().out
