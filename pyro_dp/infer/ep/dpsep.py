@@ -92,12 +92,13 @@ class DPSEP(StochasticEP[WhitenedApproximation]):
         is cut off.
     :param sample_rate: expected fraction of the records in a step, in (0, 1]. Full batches use the
         budget best.
-    :param moments: "linear" is for observations that depend on the latents through one or two numbers
-        per element; it is exact for generalised linear models. "stein" is for any twice
-        differentiable likelihood. "auto" is linear if it applies. ``repr`` shows the choice.
+    :param moments: The default takes "linear" if it applies, else "stein". ``repr`` shows the choice.
+        If an observation depends on the latents through one or two numbers per element, "linear"
+        applies. It is exact for generalised linear models. Otherwise "stein" takes any twice
+        differentiable likelihood.
     :param noise_aware: whether the guide holds the noise-aware posterior or the plain one.
     :param jit: "none" runs Pyro code in every step. "trace" traces a graph of the sites once.
-        "compile" makes machine code of it and needs a C++ compiler. A few dozen steps on full
+        Machine code comes from "compile", which needs a C++ compiler. A few dozen steps on full
         batches gain little. Tracing takes a second or two, compiling up to a minute. Generalised
         linear models gain nothing (:mod:`pyro_dp.infer.ep.linear_sites`).
     :param cluster: processes that share the work, each with its own records: :class:`Cluster`; or
