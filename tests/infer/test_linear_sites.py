@@ -116,7 +116,7 @@ def sites_of(model, tensors, *, scale=0.1, **options):
     """Prepared sites, and where DPSEP would make them in its first step with a frame."""
     pyro.clear_param_store()
     finite = [torch.nan_to_num(x) if x.is_floating_point() else x for x in tensors]
-    kind = PaperDPSEP if options else DPSEP
+    kind = PaperDPSEP if "max_factor_norm" in options else DPSEP
     sep = kind(
         model,
         AutoMultivariateNormal(model, init_scale=scale),

@@ -211,4 +211,4 @@ class PaperDPSEP(StochasticEP[Approximation]):
     def _shown(self) -> dict[str, Any]:
         known = self._known
         precision = self.precision if known is None else known.structure.name
-        return {"precision": precision} | super()._shown()
+        return {"moments": self.moments, "precision": precision} | super()._shown()
