@@ -92,7 +92,8 @@ class DPSEP(StochasticEP[WhitenedApproximation]):
         is cut off.
     :param sample_rate: expected fraction of the records in a step, in (0, 1]. Full batches use the
         budget best.
-    :param moments: "auto" takes "linear" if it applies, else "stein". ``repr`` shows the choice. If an observation depends on the latents through one or two numbers per element, "linear"
+    :param moments: "auto" takes "linear" if it applies, else "stein". ``repr`` shows the choice. If
+        an observation depends on the latents through one or two numbers per element, "linear"
         applies. It is exact for generalised linear models. Otherwise "stein" takes any twice
         differentiable likelihood.
     :param noise_aware: whether the guide holds the noise-aware posterior or the plain one.
@@ -221,5 +222,5 @@ class DPSEP(StochasticEP[WhitenedApproximation]):
     def _warnings(self) -> list[Warning]:
         warnings = super()._warnings()
         if self._biased:
-            warnings.append(ClippingWarning(_BIASED.format(clipped=self.clipped_fraction)))
+            warnings.insert(0, ClippingWarning(_BIASED.format(clipped=self.clipped_fraction)))
         return warnings
