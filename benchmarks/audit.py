@@ -40,6 +40,7 @@ from pyro_dp import (
     DPSEP,
     AuditResult,
     NotPrivateWarning,
+    PaperDPSEP,
     PaperDPSVI,
     PrivacyAccountant,
     SubsampledGaussian,
@@ -222,7 +223,7 @@ def dpsep_runs(epsilon: float, seed: int, trials: int) -> AuditResult:
         pyro.clear_param_store()
         guide = AutoDiagonalNormal(model)
         accountant = PrivacyAccountant(epsilon)
-        sep = DPSEP(
+        sep = PaperDPSEP(
             model,
             guide,
             accountant=accountant,

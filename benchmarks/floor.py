@@ -23,7 +23,7 @@ import torch
 from common import write_section
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_dp import DPSEP, VIPS, PrivacyAccountant
+from pyro_dp import DPSEP, VIPS, PaperDPSEP, PrivacyAccountant
 from pyro_dp.vips import LogisticRegression
 
 SIZES = {20: 2_000_000, 100: 50_000}
@@ -52,9 +52,9 @@ def newton(x, y, w):
     return w + np.linalg.solve(hessian, gradient)
 
 
-def dpsep(dim, **options):
+def dpsep(kind, dim, **options):
     pyro.clear_param_store()
-    return DPSEP(
+    return kind(
         model,
         AutoMultivariateNormal(model),
         accountant=PrivacyAccountant(epsilon=1.0, delta=1e-8),
@@ -79,8 +79,10 @@ def measure(size: int, dim: int, repeats: int) -> dict[str, list[float]]:
     makers = {
         "NumPy, clipped": lambda: lambda: clipped(x.numpy(), y.numpy(), start),
         "NumPy, Newton": lambda: lambda: newton(x.numpy(), y.numpy(), start),
-        "DPSEP": lambda: partial(dpsep(dim), x, y),
-        "DPSEP, C given": lambda: partial(dpsep(dim, max_factor_norm=10.0, num_steps=30), x, y),
+        "DPSEP": lambda: partial(dpsep(DPSEP, dim), x, y),
+        "DPSEP, C given": lambda: partial(
+            dpsep(PaperDPSEP, dim, max_factor_norm=10.0, num_steps=30), x, y
+        ),
         "VIPS": lambda: partial(vips.step, short, y),
     }
     times: dict[str, list[float]] = {name: [] for name in makers}

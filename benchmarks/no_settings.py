@@ -50,7 +50,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSEP, DPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, PaperDPSEP, PrivacyAccountant
 
 RESULTS = Path(__file__).parent / "results" / "no_settings.csv"
 DELTA = 1e-5
@@ -236,7 +236,7 @@ def automatic(kind: Callable) -> Callable:
 
 def bounded(bound: float) -> Callable:
     def fit(problem: Problem, epsilon: float, seed: int) -> tuple[Fit, Fit, float]:
-        inference = DPSEP(
+        inference = PaperDPSEP(
             problem.model,
             AutoMultivariateNormal(problem.model),
             accountant=PrivacyAccountant(epsilon=epsilon, delta=DELTA),

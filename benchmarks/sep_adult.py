@@ -41,7 +41,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSEP, PaperDPSVI, PrivacyAccountant
+from pyro_dp import PaperDPSEP, PaperDPSVI, PrivacyAccountant
 
 DELTA = 1e-5
 EPSILONS = (0.1, 0.3, 1.0)
@@ -65,11 +65,11 @@ def model(x: Tensor, y: Tensor) -> None:
         pyro.sample("y", dist.Bernoulli(logits=x[i] @ w), obs=y[i])
 
 
-def fit_sep(x: Tensor, y: Tensor, epsilon: float, seed: int, bound: float = BOUND) -> DPSEP:
+def fit_sep(x: Tensor, y: Tensor, epsilon: float, seed: int, bound: float = BOUND) -> PaperDPSEP:
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     private = epsilon < math.inf
-    inference = DPSEP(
+    inference = PaperDPSEP(
         model,
         AutoMultivariateNormal(model),
         accountant=PrivacyAccountant(epsilon=epsilon if private else None, delta=DELTA),

@@ -40,7 +40,7 @@ from pyro.ops.stats import effective_sample_size
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSEP, PrivacyAccountant
+from pyro_dp import PaperDPSEP, PrivacyAccountant
 from pyro_dp.baselines import DPEM
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,7 +92,7 @@ def fit(x: Tensor, bound: float, epsilon: float, seed: int, **options):
         init_loc_fn=init_to_value(values={"locs": ANCHORS}),
         init_scale=INITIAL_SCALE,
     )
-    inference = DPSEP(
+    inference = PaperDPSEP(
         model,
         guide,
         num_steps=STEPS,

@@ -21,7 +21,7 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, init_to_value
 
-from pyro_dp import DPSEP, PaperDPSVI, PrivacyAccountant
+from pyro_dp import PaperDPSEP, PaperDPSVI, PrivacyAccountant
 
 DIM, STEPS = 10, 30
 BOUND = {"logistic": 3.5, "probit": 4.5, "poisson": 12.0}
@@ -110,7 +110,7 @@ def fit(kind, x, y, epsilon, seed, guide_class=AutoMultivariateNormal, bound=Non
     model = model_of(kind)
     guide = guide_class(model)
     private = not math.isinf(epsilon)
-    inference = DPSEP(
+    inference = PaperDPSEP(
         model,
         guide,
         accountant=accountant_for(epsilon),

@@ -15,7 +15,7 @@ import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_dp import DPSEP, PrivacyAccountant
+from pyro_dp import PaperDPSEP, PrivacyAccountant
 
 
 def model(x, y):
@@ -51,7 +51,7 @@ def main():
         x = torch.randn(options.size, options.dim)
         truth = torch.randn(options.dim) / options.dim**0.5
         y = torch.bernoulli(torch.sigmoid(x @ truth))
-        inference = DPSEP(
+        inference = PaperDPSEP(
             model,
             AutoMultivariateNormal(model),
             accountant=PrivacyAccountant(),

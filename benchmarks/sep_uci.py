@@ -33,7 +33,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.infer.autoguide.initialization import init_to_sample
 from torch import Tensor
 
-from pyro_dp import DPSEP, DPSVI, PaperDPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, PaperDPSEP, PaperDPSVI, PrivacyAccountant
 
 ROOT = Path(__file__).resolve().parents[1]
 EPSILON, DELTA, DRAWS = 1.0, 1e-5, 100
@@ -77,7 +77,7 @@ def fit_sep(model, x, y, noise: float, rate: float, method: str, seed: int) -> T
     clipped = method != "SEP"
     guide = AutoNormal(model, init_loc_fn=init_to_sample)
     bound = BOUND_SEP / noise if clipped else math.inf
-    inference = DPSEP(
+    inference = PaperDPSEP(
         model,
         guide,
         accountant=PrivacyAccountant(epsilon=EPSILON if private else None, delta=DELTA),

@@ -33,6 +33,7 @@ from pyro_dp import (
     VIPS,
     Cluster,
     ClusterError,
+    PaperDPSEP,
     PaperDPSVI,
     PrivacyAccountant,
     PrivacyError,
@@ -78,7 +79,7 @@ def make(
         return DPSEP(model, AutoMultivariateNormal(model), **given)
     if method == "sep with a bound":
         given = {"max_factor_norm": 3.0, "num_steps": 4} | given
-        return DPSEP(model, AutoNormal(model), **given)
+        return PaperDPSEP(model, AutoNormal(model), **given)
     if method == "svi by index":
         return DPSVI(by_index, AutoNormal(by_index), **{"num_steps": 4} | given)
     if method == "svi":

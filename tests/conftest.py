@@ -1,4 +1,5 @@
 import collections
+import inspect
 import signal
 import zlib
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 import trials
 
-from pyro_dp import DPSEP, DPSVI
+from pyro_dp import DPSEP, DPSVI, PaperDPSEP
 from pyro_dp.accounting import origins
 from pyro_dp.baselines import DPSGLD
 
@@ -27,14 +28,15 @@ def pytest_addoption(parser):
 
 
 # What users get who say nothing.
-DEFAULTS = {each: each.__init__.__kwdefaults__["jit"] for each in (DPSVI, DPSEP, DPSGLD)}
+INITS = [inspect.unwrap(each.__init__) for each in (DPSVI, DPSEP, PaperDPSEP, DPSGLD)]
+DEFAULTS = {each: each.__kwdefaults__["jit"] for each in INITS}
 
 
 def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a shell
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    for inference in DEFAULTS:
-        inference.__init__.__kwdefaults__["jit"] = config.getoption("jit")
+    for init in INITS:
+        init.__kwdefaults__["jit"] = config.getoption("jit")
     if config.getoption("jit") != "none":
         config.addinivalue_line("filterwarnings", "ignore:jit=.* does not apply:UserWarning")
 
@@ -59,8 +61,8 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture
 def as_users_run_it(monkeypatch):
     """Traced where that is the default; runs of hundreds of steps take a third of the time."""
-    for inference, jit in DEFAULTS.items():
-        monkeypatch.setitem(inference.__init__.__kwdefaults__, "jit", jit)
+    for init, jit in DEFAULTS.items():
+        monkeypatch.setitem(init.__kwdefaults__, "jit", jit)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1138,26 +1138,10 @@ def laplace_in_dpsep():
     dpsep(model).step(x, y)
 
 
-@attempt("DPSEP and VIPS", "num_steps", says="20 to 50|missing|positive integer")
-def dpsep_without_num_steps():
-    """DPSEP with a bound, and without a number of steps."""
-    DPSEP(
-        logistic,
-        AutoNormal(logistic),
-        accountant=PrivacyAccountant(epsilon=1.0),
-        max_factor_norm=1.0,
-    )
-
-
-@attempt("DPSEP and VIPS", "max_factor_norm", says="follow from what was released")
-def dpsep_with_a_precision_alone():
-    """DPSEP with a structure of the precision, and without a bound."""
-    DPSEP(
-        logistic,
-        AutoNormal(logistic),
-        accountant=PrivacyAccountant(epsilon=1.0),
-        precision="diagonal",
-    )
+@attempt("DPSEP and VIPS", "max_factor_norm", says="Leave it out, or use PaperDPSEP")
+def bound_for_dpsep():
+    """DPSEP with a bound, which PaperDPSEP takes."""
+    dpsep(logistic, max_factor_norm=1.0)
 
 
 @attempt("DPSEP and VIPS", "model", "ConjugateModel", says=r"DPSVI")

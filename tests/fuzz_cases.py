@@ -28,6 +28,7 @@ from pyro_dp import (
     AdaptiveClip,
     Cluster,
     ConfigurationError,
+    PaperDPSEP,
     PaperDPSVI,
     PrivacyAccountant,
     ReleasedStep,
@@ -39,6 +40,7 @@ from pyro_dp import (
 )
 from pyro_dp.accounting.origins import Origin
 from pyro_dp.baselines import DPEM, DPSGLD, EP
+from pyro_dp.infer.ep.stochastic_ep import StochasticEP
 from pyro_dp.tabular import Category, Count, Date, Number, Schema, Synthesizer
 from pyro_dp.vips import (
     GaussianMixture,
@@ -150,20 +152,21 @@ _PAPER = _SVI | {
     "max_grad_norm": [*_BOUNDS, AdaptiveClip(), AdaptiveClip(1e-6, 0.99, 50.0)],
     "report_clipping": [True, False],
 }
-_AUTOMATIC_SEP = {
+_SEP = {
     **_SHARED,
     "cluster": [None],
     **_PYRO,
     "moments": ["auto", "linear", "stein"],
     "noise_aware": [True, False],
 }
-_SEP = {
-    **_AUTOMATIC_SEP,
+_PAPER_SEP = {
+    **_SEP,
     "max_factor_norm": _BOUNDS,
     "damping": [None, 0.5, 1.0, 1e-300, _half],
     "precision": [None, "full", "diagonal", "shared"],
     "precision_weight": [None, 1.0, 1e-40, 1e40],
     "centred": [True, False],
+    "report_clipping": [True, False],
 }
 _SGLD = {
     **_SHARED,
@@ -360,11 +363,13 @@ class PaperSvi(Svi):
 
 @dataclass(frozen=True, kw_only=True)
 class Sep(OnModel):
-    def build(self, accountant: PrivacyAccountant) -> DPSEP:
-        settings = {"accountant": accountant, "jit": "none"} | self.sliced()
-        return DPSEP(self.made_model(), self.made_guide(), **settings)
+    kind: ClassVar[type[StochasticEP]] = DPSEP
 
-    def results(self, inference: DPSEP) -> Any:
+    def build(self, accountant: PrivacyAccountant) -> StochasticEP:
+        settings = {"accountant": accountant, "jit": "none"} | self.sliced()
+        return self.kind(self.made_model(), self.made_guide(), **settings)
+
+    def results(self, inference: StochasticEP) -> Any:
         posterior = inference.posterior()
         yield "mean", posterior.mean
         yield "covariance", posterior.covariance_matrix
@@ -372,6 +377,11 @@ class Sep(OnModel):
         yield "noise share", posterior.noise_share
         yield from explained(inference)
         yield from parameters()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperSep(Sep):
+    kind: ClassVar[type[StochasticEP]] = PaperDPSEP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -781,8 +791,8 @@ PAPER = _svi(_PAPER, ("num_steps", "noise_multiplier"), PaperSvi)
 TRACED = _svi(_traced, tuple(_traced))
 _SEP_NEEDS = ("num_steps", "noise_multiplier")
 SEP = st.one_of(
-    _on_data(Sep, _AUTOMATIC_SEP, _SEP_NEEDS, model=_models, guide=_guides),
-    _on_data(Sep, _SEP, (*_SEP_NEEDS, "max_factor_norm"), model=_models, guide=_guides),
+    _on_data(Sep, _SEP, _SEP_NEEDS, model=_models, guide=_guides),
+    _on_data(PaperSep, _PAPER_SEP, (*_SEP_NEEDS, "max_factor_norm"), model=_models, guide=_guides),
 )
 SGLD = _on_data(
     Sgld, _SGLD, ("num_steps", "noise_multiplier", "step_size"), model=_models, guide=st.just("")

@@ -16,7 +16,7 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
-from pyro_dp import DPSEP, VIPS, AdaptiveClip, PaperDPSVI, PrivacyAccountant
+from pyro_dp import VIPS, AdaptiveClip, PaperDPSEP, PaperDPSVI, PrivacyAccountant
 from pyro_dp.baselines import DPEM, DPSGLD
 from pyro_dp.vips import LogisticRegression
 
@@ -55,7 +55,7 @@ def dpsvi(accountant):
 
 def dpsep(accountant):
     guide = AutoMultivariateNormal(model)
-    return DPSEP(
+    return PaperDPSEP(
         model,
         guide,
         accountant=accountant,
@@ -121,7 +121,7 @@ def write_described(folder):
         pyro.set_rng_seed(0)
         guide = AutoMultivariateNormal(model)
         settings = dict(num_steps=2, noise_multiplier=20.0, max_factor_norm=1.0, slice_data=True)
-        inference = DPSEP(model, guide, accountant=accountant, secure=secure, **settings)
+        inference = PaperDPSEP(model, guide, accountant=accountant, secure=secure, **settings)
         inference.run(*data(), progress=False)
     accountant.save(folder / "described.ledger.json")
 

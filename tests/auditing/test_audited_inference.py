@@ -16,7 +16,14 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal
 
-from pyro_dp import DPSEP, PaperDPSVI, PrivacyAccountant, SubsampledGaussian, audit, audit_one_run
+from pyro_dp import (
+    PaperDPSEP,
+    PaperDPSVI,
+    PrivacyAccountant,
+    SubsampledGaussian,
+    audit,
+    audit_one_run,
+)
 from pyro_dp.mechanism import clipping, iterative
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -274,7 +281,7 @@ class TestWholeRuns:
             accountants.append(PrivacyAccountant(1.0))
             guide = AutoDiagonalNormal(model)
             settings = dict(num_steps=1, max_factor_norm=1.0, generator=0)
-            DPSEP(model, guide, accountant=accountants[-1], **settings).step(x, y)
+            PaperDPSEP(model, guide, accountant=accountants[-1], **settings).step(x, y)
             return guide.loc.numpy(force=True)
 
         def one_of_ten(x, y):

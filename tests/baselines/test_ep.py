@@ -13,10 +13,10 @@ from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import pyro_dp.baselines.ep
 from pyro_dp import (
-    DPSEP,
     ConfigurationError,
     ModelError,
     NotPrivateWarning,
+    PaperDPSEP,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
     SubsampledGaussian,
@@ -60,7 +60,7 @@ def test_stochastic_ep_agrees_where_there_are_many_records():
     pyro.clear_param_store()
     guide = AutoMultivariateNormal(logistic)
     settings = dict(num_steps=15, noise_multiplier=0, max_factor_norm=math.inf)
-    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), **settings)
+    sep = PaperDPSEP(logistic, guide, accountant=PrivacyAccountant(), **settings)
     sep.run(x, y, progress=False)
     assert torch.distributions.kl_divergence(sep.posterior(), posterior) < 1e-3
 

@@ -4,7 +4,7 @@ from mutate import Mutation
 
 MUTATIONS = [
     Mutation(
-        "DPSEP: a bit with half its noise",
+        "PaperDPSEP: a bit with half its noise",
         "PrivateInference.__init__",
         "self._bit = Block(1, 0.5, SHARE)",
         "self._bit = Block(1, 0.25, SHARE)",
@@ -25,7 +25,7 @@ MUTATIONS = [
         "test_clipped_fraction.py",
     ),
     Mutation(
-        "DPSEP: a bit without its share of the cost",
+        "PaperDPSEP: a bit without its share of the cost",
         "Approximation.start",
         "1.0 - (bit.share if bit else 0.0)",
         "1.0",
@@ -46,14 +46,14 @@ MUTATIONS = [
         "test_dpsvi.py",
     ),
     Mutation(
-        "DPSEP: gradients that stand out are nothing to warn of",
+        "PaperDPSEP: gradients that stand out are nothing to warn of",
         "StepControl.accepts",
         "self.unsettled += not accepted or",
         "self.unsettled += not accepted and",
         "test_step_control.py",
     ),
     Mutation(
-        "DPSEP: what the noise hides is not counted",
+        "PaperDPSEP: what the noise hides is not counted",
         "AverageFactor.hidden",
         "return int((values < self._radius).sum())",
         "return 0",
@@ -241,7 +241,7 @@ MUTATIONS = [
         "test_local_parameters.py",
     ),
     Mutation(
-        "a resumed DPSEP that has forgotten its noise",
+        "a resumed PaperDPSEP that has forgotten its noise",
         "_CHANGING",
         '_CHANGING = ("noise_variance", ',
         "_CHANGING = (",
@@ -327,7 +327,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sites divided by the realised batch",
-        "DPSEP.step",
+        "StochasticEP.step",
         "        released = self._release(clipped, prepared.sampler)\n",
         "        released = self._release(clipped, prepared.sampler)\n"
         "        released[0] = released[0] * (1 + torch.rand(()).item())\n",
@@ -491,7 +491,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a posterior with a negative variance is reported",
-        "DPSEP.step",
+        "StochasticEP.step",
         " and variances.min() > 0",
         "",
         "test_dpsep.py::test_a_posterior_beyond_the_numbers_stays_where_it_was",
@@ -588,15 +588,15 @@ MUTATIONS = [
         "test_posterior.py",
     ),
     Mutation(
-        "DPSEP: eigenvalues below the noise are no doubt",
+        "PaperDPSEP: eigenvalues below the noise are no doubt",
         "_hidden",
         "mostly_in(vectors, 1 / (prior + values), values < radius)",
         "mostly_in(vectors, 1 / (prior + values), values < 0 * radius)",
         "test_posterior.py",
     ),
     Mutation(
-        "DPSEP: many clipped records are no doubt",
-        "DPSEP._biased",
+        "PaperDPSEP: many clipped records are no doubt",
+        "PaperDPSEP._biased",
         "return clipped is not None and clipped.is_large",
         "return False",
         "test_posterior.py",

@@ -1,4 +1,4 @@
-"""DPSEP without a bound: sensitivity, noise, states; exact without noise, the prior under it."""
+"""DPSEP: sensitivity, noise, states; exact without noise, the prior under it."""
 
 import warnings
 from dataclasses import replace
@@ -33,6 +33,7 @@ from pyro_dp import (
     ConvergenceWarning,
     ModelError,
     NotPrivateWarning,
+    PaperDPSEP,
     PrivacyAccountant,
     nonprivate,
 )
@@ -55,6 +56,14 @@ _KINDS = {
     "mixture": (mixture, mixture_guide, points, {}),
     "nested": (repeated_mixture, mixture_guide, points, {"plate": "data"}),
 }
+_OF_PAPER = (
+    "max_factor_norm",
+    "damping",
+    "precision",
+    "precision_weight",
+    "centred",
+    "report_clipping",
+)
 
 
 @pytest.mark.filterwarnings("ignore:.*one record at a time")
@@ -63,10 +72,8 @@ class TestContract(InferenceContract):
     slow = ("linear", "nested")
     opening = 1  # of norms alone
     bad_settings = (
-        ({"damping": 0.5}, "max_factor_norm"),
-        ({"precision": "diagonal"}, "max_factor_norm"),
-        ({"precision_weight": 2.0}, "max_factor_norm"),
-        ({"centred": False}, "max_factor_norm"),
+        *(({name: 1.0}, f"DPSEP takes no {name}") for name in _OF_PAPER),
+        *(({name: torch.zeros(2)}, name) for name in ("noise_aware", "slice_data")),
     )
 
     def make(self, variant, **options):
@@ -284,11 +291,14 @@ def test_a_state_of_the_other_kind_is_refused():
     options = dict(noise_multiplier=5.0, num_steps=4)
     one = DPSEP(linear, AutoNormal(linear), accountant=PrivacyAccountant(), **options)
     one.step(x, y)
-    two = DPSEP(
+    two = PaperDPSEP(
         linear, AutoNormal(linear), accountant=PrivacyAccountant(), max_factor_norm=1.0, **options
     )
     with pytest.raises(ConfigurationError, match="max_factor_norm differs"):
         two.load_state_dict(one.state_dict())
+    two.step(x, y)
+    with pytest.raises(ConfigurationError, match="has a max_factor_norm. PaperDPSEP takes it"):
+        one.load_state_dict(two.state_dict())
 
 
 def test_too_many_latents_are_refused_before_anything_is_spent():
@@ -299,7 +309,7 @@ def test_too_many_latents_are_refused_before_anything_is_spent():
 
     accountant = PrivacyAccountant(epsilon=1.0)
     sep = DPSEP(wide, AutoNormal(wide), accountant=accountant)
-    with pytest.raises(ModelError, match="1201 latents.*max_factor_norm"):
+    with pytest.raises(ModelError, match="1201 latents.*PaperDPSEP"):
         sep.step(torch.ones(5), torch.ones(5))
     assert accountant.num_releases == 0
 

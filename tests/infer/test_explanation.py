@@ -18,6 +18,7 @@ from pyro_dp import (
     ConfigurationError,
     ConvergenceWarning,
     Explanation,
+    PaperDPSEP,
     PaperDPSVI,
     PrivacyAccountant,
     SubsampledGaussian,
@@ -53,11 +54,11 @@ def fitted(kind, size=200, dim=3, guide=AutoMultivariateNormal, data=None, **opt
 RUNS = {
     "DPSEP": (DPSEP, {"num_steps": 8, "noise_multiplier": 8.0, "sample_rate": 0.5}),
     "DPSEP by hand": (
-        DPSEP,
+        PaperDPSEP,
         {"num_steps": 8, "noise_multiplier": 8.0, "sample_rate": 0.5, "max_factor_norm": 3.0},
     ),
     "DPSEP of variances": (
-        DPSEP,
+        PaperDPSEP,
         {
             "num_steps": 8,
             "noise_multiplier": 4.0,
@@ -117,7 +118,7 @@ def test_a_known_split_of_dpsep():
     shares = sep.explain().shares
     torch.testing.assert_close(shares["privacy noise"] / shares["sampling"], noise / sampling)
 
-    sep = fitted(DPSEP, **RUNS["DPSEP by hand"][1] | {"noise_multiplier": 0.5})
+    sep = fitted(PaperDPSEP, **RUNS["DPSEP by hand"][1] | {"noise_multiplier": 0.5})
     plain, aware = sep.posterior(noise_aware=False).stddev ** 2, sep.posterior().stddev ** 2
     excess = sep._approximation.average.sampling_variance
     torch.testing.assert_close(sep.explain().shares["sampling"], excess * plain / aware)
@@ -201,7 +202,9 @@ def test_four_times_the_records_and_half_the_noise_make_the_same_share():
     shares, widths = [], []
     for size, sigma in ((1000, 12.0), (1000, 6.0), (4000, 12.0)):
         part = tuple(each[:size] for each in data)
-        sep = fitted(DPSEP, data=part, num_steps=20, noise_multiplier=sigma, max_factor_norm=3.0)
+        sep = fitted(
+            PaperDPSEP, data=part, num_steps=20, noise_multiplier=sigma, max_factor_norm=3.0
+        )
         if not shares:
             half, records = (
                 sep.explain().width_at_half_noise,
@@ -296,7 +299,7 @@ def test_dpsep_that_has_not_arrived():
 
 
 def test_dpsep_by_hand_that_was_left_aside(monkeypatch):
-    sep = fitted(DPSEP, num_steps=6, noise_multiplier=0.1, max_factor_norm=3.0)
+    sep = fitted(PaperDPSEP, num_steps=6, noise_multiplier=0.1, max_factor_norm=3.0)
     assert sep.explain().unfinished is None
     control = sep._approximation.control
     control.judged = control.unsettled = 3

@@ -12,7 +12,7 @@ from problems import logistic as plain_logistic
 from pyro.infer.autoguide import AutoMultivariateNormal
 from sums import exact_sums
 
-from pyro_dp import DPSEP, PrivacyAccountant
+from pyro_dp import DPSEP, PaperDPSEP, PrivacyAccountant
 from pyro_dp.infer.ep.element_sites import by_quadrature, element_sites
 from pyro_dp.infer.ep.linear_design import Axes
 from pyro_dp.infer.ep.site_sum import SiteSum
@@ -116,7 +116,8 @@ def sites_of(model, tensors, *, scale=0.1, **options):
     """Prepared sites, and where DPSEP would make them in its first step with a frame."""
     pyro.clear_param_store()
     finite = [torch.nan_to_num(x) if x.is_floating_point() else x for x in tensors]
-    sep = DPSEP(
+    kind = PaperDPSEP if "max_factor_norm" in options else DPSEP
+    sep = kind(
         model,
         AutoMultivariateNormal(model, init_scale=scale),
         accountant=PrivacyAccountant(),

@@ -13,7 +13,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch.distributions import MultivariateNormal, biject_to, constraints, kl_divergence
 
 import pyro_dp
-from pyro_dp import DPSEP, ConfigurationError, Posterior, PrivacyAccountant
+from pyro_dp import DPSEP, ConfigurationError, PaperDPSEP, Posterior, PrivacyAccountant
 from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED, mostly_in
 from pyro_dp.infer.posterior.intervals import element_names
 from pyro_dp.records.latents import Latent
@@ -264,7 +264,8 @@ def test_half_of_the_variance_decides():
 def fitted(bound=None, epsilon=None, **options):
     guide = AutoMultivariateNormal(logistic)
     accountant = PrivacyAccountant(epsilon=epsilon)
-    sep = DPSEP(logistic, guide, accountant=accountant, max_factor_norm=bound, **options)
+    kind, own = (PaperDPSEP, {"max_factor_norm": bound}) if bound else (DPSEP, {})
+    sep = kind(logistic, guide, accountant=accountant, **own, **options)
     sep.run(*regression_data(), progress=False)
     return sep
 

@@ -11,7 +11,7 @@ from problems import mixture, take_one_by_one
 from pyro import poutine
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_dp import DPSEP, PrivacyAccountant
+from pyro_dp import PaperDPSEP, PrivacyAccountant
 from pyro_dp.infer.ep import tilted_sites
 
 MEAN = torch.tensor([-0.4, 0.7], dtype=torch.float64)
@@ -31,7 +31,7 @@ def two_means(x):
 def stein(model, *data):
     """The moments of a DPSEP that has seen the data, all rows and their indices."""
     guide = AutoMultivariateNormal(poutine.block(model, hide=["z"]))
-    inference = DPSEP(
+    inference = PaperDPSEP(
         model,
         guide,
         accountant=PrivacyAccountant(),

@@ -15,11 +15,11 @@ from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal, 
 from sums import exact_sums
 
 from pyro_dp import (
-    DPSEP,
     AdaptiveClip,
     ClippedFraction,
     ClippingWarning,
     ConfigurationError,
+    PaperDPSEP,
     PaperDPSVI,
     PrivacyAccountant,
     RowAdam,
@@ -52,7 +52,7 @@ def new_sep(model=location, **options):
     pyro.clear_param_store()
     settings = dict(accountant=PrivacyAccountant(), num_steps=6, noise_multiplier=0)
     settings |= dict(max_factor_norm=1.5)
-    return DPSEP(model, AutoMultivariateNormal(model), **(settings | options))
+    return PaperDPSEP(model, AutoMultivariateNormal(model), **(settings | options))
 
 
 def true_fractions(monkeypatch, inference, y):

@@ -21,6 +21,7 @@ from pyro_dp import (
     ConfigurationError,
     ModelError,
     NotPrivateWarning,
+    PaperDPSEP,
     PaperDPSVI,
     PrivacyAccountant,
     PrivacyBudgetExceeded,
@@ -57,11 +58,11 @@ def svi(accountant=None, **settings):
     )
 
 
-def sep(accountant=None, **settings):
+def sep(accountant=None, kind=DPSEP, **settings):
     pyro.clear_param_store()
     settings = dict(num_steps=4, noise_multiplier=1.0, generator=1) | settings
     accountant = accountant or PrivacyAccountant()
-    return DPSEP(model, AutoNormal(model), accountant=accountant, **settings)
+    return kind(model, AutoNormal(model), accountant=accountant, **settings)
 
 
 def vips(accountant=None, **settings):
@@ -101,7 +102,7 @@ def test_loss_and_norms_of_dpsvi(settings):
 def test_norms_of_sites():
     """At the mean m of a wide cavity, of (eta - Lambda m, kappa Lambda)."""
     x, y = data()
-    inference = sep(noise_multiplier=0.0, max_factor_norm=math.inf)
+    inference = sep(kind=PaperDPSEP, noise_multiplier=0.0, max_factor_norm=math.inf)
     inference.run(x, y, progress=False)
     with looked():
         norms = nonprivate(inference).gradient_norms(x, y)
@@ -110,7 +111,7 @@ def test_norms_of_sites():
     cavity = inference._approximation.at(60)
     clipped = inference._clipped_sum(inference._prepared, cavity, torch.tensor([5]), 0)
     assert norms[5] == pytest.approx(torch.linalg.vector_norm(exact_sums(clipped)[0]).item())
-    again = sep(max_factor_norm=1e-3, microbatch_size=7)
+    again = sep(kind=PaperDPSEP, max_factor_norm=1e-3, microbatch_size=7)
     with looked():
         assert (nonprivate(again).gradient_norms(x, y) > 1e-3).any()
 

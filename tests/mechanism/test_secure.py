@@ -24,7 +24,7 @@ from vips_problems import logistic_data
 
 import pyro_dp.mechanism.iterative
 import pyro_dp.mechanism.sampling
-from pyro_dp import DPSEP, AdaptiveClip, PaperDPSVI, PrivacyAccountant
+from pyro_dp import AdaptiveClip, PaperDPSEP, PaperDPSVI, PrivacyAccountant
 from pyro_dp.baselines import DPEM
 from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.mechanism.fixed_point import FixedPointSum
@@ -49,7 +49,7 @@ def dpsvi(accountant, **options):
 
 def dpsep(accountant, **options):
     guide = AutoMultivariateNormal(logistic)
-    return DPSEP(logistic, guide, accountant=accountant, max_factor_norm=3.0, **options)
+    return PaperDPSEP(logistic, guide, accountant=accountant, max_factor_norm=3.0, **options)
 
 
 def dpem(accountant, **options):

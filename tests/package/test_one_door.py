@@ -113,7 +113,7 @@ USES = {
     ".stream": """
         mechanism.iterative.IterativeMechanism._account_and_release
         mechanism.iterative.IterativeMechanism._sample infer.svi.dpsvi.DPSVI.step
-        infer.ep.dpsep.DPSEP._clipped_sum baselines.dpsgld.DPSGLD.step
+        infer.ep.stochastic_ep.StochasticEP._clipped_sum baselines.dpsgld.DPSGLD.step
         vips.inference.VIPS._release_expected mechanism.nonprivate.NonPrivate._read
         records.structure_checks._stream vips.isolated_model._public_draws
         pipeline.private_selection.private_selection

@@ -38,8 +38,8 @@ class SiteSum:
 
     problem: EPProblem
     structure: Structure
-    centred: bool
-    weight: float
+    centred: bool = True
+    weight: float = 1.0
     num_blocks: int
     microbatch_size: int | None
 
@@ -185,7 +185,7 @@ class SiteSum:
         except torch.linalg.LinAlgError:
             raise ConfigurationError(
                 "The posterior has become too narrow or too wide to compute with; this step spent "
-                "nothing. Use a smaller max_factor_norm, noise_multiplier or damping."
+                "nothing. Use a smaller noise_multiplier, or other units."
             ) from None
 
     def _factors(self, public: Public, indices: Tensor, rows: list[Tensor]) -> Factors:

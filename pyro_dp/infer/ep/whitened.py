@@ -40,8 +40,8 @@ _LEAST_SHARE = 1e-9  # where there is no noise
 _IRRELEVANT = 1e-6  # curvature, in parts of the prior's
 _FASTEST = 4.0  # change of the scale in one step
 _TOO_MANY = (
-    "There are {dim} latents. Without a max_factor_norm all entries of their precision are "
-    "released, which is of no use for more than {most}. Pass a max_factor_norm, or use DPSVI."
+    "There are {dim} latents. DPSEP releases all entries of their precision, which is of no use "
+    "for more than {most}. Use DPSVI, or PaperDPSEP."
 )
 _ON_THE_WAY = "the last step was longer than the intervals are wide: take more steps"
 _NORMS_ALONE = "norms of the records' parts are all that was released so far"
@@ -145,7 +145,6 @@ class WhitenedApproximation:
         released: Sequence[Tensor],
         at: Any,
         *,
-        damping: float | None,
         multiplier: float,
         sample_rate: float,
     ) -> tuple[float, "WhitenedApproximation"]:
@@ -153,7 +152,6 @@ class WhitenedApproximation:
 
         :param released: block by block.
         :param at: what :meth:`at` gave for it.
-        :param damping: None.
         :param multiplier: standard deviation of the noise in units of the bounds.
         :param sample_rate: of the records.
         :returns: the step's length, in roots of nats per record, and what comes of it.

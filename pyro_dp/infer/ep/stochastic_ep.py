@@ -1,0 +1,285 @@
+"""Stochastic expectation propagation by private sums of sites: the base of DPSEP and PaperDPSEP.
+
+The method is that of Li, Hernández-Lobato & Turner 2015 (arXiv 1506.04132). It works for any Pyro
+model with a plate of individuals and a guide that is Gaussian in unconstrained space. The sites are
+exact rather than sampled (:mod:`pyro_dp.infer.ep.tilted_sites`).
+"""
+
+import abc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pyro
+import torch
+from torch import Tensor
+
+from pyro_dp.infer.base import PrivateInference
+from pyro_dp.infer.ep.approximation import Approximation
+from pyro_dp.infer.ep.doubts import doubts
+from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
+from pyro_dp.infer.ep.site_sum import SiteSum
+from pyro_dp.infer.ep.whitened import WhitenedApproximation
+from pyro_dp.infer.posterior.forecasted import Forecasted
+from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.iterative import whole_step
+from pyro_dp.mechanism.release_settings import ReleaseSettings
+from pyro_dp.mechanism.sampling import Indices, RecordSampler
+from pyro_dp.records.initial_values import initialised
+from pyro_dp.records.records import Prepared, Records
+from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning, ModelError
+from pyro_dp.utils.rng import private_rng
+from pyro_dp.utils.validation import require_choice, require_flag
+
+A = TypeVar("A", Approximation, WhitenedApproximation)
+
+_UNSETTLED = (
+    "The posterior did not settle, so do not use it: {why}. Try DPSVI, other coordinates (such "
+    "as non-centred ones of a hierarchy), or more steps."
+)
+_HIDDEN = (
+    "The privacy noise may outweigh the data in {hidden} of {dim} directions. Intervals are "
+    "wide there. If the noise is far larger, they come from the prior. posterior().doubtful "
+    "names the coordinates. Fewer latents, more records or a larger epsilon would help."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedSites(Prepared):
+    """
+    :param problem: guide, prior and likelihood.
+    :param sites: computes the releases.
+    """
+
+    problem: EPProblem
+    sites: SiteSum
+
+
+class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
+    """Each step releases one sum of sites, which moves the posterior and the guide.
+
+    A subclass says how a release becomes a posterior.
+    """
+
+    _measure = "change of the factor"
+    _remedy: str  # for a posterior that left the finite numbers
+    _state_names: tuple[str, ...]
+    _differs = "{name} differs from that of the saved run."
+
+    def __init__(
+        self,
+        model: Callable,
+        guide: Callable,
+        settings: ReleaseSettings,
+        *,
+        plate: str | None,
+        moments: str,
+        noise_aware: bool,
+        slice_data: bool | str,
+        jit: str,
+        report_clipping: bool = False,
+    ):
+        require_choice("moments", moments, MOMENTS)
+        require_flag("noise_aware", noise_aware)
+        super().__init__(
+            model,
+            guide,
+            settings,
+            plate=plate,
+            slice_data=slice_data,
+            jit=jit,
+            report_clipping=report_clipping,
+        )
+        self.moments = moments
+        self.noise_aware = noise_aware
+        self._known: A | None = None  # from the first look on
+        self._loaded: dict[str, Any] | None = None  # until the first step
+
+    @abc.abstractmethod
+    def _start(self, problem: EPProblem, size: int) -> A:
+        """The approximation before the first release.
+
+        :param size: N.
+        """
+
+    @abc.abstractmethod
+    def _site_sum(self, problem: EPProblem, approximation: A) -> SiteSum:
+        """The sum that computes the releases."""
+
+    def _updated(self) -> Callable[..., tuple[float, A]]:
+        """Turns the next release into an approximation. It refuses bad settings beforehand."""
+        return self._approximation.updated
+
+    @property
+    @abc.abstractmethod
+    def _biased(self) -> bool:
+        """Whether clipping may matter."""
+
+    @abc.abstractmethod
+    def _shaping_settings(self) -> dict[str, Any]:
+        """The settings that decide what a state means."""
+
+    @whole_step
+    @torch.no_grad()
+    def step(self, *args: Any, **kwargs: Any) -> float:
+        """Make one private update from the full data.
+
+        :returns: how far the posterior moved; 0 if it did not.
+        :raises ModelError: model, guide or data do not fit, and nothing was spent.
+        :raises PrivacyBudgetExceeded: the step does not fit the budget, and nothing was spent.
+        :raises ConfigurationError: with these settings the posterior left the finite numbers.
+        """
+        prepared = self._prepare(args, kwargs)
+        updated = self._updated()
+        position, known = self.accountant.position, self._approximation
+        at = known.at(prepared.records.plate.size)
+        batch = self._draw_records(prepared, position)
+        clipped = self._clipped_sum(prepared, at, batch, position)
+        released = self._release(clipped, prepared.sampler)
+        if self._bit:
+            self._add_bit(self._bit, released[1], prepared)
+        try:
+            rate = prepared.sampler.sample_rate
+            change, approximation = updated(
+                released, at, multiplier=self._noise_in_sums / rate, sample_rate=rate
+            )
+            mean, covariance = approximation.moments(self.noise_aware)
+            variances = covariance if covariance.dim() == 1 else covariance.diagonal()
+            if not (mean.isfinite().all() and covariance.isfinite().all() and variances.min() > 0):
+                raise ArithmeticError
+            prepared.problem.guide.write(mean, covariance)
+        except (ArithmeticError, torch.linalg.LinAlgError):
+            raise ConfigurationError(
+                "The posterior left the finite numbers, and stays where it was. The release was "
+                f"spent. {self._remedy}"
+            ) from None
+        self._known = approximation
+        return change
+
+    @property
+    def _approximation(self) -> A:
+        if self._known is None:
+            raise ConfigurationError("There is no posterior before the first step.")
+        return self._known
+
+    @torch.no_grad()
+    def posterior(self, noise_aware: bool = True) -> Posterior:
+        """The current posterior over the guide's unconstrained latents, in the guide's order.
+
+        Its ``doubtful`` names the latents whose intervals may not hold.
+
+        :param noise_aware: include the uncertainty of the privacy noise and of the sampling, to
+            first order. The total never exceeds the prior's covariance.
+        :raises ConfigurationError: no step was taken yet.
+        """
+        known = self._approximation
+        _, plain = known.moments(False)
+        mean, covariance = known.moments(noise_aware)
+        reasons = doubts(known, biased=self._biased)
+        return Posterior(known.problem.guide.latents, mean, covariance, plain=plain, doubts=reasons)
+
+    @torch.no_grad()
+    def _noise_parts(self) -> Mapping[str, Tensor]:
+        return self._approximation.noise_parts()
+
+    def _unfinished(self) -> str | None:
+        return self._approximation.unfinished
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a new object needs to continue this run, as :meth:`DPSVI.state_dict`.
+
+        The guide's parameters hold the result itself.
+
+        :raises ConfigurationError: no step was taken yet.
+        """
+        if self._known is None:
+            raise ConfigurationError("There is no state before the first step.")
+        return self._state() | {"settings": self._shaping_settings()} | self._approximation.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state, as :meth:`DPSVI.load_state_dict`, and raise the same.
+
+        A new object takes up the state in its first step.
+        """
+        self._require_state(state, ("settings",))
+        for name, value in self._shaping_settings().items():
+            if state["settings"].get(name) != value:
+                raise ConfigurationError(self._differs.format(name=name))
+        self._require_state(state, self._state_names)
+        known = self._known
+        if known is not None:
+            known.require_same_latents(state)
+        self._load_state(state)
+        if known is None:
+            self._loaded = state
+        else:
+            self._known = known.resumed(state, known.posterior.eta.device)
+            known.problem.guide.write(*self._approximation.moments(self.noise_aware))
+
+    def _shown(self) -> dict[str, Any]:
+        known = self._known
+        moments = self.moments if known is None else known.problem.moments.name
+        return {"moments": moments} | super()._shown()
+
+    def _warnings(self) -> list[Warning]:
+        warnings, known = super()._warnings(), self._approximation
+        if known.unfinished:
+            warnings.append(ConvergenceWarning(_UNSETTLED.format(why=known.unfinished)))
+        hidden, dim = known.hidden(), len(known.problem.places)
+        if self.noise_multiplier > 0 and 2 * hidden > dim:
+            warnings.append(ConvergenceWarning(_HIDDEN.format(hidden=hidden, dim=dim)))
+        return warnings
+
+    def _build(self, records: Records, sampler: RecordSampler) -> PreparedSites:
+        started, before = initialised(self.guide), set(pyro.get_param_store().keys())
+        problem = EPProblem.build(
+            self.model, self.guide, records, self.moments, self.microbatch_size
+        )
+        known = self._known
+        if known is not None and not torch.equal(problem.places, known.problem.places):
+            raise ModelError("The latents that records see changed between two steps.")
+        if started or before & problem.guide.names:
+            self._note_earlier_values()
+        if known is None:
+            approximation = self._start(problem, records.plate.size)
+        else:
+            approximation = replace(known, problem=problem)
+        if self._loaded is not None:
+            approximation.require_same_latents(self._loaded)
+            approximation = approximation.resumed(self._loaded, records.device)
+        self._known, self._loaded = approximation, None
+        sites = self._site_sum(problem, approximation)
+        at = approximation.at(records.plate.size)
+        trace = partial(sites.trace, at, self._sum_type, sampler.usual_size)
+        self._traced(trace, problem.likelihood.term)
+        return PreparedSites(records, sampler, problem, sites)
+
+    def _public(self) -> Sequence[Tensor]:
+        q = self._approximation.posterior
+        return [*super()._public(), q.eta, q.precision]
+
+    def _is_current(self, prepared: PreparedSites) -> bool:
+        return super()._is_current(prepared) and prepared.problem.guide.is_current()
+
+    def _clipped_sum(
+        self, prepared: PreparedSites, at: Any, indices: Indices, position: int
+    ) -> ClippedSum:
+        """Sites of these records, clipped and summed, one microbatch after the other."""
+        clipped = self._sum_type(self._approximation.blocks, prepared.records.device)
+        prepared.sites.add(clipped, at, indices, self._randomness.stream("local", position))
+        return clipped
+
+    def _exact(self) -> dict[str, Callable]:
+        return {"gradient_norms": self._exact_norms}
+
+    @torch.no_grad()
+    def _exact_norms(
+        self, prepared: PreparedSites, batches: Iterable[Tensor], stream: np.random.Generator
+    ) -> Tensor:
+        """Norms of the records' sites before they are clipped, (N,)."""
+        at = self._approximation.at(prepared.records.plate.size)
+        with private_rng(stream):
+            return torch.cat([prepared.sites.norms(at, chosen) for chosen in batches])
