@@ -184,7 +184,7 @@ class IterativeMechanism(abc.ABC):
             disable=hidden,
         )
         with self._interrupts.installed(), result.timed(), bar:
-            while self._steps < num_steps:
+            while not self._finished:
                 try:
                     with self._interrupts.within():
                         step = self._timed_step(result, args, kwargs)
@@ -195,7 +195,7 @@ class IterativeMechanism(abc.ABC):
                     bar.set_postfix_str(f"{self._measure} {step.value:.4g}", refresh=False)
                 bar.update()
                 stops = [wants_to_stop(callback, step) for callback in callbacks]
-                if any(stops) and self._steps < num_steps:
+                if any(stops) and not self._finished:
                     if self._ranks is not None:
                         self._ranks.stop()
                     self._stopped_by_callback(result)
@@ -246,9 +246,14 @@ class IterativeMechanism(abc.ABC):
         if self.num_steps is None:
             raise ConfigurationError("run() needs num_steps: pass it, or call step() yourself.")
         self._refuse_steps_beyond_calibration()
-        if self._steps >= self.num_steps:
+        if self._finished:
             raise ConfigurationError(f"num_steps={self.num_steps} are done: start anew to go on.")
         return self.num_steps
+
+    @property
+    def _finished(self) -> bool:
+        """Whether no planned step is left."""
+        return self.num_steps is not None and self._steps >= self.num_steps
 
     def _stopped_by_callback(self, result: RunResult) -> None:
         with self._interrupts.within():
@@ -442,7 +447,7 @@ class IterativeMechanism(abc.ABC):
             self._reserves = False  # one step more would not fit the budget: the last is refused
 
     def _refuse_steps_beyond_calibration(self) -> None:
-        if self._calibrates and self.num_steps is not None and self._steps >= self.num_steps:
+        if self._calibrates and self._finished:
             raise PrivacyBudgetExceeded(
                 f"The noise was calibrated for num_steps={self.num_steps}, which are done: start "
                 "anew with what remains of the budget."

@@ -24,12 +24,14 @@ SHARE = 0.05  # of the privacy cost of a release that has other blocks too
 _PER_OCTAVE = 4
 EDGES = (np.arange(SIZE + 1) - SIZE / 2) * math.log(2) / _PER_OCTAVE  # of log norms
 MIDDLES = (EDGES[:-1] + EDGES[1:]) / 2
-_WIDTHS = (0.25, 0.45, 0.8)  # of the bells that are tried, in nats
+_WIDTHS = (0.25, 0.45, 0.8, 1.2)  # of the bells that are tried, in nats
+_HEAVY = (0.2, 0.4)  # one over the index of a power tail; half of the bells' prior has none
 _REFUTED = 5.0  # standard deviations of what a bell leaves
 _SIGNIFICANT = 2.0  # standard deviations of four bins
 _NEIGHBOURS = np.ones(4)
 _APART = 5.5  # standard deviations of a group's bins together: some 200 places, tens of readings
 _GROUPS = (4, 8, 16)  # bins
+_LONGEST_TAIL = 40  # bins
 _TAIL = 0.55  # the slowest fall of a tail, from bin to bin: to a tenth in an octave
 
 
@@ -119,7 +121,7 @@ class Norms:
         """
         bells = size * _BELLS
         residual = ((counts - bells) ** 2).sum(axis=1) / max(sd, 1e-9 * size) ** 2
-        log_prior = -(((_PLACES - math.log(typical)) / spread) ** 2) / 2
+        log_prior = _LOG_PRIOR - (((_MEDIANS - math.log(typical)) / spread) ** 2) / 2
         score = log_prior - residual / 2
         weights = np.exp(score - score.max())
         fitted = weights @ bells / weights.sum()
@@ -155,15 +157,29 @@ class Norms:
         return mean
 
 
-def _bells() -> tuple[Floats, Floats]:
-    """Where bells may stand, (n,), and their share of each bin, (n, SIZE)."""
+def _bells() -> tuple[Floats, Floats, Floats]:
+    """Each bell's share of each bin, (n, SIZE), with and without a power tail; the medians of their
+    log norms, (n,), and the log prior of their tails, (n,).
+    """
     places, widths = (each.ravel() for each in np.meshgrid(EDGES[1:-1], _WIDTHS))
     cumulative = normal.cdf((EDGES - places[:, None]) / widths[:, None])
     cumulative[:, 0], cumulative[:, -1] = 0.0, 1.0
-    return places, np.diff(cumulative, axis=1)
+    plain = np.diff(cumulative, axis=1)
+    bells = np.concatenate([plain, *(_with_tail(plain, heavy) for heavy in _HEAVY)])
+    medians = EDGES[np.minimum((bells.cumsum(axis=1) < 0.5).sum(axis=1), SIZE)]
+    tails = np.repeat([0.5, *(0.5 / len(_HEAVY) for _ in _HEAVY)], len(plain))
+    return bells, medians, np.log(tails)
 
 
-_PLACES, _BELLS = _bells()
+def _with_tail(bells: Floats, heavy: float) -> Floats:
+    """Norms of a bell times a number of a Pareto distribution of index 1 / heavy."""
+    fall = np.exp(-np.arange(_LONGEST_TAIL) * math.log(2) / _PER_OCTAVE / heavy)
+    found = np.stack([np.convolve(bell, fall / fall.sum())[:SIZE] for bell in bells])
+    mean: Floats = found / found.sum(axis=1, keepdims=True)
+    return mean
+
+
+_BELLS, _MEDIANS, _LOG_PRIOR = _bells()
 
 
 def single_peak(counts: Floats) -> Floats:

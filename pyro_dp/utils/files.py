@@ -56,5 +56,5 @@ def read_file(path: str | os.PathLike[str]) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigurationError(
-            f"{os.fspath(path)} is damaged or not an accountant's state: not JSON ({error})."
+            f"{os.fspath(path)} is damaged, or no file of this package: not JSON ({error})."
         ) from None

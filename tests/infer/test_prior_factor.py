@@ -8,9 +8,9 @@ from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal, init_to_val
 from torch.distributions import MultivariateNormal
 
 from pyro_dp.infer.ep.problem import EPProblem
+from pyro_dp.infer.model_prior import model_prior
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
-from pyro_dp.infer.posterior.prior_factor import Prior
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Reading, Records
 from pyro_dp.utils.linalg import dense
@@ -241,7 +241,7 @@ def test_a_prior_that_reads_the_data_is_shown_placeholders():
         guide = AutoNormal(model, init_loc_fn=init_to_value(values={"w": torch.zeros(())}))
         guide(*records.arguments(records.placeholder())[0])
         gaussian = GaussianGuide(model, guide, records)
-        prior = Prior(model, gaussian, records, {"w": torch.float64})
+        prior = model_prior(model, gaussian, records, {"w": torch.float64})
         factors.append(prior.factor(torch.zeros(1), torch.ones(1, 1)))
     assert torch.equal(factors[0].eta, factors[1].eta)
 

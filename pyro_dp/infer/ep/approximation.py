@@ -13,9 +13,19 @@ from pyro_dp.infer.ep.noise_aware import mean_noise
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, STRUCTURES, Structure
 from pyro_dp.infer.ep.step_control import StepControl
-from pyro_dp.infer.posterior.explanation import NOISE, SAMPLING
+from pyro_dp.infer.posterior.explanation import NOISE as NOISE_SHARE
+from pyro_dp.infer.posterior.explanation import SAMPLING
 from pyro_dp.infer.posterior.gaussian import Gaussian
+from pyro_dp.infer.posterior.status import (
+    CHECK,
+    CLIPPING,
+    DO_NOT_PUBLISH,
+    NOISE,
+    STEPS,
+    Status,
+)
 from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
 
@@ -165,7 +175,7 @@ class Approximation:
         mean, plain = self.moments(False)
         noise = self._privacy_noise(mean, plain)
         variances = [dense(each).diagonal() for each in (noise, plain)]
-        return {NOISE: variances[0], SAMPLING: self.average.sampling_variance * variances[1]}
+        return {NOISE_SHARE: variances[0], SAMPLING: self.average.sampling_variance * variances[1]}
 
     @property
     def unfinished(self) -> str | None:
@@ -174,6 +184,21 @@ class Approximation:
         if control.settled:
             return None
         return _UNSETTLED.format(count=control.unsettled, judged=control.judged)
+
+    def status(self, clipped: ClippedFraction | None) -> Status:
+        """Whether the posterior can be published.
+
+        :param clipped: how many records were, if it is known.
+        """
+        if self.unfinished:
+            return Status(DO_NOT_PUBLISH, self.unfinished, STEPS)
+        if clipped is not None and clipped.is_large:
+            return Status(CHECK, f"clipped: {clipped}", CLIPPING)
+        count, dim = self.hidden(), len(self.problem.places)
+        if 2 * count > dim:
+            reason = f"the noise may outweigh the data in {count} of {dim} directions"
+            return Status(DO_NOT_PUBLISH, reason, NOISE)
+        return Status()
 
     def state(self) -> dict[str, Any]:
         """Everything that steps change, as tensors and numbers."""

@@ -1,106 +1,109 @@
 """DPSEP: differentially private stochastic expectation propagation with nothing to set.
 
-Its releases are whitened by what was released before (:mod:`pyro_dp.infer.ep.whitened`).
+Its looks at the data go where the looks before have pointed (:mod:`pyro_dp.infer.ep.ep_state`).
 :mod:`pyro_dp.infer.ep.paper_dpsep` is the algorithm of the paper.
 """
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import Event, SubsampledGaussian
+from pyro_dp.infer.ep.ep_state import EPState
+from pyro_dp.infer.ep.look_plan import MOST_LOOKS, MOST_WITHOUT_NOISE
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.release_plan import FEWEST_STEPS, ReleasePlan
 from pyro_dp.infer.ep.stochastic_ep import StochasticEP
-from pyro_dp.infer.ep.whitened import WhitenedApproximation
-from pyro_dp.infer.ep.whitened_sum import WhitenedSum
+from pyro_dp.infer.ep.whitened_sum import OpeningSum, WhitenedSum
+from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
+from pyro_dp.infer.posterior.status import Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.release_settings import ReleaseSettings
-from pyro_dp.utils.errors import ClippingWarning
+from pyro_dp.mechanism.sampling import RecordSampler
+from pyro_dp.records.latents import Latent
+from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.moved_arguments import arguments_moved_to
 
-_BIASED = (
-    "Clipping may move the posterior by as much as its intervals are wide (clipped: {clipped}). "
-    "Do not rely on these intervals; posterior().doubtful names them. A larger epsilon, more "
-    "records, or features without extreme values would help."
+_LEAST_SHARE = 1e-9  # of the budget: less is rounding
+_NO_FILTER = (
+    "DPSEP chooses the noise of each look as it goes, and engine={engine!r} cannot count that. Use "
+    "PrivacyAccountant(engine='pld')."
 )
 
 
-class DPSEP(StochasticEP[WhitenedApproximation]):
+class DPSEP(StochasticEP[EPState]):
     """Differentially private stochastic expectation propagation: the guide is the result.
 
-    ``DPSEP(model, guide, accountant=accountant)`` needs nothing else. The posterior is approximated
-    by q = prior * f^N, with one Gaussian factor f for the average record. Each step replaces the
-    likelihood of every sampled record by a Gaussian site that fits it near the current posterior.
-    At the mean m, a site has a residual r = eta - Lambda m and a precision Lambda. The sum of the
-    sites is released with noise. All releases so far make q together, each weighted by its noise
-    (:mod:`pyro_dp.infer.ep.evidence`). After each step the guide's parameters hold it:
-    ``Predictive``, ``guide.median()`` and ``guide.quantiles()`` work.
+    ``DPSEP(model, guide, accountant=accountant)`` needs nothing else. The posterior is q = prior *
+    evidence. A run makes some ten *looks* at the data. In each look every record's likelihood is
+    replaced by a Gaussian site that fits it near the current posterior. At the mean m, a site has a
+    score s and a curvature H. Their sums are released with noise. All looks so far make the
+    evidence, each weighted by its noise and its distance (:mod:`pyro_dp.infer.posterior.looks`).
+    After each look the guide's parameters hold q: ``Predictive``, ``guide.median()`` and
+    ``guide.quantiles()`` work. :attr:`evidence` is what the looks say apart from the prior.
 
-    **What is released.** A record's part is (W r, kappa W Lambda W), of norm C at most. W is the
-    inverse root of the curvature that was released before: the noise has the shape of the
-    posterior. C, kappa and the number of steps follow from the budget, N and the number of latents.
-    C and kappa also follow from a histogram of the parts' norms, which joins each release. The
-    first step releases the histogram alone (:mod:`pyro_dp.infer.ep.release_plan`). A weight
-    shortens larger parts. It is the same for all outcomes if the family has finitely many
-    (Bernoulli, categorical). Otherwise it takes outcomes to be within two standard deviations. A
-    weight that does not look at the outcome does not bias the estimate if the model holds (Künsch,
-    Stefanski & Carroll 1989). Parts that are still larger are clipped.
+    **What is released.** The opening is a histogram of the norms of the records' scores. A look has
+    the sums of w (W s, kappa W H W, tau), of norm C at most per record, and another histogram. W is
+    the inverse root of the posterior's precision, so the noise has the posterior's shape. The
+    weight w = min(1, C / b) shortens larger parts. If the family has finitely many outcomes
+    (Bernoulli, categorical), b is the largest norm for any outcome: such a weight does not bias the
+    estimate if the model holds (Künsch, Stefanski & Carroll 1989). The last coordinate measures the
+    mean weight. W, C, kappa and the share of the budget follow from the looks before
+    (:mod:`pyro_dp.infer.ep.look_plan`). Looks are small while the posterior moves, and the last one
+    takes about half of the budget.
 
     **Guarantee.** The sequence of posteriors is (epsilon, delta)-differentially private for one
     element of the private plate, for finite data. Its epsilon is ``accountant.get_epsilon()``,
-    under the accountant's neighbouring relation. Proof: after the earlier releases, W, kappa and C
-    are constants. A record adds to the first block a vector of norm C at most. This holds for any
-    W, kappa, weight and outcome, as the block is clipped last. It adds to the second block a one in
-    one of 160 bins, of norm 1. The noise multipliers are sigma / sqrt(.95) and sigma / sqrt(.05),
-    in units of C and 1. Together both blocks are one Gaussian mechanism of noise multiplier sigma
-    (:class:`Block`). The first step is one by itself. sigma and the number of steps are set before
-    the first release; steps compose adaptively.
+    under the accountant's neighbouring relation. All looks together are mu-GDP, with 1 / mu the
+    ``noise_multiplier`` (twice mu under ``replace_one``). That holds although each look's noise
+    follows from the looks before: docs/proofs/evidence.md has the proof. The first look reserves
+    the whole of mu^2, and nothing is returned.
 
     **Not protected.** As for :class:`DPSVI`.
 
-    **Uncertainty.** :meth:`posterior` includes the uncertainty of the privacy noise, to first
-    order. It does not include the bias of clipping. That bias matters if the model does not hold
-    and few records have much leverage. A posterior that is not Gaussian is not covered either. If
-    the noise hides all information, the posterior falls back to the prior. ``posterior().doubtful``
-    names the coefficients that clipping or noise may spoil.
+    **Uncertainty.** :meth:`posterior` includes the noise of scores and curvature, and an estimate
+    of what clipping took away. A posterior that is not Gaussian is not covered. If the noise hides
+    all information, the posterior falls back to the prior. ``posterior().doubtful`` names the
+    coefficients whose intervals may not hold.
 
     **Where it fails.** :meth:`run` ends with a :class:`ConvergenceWarning` if the noise may
-    outweigh the records in most directions. It also does so if the last step was longer than the
-    intervals are wide. A :class:`ClippingWarning` says that clipping may move the posterior by as
-    much as the intervals are wide. Hierarchies with unknown scales fail more often than other
-    models: :class:`DPSVI` serves them better.
+    outweigh the records in most directions, or if the last step was longer than the intervals are
+    wide. A :class:`ClippingWarning` says that clipping may move the posterior by as much as the
+    intervals are wide. Hierarchies with unknown scales fail more often than other models:
+    :class:`DPSVI` serves them better.
 
-    :class:`PaperDPSEP` is the algorithm of the paper, with a bound of your own.
+    :class:`PaperDPSEP` is the algorithm of the paper, with a bound and a number of steps of your
+    own; it also works on samples of the records.
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations. Discrete latents of a record are summed out if they are marked with
         ``infer={"enumerate": "parallel"}``. The plate can hold no other latents.
     :param guide: ``AutoNormal``, ``AutoDiagonalNormal``, ``AutoMultivariateNormal``,
         ``AutoLowRankMultivariateNormal``, or a hand-written one of ``Normal`` and
-        ``MultivariateNormal`` sites. Its initial values are the first q.
-    :param accountant: as for :class:`DPSVI`, as are plate, sampling, microbatch_size, slice_data,
-        generator and secure.
-    :param num_steps: number of steps of :meth:`run`. ``None``: from the budget, N and the number of
-        latents, 13 to 51.
-    :param noise_multiplier: standard deviation sigma of the noise in units of C. ``None``: the
-        smallest that fits what remains of the budget at the first step. 0: not private, and nothing
-        is cut off.
-    :param sample_rate: expected fraction of the records in a step, in (0, 1]. Full batches use the
-        budget best.
+        ``MultivariateNormal`` sites. Its initial values are the first q. If an autoguide starts by
+        default and the model is a generalised linear one, the prior's mean is.
+    :param accountant: as for :class:`DPSVI`, as are plate, microbatch_size, slice_data, generator
+        and secure. All looks are at all records.
+    :param noise_multiplier: 1 / mu: all looks together are one Gaussian mechanism of this noise
+        multiplier. ``None``: the smallest that fits what remains of the budget at the first look.
+        0: not private, and nothing is cut off.
     :param moments: "auto" takes "linear" if it applies, else "stein". ``repr`` shows the choice. If
         an observation depends on the latents through one or two numbers per element, "linear"
         applies. It is exact for generalised linear models. Otherwise "stein" takes any twice
         differentiable likelihood.
     :param noise_aware: whether the guide holds the noise-aware posterior or the plain one.
-    :param jit: "none" runs Pyro code in every step. "trace" traces a graph of the sites once.
-        Machine code comes from "compile", which needs a C++ compiler. A few dozen steps on full
-        batches gain little. Tracing takes a second or two, compiling up to a minute. Generalised
-        linear models gain nothing (:mod:`pyro_dp.infer.ep.linear_sites`).
+    :param jit: "none" runs Pyro code in every look. "trace" traces a graph of the sites once.
+        Machine code comes from "compile", which needs a C++ compiler. A dozen looks gain little.
+        Tracing takes a second or two, compiling up to a minute. Generalised linear models gain
+        nothing (:mod:`pyro_dp.infer.ep.linear_sites`).
     :param cluster: processes that share the work, each with its own records: :class:`Cluster`; or
         owners who do not show them to each other: :class:`pyro_dp.federated.Federation`.
     :raises ClusterError: another process of the cluster failed, or is lost.
@@ -128,17 +131,7 @@ class DPSEP(StochasticEP[WhitenedApproximation]):
 
     _remedy = "Use other units, or DPSVI."
     _differs = "load_state_dict: this state has a {name}. PaperDPSEP takes it."
-    _state_names = (
-        "settings",
-        "looks",
-        "counts",
-        "known",
-        "frame",
-        "scale",
-        "radius",
-        "gaussians",
-        "plan",
-    )
+    _state_names = ("settings", "looks", "counts", "pooled", "frame", "plan", "gaussians", "numbers")
 
     @arguments_moved_to(PaperDPSEP)
     def __init__(
@@ -147,11 +140,8 @@ class DPSEP(StochasticEP[WhitenedApproximation]):
         guide: Callable,
         *,
         accountant: PrivacyAccountant,
-        num_steps: int | None = None,
         noise_multiplier: float | None = None,
         plate: str | None = None,
-        sample_rate: float = 1.0,
-        sampling: str = "poisson",
         moments: str = "auto",
         noise_aware: bool = True,
         microbatch_size: int | None = None,
@@ -161,66 +151,140 @@ class DPSEP(StochasticEP[WhitenedApproximation]):
         secure: bool = False,
         cluster: Cluster | None = None,
     ):
+        whole = {"num_steps": None, "sample_rate": 1.0, "sampling": "full", "plans": True}
         super().__init__(
             model,
             guide,
-            ReleaseSettings.among(locals() | {"plans": True}, bound=1.0),
+            ReleaseSettings.among(locals() | whole, bound=1.0),
             plate=plate,
             moments=moments,
             noise_aware=noise_aware,
             slice_data=slice_data,
             jit=jit,
         )
+        if accountant.engine not in ("pld", "rdp"):
+            raise ConfigurationError(_NO_FILTER.format(engine=accountant.engine))
+        self.num_steps = 1 + MOST_LOOKS if noise_multiplier != 0 else MOST_WITHOUT_NOISE
+        self._reserves = True  # also in a loop: Theorem 1 needs mu beforehand
+
+    @property
+    def evidence(self) -> Evidence:
+        """What the looks so far say about the latents, apart from the prior.
+
+        :raises ConfigurationError: there was no look yet.
+        """
+        known = self._approximation
+        if not known.looks:
+            raise ConfigurationError("There is no evidence before the first look.")
+        sigma = self.noise_multiplier
+        cost = Cost(
+            1 / sigma if sigma else math.inf,
+            self.accountant.neighboring,
+            self._reservation,
+            self.accountant.description.unit or "",
+        )
+        part = Part(known.plan.size, known.looks, known.squared_bias, cost)
+        return Evidence(tuple(_joined(known.problem.guide.latents, known.problem.places)), (part,))
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
-        """The fraction of records whose norm is above the bound of the last step.
+        """The fraction of records whose norm is above the bound of the last look.
 
         It comes from the histograms of norms. The standard error is that of their noise.
         """
         return None if self._known is None else self._known.clipped
 
+    def _status(self) -> Status:
+        return self._approximation.status
+
     @property
-    def _biased(self) -> bool:
-        return self._approximation.is_biased
+    def _finished(self) -> bool:
+        return self._known is not None and self._known.finished
 
     def _next_bound(self) -> float:
         frame = self._approximation.frame
         return math.inf if frame is None else frame.bound
 
     def _planned(self, args: tuple, kwargs: dict) -> int:
-        self._prepare(args, kwargs)  # which chooses num_steps
+        self._prepare(args, kwargs)
         return super()._planned(args, kwargs)
 
-    def _start(self, problem: EPProblem, size: int) -> WhitenedApproximation:
-        plan = self._plan(len(problem.places), size)
-        self.num_steps = self.num_steps or plan.num_steps
-        return WhitenedApproximation.start(problem, size, plan)
-
-    def _plan(self, dim: int, size: int) -> ReleasePlan:
-        """For what is left of the budget, or was when the loaded state began."""
-        if self._loaded is not None:
-            return ReleasePlan(**self._loaded["plan"])
+    def _start(self, problem: EPProblem, size: int, *, new: bool) -> EPState:
         sigma = self._noise_multiplier
-        if sigma is not None:
-            noise = self._in_sums(sigma) / math.sqrt(self.num_steps or FEWEST_STEPS)
-            return ReleasePlan(dim, size, noise)
-        sigma = self.accountant.noise_multiplier(num_steps=1, sample_rate=1.0, sampling="full")
-        return ReleasePlan(dim, size, self._in_sums(self._agreed(sigma)))
+        if sigma is None:
+            sigma = self._agreed(self._calibrated(1.0))
+        return EPState.start(problem, size, self._in_sums(sigma), new=new)
 
-    def _site_sum(self, problem: EPProblem, approximation: WhitenedApproximation) -> WhitenedSum:
-        return WhitenedSum(
+    def _site_sum(self, problem: EPProblem, approximation: EPState) -> WhitenedSum:
+        return self._sums(WhitenedSum, problem, approximation.num_blocks)
+
+    def _sums(self, kind: type[WhitenedSum], problem: EPProblem, num_blocks: int) -> WhitenedSum:
+        return kind(
             problem=problem,
-            structure=approximation.structure,
-            num_blocks=approximation.num_blocks,
+            structure=self._approximation.structure,
+            num_blocks=num_blocks,
             microbatch_size=self.microbatch_size,
         )
+
+    def _clipped_sum(self, prepared: Any, at: Any, indices: Any, position: int) -> ClippedSum:
+        if self._approximation.frame is None:
+            opening = self._sums(OpeningSum, prepared.problem, 1)
+            prepared = replace(prepared, sites=opening)
+        return super()._clipped_sum(prepared, at, indices, position)
+
+    def _updated(self) -> Callable[..., tuple[float, EPState]]:
+        known = self._approximation
+        share = max(known.share, _LEAST_SHARE)
+
+        def updated(
+            released: Sequence[Tensor], at: Any, *, multiplier: float, sample_rate: float
+        ) -> tuple[float, EPState]:
+            return known.learned(released, at, multiplier / math.sqrt(share))
+
+        return updated
+
+    def _release(self, clipped: ClippedSum, sampler: RecordSampler) -> list[Tensor]:
+        """A look, which takes its share of the budget."""
+        sigma = _noise(self._calibrate(1.0), self._approximation.share)
+        released = self._account_and_release(clipped, sigma, sampler)
+        self._steps += 1
+        return released
+
+    def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
+        left = 1.0 if self._known is None else 1.0 - self._known.spent
+        return Counter({_sum_of_all(sigma, left): 1})
+
+    def _to_reserve(self, rate: float) -> Counter[Event]:
+        """The next look, and as one release all that may come after it."""
+        sigma, known = self._calibrate(rate), self._approximation
+        shares = known.share, 1.0 - known.spent - known.share
+        return Counter(_sum_of_all(sigma, share) for share in shares if share > _LEAST_SHARE)
+
+    def _lose_release(self) -> None:
+        """What it cost is spent, and the looks to come share what is left."""
+        self._lost += 1
+        known = self._approximation
+        self._known = replace(known, spent=min(known.spent + known.share, 1.0))
 
     def _shaping_settings(self) -> dict[str, Any]:
         return {"max_factor_norm": None}  # states of PaperDPSEP have a number
 
-    def _warnings(self) -> list[Warning]:
-        warnings = super()._warnings()
-        if self._biased:
-            warnings.insert(0, ClippingWarning(_BIASED.format(clipped=self.clipped_fraction)))
-        return warnings
+
+def _noise(sigma: float, share: float) -> float:
+    """Noise multiplier of a release that takes this share of the budget."""
+    return sigma / math.sqrt(max(share, _LEAST_SHARE))
+
+
+def _sum_of_all(sigma: float, share: float) -> SubsampledGaussian:
+    return SubsampledGaussian(_noise(sigma, share), 1.0, "full")
+
+
+def _joined(latents: Sequence[Latent], places: Tensor) -> list[Latent]:
+    """The sites that records inform, one after the other."""
+    seen, found, start = set(places.tolist()), [], 0
+    for each in latents:
+        if each.start in seen:
+            stop = start + each.stop - each.start
+            found.append(replace(each, start=start, stop=stop))
+            start = stop
+    return found

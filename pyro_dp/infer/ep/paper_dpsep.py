@@ -19,6 +19,7 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.stochastic_ep import StochasticEP
+from pyro_dp.infer.posterior.status import Status
 from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.utils.validation import (
@@ -161,12 +162,10 @@ class PaperDPSEP(StochasticEP[Approximation]):
         self.centred = centred
         self._weight = precision_weight or (1.0 if bound == math.inf else 2.0 / bound)
 
-    @property
-    def _biased(self) -> bool:
-        clipped = self.clipped_fraction
-        return clipped is not None and clipped.is_large
+    def _status(self) -> Status:
+        return self._approximation.status(self.clipped_fraction)
 
-    def _start(self, problem: EPProblem, size: int) -> Approximation:
+    def _start(self, problem: EPProblem, size: int, *, new: bool) -> Approximation:
         assert self.num_steps is not None
         return Approximation.start(
             problem,

@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.observation_family import NotLinear, innermost
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
+from pyro_dp.infer.model_prior import model_prior
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_factor import Prior
 from pyro_dp.records.global_draw import draw_particle
@@ -55,6 +56,12 @@ class EPProblem:
     places: Tensor
     widths: list[int]
 
+    @property
+    def has_one_peak(self) -> bool:
+        """Whether the guide's start is a default, and not needed to find the posterior."""
+        straight = isinstance(self.moments, LinearMoments) and not self.moments.curved
+        return self.guide.starts_anywhere and self.prior.is_gaussian and straight
+
     @staticmethod
     @torch.enable_grad()
     def build(
@@ -79,7 +86,7 @@ class EPProblem:
             gaussian = GaussianGuide(model, guide, records)
             particle = draw_particle(term.loss, model, guide, records)
             dtypes = {name: u.dtype for name, u in particle.latents.items()}
-            prior = Prior(model, gaussian, records, dtypes)
+            prior = model_prior(model, gaussian, records, dtypes)
             seen = [latent for latent in gaussian.latents if latent.name in term.latents]
             own = {latent.name: particle.latents[latent.name] for latent in seen}
             particle = replace(particle.restricted(set(own)), latents=own)

@@ -18,34 +18,28 @@ from torch import Tensor
 
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.ep.approximation import Approximation
-from pyro_dp.infer.ep.doubts import doubts
 from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
 from pyro_dp.infer.ep.site_sum import SiteSum
-from pyro_dp.infer.ep.whitened import WhitenedApproximation
+from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.posterior.status import CLIPPING, REMEDIES, STEPS, Status
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.records import Prepared, Records
-from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning, ModelError
+from pyro_dp.utils.errors import (
+    ClippingWarning,
+    ConfigurationError,
+    ConvergenceWarning,
+    ModelError,
+)
 from pyro_dp.utils.rng import private_rng
 from pyro_dp.utils.validation import require_choice, require_flag
 
-A = TypeVar("A", Approximation, WhitenedApproximation)
-
-_UNSETTLED = (
-    "The posterior did not settle, so do not use it: {why}. Try DPSVI, other coordinates (such "
-    "as non-centred ones of a hierarchy), or more steps."
-)
-_HIDDEN = (
-    "The privacy noise may outweigh the data in {hidden} of {dim} directions. Intervals are "
-    "wide there. If the noise is far larger, they come from the prior. posterior().doubtful "
-    "names the coordinates. Fewer latents, more records or a larger epsilon would help."
-)
-
+A = TypeVar("A", Approximation, EPState)
 
 @dataclass(frozen=True, eq=False)
 class PreparedSites(Prepared):
@@ -99,10 +93,11 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         self._loaded: dict[str, Any] | None = None  # until the first step
 
     @abc.abstractmethod
-    def _start(self, problem: EPProblem, size: int) -> A:
+    def _start(self, problem: EPProblem, size: int, *, new: bool) -> A:
         """The approximation before the first release.
 
         :param size: N.
+        :param new: whether the guide has been used for nothing before.
         """
 
     @abc.abstractmethod
@@ -113,10 +108,9 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         """Turns the next release into an approximation. It refuses bad settings beforehand."""
         return self._approximation.updated
 
-    @property
     @abc.abstractmethod
-    def _biased(self) -> bool:
-        """Whether clipping may matter."""
+    def _status(self) -> Status:
+        """Whether the posterior can be published."""
 
     @abc.abstractmethod
     def _shaping_settings(self) -> dict[str, Any]:
@@ -169,7 +163,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The current posterior over the guide's unconstrained latents, in the guide's order.
 
-        Its ``doubtful`` names the latents whose intervals may not hold.
+        Its ``status`` says whether its intervals can be published.
 
         :param noise_aware: include the uncertainty of the privacy noise and of the sampling, to
             first order. The total never exceeds the prior's covariance.
@@ -178,15 +172,17 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         known = self._approximation
         _, plain = known.moments(False)
         mean, covariance = known.moments(noise_aware)
-        reasons = doubts(known, biased=self._biased)
-        return Posterior(known.problem.guide.latents, mean, covariance, plain=plain, doubts=reasons)
+        return Posterior(
+            known.problem.guide.latents, mean, covariance, plain=plain, status=self._status()
+        )
 
     @torch.no_grad()
     def _noise_parts(self) -> Mapping[str, Tensor]:
         return self._approximation.noise_parts()
 
     def _unfinished(self) -> str | None:
-        return self._approximation.unfinished
+        status = self._status()
+        return status.reason if status.cause == STEPS else None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a new object needs to continue this run, as :meth:`DPSVI.state_dict`.
@@ -210,14 +206,14 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
                 raise ConfigurationError(self._differs.format(name=name))
         self._require_state(state, self._state_names)
         known = self._known
-        if known is not None:
-            known.require_same_latents(state)
-        self._load_state(state)
         if known is None:
+            self._load_state(state)
             self._loaded = state
         else:
-            self._known = known.resumed(state, known.posterior.eta.device)
-            known.problem.guide.write(*self._approximation.moments(self.noise_aware))
+            resumed = _resumed(known, state, known.posterior.eta.device)
+            self._load_state(state)
+            self._known = resumed
+            known.problem.guide.write(*resumed.moments(self.noise_aware))
 
     def _shown(self) -> dict[str, Any]:
         known = self._known
@@ -225,13 +221,11 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         return {"moments": moments} | super()._shown()
 
     def _warnings(self) -> list[Warning]:
-        warnings, known = super()._warnings(), self._approximation
-        if known.unfinished:
-            warnings.append(ConvergenceWarning(_UNSETTLED.format(why=known.unfinished)))
-        hidden, dim = known.hidden(), len(known.problem.places)
-        if self.noise_multiplier > 0 and 2 * hidden > dim:
-            warnings.append(ConvergenceWarning(_HIDDEN.format(hidden=hidden, dim=dim)))
-        return warnings
+        status = self._status()
+        if status.is_ok or not self.noise_multiplier:
+            return []
+        kind = ClippingWarning if status.cause == CLIPPING else ConvergenceWarning
+        return [kind(f"{status}. {REMEDIES[status.cause]}")]
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedSites:
         started, before = initialised(self.guide), set(pyro.get_param_store().keys())
@@ -241,15 +235,15 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         known = self._known
         if known is not None and not torch.equal(problem.places, known.problem.places):
             raise ModelError("The latents that records see changed between two steps.")
-        if started or before & problem.guide.names:
+        used = bool(started or before & problem.guide.names)
+        if used:
             self._note_earlier_values()
         if known is None:
-            approximation = self._start(problem, records.plate.size)
+            approximation = self._start(problem, records.plate.size, new=not used)
         else:
             approximation = replace(known, problem=problem)
         if self._loaded is not None:
-            approximation.require_same_latents(self._loaded)
-            approximation = approximation.resumed(self._loaded, records.device)
+            approximation = _resumed(approximation, self._loaded, records.device)
         self._known, self._loaded = approximation, None
         sites = self._site_sum(problem, approximation)
         at = approximation.at(records.plate.size)
@@ -283,3 +277,15 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         at = self._approximation.at(prepared.records.plate.size)
         with private_rng(stream):
             return torch.cat([prepared.sites.norms(at, chosen) for chosen in batches])
+
+
+def _resumed(approximation: A, state: Mapping[str, Any], device: torch.device) -> A:
+    """
+    :raises ModelError: the state has other latents.
+    :raises ConfigurationError: the state lacks a part.
+    """
+    try:
+        approximation.require_same_latents(state)
+        return approximation.resumed(state, device)
+    except (KeyError, TypeError, AttributeError):
+        raise ConfigurationError("load_state_dict: this state is damaged.") from None

@@ -1,4 +1,4 @@
-"""Sums of the records' sites in whitened coordinates, weighted without a look at the outcome."""
+"""Sums of the records' sites in whitened coordinates, with weights and a histogram of norms."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,68 +6,93 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dp.graphs.tracing import Compiler
 from pyro_dp.infer.ep.site_factors import Factors, Full, FullRows
 from pyro_dp.infer.ep.site_sum import Public, SiteSum
-from pyro_dp.infer.ep.whitened import Frame
-from pyro_dp.infer.padded_sum import PaddedSum
-from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, Rows, Scaled
+from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, Scaled
 from pyro_dp.mechanism.norm_histogram import Bins, MeasuredBins
 
-_WITHOUT_FRAME = 2  # public tensors: mean and spread of the cavity
+
+class CountedRows:
+    """(W s, kappa W H W, tau) of B records.
+
+    :param rows: (W s, kappa W H W).
+    :param counted: tau.
+    """
+
+    def __init__(self, rows: FullRows, counted: Tensor):
+        self._rows, self._counted = rows, counted
+
+    def norms(self) -> Tensor:
+        return (self._rows.norms().square() + self._counted.square()).sqrt()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = self._counted * weights.sum()
+        return torch.cat([self._rows.weighted_sum(weights), total.reshape(1)])
+
+    def dense(self) -> Tensor:
+        rows = self._rows.dense()
+        return torch.cat([rows, self._counted.expand(len(rows), 1)], dim=1)
 
 
 @dataclass(eq=False, repr=False)
 class WhitenedSum(SiteSum):
-    """What DPSEP releases in the coordinates of a :class:`~pyro_dp.infer.ep.whitened.Frame`.
+    """What a look of DPSEP releases in the coordinates of a
+    :class:`~pyro_dp.infer.ep.look_plan.Frame`.
 
-    **Sensitivity.** A record's part (W r, kappa W Lambda W) is made shorter by the factor
-    min(1, C / b), where b is the largest norm that it could have for any outcome: a factor that
-    does not depend on the outcome leaves the estimating equation unbiased where the model holds
-    (Kuensch, Stefanski & Carroll 1989). Where b is not known, or too small, the sum clips: each
-    part has norm at most C, whatever W, kappa, C and b are. The bin of its norm is a block of
-    bound 1. Both blocks are one Gaussian release.
+    **Sensitivity.** A record's part (W s, kappa W H W, tau) is made shorter by the factor
+    min(1, C / b). Here b is the largest norm that it could have for any outcome, where the family
+    bounds it: a factor that does not depend on the outcome leaves the estimating equation unbiased
+    where the model holds (Kuensch, Stefanski & Carroll 1989). The sum clips the part that is left,
+    so each part has norm at most C, whatever W, kappa, tau, C and b are. The bin of the norm is a
+    block of bound 1. Both blocks are one Gaussian release.
     """
 
     structure: Full
 
-    def trace(
-        self, at: Any, sum_type: type[ClippedSum], usual_size: int, compiler: Compiler
-    ) -> None:
-        """As :meth:`SiteSum.trace`; the first release, of norms alone, takes no graph."""
-        cavity, frame = at
-        frame = frame or Frame.start(cavity.eta, self.structure.dim, 1.0)
-        super().trace((cavity, frame), sum_type, usual_size, compiler)
-
-    def _passes_for(self, public: Public) -> PaddedSum | None:
-        return self._passes if len(public) > _WITHOUT_FRAME else None
-
     def _public(self, at: Any) -> Public:
         cavity, frame = at
-        public = super()._public(cavity)
-        if frame is None:
-            return public
-        weight = torch.tensor(frame.weight, dtype=torch.float64, device=frame.root.device)
-        return [*public, frame.root, weight]
+        numbers = torch.tensor([frame.weight, frame.counted], dtype=torch.float64)
+        return [*super()._public(cavity), frame.root, *numbers.to(frame.root.device).unbind()]
 
     def _blocks(self, sites: Factors, public: Public, bound: Tensor) -> list[Contributions]:
-        """The blocks of the joint release: sites, histogram; before the first frame only this."""
+        """The blocks of a look: sites, histogram."""
+        *_, weight, counted = public
         part = self._part(sites, public)
         norms = part.norms()
-        if len(public) == _WITHOUT_FRAME:
-            return [MeasuredBins(norms)]
-        largest = sites.largest_residual() + public[-1] ** 2 * sites.squared_norm()
-        largest = largest.sqrt().unsqueeze(1).maximum(norms)
-        weighted = Scaled(Kept(part, norms), (bound / largest).clamp(max=1.0))
-        return [weighted, Bins(norms)] if self.num_blocks > 1 else [weighted]
+        size = self._size_before_weights(sites, norms, weight)
+        longest = size.maximum(norms)
+        weighted = Scaled(Kept(part, norms), (bound / longest).clamp(max=1.0))
+        return [weighted, Bins(size)] if self.num_blocks > 1 else [weighted]
+
+    def _size_before_weights(self, sites: Factors, norms: Tensor, weight: Tensor) -> Tensor:
+        """b, (B, 1)."""
+        if not self._moments.label_free:
+            return norms
+        size = sites.largest_residual() + weight**2 * sites.squared_norm()
+        return size.sqrt().unsqueeze(1)
 
     def _part(self, sites: Factors, public: Public) -> Measured:
-        if len(public) == _WITHOUT_FRAME:
-            return Rows(sites.residual)
-        return FullRows(sites.gradients(), sites, public[-1])
+        *_, weight, counted = public
+        return CountedRows(FullRows(sites.gradients(), sites, weight), counted)
 
     def _factors(self, public: Public, indices: Tensor, rows: list[Tensor]) -> Factors:
-        """In the frame's coordinates; before the first frame in the latents'."""
-        sites = super()._factors(public[:_WITHOUT_FRAME], indices, rows)
-        return sites if len(public) == _WITHOUT_FRAME else sites.whitened(public[-2])
+        """In the frame's coordinates."""
+        mean, spread, root, *_ = public
+        return super()._factors([mean, spread], indices, rows).whitened(root)
+
+
+@dataclass(eq=False, repr=False)
+class OpeningSum(WhitenedSum):
+    """The opening: a histogram of the norms of the records' scores, and nothing else of them.
+
+    Where the outcome decides the score's size, its expected square counts beside it: the score of a
+    count that equals its mean is zero.
+    """
+
+    def _blocks(self, sites: Factors, public: Public, bound: Tensor) -> list[Contributions]:
+        if self._moments.label_free:
+            squared = sites.largest_residual()
+        else:
+            squared = sites.gradients().squared_norms()[:, 0]
+            squared = squared + sites.diagonal().sum(dim=1).clamp(min=0.0)
+        return [MeasuredBins(squared.sqrt().unsqueeze(1))]

@@ -14,6 +14,7 @@ from pyro.infer.autoguide import (
     AutoMultivariateNormal,
     AutoNormal,
 )
+from pyro.infer.autoguide.initialization import InitMessenger, init_to_feasible, init_to_median
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import transform_to
@@ -35,6 +36,7 @@ _PAIRS = {
     AutoLowRankMultivariateNormal: ("low_rank", "scale_unconstrained", "cov_factor"),
 }
 _AUTOGUIDES = (AutoNormal, AutoDiagonalNormal, *_PAIRS)
+_DEFAULTS = (init_to_feasible, init_to_median)
 _SUPPORTED = (
     "DPSEP needs a guide that is Gaussian in unconstrained space. Use AutoNormal, "
     "AutoDiagonalNormal, AutoMultivariateNormal or AutoLowRankMultivariateNormal. A "
@@ -54,12 +56,14 @@ class GaussianGuide:
 
     :ivar latents: in the order of the flat vector.
     :ivar size: d, the length of the flat vector.
+    :ivar starts_anywhere: nobody chose where it starts: it has an autoguide's default.
     :raises ModelError: it is no such guide, or model and guide do not fit; names the site or
         parameter.
     """
 
     latents: tuple[Latent, ...]
     size: int
+    starts_anywhere: bool
 
     @torch.enable_grad()
     def __init__(self, model: Callable, guide: Callable, records: Records):
@@ -75,6 +79,7 @@ class GaussianGuide:
         self.latents = tuple(latents_of(values, prior, automatic=automatic))
         self.size = self.latents[-1].stop
         self._diagonal = all(block.form == "scale" for block in self._blocks)
+        self.starts_anywhere = automatic and _init_function(guide) in _DEFAULTS
 
     @torch.no_grad()
     def read(self) -> tuple[Tensor, Tensor]:
@@ -128,6 +133,15 @@ class GaussianGuide:
         store = pyro.get_param_store()
         parameters = [p for block in self._blocks for p in block.parameters]
         return all(p.name in store and store[p.name].unconstrained() is p.leaf for p in parameters)
+
+
+def _init_function(guide: AutoGuide) -> Callable | None:
+    """The ``init_loc_fn`` of an autoguide, which wraps its model; None: it cannot be found."""
+    for each in getattr(guide.model, "args", ()):
+        if isinstance(each, InitMessenger):
+            function: Callable = each.init_fn
+            return function
+    return None
 
 
 def _rows(factor: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from torch.distributions import (
 
 from pyro_dp.infer.posterior.intervals import element_names
 from pyro_dp.infer.posterior.summary import Summary
+from pyro_dp.infer.posterior.status import Status
 from pyro_dp.records.latents import Latent
 from pyro_dp.utils.linalg import cholesky, dense
 
@@ -71,6 +72,7 @@ class Posterior(Summary, MultivariateNormal):
         *,
         plain: Tensor | None = None,
         doubts: Mapping[str, Tensor] | None = None,
+        status: Status = Status(),
     ):
         try:
             root = cholesky(dense(covariance))
@@ -80,6 +82,7 @@ class Posterior(Summary, MultivariateNormal):
             raise ArithmeticError(_NO_GAUSSIAN)
         super().__init__(mean, scale_tril=root)
         self._latents = tuple(latents)
+        self.status = status
         self._aware = dense(covariance)
         self._plain = self._aware if plain is None else dense(plain)
         self._reasons = {why: mask for why, mask in (doubts or {}).items() if mask.any()}

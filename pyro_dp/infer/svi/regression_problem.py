@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pyro_dp.infer.model_prior import model_prior
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_factor import Prior
@@ -69,7 +70,7 @@ class RegressionProblem:
             particle = draw_particle(term.loss, model, guide, term.records)
             dtypes = {name: u.dtype for name, u in particle.latents.items()}
             try:
-                prior = Prior(model, gaussian, term.records, dtypes)
+                prior = model_prior(model, gaussian, term.records, dtypes)
             except ModelError:
                 raise NotRegressed(_NO_PRIOR) from None
         latents = {latent.name: latent for latent in gaussian.latents}

@@ -1,0 +1,449 @@
+"""The state of DPSEP: looks so far, the posterior that they give, and how the next look is made.
+
+Everything here is public. A state is a value: :meth:`EPState.learned` makes a new one from a
+release.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyro_dp.infer.ep.look_plan import (
+    FIRST,
+    MOST_WITHOUT_NOISE,
+    OPENING,
+    Arrival,
+    Frame,
+    LookPlan,
+    histogram_share,
+)
+from pyro_dp.infer.ep.norm_histograms import MeanHistogram, NormHistograms
+from pyro_dp.infer.ep.problem import EPProblem
+from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
+from pyro_dp.infer.posterior.explanation import CLIPPING as _CLIPPING_SHARE
+from pyro_dp.infer.posterior.explanation import NOISE as _NOISE_SHARE
+from pyro_dp.infer.posterior.gaussian import Gaussian
+from pyro_dp.infer.posterior.looks import Look, PooledLooks, squared_distances, with_last
+from pyro_dp.infer.posterior.status import (
+    CHECK,
+    CLIPPING,
+    DO_NOT_PUBLISH,
+    NOISE,
+    STEPS,
+    Status,
+)
+from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.mechanism.norm_histogram import SIZE, Norms
+from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.linalg import dense, inverse, restricted, unstacked
+
+_LONGEST_STEP = 1.0  # roots of nats per record
+_SHORTEST_STEP = 1e-12
+_ARRIVED = 1e-9  # roots of nats per record: without noise, the last step
+_REFINED = 0.5  # of the way to the prior's factor at the posterior goes a step
+_FARTHEST = 3.0  # of a step in a coordinate, in standard deviations of the prior at the first q
+_TURNED = 0.3  # cosine, from which a step goes back on the one before: it was too long
+_ROUNDS = 3  # of the posterior's mean and the noise that is carried to it, which depend on it
+_LITTLE = 0.8  # of the prior's width, from which an interval is the prior's
+_FAR_AWAY = 4.0  # squared standard deviations in a direction, of the last step
+_FASTEST = 4.0  # change of the scale in one step
+_TOO_MANY = (
+    "There are {dim} latents. All entries of their precision are released, which is of no use for "
+    "more than {most}. Use DPSVI, or PaperDPSEP with precision='diagonal'."
+)
+_GAUSSIANS = ("posterior", "aware", "prior", "first_prior")
+
+
+@dataclass(frozen=True, eq=False)
+class EPState:
+    """q = prior * evidence.
+
+    :param problem: of the data at hand.
+    :param plan: public settings.
+    :param posterior: q without the noise's uncertainty, on all latents.
+    :param aware: q with it; both have the same mean.
+    :param prior: as a factor, refined at q.
+    :param first_prior: the same at the first q.
+    :param spent: of the budget.
+    :param share: of the budget, for the next look.
+    :param frame: of the next look; None: that will be of norms alone.
+    :param looks: all looks but the opening, which is of norms alone.
+    :param histograms: of norms, one for each look, if there is noise.
+    :param pooled: what all looks say; None: there is no look yet.
+    :param scale: mean curvature of a record, all directions together.
+    :param radius: longest step, in roots of nats per record.
+    :param way: the last step, (d,); None: there was none.
+    :param target: where the last step pointed, (d,), on the latents that records see.
+    """
+
+    problem: EPProblem
+    plan: LookPlan
+    posterior: Gaussian
+    aware: Gaussian
+    prior: Gaussian
+    first_prior: Gaussian
+    spent: float = 0.0
+    share: float = OPENING
+    frame: Frame | None = None
+    looks: tuple[Look, ...] = ()
+    histograms: NormHistograms = NormHistograms()
+    pooled: PooledLooks | None = None
+    scale: float = 1.0
+    radius: float = _LONGEST_STEP
+    way: Tensor | None = None
+    weight: float = 1.0
+
+    @staticmethod
+    def start(problem: EPProblem, size: int, multiplier: float, *, new: bool) -> "EPState":
+        """The guide's initial values are the first q.
+
+        Where nobody chose them, a generalised linear model starts at its prior's mean: the
+        likelihood has one peak, and default values are medians of a few draws.
+
+        :param size: N.
+        :param new: whether the guide has been used for nothing before.
+        :param multiplier: noise of one release of the whole budget, in units of its bound.
+        """
+        mean, covariance = problem.guide.read()
+        dim = len(problem.places)
+        if dim > LARGEST_FULL:
+            raise ModelError(_TOO_MANY.format(dim=dim, most=LARGEST_FULL))
+        posterior = Gaussian.from_moments(mean, dense(covariance))
+        prior = problem.prior.factor(mean, posterior.covariance)
+        if new and problem.has_one_peak:
+            posterior = Gaussian.from_moments(prior.mean, dense(covariance))
+        plan = LookPlan(dim, size, multiplier, problem.moments.label_free)
+        first = EPState(problem, plan, posterior, posterior, prior, prior)
+        if multiplier == 0:  # there is nothing to trade a bound against
+            frame = Frame.of(first._prior_root(), 1.0, math.inf)
+            return replace(first, frame=frame, share=0.0)
+        return first
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Of the next look; the opening is of norms alone."""
+        if self.frame is None:
+            return (Block(SIZE, 1.0),)
+        bound = self.frame.bound
+        size, share = len(self.problem.places) + self.structure.size + 1, histogram_share(bound)
+        main = Block(size, bound, 1.0 - share)
+        return (main, Block(SIZE, 1.0, share)) if share else (main,)
+
+    @property
+    def num_blocks(self) -> int:
+        """Of all looks but the opening."""
+        return 1 if self.plan.multiplier == 0 else 2
+
+    @property
+    def structure(self) -> Full:
+        return Full(self.problem.widths)
+
+    @property
+    def finished(self) -> bool:
+        """Whether no look is left."""
+        if self.plan.multiplier == 0:
+            arrived = self.way is not None and self._length(self.way) < _ARRIVED
+            return arrived or len(self.looks) >= MOST_WITHOUT_NOISE
+        return self.spent >= 1.0
+
+    def at(self, size: int) -> tuple[Gaussian, Frame]:
+        """Cavity and frame that each of ``size`` records' parts is made at.
+
+        Before the opening nothing is known of norms: the frame is that of the prior.
+        """
+        share = 1 - 1 / size
+        frame = self.frame or Frame.of(self._prior_root(), 1.0, math.inf)
+        return self.posterior**share * self.prior ** (1 - share), frame
+
+    def learned(
+        self, released: Sequence[Tensor], at: tuple[Gaussian, Frame], multiplier: float
+    ) -> tuple[float, "EPState"]:
+        """With one more look, from whose noise all else follows.
+
+        :param released: block by block.
+        :param at: cavity and frame of the look.
+        :param multiplier: standard deviation of the noise in units of the bounds.
+        :returns: the step's length, in roots of nats per record, and the state after it.
+        """
+        noises = [block.noise(multiplier) for block in self.blocks]
+        spent = min(self.spent + self.share, 1.0)
+        if self.frame is None:
+            return 0.0, replace(self._opened(released[0], noises[0]), spent=spent, share=FIRST)
+        histograms = self.histograms
+        for counts, sd in zip(released[1:], noises[1:], strict=True):
+            histograms = histograms.with_one(counts, sd)
+        point = at[0].mean[self.problem.places]
+        look, weight = self._look(released[0], point, noises[0], histograms)
+        looks = (*self.looks, look)
+        pooled = with_last(looks, self.pooled, self.plan.size)
+        seen = replace(
+            self, looks=looks, histograms=histograms, pooled=pooled, weight=weight, spent=spent
+        )
+        return seen._moved()
+
+    def _opened(self, counts: Tensor, sd: float) -> "EPState":
+        """After the release of norms alone: the scale of what follows.
+
+        :param counts: released histogram of the parts' norms.
+        :param sd: of its noise.
+        """
+        median = MeanHistogram(counts, sd, self.plan.size).opening_norms(self.plan.dim).median
+        frame = Frame.of(self._prior_root(), median**2, 2 * median)
+        return replace(self, scale=median**2, frame=frame)
+
+    def _look(
+        self, released: Tensor, point: Tensor, noise: float, histograms: NormHistograms
+    ) -> tuple[Look, float]:
+        """In the latents' coordinates, and the mean weight, which is divided out."""
+        frame, dim, size = self._required_frame, self.plan.dim, self.plan.size
+        gradient, curvature, total = released.split([dim, len(released) - dim - 1, 1])
+        weight = 1.0
+        if frame.bound < math.inf:
+            norms = self._norms(point, histograms, (*self.looks, point))
+            predicted = norms.weight(np.array([frame.bound]))[0]
+            unit = frame.counted * size
+            weight = self.plan.mean_weight(total.item() / unit, noise / unit, predicted)
+        back = torch.linalg.inv(frame.root)
+        curvature = back @ unstacked(curvature / frame.weight, dim) @ back
+        sd = noise / weight
+        return Look(
+            point, back @ gradient / weight, curvature / weight, back @ back, sd, sd / frame.weight
+        ), weight
+
+    def _moved(self) -> tuple[float, "EPState"]:
+        """After the step to which all looks point, with all that the next look needs."""
+        pooled, places = self._required_pooled, self.problem.places
+        aware = self._target(pooled)
+        start = self.looks[-1].point
+        full = aware.mean - self.posterior.mean
+        seen = aware.mean[places] - start
+        length, radius = self._length(seen), self.radius
+        if self.way is not None:
+            before = self._length(self.way)
+            product = (seen @ pooled.curvature @ self.way).item() / self.plan.size
+            back = product < -_TURNED * max(before * length, _SHORTEST_STEP**2)
+            radius = before / 2 if back else min(2 * radius, _LONGEST_STEP)
+        part = min(
+            1.0, radius / max(length, _SHORTEST_STEP), _FARTHEST / max(self._reach(full), 1.0)
+        )
+        final = self.plan.multiplier > 0 and self.spent >= 1.0
+        mean = aware.mean if final else self.posterior.mean + part * full
+        moved = replace(
+            self,
+            radius=radius,
+            way=part * seen,
+            scale=self._new_scale(pooled),
+            **self._posteriors(pooled, mean),
+        )
+        return length, moved if final else moved._planned(seen, part < 1)
+
+    def _planned(self, step: Tensor, shortened: bool) -> "EPState":
+        """With frame and share of the next look."""
+        frame, pooled = self._required_frame, self._required_pooled
+        precision = self._prior_seen() + pooled.curvature
+        bound = frame.bound
+        if bound == math.inf:
+            ones = Norms(np.ones(1), np.full(1, float(self.plan.size)))
+            root = self.plan.root(precision, ones, self.scale, 1.0)
+            return replace(self, frame=Frame.of(root, self.scale, bound))
+        norms = self._norms(self.posterior.mean[self.problem.places], self.histograms, self.looks)
+        root = self.plan.root(precision, norms, self.scale, bound)
+        bound = self.plan.bound(norms, self.scale)
+        frame = Frame.of(root, self.scale, bound, pooled.relative_noise)
+        gain = 0.5 * (step @ precision @ step).item()
+        look = self.looks[-1]
+        before = Arrival(self.share, look.geometry, precision, gain, shortened)
+        share = self.plan.share(frame, before, 1.0 - self.spent, len(self.looks))
+        return replace(self, frame=frame, share=share)
+
+    def _norms(
+        self, point: Tensor, histograms: NormHistograms, looks: Sequence[Look | Tensor]
+    ) -> Norms:
+        """Of the records' parts at a point, from all histograms."""
+        points = torch.stack([x.point if isinstance(x, Look) else x for x in looks])
+        ways = points - point
+        curvature = self._prior_seen() if self.pooled is None else self.pooled.curvature
+        distances = ((ways @ curvature) * ways).sum(dim=1) / self.plan.size
+        mean = histograms.mean(distances, self.plan.size)
+        return mean.norms(self.scale, tail=not self.plan.label_free)
+
+    def _target(self, pooled: PooledLooks) -> Gaussian:
+        """prior * evidence: the noise that the evidence has depends on the posterior's mean."""
+        mean = self.posterior.mean
+        for _ in range(_ROUNDS):
+            information = pooled.information(mean[self.problem.places])
+            found = self.prior * self._factor(pooled, information)
+            mean = found.mean
+        return found
+
+    def _factor(self, pooled: PooledLooks, precision: Tensor) -> Gaussian:
+        """The records' evidence with this precision, on all latents."""
+        factor = Gaussian(precision @ pooled.estimate, precision)
+        return factor.embedded(self.problem.places, self.problem.guide.size)
+
+    def _posteriors(self, pooled: PooledLooks, mean: Tensor) -> dict[str, Any]:
+        """At this mean, without and with the noise's uncertainty; and the prior there.
+
+        A prior with a scale in it is refined where latents are as uncertain as they are, noise
+        included, and goes half of the way: effects that noise has drawn to their mean would make
+        the scale small, which draws them closer, and so on until it is lost.
+        """
+        bias = self.squared_bias * pooled.geometry
+        information = pooled.information(mean[self.problem.places], bias)
+        factors = [self._factor(pooled, each) for each in (pooled.curvature, information)]
+        covariance = inverse(self.prior.precision + factors[1].precision)
+        refined = self.problem.prior.factor(mean, covariance)
+        prior = self.prior ** (1 - _REFINED) * refined**_REFINED
+        precisions = [prior.precision + factor.precision for factor in factors]
+        plain, aware = (Gaussian(precision @ mean, precision) for precision in precisions)
+        return {"posterior": plain, "aware": aware, "prior": prior}
+
+    @property
+    def squared_bias(self) -> float:
+        """Of the score in a direction, by what clipping took away, in coordinates M^1/2 z."""
+        frame = self._required_frame
+        if frame.bound == math.inf:
+            return 0.0
+        norms = self._norms(self.looks[-1].point, self.histograms, self.looks)
+        return self.plan.squared_bias(norms, frame.bound, self.weight)
+
+    @property
+    def status(self) -> Status:
+        """Whether the posterior can be published."""
+        if self.pooled is None:
+            return Status(DO_NOT_PUBLISH, "there was no look at the data yet", STEPS)
+        places, pooled = self.problem.places, self.pooled
+        prior = dense(self.prior.precision).diagonal()[places]
+        variances = self.aware.covariance.diagonal()[places]
+        remains = (variances * prior).sqrt().median().item()
+        if remains > _LITTLE:
+            reason = f"the data said little: intervals are {remains:.2f} times as wide as the prior's"
+            return Status(DO_NOT_PUBLISH, reason, NOISE)
+        mean = self.posterior.mean[places]
+        way = mean - self.looks[-1].point
+        precision = self._prior_seen() + pooled.information(mean)
+        step = (way @ precision @ way).item() / self.plan.dim
+        if step > _FAR_AWAY or not self.finished:
+            reason = f"the last look was {math.sqrt(step):.1f} standard deviations away"
+            return Status(CHECK, reason, STEPS)
+        inverse = torch.linalg.inv(pooled.curvature)
+        noise = pooled.noise(mean)
+        bias = self.squared_bias * (inverse @ pooled.geometry).trace().item()
+        whole = self.plan.dim + (inverse @ noise).trace().item()
+        if bias > whole:
+            reason = f"clipping may shift intervals by {math.sqrt(bias / whole):.1f} of their width"
+            return Status(CHECK, reason, CLIPPING)
+        return Status()
+
+    def noise_parts(self) -> dict[str, Tensor]:
+        """Variances (d,) of the mean by privacy noise and by clipping, in proportion."""
+        if self.pooled is None:
+            return {_NOISE_SHARE: torch.ones_like(self.posterior.eta)}
+        places = self.problem.places
+        gain = self.posterior.covariance[:, places]
+        noise = self.pooled.noise(self.posterior.mean[places])
+        parts = {_NOISE_SHARE: noise, _CLIPPING_SHARE: self.squared_bias * self.pooled.geometry}
+        return {name: (gain @ part * gain).sum(dim=1) for name, part in parts.items()}
+
+    def _length(self, way: Tensor) -> float:
+        """In roots of nats per record."""
+        curvature = self._required_pooled.curvature
+        return math.sqrt(max((way @ curvature @ way).item() / self.plan.size, 0.0))
+
+    def _reach(self, way: Tensor) -> float:
+        """How far a step goes at most, in the scale that the prior has at the first q.
+
+        Where the records say nothing a step is that of the prior, and in the tails of one that is
+        not Gaussian, such as of a scale, its curvature says nothing, either.
+        """
+        precision = dense(self.first_prior.precision).diagonal()
+        return (way.square() * precision.clamp(min=0.0)).max().sqrt().item()
+
+    def _prior_seen(self) -> Tensor:
+        """Precision of the prior of the latents that records see, (d, d)."""
+        places, precision = self.problem.places, dense(self.prior.precision)
+        if len(places) == len(precision):
+            return restricted(precision, places)
+        return inverse(restricted(inverse(precision), places))
+
+    def _prior_root(self) -> Tensor:
+        precision = dense(self.prior.precision).diagonal()[self.problem.places]
+        return torch.diag(precision.clamp(min=1e-6).rsqrt())
+
+    def _new_scale(self, pooled: PooledLooks) -> float:
+        scale = pooled.curvature.trace().item() / self.plan.size
+        return min(max(scale, self.scale / _FASTEST), self.scale * _FASTEST)
+
+    @property
+    def clipped(self) -> ClippedFraction | None:
+        """How many records' norms are above the bound of the last look; None: not known yet."""
+        if not self.histograms.counts or self.frame is None:
+            return None
+        distances = squared_distances(
+            self.looks,
+            self.posterior.mean[self.problem.places],
+            self._required_pooled.curvature,
+            self.plan.size,
+        )
+        return self.histograms.mean(distances, self.plan.size).above(self.frame.bound)
+
+    @property
+    def _required_frame(self) -> Frame:
+        assert self.frame is not None
+        return self.frame
+
+    @property
+    def _required_pooled(self) -> PooledLooks:
+        assert self.pooled is not None
+        return self.pooled
+
+    def state(self) -> dict[str, Any]:
+        """Everything that looks change, as tensors and numbers."""
+        return {
+            "looks": [vars(look) for look in self.looks],
+            "counts": self.histograms.state(),
+            "pooled": vars(self.pooled) if self.pooled else None,
+            "frame": vars(self.frame) if self.frame else None,
+            "plan": vars(self.plan),
+            "gaussians": {n: vars(getattr(self, n)) for n in _GAUSSIANS},
+            "numbers": {n: getattr(self, n) for n in _NUMBERS},
+        }
+
+    def require_same_latents(self, state: Mapping[str, Any]) -> None:
+        """:raises ModelError: the state is of other latents."""
+        if state["gaussians"]["posterior"]["eta"].shape != self.posterior.eta.shape:
+            raise ModelError("The latents are not those of the saved run.")
+
+    def resumed(self, state: Mapping[str, Any], device: torch.device) -> "EPState":
+        """On this problem, with all that :meth:`state` gave."""
+        state = pytree.tree_map_only(Tensor, lambda each: each.to(device), dict(state))
+        pooled, frame = state["pooled"], state["frame"]
+        gaussians: Any = {name: Gaussian(**state["gaussians"][name]) for name in _GAUSSIANS}
+        return replace(
+            self,
+            plan=LookPlan(**state["plan"]),
+            looks=tuple(Look(**each) for each in state["looks"]),
+            histograms=NormHistograms.resumed(state["counts"]),
+            pooled=PooledLooks(**pooled) if pooled else None,
+            frame=Frame(**frame) if frame else None,
+            **state["numbers"],
+            **gaussians,
+        )
+
+    def moments(self, noise_aware: bool) -> tuple[Tensor, Tensor]:
+        """Mean and covariance, (d, d).
+
+        :param noise_aware: with the uncertainty that the noise adds.
+        """
+        covariance = (self.aware if noise_aware else self.posterior).covariance
+        return self.posterior.mean, covariance
+
+
+_NUMBERS = ("spent", "share", "scale", "radius", "way", "weight")

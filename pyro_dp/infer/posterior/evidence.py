@@ -1,0 +1,465 @@
+"""Evidence: what private looks say about the latents, apart from any prior.
+
+It is made of released numbers only. So whatever follows from it costs no privacy: other priors,
+other samplers, files, and products with the evidence of other people's data.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_dp.infer.posterior import transforms
+from pyro_dp.infer.posterior.gaussian import Gaussian
+from pyro_dp.infer.posterior.intervals import element_names
+from pyro_dp.infer.posterior.looks import Look, PooledLooks, pooled, power
+from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.posterior.prior_density import prior_density
+from pyro_dp.infer.posterior.prior_factor import Prior
+from pyro_dp.records.latents import Latent
+from pyro_dp.utils import tables
+from pyro_dp.utils.errors import ConfigurationError, ModelError
+from pyro_dp.utils.files import read_file, write_file
+from pyro_dp.utils.linalg import inverse
+from pyro_dp.utils.validation import require_count, require_flag
+
+FORMAT, VERSION = "pyro_dp evidence", 1
+_ROUNDS = 50
+_SETTLED = 1e-6  # of a standard deviation
+_HALF = 0.5  # of the way goes a round
+_METHODS = "method must be 'gaussian', 'nuts', or a Pyro guide."
+_LOOK = ("point", "score", "curvature", "geometry")
+_SDS = ("score_sd", "curvature_sd")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run cost: its looks together are a Gaussian mechanism.
+
+    :param mu: of Gaussian differential privacy, under ``neighboring``; inf without noise.
+    :param neighboring: the relation.
+    :param run: name of the run in its ledger; an empty text: it is unknown.
+    :param unit: what one record is, as the ledger describes it; may be empty.
+    """
+
+    mu: float
+    neighboring: str
+    run: str = ""
+    unit: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The looks of one run at one data set.
+
+    :param size: N.
+    :param looks: in their order.
+    :param squared_bias: of the score in a direction, by what clipping took away, in the last look's
+        coordinates.
+    """
+
+    size: int
+    looks: tuple[Look, ...]
+    squared_bias: float
+    cost: Cost
+
+    @cached_property
+    def pooled(self) -> PooledLooks:
+        found = pooled(self.looks, self.size)
+        return replace(found, score_noise=found.score_noise + self.squared_bias * found.geometry)
+
+    @cached_property
+    def _turned(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Eigenvalues of K + V at the centre in coordinates M^1/2 z, the turn to them, and what
+        turns the estimate's and the centre's differences into them.
+        """
+        found = self.pooled
+        root, back = power(found.geometry, -0.5), power(found.geometry, 0.5)
+        values, vectors = torch.linalg.eigh(root @ (found.curvature + found.score_noise) @ root)
+        turn = vectors.mT
+        return values, turn @ root @ found.curvature, turn @ back, found.estimate
+
+    def log_likelihood(self, z: Tensor) -> Tensor:
+        """Of unconstrained coordinates (d,): a number.
+
+        The looks' estimate has a normal distribution around z. The noise that the curvature carries
+        there is part of its covariance.
+        """
+        found = self.pooled
+        values, by_curvature, back, estimate = self._turned
+        moved, way = by_curvature @ (z - estimate), back @ (z - found.centre)
+        unit = found.curvature_sd**2 / 2
+        spread = values + unit * way.square().sum()
+        cross = unit * (way.square() / spread).sum()
+        along = (moved * way / spread).sum()
+        squared = (moved.square() / spread).sum() - unit * along**2 / (1 + cross)
+        return -0.5 * (squared + spread.log().sum() + torch.log1p(cross))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evidence:
+    """What private looks at a data set say about the latents, apart from the prior.
+
+    ``inference.evidence`` gives it after a run of :class:`DPSEP`; :meth:`load` reads it from a
+    file. An office can hand it out in place of data.
+
+    **Guarantee.** It is a function of released numbers, and costs nothing beyond its run: mu-GDP
+    with :attr:`mu`, for one record, under the ledger's relation. Nothing that is computed from it
+    costs more.
+
+    :param latents: sites that the records inform, in the order of the flat vector (d,).
+    :param parts: one for each data set.
+    :param disjoint: whether no person has records in two of them.
+
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> from pyro.infer.autoguide import AutoNormal
+    >>> from pyro_dp import DPSEP, PrivacyAccountant
+    >>> def prior():
+    ...     return pyro.sample("height", dist.Normal(1.5, 1.0))
+    >>> def model(y):
+    ...     height = prior()
+    ...     with pyro.plate("people", len(y)):
+    ...         pyro.sample("y", dist.Normal(height, 0.1), obs=y)
+    >>> accountant = PrivacyAccountant(epsilon=1.0)
+    >>> sep = DPSEP(model, AutoNormal(model), accountant=accountant, generator=0)
+    >>> result = sep.run(torch.linspace(1.5, 1.9, 1000), progress=False)
+    >>> evidence = sep.evidence
+    >>> print(f"{evidence.posterior(prior).mean.item():.2f}")
+    1.70
+    >>> def sceptical():
+    ...     pyro.sample("height", dist.Normal(1.2, 0.01))
+    >>> print(f"{evidence.posterior(sceptical).mean.item():.2f}")
+    1.57
+    """
+
+    latents: tuple[Latent, ...]
+    parts: tuple[Part, ...]
+    disjoint: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the d unconstrained coordinates."""
+        return tuple(n for each in self.latents for n in element_names(each.name, each.shape))
+
+    @property
+    def size(self) -> int:
+        """N, of all parts together."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def mu(self) -> float:
+        """What all parts cost one person, as mu of Gaussian differential privacy.
+
+        That is the largest part's where the parts are of different people, else the root of the sum
+        of squares.
+        """
+        costs = [part.cost.mu for part in self.parts]
+        return max(costs) if self.disjoint else math.hypot(*costs)
+
+    @property
+    def looks(self) -> tuple[Look, ...]:
+        """Of all parts."""
+        return tuple(look for part in self.parts for look in part.looks)
+
+    def log_likelihood(self, values: Mapping[str, Tensor]) -> Tensor:
+        """For ``pyro.factor`` in any Pyro model with these sites.
+
+        :param values: of each site, in the model's own space, of the site's shape.
+        :returns: a number, up to a constant; differentiable.
+        :raises ModelError: a site is missing, or has another shape.
+        """
+        flat = []
+        for each in self.latents:
+            if each.name not in values:
+                raise ModelError(
+                    f"values has no {each.name!r}: the evidence is about "
+                    f"{', '.join(latent.name for latent in self.latents)}."
+                )
+            own = each.transform.inv(torch.as_tensor(values[each.name]))
+            if own.numel() != each.stop - each.start:
+                raise ModelError(
+                    f"Site {each.name!r} has shape {tuple(own.shape)}, and the evidence has "
+                    f"{tuple(each.shape)}."
+                )
+            flat.append(own.reshape(-1).to(self.looks[0].point))
+        z = torch.cat(flat)
+        return torch.stack([part.log_likelihood(z) for part in self.parts]).sum()
+
+    def factor(self, mean: Tensor) -> Gaussian:
+        """The likelihood as a Gaussian factor, for a posterior with this mean.
+
+        :param mean: (d,).
+        """
+        found = [(part.pooled.information(mean), part.pooled.estimate) for part in self.parts]
+        information = torch.stack([precision for precision, _ in found]).sum(dim=0)
+        eta = torch.stack([precision @ estimate for precision, estimate in found]).sum(dim=0)
+        return Gaussian(eta, information)
+
+    def posterior(self, model: Callable, method: Any = "gaussian", **settings: Any) -> Any:
+        """prior * evidence, for any prior on the same sites. It costs no privacy.
+
+        :param model: a Pyro model without data and without arguments: the prior. It may have other
+            latents, too, such as the scale of a hierarchy.
+        :param method: "gaussian", "nuts", or a guide of the model, which ``SVI`` fits.
+        :param settings: of NUTS: ``num_samples`` (1000) and ``warmup_steps`` (500); of a guide:
+            ``num_steps`` (2000) and ``lr`` (0.02).
+        :returns: a :class:`Posterior`; draws by site, ``(num_samples, *shape)``; or the guide.
+        :raises ModelError: the model has no such site, or one of another shape or support.
+        :raises ConfigurationError: there is no such method.
+        """
+        if method == "gaussian" and not settings:
+            return self._gaussian(model)
+        if method == "nuts":
+            return self._draws(model, **settings)
+        if callable(method):
+            return self._fitted(model, method, **settings)
+        raise ConfigurationError(_METHODS)
+
+    def conditioned(self, model: Callable) -> Callable:
+        """The model with the evidence as a factor, for any inference of Pyro.
+
+        :param model: a Pyro model without data: the prior.
+        """
+
+        def with_evidence(*args: Any, **kwargs: Any) -> Any:
+            trace = poutine.trace(model).get_trace(*args, **kwargs)
+            sites = {each.name for each in self.latents} & set(trace.nodes)
+            values = {name: trace.nodes[name]["value"] for name in sites}
+            pyro.factor("evidence", self.log_likelihood(values))
+            return trace.nodes["_RETURN"]["value"]
+
+        return with_evidence
+
+    def times(self, other: "Evidence", *, disjoint: bool) -> "Evidence":
+        """Evidence of both data sets: likelihoods multiply.
+
+        :param other: about the same sites, of other records.
+        :param disjoint: whether no person has records in both. Then the cost is the larger one of
+            the two; else they compose.
+        :raises ConfigurationError: the sites differ, or the relation, or a run is in both.
+        """
+        require_flag("disjoint", disjoint)
+        if _described(self.latents) != _described(other.latents):
+            raise ConfigurationError(
+                "other: it is about other sites, or other supports. Both evidences need the same "
+                "latents, in the same order."
+            )
+        if {p.cost.neighboring for p in self.parts} != {p.cost.neighboring for p in other.parts}:
+            raise ConfigurationError("other: it has another neighbouring relation.")
+        runs = {part.cost.run for part in self.parts} & {part.cost.run for part in other.parts}
+        if runs - {""}:
+            raise ConfigurationError(
+                "other: it has a run that is in this evidence, too. Records may count once."
+            )
+        together = disjoint and self.disjoint and other.disjoint
+        return Evidence(self.latents, self.parts + other.parts, together)
+
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file, which is public as the evidence is.
+
+        :raises ConfigurationError: the support of a site cannot be written.
+        :raises OSError: the file cannot be written.
+        """
+        write_file(path, self._plain())
+
+    @staticmethod
+    def load(path: str | Path) -> "Evidence":
+        """Read what :meth:`save` has written; a file runs no code.
+
+        :raises ConfigurationError: it is no such file, or damaged.
+        :raises OSError: it cannot be read.
+        """
+        try:
+            return _from_plain(read_file(path))
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            if isinstance(error, ConfigurationError):
+                raise
+            raise ConfigurationError(f"{path} is no evidence, or damaged: {error}.") from None
+
+    def _plain(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "sites": _described(self.latents),
+            "disjoint": self.disjoint,
+            "parts": [
+                {
+                    "records": part.size,
+                    "squared_bias": part.squared_bias,
+                    **vars(part.cost),
+                    "looks": [
+                        {name: getattr(look, name).tolist() for name in _LOOK}
+                        | {name: getattr(look, name) for name in _SDS}
+                        for look in part.looks
+                    ],
+                }
+                for part in self.parts
+            ],
+        }
+
+    def _gaussian(self, model: Callable) -> Posterior:
+        latents, log_prob = prior_density(model)
+        places = self._places(latents)
+        mean = torch.zeros(latents[-1].stop, dtype=torch.float64)
+        prior = Prior(log_prob, mean)
+        factor = prior.factor(mean, torch.eye(len(mean)).to(mean))
+        mean, before = factor.mean, factor
+        for _ in range(_ROUNDS):
+            evidence = self.factor(mean[places]).embedded(places, len(mean))
+            covariance = inverse(before.precision + evidence.precision)
+            before = before**_HALF * prior.factor(mean, covariance) ** _HALF
+            found = before * evidence
+            way = found.mean - mean
+            mean = mean + _HALF * way
+            if (way.square() / found.covariance.diagonal()).max() < _SETTLED**2:
+                break
+        plain = [part.pooled.curvature for part in self.parts]
+        curvature = torch.stack(plain).sum(dim=0)
+        exact = before * Gaussian(curvature @ mean[places], curvature).embedded(places, len(mean))
+        return Posterior(latents, mean, found.covariance, plain=exact.covariance)
+
+    def _places(self, latents: Sequence[Latent]) -> Tensor:
+        """Of the evidence's coordinates among a model's, (d,)."""
+        known = {each.name: each for each in latents}
+        found = []
+        for each in self.latents:
+            own = known.get(each.name)
+            if own is None or _described([own]) != _described([each]):
+                raise ModelError(
+                    f"The model has no latent site {each.name!r} of shape {tuple(each.shape)} and "
+                    "the evidence's support."
+                )
+            found.append(torch.arange(own.start, own.stop))
+        return torch.cat(found)
+
+    def _draws(
+        self, model: Callable, num_samples: int = 1000, warmup_steps: int = 500
+    ) -> dict[str, Tensor]:
+        require_count("num_samples", num_samples)
+        require_count("warmup_steps", warmup_steps)
+        kernel = pyro.infer.NUTS(self.conditioned(model), jit_compile=False)
+        chain = pyro.infer.MCMC(kernel, num_samples, warmup_steps, disable_progbar=True)
+        chain.run()
+        draws: dict[str, Tensor] = chain.get_samples()
+        return draws
+
+    def _fitted(
+        self, model: Callable, guide: Callable, num_steps: int = 2000, lr: float = 0.02
+    ) -> Callable:
+        require_count("num_steps", num_steps)
+        optim = pyro.optim.ClippedAdam({"lr": lr, "lrd": 0.1 ** (1 / num_steps)})
+        elbo = pyro.infer.Trace_ELBO(num_particles=4)
+        svi = pyro.infer.SVI(self.conditioned(model), guide, optim, elbo)
+        for _ in range(num_steps):
+            svi.step()
+        return guide
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """One for each look: records, number, and how far its noise hides the coordinates."""
+        rows = []
+        for part in self.parts:
+            inverse = torch.linalg.inv(part.pooled.curvature)
+            for number, look in enumerate(part.looks, start=1):
+                noise = inverse @ look.score_noise @ inverse
+                sd = noise.diagonal().sqrt().median().item()
+                rows.append((f"{part.size:,}", str(number), f"{sd:.3g}"))
+        return rows
+
+    def _facts(self) -> list[tuple[str, str]]:
+        sites = ", ".join(f"{each.name} {tuple(each.shape)}" for each in self.latents)
+        return [
+            ("about", sites),
+            ("relation", self.parts[0].cost.neighboring),
+            ("cost", f"mu = {self.mu:.4g}"),
+        ]
+
+    def __repr__(self) -> str:
+        head = ("records", "look", "noise of the estimate (sd, median)")
+        lines = [f"Evidence of {self.size:,} records"]
+        lines += [f"  {name}: {value}" for name, value in self._facts()]
+        rows = [head, *self._rows()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = [cell.rjust(w) for cell, w in zip(row, widths, strict=True)]
+            lines.append("  " + "  ".join(cells))
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        head = ("records", "look", "noise of the estimate (sd, median)")
+        facts = tables.facts(f"Evidence of {self.size:,} records", self._facts())
+        return facts + tables.table("Looks", head, self._rows())
+
+    def plot(self) -> Any:
+        """The likelihood that the evidence gives: estimates and 95% intervals, noise included.
+
+        :returns: a Matplotlib figure.
+        """
+        from matplotlib.figure import Figure
+
+        factor = self.factor(self.parts[0].pooled.estimate)
+        mean, sd = factor.mean, factor.covariance.diagonal().sqrt()
+        figure = Figure(figsize=(6, 0.8 + 0.3 * len(mean)), layout="constrained")
+        axes = figure.subplots()
+        places = range(len(mean))
+        axes.errorbar(mean, places, xerr=1.96 * sd, fmt="o", color="C0", capsize=2)
+        axes.set_yticks(places, self.names)
+        axes.invert_yaxis()
+        axes.axvline(0.0, color="0.8", zorder=0)
+        axes.set_xlabel("estimate by the evidence alone, with 95% interval")
+        return figure
+
+
+def _described(latents: Sequence[Latent]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": each.name,
+            "shape": list(each.shape),
+            "transform": transforms.to_plain(each.transform),
+        }
+        for each in latents
+    ]
+
+
+def _from_plain(saved: Mapping[str, Any]) -> Evidence:
+    if saved.get("format") != FORMAT or saved.get("version") != VERSION:
+        raise ConfigurationError(
+            f"This is no evidence of version {VERSION}: its format is {saved.get('format')!r}, "
+            f"version {saved.get('version')!r}."
+        )
+    latents, start = [], 0
+    for site in saved["sites"]:
+        shape = torch.Size(site["shape"])
+        stop = start + shape.numel()
+        transform = transforms.from_plain(site["transform"])
+        latents.append(Latent(site["name"], shape, transform, start, stop))
+        start = stop
+    parts = []
+    for part in saved["parts"]:
+        looks = []
+        for look in part["looks"]:
+            values = {n: torch.tensor(look[n], dtype=torch.float64) for n in _LOOK}
+            found = Look(**values, **{name: float(look[name]) for name in _SDS})
+            _require_shapes(found, start)
+            looks.append(found)
+        if not looks:
+            raise ConfigurationError("A part of the evidence has no looks.")
+        numbers = float(part["squared_bias"]), float(part["mu"])
+        cost = Cost(numbers[1], part["neighboring"], part["run"], part["unit"])
+        parts.append(Part(require_count("records", part["records"]), tuple(looks), numbers[0], cost))
+    return Evidence(tuple(latents), tuple(parts), bool(saved["disjoint"]))
+
+
+def _require_shapes(look: Look, dim: int) -> None:
+    shapes = {"point": (dim,), "score": (dim,), "curvature": (dim, dim), "geometry": (dim, dim)}
+    for name, shape in shapes.items():
+        value = getattr(look, name)
+        if value.shape != shape or not value.isfinite().all():
+            raise ConfigurationError(f"{name} of a look must be finite numbers of shape {shape}.")

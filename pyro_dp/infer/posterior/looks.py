@@ -1,0 +1,203 @@
+"""Looks at a likelihood, and what all of them say together: post-processing of released numbers.
+
+A look at a point m has the score g of the log likelihood there and its curvature L, both with noise
+of a known size. If L were exact and constant, g + L m would be one number plus noise wherever the
+look was made. The likelihood is not quadratic far from the posterior, so a look counts by its noise
+and by its distance. The curvature's noise enters the score as noise times distance.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_NONLINEARITY = 2.5  # change of the curvature over a distance of one nat per record
+_HALF, _STEEP = 0.67, 8  # level, in sd sqrt(d), and exponent: where a noisy curvature stops to count
+_NEGLIGIBLE = 1e-6  # curvature, in parts of the first look's geometry
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """The log likelihood of all records around a point, as it was released.
+
+    :param point: m, (d,).
+    :param score: with noise, (d,).
+    :param curvature: minus the Hessian, with noise, (d, d).
+    :param geometry: M; noise is isotropic in the coordinates M^1/2 z, (d, d).
+    :param score_sd: of a coordinate of the score there: its noise has covariance score_sd^2 M.
+    :param curvature_sd: of a diagonal element of the curvature there; 1/sqrt(2) of it off the
+        diagonal.
+    """
+
+    point: Tensor
+    score: Tensor
+    curvature: Tensor
+    geometry: Tensor
+    score_sd: float
+    curvature_sd: float
+
+    @property
+    def score_noise(self) -> Tensor:
+        """Covariance of the noise in the score, (d, d)."""
+        return self.score_sd**2 * self.geometry
+
+
+@dataclass(frozen=True, eq=False)
+class PooledLooks:
+    """A Gaussian approximation of the likelihood, from all looks.
+
+    :param estimate: where the log likelihood is greatest, (d,).
+    :param curvature: K, positive definite, (d, d).
+    :param centre: mean of the looks' points, weighted as the scores are, (d,).
+    :param score_noise: covariance of the noise in the score at the centre, (d, d).
+    :param geometry: M of the last look, (d, d).
+    :param curvature_sd: of a diagonal element of the curvature, in coordinates M^1/2 z.
+    """
+
+    estimate: Tensor
+    curvature: Tensor
+    centre: Tensor
+    score_noise: Tensor
+    geometry: Tensor
+    curvature_sd: float
+
+    @property
+    def relative_noise(self) -> float:
+        """Of the curvature: about its noise over its size."""
+        root = power(self.geometry, -0.5)
+        level = (root @ self.curvature @ root).diagonal().mean().item()
+        return self.curvature_sd * len(self.estimate) ** 0.5 / level
+
+    def noise(self, mean: Tensor) -> Tensor:
+        """Covariance of the noise in the score at a point, (d, d).
+
+        Noise E in the curvature enters the score as E times the distance from the centre.
+
+        :param mean: the point, (d,).
+        """
+        root, back = powers(self.geometry, (-0.5, 0.5))
+        way = back @ (mean - self.centre)
+        carried = way.square().sum() * self.geometry + torch.outer(back @ way, back @ way)
+        return self.score_noise + carried * self.curvature_sd**2 / 2
+
+    def information(self, mean: Tensor, bias: Tensor | float = 0.0) -> Tensor:
+        """What is left of K under the noise, (K^-1 + K^-1 V K^-1)^-1, (d, d).
+
+        The estimate's error has covariance K^-1 from finite data, and K^-1 V K^-1 from the noise V.
+        Where the noise is far greater than the information, this goes to zero: the prior remains.
+
+        :param mean: of the posterior, (d,): the noise carried there counts.
+        :param bias: squared, in the score, (d, d).
+        """
+        noise = self.noise(mean) + bias
+        left = self.curvature @ torch.linalg.solve(self.curvature + noise, self.curvature)
+        return (left + left.mT) / 2
+
+
+def pooled(looks: Sequence[Look], size: int) -> PooledLooks:
+    """All looks together, each after the other.
+
+    :param size: N.
+    """
+    found = None
+    for count in range(1, len(looks) + 1):
+        found = with_last(looks[:count], found, size)
+    assert found is not None
+    return found
+
+
+def with_last(looks: Sequence[Look], before: PooledLooks | None, size: int) -> PooledLooks:
+    """All looks together.
+
+    :param before: of all looks but the last one, whose curvature measures distances.
+    :param size: N.
+    """
+    last = looks[-1]
+    dim, geometry = len(last.point), last.geometry
+    root, back = powers(geometry, (-0.5, 0.5))
+    known = None if before is None else before.curvature
+    least = _NEGLIGIBLE * looks[0].geometry.diagonal().mean().item()
+    values, vectors, sd = _curvature(looks, known, root, size, least)
+    whole = back @ (vectors * values) @ vectors.mT @ back
+    curvature, inverse = powers(whole, (1, -1))  # where records say nothing, rounding may win
+    noises = [look.score_noise for look in looks]
+    costs = torch.stack([(inverse * noise).sum() for noise in noises])
+    distances = squared_distances(looks, last.point, curvature, size)
+    weights = 1 / (costs + _NONLINEARITY**2 * size * distances**2).clamp(min=1e-9 / size)
+    weights = weights / weights.sum()
+    centre = _sum(weights, [look.point for look in looks])
+    score = _sum(weights, [look.score for look in looks])
+    # Where the curvature may be noise itself it is no information: half of it at a level that goes
+    # with the noise's largest eigenvalue.
+    level = _HALF * sd * dim**0.5
+    doubt = (vectors * (values * (level / values) ** _STEEP)) @ vectors.mT
+    noise = _sum(weights**2, noises) + back @ doubt @ back
+    return PooledLooks(centre + inverse @ score, curvature, centre, noise, geometry, sd)
+
+
+def squared_distances(
+    looks: Sequence[Look], point: Tensor, curvature: Tensor, size: int
+) -> Tensor:
+    """From each look to a point, in nats per record, (looks,)."""
+    ways = torch.stack([look.point for look in looks]) - point
+    return ((ways @ curvature) * ways).sum(dim=1) / size
+
+
+def power(matrix: Tensor, exponent: float) -> Tensor:
+    """Of a positive definite matrix (d, d)."""
+    return powers(matrix, (exponent,))[0]
+
+
+def powers(matrix: Tensor, exponents: Sequence[float]) -> list[Tensor]:
+    """Several, of a positive definite matrix (d, d)."""
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    values = values.clamp(min=1e-12 * values[-1].item())
+    return [(vectors * values**exponent) @ vectors.mT for exponent in exponents]
+
+
+def _curvature(
+    looks: Sequence[Look], known: Tensor | None, root: Tensor, size: int, least: float
+) -> tuple[Tensor, Tensor, float]:
+    """In the coordinates of ``root``, without the effect of noise: eigenvalues (d,), positive, and
+    eigenvectors (d, d); sd of the noise.
+
+    :param known: K as it was before, which measures distances; None: there is none yet.
+    :param root: M^-1/2, of the last look's geometry.
+    """
+    dim = len(root)
+    sds = torch.tensor([look.curvature_sd for look in looks]).to(root)
+    geometries = root @ torch.stack([look.geometry for look in looks]) @ root
+    noise = sds * torch.linalg.eigvalsh(geometries)[:, -1]  # their spectral norms
+    bend = torch.zeros_like(noise)
+    if known is not None:
+        level = (root @ known @ root).trace() / dim
+        distances = squared_distances(looks, looks[-1].point, known, size)
+        bend = (_NONLINEARITY * level) ** 2 * distances / dim
+    weights = 1 / (noise**2 + bend).clamp(min=1e-30)
+    weights = weights / weights.sum()
+    mean = root @ _sum(weights, [look.curvature for look in looks]) @ root
+    sd = (weights * noise).norm().item()
+    values, vectors = torch.linalg.eigh((mean + mean.mT) / 2)
+    return _denoised(values, sd**2 / 2, least), vectors, sd
+
+
+def _denoised(values: Tensor, variance: float, least: float) -> Tensor:
+    """Eigenvalues of a symmetric matrix as they were before noise: positive, (d,).
+
+    Noise of this variance off the diagonal (twice that on it) pushes eigenvalues apart, to first
+    order by the sum of variance / (value - other). Taken back, pure noise leaves their mean, and
+    eigenvalues far apart stay (Bun, Bouchaud & Potters 2017, arXiv 1610.08104, section 6).
+
+    :param values: ascending.
+    :param least: to which their mean is raised.
+    """
+    apart = values.unsqueeze(1) - values
+    pushed = 2 * variance * (apart / (apart.square() + variance).clamp(min=1e-300)).sum(dim=1)
+    mean = max(values.mean().item(), (2 * variance / len(values)) ** 0.5, least)
+    floor = min(mean, max(variance**0.5, 1e-9 * mean))
+    return (values - pushed).cummax(dim=0).values.clamp(min=floor)
+
+
+def _sum(weights: Tensor, values: Sequence[Tensor]) -> Tensor:
+    return torch.tensordot(weights, torch.stack(list(values)), dims=1)

@@ -1,0 +1,38 @@
+"""Whether a posterior can be published: one word, and one line that says why."""
+
+from dataclasses import dataclass
+
+OK, CHECK, DO_NOT_PUBLISH = "ok", "check", "do not publish"
+STEPS, NOISE, CLIPPING = "steps", "privacy noise", "clipping"  # causes
+
+REMEDIES = {
+    STEPS: "Try DPSVI, or other coordinates, such as non-centred ones of a hierarchy.",
+    NOISE: "Fewer latents, more records or a larger epsilon would help.",
+    CLIPPING: "A larger epsilon, more records, or features without extreme values would help.",
+}
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a posterior says of its own quality, from released numbers alone.
+
+    :param level: ``"ok"``, ``"check"`` or ``"do not publish"``.
+    :param reason: a clause with a number; empty for ``"ok"``.
+    :param cause: ``"steps"``, ``"privacy noise"`` or ``"clipping"``; empty for ``"ok"``.
+
+    >>> from pyro_dp.infer.posterior.status import Status
+    >>> print(Status("check", "the last step was 3.2 interval widths long", "steps"))
+    check: the last step was 3.2 interval widths long
+    """
+
+    level: str = OK
+    reason: str = ""
+    cause: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether there is nothing to check."""
+        return self.level == OK
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.reason}" if self.reason else self.level
