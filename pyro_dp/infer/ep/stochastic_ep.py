@@ -18,9 +18,9 @@ from torch import Tensor
 
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.ep.approximation import Approximation
+from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
 from pyro_dp.infer.ep.site_sum import SiteSum
-from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.status import CLIPPING, REMEDIES, STEPS, Status
@@ -40,6 +40,7 @@ from pyro_dp.utils.rng import private_rng
 from pyro_dp.utils.validation import require_choice, require_flag
 
 A = TypeVar("A", Approximation, EPState)
+
 
 @dataclass(frozen=True, eq=False)
 class PreparedSites(Prepared):

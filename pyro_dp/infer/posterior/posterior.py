@@ -14,8 +14,8 @@ from torch.distributions import (
 )
 
 from pyro_dp.infer.posterior.intervals import element_names
-from pyro_dp.infer.posterior.summary import Summary
 from pyro_dp.infer.posterior.status import Status
+from pyro_dp.infer.posterior.summary import Summary
 from pyro_dp.records.latents import Latent
 from pyro_dp.utils.linalg import cholesky, dense
 
