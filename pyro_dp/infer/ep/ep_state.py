@@ -24,6 +24,7 @@ from pyro_dp.infer.ep.look_plan import (
     histogram_share,
 )
 from pyro_dp.infer.ep.norm_histograms import MeanHistogram, NormHistograms
+from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
 from pyro_dp.infer.posterior.explanation import CLIPPING as _CLIPPING_SHARE
@@ -78,6 +79,7 @@ class EPState:
     :param histograms: of norms, one for each look, if there is noise.
     :param pooled: what all looks say; None: there is no look yet.
     :param scale: mean curvature of a record, all directions together.
+    :param alike: number of looks of this share, one after the other, with the next one.
     :param radius: longest step, in roots of nats per record.
     :param way: the last step, (d,); None: there was none.
     :param target: where the last step pointed, (d,), on the latents that records see.
@@ -91,6 +93,7 @@ class EPState:
     first_prior: Gaussian
     spent: float = 0.0
     share: float = OPENING
+    alike: int = 1
     frame: Frame | None = None
     looks: tuple[Look, ...] = ()
     histograms: NormHistograms = NormHistograms()
@@ -119,7 +122,7 @@ class EPState:
         prior = problem.prior.factor(mean, posterior.covariance)
         if new and problem.has_one_peak:
             posterior = Gaussian.from_moments(prior.mean, dense(covariance))
-        plan = LookPlan(dim, size, multiplier, problem.moments.label_free)
+        plan = LookPlan(dim, size, multiplier, problem.moments.residuals)
         first = EPState(problem, plan, posterior, posterior, prior, prior)
         if multiplier == 0:  # there is nothing to trade a bound against
             frame = Frame.of(first._prior_root(), 1.0, math.inf)
@@ -260,9 +263,10 @@ class EPState:
         gain = 0.5 * (step @ precision @ step).item()
         look = self.looks[-1]
         noise = pooled.relative_noise
-        before = Arrival(self.share, look.geometry, precision, gain, shortened, noise)
+        before = Arrival(self.share, look.geometry, precision, gain, shortened, noise, self.alike)
         share = self.plan.share(frame, before, 1.0 - self.spent, len(self.looks))
-        return replace(self, frame=frame, share=share)
+        alike = self.alike + 1 if share == self.share else 1
+        return replace(self, frame=frame, share=share, alike=alike)
 
     def _norms(
         self, point: Tensor, histograms: NormHistograms, looks: Sequence[Look | Tensor]
@@ -273,7 +277,7 @@ class EPState:
         curvature = self._prior_seen() if self.pooled is None else self.pooled.curvature
         distances = ((ways @ curvature) * ways).sum(dim=1) / self.plan.size
         mean = histograms.mean(distances, self.plan.size)
-        return mean.norms(self.scale, tail=not self.plan.label_free)
+        return mean.norms(self.scale, tail=self.plan.residuals != Residuals.BOUNDED)
 
     def _target(self, pooled: PooledLooks) -> Gaussian:
         """prior * evidence: the noise that the evidence has depends on the posterior's mean."""
@@ -458,4 +462,4 @@ class EPState:
         return self.posterior.mean, covariance
 
 
-_NUMBERS = ("spent", "share", "scale", "radius", "way", "weight")
+_NUMBERS = ("spent", "share", "alike", "scale", "radius", "way", "weight")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.blocks import LEAST_BOUND
 from pyro_dp.mechanism.norm_histogram import SHARE, Floats, Norms
 
@@ -21,21 +22,24 @@ _GROWTH = 2.0  # of the share, from look to look
 _FINAL = 0.45  # of what is left: a look that would take so much takes all of it
 _FAR = 4.0  # looks stay small while a step gains so many times the nats that its noise costs
 _WASTED = 1.4  # times the noise that other coordinates would have had
+_MOST_ALIKE = 3  # looks of one share: more of them would resolve nothing new
 _CURVATURE, _RESOLVED = 0.5, 0.3  # its part of a record's norm, at this relative noise
 _LEAST_CURVATURE, _MOST_CURVATURE = 0.35, 1.0
 _COUNTED = 0.25  # of a typical norm: the coordinate that sums the weights
 _WEIGHT_SD = 0.15  # of the mean weight, as norms predict it
 _LEAST_WEIGHT = 0.1
 # Square of how far parts that are cut off point to one side. Weights that do not depend on the
-# outcome bias only a model that does not hold.
-_ALIGNED = {False: 1.0, True: 1 / 20_000}
+# outcome bias only a model that does not hold, and symmetric residuals cancel if it holds.
+_ALIGNED = {Residuals.BOUNDED: 1 / 20_000, Residuals.NORMAL: 1 / 8, Residuals.OTHER: 1.0}
 _NEGLIGIBLE = 0.005  # noise in a direction, beside the posterior's variance there
 _LEAST_NOISE = 1e-9
-_DOUBTED = 4.0  # times the curvature's noise is added to it before coordinates follow it
+# Times the curvature's noise is added to it before coordinates follow it. A quadratic likelihood has
+# one curvature everywhere, and every look makes it clearer.
+_DOUBTED = {Residuals.BOUNDED: 4.0, Residuals.NORMAL: 0.3, Residuals.OTHER: 4.0}
 _UNRESOLVED = 1.0  # relative noise of the curvature
 # Change of the curvature over a distance of one root of a nat per record. Where residuals are
 # bounded, it is about one over the root of a record's curvature.
-_BEND = {False: 2.5, True: 4.0}
+_BEND = {Residuals.BOUNDED: 4.0, Residuals.NORMAL: 0.0, Residuals.OTHER: 2.5}
 _LOWEST = 0.02  # of the records have a norm below the least bound that is tried
 
 
@@ -74,18 +78,18 @@ class LookPlan:
     :param dim: d, of the latents that records see.
     :param size: N.
     :param multiplier: noise of one release of the whole budget, in units of its bound.
-    :param label_free: whether weights do not depend on the outcome.
+    :param residuals: of the observations.
     """
 
     dim: int
     size: int
     multiplier: float
-    label_free: bool
+    residuals: str
 
     @property
     def bend(self) -> float:
         """Of the likelihood, see :func:`~pyro_dp.infer.posterior.looks.with_last`."""
-        return _BEND[self.label_free]
+        return _BEND[self.residuals]
 
     def mean_weight(self, total: float, noise: float, predicted: float) -> float:
         """Of the records, from the released sum and from the histogram of norms.
@@ -109,7 +113,7 @@ class LookPlan:
         :param precision: of the posterior, (d, d).
         :param doubt: the noise in it, (d, d).
         """
-        values, vectors = torch.linalg.eigh(precision + _DOUBTED * doubt)
+        values, vectors = torch.linalg.eigh(precision + _DOUBTED[self.residuals] * doubt)
         weight = norms.weight(np.array([bound]))[0]
         noise = self.dim * (bound * self.multiplier / weight) ** 2 / (self.size * scale)
         raised = (_NEGLIGIBLE / max(noise, _LEAST_NOISE)) * values
@@ -130,8 +134,8 @@ class LookPlan:
         bounds = np.exp(np.arange(math.log(least) - 0.7, math.log(norms.norms[-1]) + 0.3, 0.05))
         weight, unit = norms.weight(bounds), 2 * self.size * scale
         cost: Floats = (self.dim * bounds * self.multiplier / weight) ** 2 / unit
-        cost = cost + _ALIGNED[self.label_free] * self.dim * norms.excess(bounds) ** 2 / unit
-        if self.label_free:
+        cost = cost + _ALIGNED[self.residuals] * self.dim * norms.excess(bounds) ** 2 / unit
+        if self.residuals == Residuals.BOUNDED:
             cost = cost + 0.5 * self.dim * (norms.weight(bounds, 2) / weight**2 - 1)
         return max(float(bounds[cost.argmin()]), LEAST_BOUND)
 
@@ -141,7 +145,7 @@ class LookPlan:
         :param weight: mean, of the last look.
         """
         excess = norms.excess(np.array([bound]))[0] / weight
-        return float(_ALIGNED[self.label_free] * excess**2 / self.dim)
+        return float(_ALIGNED[self.residuals] * excess**2 / self.dim)
 
     def share(self, frame: Frame, before: "Arrival", left: float, looks: int) -> float:
         """Of the budget, for the next look.
@@ -160,8 +164,8 @@ class LookPlan:
         stays = before.shortened or before.gain > _FAR * noise or wasted > _WASTED
         # A look that resolves nothing must not be repeated. (Where residuals are not bounded, norms
         # fall on the way, and early looks stay small.)
-        unresolved = self.label_free and before.relative_noise >= _UNRESOLVED
-        if unresolved or not stays:
+        unresolved = self.residuals == Residuals.BOUNDED and before.relative_noise >= _UNRESOLVED
+        if unresolved or before.alike >= _MOST_ALIKE or not stays:
             share *= _GROWTH
         return left if looks + 1 >= MOST_LOOKS or share >= _FINAL * left else share
 
@@ -176,6 +180,7 @@ class Arrival:
     :param gain: of the step that follows from it, in nats.
     :param shortened: whether that step was longer than is trusted.
     :param relative_noise: of the curvature of all looks.
+    :param alike: number of looks of this share, one after the other.
     """
 
     share: float
@@ -184,6 +189,7 @@ class Arrival:
     gain: float
     shortened: bool
     relative_noise: float
+    alike: int
 
 
 def histogram_share(bound: float) -> float:

@@ -25,6 +25,14 @@ from pyro_dp.utils.errors import PrivacyError
 MAX_RANK = 2
 
 
+class Residuals:
+    """What is known of an observation's residuals, the derivatives of its log density."""
+
+    BOUNDED = "bounded"  # over all outcomes, of which there are finitely many
+    NORMAL = "normal"  # symmetric, of a quadratic log density
+    OTHER = "other"
+
+
 class NotLinear(PrivacyError):
     """The record's likelihood is no function of few numbers per element."""
 
@@ -128,9 +136,11 @@ class Family:
         return Normal if known and self._varying == ["loc"] else None
 
     @property
-    def label_free(self) -> bool:
-        """Whether :meth:`largest_gradient` is over all outcomes."""
-        return self._labels > 0
+    def residuals(self) -> str:
+        """One of :class:`Residuals`."""
+        if self._labels:
+            return Residuals.BOUNDED
+        return Residuals.NORMAL if self.kind is Normal else Residuals.OTHER
 
     def largest_gradient(self, numbers: Tensor, rest: list[Tensor]) -> Tensor | None:
         """Of the log density, over all outcomes there are, (..., E, r); None: there are many.

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from pyro_dp.infer.ep.element_sites import ElementSites, element_sites
 from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.linear_design import LinearDesign
-from pyro_dp.infer.ep.observation_family import Family, NotLinear
+from pyro_dp.infer.ep.observation_family import Family, NotLinear, Residuals
 from pyro_dp.infer.ep.site_factors import Dense, LowRank
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.devices import rows_on
@@ -46,7 +46,7 @@ class LinearMoments:
     :ivar families: of the observed distributions.
     :ivar design: by which a batch's sites come of one product, or None.
     :ivar curved: whether these numbers are no linear function of the latents.
-    :ivar label_free: whether the largest residual of a record does not depend on its outcome.
+    :ivar residuals: one of :class:`~pyro_dp.infer.ep.observation_family.Residuals`, of all.
     :ivar careful: whether the first steps should be short; here, where they are curved.
     :raises NotLinear: it does not; the text says why.
     """
@@ -75,7 +75,10 @@ class LinearMoments:
         )
         self.curved = not all(agree(a[2], b[2]) for a, b in zip(here, there, strict=True))
         self.careful = self.curved
-        self.label_free = all(family.label_free for family in self.families)
+        kinds = {family.residuals for family in self.families}
+        if len(kinds) > 1 or (self.curved and Residuals.NORMAL in kinds):
+            kinds = {Residuals.OTHER}
+        (self.residuals,) = kinds
         numbers = len(z) + records.row_size
         self.microbatch_size = rows_on(records.device, numbers) or rows_in_cache(len(z))
         size = min(self.microbatch_size, records.plate.size)
@@ -163,7 +166,7 @@ class SteinMoments:
     """
 
     name = "stein"
-    label_free = False
+    residuals = Residuals.OTHER
     design = None
     curved = False  # the curvature is that of the likelihood itself, and not weak
     careful = True  # the draws say little of a site that is far off

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.infer.ep.site_factors import Factors, Full, FullRows
 from pyro_dp.infer.ep.site_sum import Public, SiteSum
 from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, Scaled
@@ -66,7 +67,7 @@ class WhitenedSum(SiteSum):
 
     def _size_before_weights(self, sites: Factors, norms: Tensor, weight: Tensor) -> Tensor:
         """b, (B, 1)."""
-        if not self._moments.label_free:
+        if self._moments.residuals != Residuals.BOUNDED:
             return norms
         size = sites.largest_residual() + weight**2 * sites.squared_norm()
         return size.sqrt().unsqueeze(1)
@@ -90,7 +91,7 @@ class OpeningSum(WhitenedSum):
     """
 
     def _blocks(self, sites: Factors, public: Public, bound: Tensor) -> list[Contributions]:
-        if self._moments.label_free:
+        if self._moments.residuals == Residuals.BOUNDED:
             squared = sites.largest_residual()
         else:
             squared = sites.gradients().squared_norms()[:, 0]
