@@ -7,6 +7,7 @@ from pyro_dp.auditing.result import AuditResult
 from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.infer.ep.kl_bounds import clipped_kl, sep_kl_bound
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
+from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.explanation import Explanation
 from pyro_dp.infer.posterior.forecast import Forecast
 from pyro_dp.infer.posterior.posterior import Posterior
@@ -52,6 +53,7 @@ __all__ = [
     "DPSEP",
     "DPSVI",
     "DPStandardScaler",
+    "Evidence",
     "Explanation",
     "Forecast",
     "ModelError",

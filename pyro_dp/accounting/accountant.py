@@ -396,9 +396,8 @@ class PrivacyAccountant:
         :param count: how many times, >= 0.
         :raises PrivacyBudgetExceeded: if the budget does not cover it; nothing has changed then.
         :raises ConfigurationError: if the event is unknown or does not fit the relation.
-        :raises PrivacyError: if a run with adaptive noise would meet an open loop on samples, if the
-            journal cannot be used, or in a forked process; nothing has
-            changed then.
+        :raises PrivacyError: if a run with adaptive noise would meet an open loop on samples, if
+            the journal cannot be used, or in a forked process; nothing has changed then.
         :raises OSError: if the journal could not be written. Nothing may be released, but the
             ledger counts it: the line may be on the disk.
         """

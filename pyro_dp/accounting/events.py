@@ -1,6 +1,7 @@
 """What a ledger lists: records of releases, without behaviour."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -127,6 +128,22 @@ class NonPrivateLook:
 
 Event = SubsampledGaussian | ApproximateDP | NonPrivateLook
 EVENTS = get_args(Event)
+
+
+def is_whole(event: Event) -> bool:
+    """Whether it is a sum over all records with normal noise."""
+    if not isinstance(event, SubsampledGaussian):
+        return False
+    return event.sample_rate == 1.0 and event.noise_multiplier > 0
+
+
+def together(counts: Mapping[Any, int]) -> SubsampledGaussian:
+    """The one sum over all records that costs as much as these: Gaussians compose to a Gaussian.
+
+    :param counts: of events that are each :func:`is_whole`.
+    """
+    precision = math.fsum(n / event.noise_multiplier**2 for event, n in counts.items())
+    return SubsampledGaussian(1 / math.sqrt(precision), 1.0, "full")
 
 
 def require_short_text(name: str, value: Any) -> None:

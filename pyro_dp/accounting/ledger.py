@@ -14,6 +14,8 @@ from pyro_dp.accounting.events import (
     SubsampledGaussian,
     brief,
     current_note,
+    is_whole,
+    together,
 )
 from pyro_dp.accounting.origins import Origins
 from pyro_dp.utils import tables
@@ -26,6 +28,7 @@ Facts = list[tuple[str, str]]
 _HEAD = ("release", "sample rate", "noise multiplier", "count")
 # Spelt out: "Gaussian, poisson" was read as the family of the model.
 _SAMPLING = {"poisson": "Poisson sampling", "fixed": "subsets of fixed size", "full": "all records"}
+_MOST_ALONE = 3  # kinds of sums over all records that have rows of their own
 _DAMAGED = "the accountant's state is damaged or not one: "
 
 
@@ -184,7 +187,20 @@ def first_missing(counts: Mapping[Event, int], of: Mapping[Event, int]) -> Event
 
 
 def _rows(entries: Iterable[LedgerEntry]) -> list[tuple[str, ...]]:
-    return [(*_cells(event), str(count)) for event, count in entries]
+    return [(*_cells(event), str(count)) for event, count in _together(entries)]
+
+
+def _together(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+    """With one row for sums over all records, where there are many kinds of them.
+
+    Gaussians compose to a Gaussian, whose noise multiplier the row has.
+    """
+    entries = list(entries)
+    whole = {event: count for event, count in entries if is_whole(event)}
+    if len(whole) <= _MOST_ALONE:
+        return entries
+    rest = [each for each in entries if each.event not in whole]
+    return [*rest, LedgerEntry(together(whole), sum(whole.values()))]
 
 
 def _cells(event: Event) -> tuple[str, str, str]:

@@ -7,9 +7,16 @@ from typing import Protocol
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.amounts import spent, up
 from pyro_dp.accounting.description import Description
-from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.events import (
+    ApproximateDP,
+    Event,
+    NonPrivateLook,
+    SubsampledGaussian,
+    is_whole,
+    together,
+)
 from pyro_dp.accounting.markup import Block, Paragraph, Table
-from pyro_dp.accounting.origins import Origin, Part
+from pyro_dp.accounting.origins import ADAPTIVE, Origin, Part
 from pyro_dp.accounting.trade_off import PrivacyCurve
 
 _MOST_SUMS = 40  # rows of which each is composed with all above it
@@ -70,7 +77,10 @@ class Reported(PrivacyCurve, Protocol):
 
 @dataclass(frozen=True)
 class Row:
-    """What one run released of one kind, or has planned and not released."""
+    """What one run released of one kind, or has planned and not released.
+
+    :param looks: how many sums these are, which cost as much as one; 0: as many as ``count``.
+    """
 
     origin: Origin | None
     event: SubsampledGaussian | ApproximateDP
@@ -78,6 +88,11 @@ class Row:
     bounds: tuple[float, float] | None
     clipped: tuple[float, float] | None
     planned: bool = False
+    looks: int = 0
+
+    @property
+    def times(self) -> int:
+        return self.looks or self.count
 
     @property
     def name(self) -> str:
@@ -85,7 +100,8 @@ class Row:
             if self.origin is None:
                 return "noisy sum"
             method = self.origin.method
-            name = _NAMES.get(method, f"{method}: noisy sum")
+            kind = "noisy sums, with their noise together" if self.looks else "noisy sum"
+            name = _NAMES.get(method, f"{method}: {kind}")
             return f"{name}, planned and not released" if self.planned else name
         cost = f"epsilon = {up(self.event.epsilon)}, delta = {self.event.delta:.4g}"
         return f"{self.event.name}: {cost}"
@@ -93,12 +109,7 @@ class Row:
 
 def rows_of(accountant: Reported) -> list[Row]:
     """All but the looks at the data without noise; what is planned comes last."""
-    made = [
-        Row(origin, event, count, part.bounds.get(event), part.clipped)
-        for origin, part in accountant.runs()
-        for event, count in part.counts.items()
-        if not isinstance(event, NonPrivateLook)
-    ]
+    made = [row for origin, part in accountant.runs() for row in _of_run(origin, part)]
     planned = [
         Row(origin, event, count, None, None, planned=True)
         for origin, left in accountant.reserved
@@ -106,6 +117,18 @@ def rows_of(accountant: Reported) -> list[Row]:
         if not isinstance(event, NonPrivateLook)
     ]
     return made + planned
+
+
+def _of_run(origin: Origin | None, part: Part) -> list[Row]:
+    """One for each kind of release; the looks of a run that chose their noise are one kind."""
+    counts = {e: n for e, n in part.counts.items() if not isinstance(e, NonPrivateLook)}
+    if origin is None or origin.plan != ADAPTIVE or not all(map(is_whole, counts)):
+        found = counts.items()
+        return [Row(origin, event, n, part.bounds.get(event), part.clipped) for event, n in found]
+    ends = [end for bounds in part.bounds.values() for end in bounds]
+    bounds = (min(ends), max(ends)) if ends else None
+    looks = sum(counts.values())
+    return [Row(origin, together(counts), 1, bounds, part.clipped, looks=looks)]
 
 
 def releases(accountant: Reported) -> list[Block]:
@@ -116,7 +139,7 @@ def releases(accountant: Reported) -> list[Block]:
     alone = [_epsilon(accountant, {row.event: row.count}) for row in rows]
     so_far = _so_far(accountant, rows)
     cells = [_cells(row, *costs) for row, *costs in zip(rows, alone, so_far, strict=True)]
-    times = f"{sum(row.count for row in rows):,}"
+    times = f"{sum(row.times for row in rows):,}"
     total = _composed(accountant)
     foot = ("all together", "", "", "", times, "", _cost(total), "", "", "")
     caption = "What was released, run by run, and what it costs"
@@ -176,7 +199,7 @@ def _cells(row: Row, alone: str, so_far: str) -> tuple[str, ...]:
             clipped = f"{fraction:.1%} ± {error:.1%}"
     time = _UNKNOWN if origin is None else _began(origin)
     generator = _UNKNOWN if origin is None else _GENERATORS[origin.generator]
-    times = f"{row.count:,}"
+    times = f"{row.times:,}"
     return row.name, sampling, sigma, bound, times, alone, so_far, time, generator, clipped
 
 

@@ -203,7 +203,8 @@ class IterativeMechanism(abc.ABC):
                     result.read_clipped(step)
                     break
             else:
-                result.stopped = DONE
+                result.stopped, result.num_steps, bar.total = DONE, self._steps, self._steps
+                bar.refresh()
         self._forget_samples()
         self._note_clipped()
         slow = [] if self._ranks is None else self._ranks.warnings()

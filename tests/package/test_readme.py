@@ -14,6 +14,7 @@ pytestmark = pytest.mark.every_case
 PAGES = (
     "docs/dpsvi.md",
     "docs/dpsep.md",
+    "docs/evidence.md",
     "docs/explain.md",
     "docs/vips.md",
     "docs/trust.md",
@@ -33,7 +34,7 @@ def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
     codes = [code for page in PAGES for code in examples(ROOT / page)]
-    assert len(codes) == 10
+    assert len(codes) == 11
     assert len([line for line in codes[0].splitlines() if line]) <= 20
     scope = {}
     for code in codes:

@@ -277,6 +277,11 @@ class DPSEP(StochasticEP[EPState]):
         known = self._approximation
         self._known = replace(known, spent=min(known.spent + known.share, 1.0))
 
+    def _shown(self) -> dict[str, Any]:
+        shown = super()._shown()
+        del shown["num_steps"]  # the most there may be
+        return shown
+
     def _shaping_settings(self) -> dict[str, Any]:
         return {"max_factor_norm": None}  # states of PaperDPSEP have a number
 

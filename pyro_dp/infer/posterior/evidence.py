@@ -77,6 +77,12 @@ class Part:
         found = pooled(self.looks, self.size, self.bend)
         return replace(found, score_noise=found.score_noise + self.squared_bias * found.geometry)
 
+    def gaussian(self) -> dict[str, Any]:
+        """Estimate and precision as plain numbers, for readers in other languages."""
+        mean = self.pooled.estimate
+        precision = self.pooled.information(mean, self.pooled.bending(mean))
+        return {"estimate": mean.tolist(), "precision": precision.tolist()}
+
     @cached_property
     def _turned(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Eigenvalues of K + V at the centre in coordinates M^1/2 z, the turn to them, and what
@@ -299,6 +305,7 @@ class Evidence:
                     "squared_bias": part.squared_bias,
                     "bend": part.bend,
                     **vars(part.cost),
+                    "gaussian": part.gaussian(),
                     "looks": [
                         {name: getattr(look, name).tolist() for name in _LOOK}
                         | {name: getattr(look, name) for name in _SDS}
