@@ -43,7 +43,7 @@ from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.mixed_statistics import MixedStatistics, require_step_size
-from pyro_dp.vips.noise_aware import ON_THEIR_WAY, noise_aware
+from pyro_dp.vips.noise_aware import noise_aware
 from pyro_dp.vips.noise_response import NoiseResponse
 from pyro_dp.vips.site_posterior import SitePosterior
 from pyro_dp.vips.statistics_sum import StatisticsSum
@@ -208,7 +208,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             noise in the statistics moves the means, directly and through the E-steps
             (:mod:`pyro_dp.vips.noise_response`). With it come the parts of the covariance that
             variational Bayes leaves out, where the model knows how its E-step answers. What is not
-            known, or where first order will not do, is marked in ``posterior.doubtful``. Without
+            known, or where first order will not do, is told by its ``status``. Without
             noise, and with ``False``, the posterior is that of variational Bayes as it is.
         :raises ConfigurationError: no step was taken yet.
         """
@@ -219,10 +219,6 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             if self._aware is None:
                 self._aware = self._noise_aware(current)
             return self._aware
-
-    def _unfinished(self) -> str | None:
-        on_their_way = any(ON_THEIR_WAY in why for why in self.posterior().doubtful.values())
-        return ON_THEIR_WAY if on_their_way else None
 
     def guide(self, *args: Any, **kwargs: Any) -> None:
         """The current posterior as a Pyro guide for the model's Pyro model.

@@ -453,7 +453,9 @@ def _from_plain(saved: Mapping[str, Any]) -> Evidence:
             raise ConfigurationError("A part of the evidence has no looks.")
         numbers = float(part["squared_bias"]), float(part["mu"])
         cost = Cost(numbers[1], part["neighboring"], part["run"], part["unit"])
-        parts.append(Part(require_count("records", part["records"]), tuple(looks), numbers[0], cost))
+        parts.append(
+            Part(require_count("records", part["records"]), tuple(looks), numbers[0], cost)
+        )
     return Evidence(tuple(latents), tuple(parts), bool(saved["disjoint"]))
 
 

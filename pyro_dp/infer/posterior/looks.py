@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 _NONLINEARITY = 2.5  # change of the curvature over a distance of one nat per record
-_HALF, _STEEP = 0.67, 8  # level, in sd sqrt(d), and exponent: where a noisy curvature stops to count
+_HALF, _STEEP = (
+    0.67,
+    8,
+)  # level, in sd sqrt(d), and exponent: where a noisy curvature stops to count
 _NEGLIGIBLE = 1e-6  # curvature, in parts of the first look's geometry
 
 
@@ -136,9 +139,7 @@ def with_last(looks: Sequence[Look], before: PooledLooks | None, size: int) -> P
     return PooledLooks(centre + inverse @ score, curvature, centre, noise, geometry, sd)
 
 
-def squared_distances(
-    looks: Sequence[Look], point: Tensor, curvature: Tensor, size: int
-) -> Tensor:
+def squared_distances(looks: Sequence[Look], point: Tensor, curvature: Tensor, size: int) -> Tensor:
     """From each look to a point, in nats per record, (looks,)."""
     ways = torch.stack([look.point for look in looks]) - point
     return ((ways @ curvature) * ways).sum(dim=1) / size
