@@ -24,8 +24,8 @@ from pyro_dp.utils.validation import require_count, require_number
 
 _DRAWS = 10_000  # for intervals of what is not Gaussian
 _PRIOR = (
-    "the records say less than the prior about {some} coefficients (few records have them, or "
-    "a column is outside its declared units and bounds): {names}"
+    "the records say less than the prior about {some} of {all} coefficients (few records have "
+    "them, noise hides them, or a column is outside its declared units and bounds): {names}"
 )
 
 
@@ -80,10 +80,10 @@ class Regression:
         If that is ok, it says which coefficients the prior knows better than the records.
         """
         found = self.posterior.status
-        names = self._scale.unknown(self.posterior)
+        names, count = self._scale.unknown(self.posterior), len(self._scale.coefficients)
         if not found.is_ok or not names:
             return found
-        return Status(CHECK, _PRIOR.format(some=len(names), names=", ".join(names)))
+        return Status(CHECK, _PRIOR.format(some=len(names), all=count, names=", ".join(names)))
 
     def summary(self, level: float = 0.95, *, ratios: bool = False) -> pd.DataFrame:
         """A row for each coefficient, and for what else is unknown.

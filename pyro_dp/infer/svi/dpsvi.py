@@ -7,7 +7,6 @@ plate of individuals.
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -413,7 +412,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         found, clipped = self._history.status(self._clipping), self._clipping_status
         if found.is_ok or clipped.is_ok:
             return clipped if found.is_ok else found
-        return replace(found, reason=f"{found.reason}; {clipped.reason}")
+        first, other = (found, clipped) if self.max_grad_norm is None else (clipped, found)
+        return Status(found.level, f"{first.reason}; {other.reason}", first.cause)
 
     @property
     def _clipping_status(self) -> Status:
