@@ -67,10 +67,10 @@ class PrivacyAccountant:
     **Not protected.** The number of records, the plate's size and the sample rate are public in
     both relations; to hide the number of records, declare a bound instead. Data must be finite.
     The settings of the events must be chosen without looking at the data or at earlier releases,
-    and so must the moment to stop a loop with a noise multiplier of its own: that events chosen
-    adaptively, or a stop that depends on the budget, cost no more is not proven for privacy loss
-    distributions. (Where all events are Gaussian sums over all records, the budget holds all the
-    same: Smith & Thakurta 2022, arXiv 2210.17520.) A run that is calibrated, or made by ``run``,
+    and so must the moment to stop a loop with a noise multiplier of its own. Gaussian sums over all
+    records may have noise that follows from earlier releases: the budget holds all the same
+    (docs/proofs/evidence.md; Smith & Thakurta 2022, arXiv 2210.17520). ``DPSEP`` uses that, and
+    reserves its whole cost with its first look. A run that is calibrated, or made by ``run``,
     may stop by what was released: it counts all steps that it has planned. What an
     :class:`ApproximateDP` event says of itself is believed. Several people behind one record, one
     person in several records, and other data sets are not covered.
@@ -396,7 +396,8 @@ class PrivacyAccountant:
         :param count: how many times, >= 0.
         :raises PrivacyBudgetExceeded: if the budget does not cover it; nothing has changed then.
         :raises ConfigurationError: if the event is unknown or does not fit the relation.
-        :raises PrivacyError: if the journal cannot be used, or in a forked process; nothing has
+        :raises PrivacyError: if a run with adaptive noise would meet an open loop on samples, if the
+            journal cannot be used, or in a forked process; nothing has
             changed then.
         :raises OSError: if the journal could not be written. Nothing may be released, but the
             ledger counts it: the line may be on the disk.
@@ -414,6 +415,8 @@ class PrivacyAccountant:
                 composition.require_known(event, self._neighboring)
             if not count:
                 return
+            if self._source is not None:
+                self._origins.require_provable(self._source.origin, event)
             beside, ours = self._room(event, count)
             if beside[event] + ours[event] > ledger.MOST:
                 raise ConfigurationError(f"count: more than {ledger.MOST:g} releases of a kind.")

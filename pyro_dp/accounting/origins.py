@@ -16,12 +16,32 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from pyro_dp.accounting.events import Event, require_short_text
-from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.accounting.events import Event, SubsampledGaussian, require_short_text
+from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.validation import require_choice, require_count, require_number
 
 SECURE_RUN, SEEDED_RUN, ORDINARY_RUN = "secure", "seeded", "ordinary"
 GENERATORS = (SECURE_RUN, SEEDED_RUN, ORDINARY_RUN)
+# How a run's releases follow from each other: fixed beforehand; Gaussian sums over all records that
+# share a fixed mu^2; a number that is left open.
+PLANNED, ADAPTIVE, OPEN = "planned", "adaptive", "open"
+PLANS = (PLANNED, ADAPTIVE, OPEN)
+
+
+_OPEN_LOOP = (
+    "This ledger has a run that chooses its noise as it goes. A loop of {method} on samples of the "
+    "records, without a planned number of steps, has no guarantee beside it. Pass num_steps and "
+    "call run(), or use an accountant with a budget and no noise_multiplier."
+)
+_OPEN_BEFORE = (
+    "This ledger has a loop of {open} on samples of the records, without a planned number of steps. "
+    "{method} chooses its noise as it goes, which has no guarantee beside it. Use PaperDPSEP, or "
+    "plan the loop: num_steps and run()."
+)
+
+
+def _is_on_sample(event: Event) -> bool:
+    return isinstance(event, SubsampledGaussian) and event.sample_rate < 1.0
 
 
 def new_name() -> str:
@@ -37,6 +57,8 @@ class Origin:
     :param generator: "secure" (the operating system's, and integers), "seeded", or "ordinary".
     :param time: of its beginning (UTC, ISO 8601, to the minute).
     :param reservation: name of what it reserves. Runs that go on from each other share it.
+    :param plan: "planned" (number and noise of the releases are fixed before the first),
+        "adaptive" (Gaussian sums over all records that share a fixed mu^2), or "open".
     :raises ConfigurationError: a text is not a short line, or there is no such generator.
     """
 
@@ -44,21 +66,33 @@ class Origin:
     generator: str
     time: str
     reservation: str = field(default_factory=new_name)
+    plan: str = PLANNED
 
     def __post_init__(self) -> None:
         require_short_text("method", self.method)
         require_short_text("time", self.time)
         require_short_text("reservation", self.reservation)
         require_choice("generator", self.generator, GENERATORS)
+        require_choice("plan", self.plan, PLANS)
 
     @staticmethod
-    def now(method: str, *, seeded: bool, secure: bool, reservation: str | None = None) -> "Origin":
+    def now(
+        method: str,
+        *,
+        seeded: bool,
+        secure: bool,
+        reservation: str | None = None,
+        plan: str = PLANNED,
+    ) -> "Origin":
         """A run that begins."""
         generator = SECURE_RUN if secure else SEEDED_RUN if seeded else ORDINARY_RUN
-        return Origin(method, generator, _minute(), reservation or new_name())
+        return Origin(method, generator, _minute(), reservation or new_name(), plan)
 
     def saved(self) -> dict[str, str]:
-        return asdict(self)
+        fields = asdict(self)
+        if self.plan == PLANNED:  # as older versions wrote it
+            del fields["plan"]
+        return fields
 
 
 def _minute() -> str:
@@ -155,6 +189,20 @@ class Origins:
         """
         self._parts[origin].clipped = fraction, error
 
+    def require_provable(self, origin: Origin, event: Event) -> None:
+        """No theorem covers adaptive noise beside a number of samples that is left open.
+
+        :raises PrivacyError: this release would bring both into the ledger.
+        """
+        subsampled = _is_on_sample(event)
+        adaptive = any(each.plan == ADAPTIVE for each in self._parts)
+        if origin.plan == OPEN and subsampled and adaptive:
+            raise PrivacyError(_OPEN_LOOP.format(method=origin.method))
+        if origin.plan == ADAPTIVE:
+            for each, part in self._parts.items():
+                if each.plan == OPEN and any(_is_on_sample(own) for own in part.counts):
+                    raise PrivacyError(_OPEN_BEFORE.format(method=origin.method, open=each.method))
+
     def unknown(self, counts: Mapping[Event, int]) -> dict[Event, int]:
         """What no run is known to have released, of the ledger."""
         left = Counter(dict(counts))
@@ -212,7 +260,9 @@ def origin_of(saved: Mapping[str, Any]) -> Origin:
     """
     # Older versions saved no name of a reservation, as they had none.
     name = saved.get("reservation", new_name())
-    return Origin(saved["method"], saved["generator"], saved["time"], name)
+    return Origin(
+        saved["method"], saved["generator"], saved["time"], name, saved.get("plan", PLANNED)
+    )
 
 
 def bound_of(value: Any) -> float | None:

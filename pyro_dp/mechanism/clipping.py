@@ -43,7 +43,8 @@ def clipped_sums(
         if norm is None:
             sums.append(each.weighted_sum(counted))
             continue
-        target = bound * (1 - 1e-12)  # so that rounding stays within the bound
+        # In float64: rounding stays within the bound.
+        target = torch.as_tensor(bound, dtype=torch.float64, device=norm.device) * (1 - 1e-12)
         scale = torch.where(norm > target, target / norm, 1.0)
         sums.append(each.weighted_sum(torch.where(counted, scale, 0.0)))
     return sums

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dp.accounting.events import SECURE, SEEDED, Event, SubsampledGaussian, require_short_text
-from pyro_dp.accounting.origins import Origin, new_name
+from pyro_dp.accounting.origins import OPEN, PLANNED, Origin, new_name
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.drawn_ahead import DrawnAhead
@@ -118,6 +118,7 @@ class IterativeMechanism(abc.ABC):
         self._last_run: RunResult | None = None
 
     _measure = "change"  # what a step returns
+    _plan_kind = PLANNED  # of a run that reserves its releases
     _method = ""  # in reports, where that is not the name of the class
 
     @abc.abstractmethod
@@ -531,6 +532,7 @@ class IterativeMechanism(abc.ABC):
                 seeded=self._randomness.seeded,
                 secure=secure,
                 reservation=self._reservation,
+                plan=self._plan_kind if self._reserves else OPEN,
             )
         return self._origin
 

@@ -28,7 +28,9 @@ class OuterProducts:
     def squared_norms(self) -> Tensor:
         """(B, 1) in float64; never below the true ones."""
         if self.left.shape[2] == 1:
-            return Rows(self.left).squared_norms() * Rows(self.right).squared_norms()
+            tiny = torch.finfo(torch.float64).tiny  # squares that underflow do not count as zero
+            ours, theirs = Rows(self.left).squared_norms(), Rows(self.right).squared_norms()
+            return (ours + tiny) * (theirs + tiny)
         left, right = self.left.double(), self.right.double()
         ours, theirs = left.mT @ left, right @ right.mT  # (B, k, k)
         squares = (ours * theirs).sum(dim=(1, 2)).clamp(min=0.0)

@@ -1,5 +1,6 @@
 """The accountant of one trial of a private selection."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.utils.errors import PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.utils.validation import require_count
 
+_ROUNDING = 1e-9
 NOTE = "This is the ledger of one trial of a private_selection: it lacks what the selection cost."
 
 
@@ -27,6 +29,8 @@ class TrialAccountant(PrivacyAccountant):
     ):
         super().__init__(delta=ours.delta, neighboring=ours.neighboring, engine=ours.engine)
         self._left: dict[Event, int] = dict(declared.items())
+        # Gaussian sums over all records compose by their precision, however it is shared out.
+        self._precision = math.fsum(n * _precision(e) for e, n in declared.items())
         self._start = start + (1 << 128)  # beyond the positions of other accountants
         self.refused = self.continued = False
         self.note(NOTE)
@@ -36,7 +40,11 @@ class TrialAccountant(PrivacyAccountant):
         count = require_count("count", count, least=0)
         with self._lock:
             left = self._left.get(event, 0) if type(event) is SubsampledGaussian else 0
-            if count > left:
+            precision = count * _precision(event)
+            admitted = count <= left
+            if precision:
+                admitted = precision <= self._precision * (1 + _ROUNDING)
+            if not admitted:
                 self.refused = True
                 raise PrivacyBudgetExceeded(
                     "a trial of private_selection may release what was declared in releases, and "
@@ -44,6 +52,7 @@ class TrialAccountant(PrivacyAccountant):
                 )
             super().record(event, count)
             self._left[event] = left - count
+            self._precision = max(self._precision - precision, 0.0)
 
     def note_earlier_values(self, text: str) -> None:
         """:raises PrivacyError: always: trials that go on from each other cost more than one."""
@@ -57,4 +66,12 @@ class TrialAccountant(PrivacyAccountant):
     def close(self) -> None:
         """Nothing can be released any more: the winner is known."""
         with self._lock:
-            self._left = {}
+            self._left, self._precision = {}, 0.0
+
+
+def _precision(event: Event) -> float:
+    """Of the noise of a Gaussian sum over all records, in units of its bound; of others, 0."""
+    if type(event) is not SubsampledGaussian or event.sample_rate < 1.0:
+        return 0.0
+    sigma = event.noise_multiplier
+    return sigma**-2 if sigma else math.inf

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event, SubsampledGaussian
+from pyro_dp.accounting.origins import ADAPTIVE
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.look_plan import MOST_LOOKS, MOST_WITHOUT_NOISE
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
@@ -128,9 +129,19 @@ class DPSEP(StochasticEP[EPState]):
     True
     """
 
+    _plan_kind = ADAPTIVE
     _remedy = "Use other units, or DPSVI."
     _differs = "load_state_dict: this state has a {name}. PaperDPSEP takes it."
-    _state_names = ("settings", "looks", "counts", "pooled", "frame", "plan", "gaussians", "numbers")
+    _state_names = (
+        "settings",
+        "looks",
+        "counts",
+        "pooled",
+        "frame",
+        "plan",
+        "gaussians",
+        "numbers",
+    )
 
     @arguments_moved_to(PaperDPSEP)
     def __init__(
@@ -182,7 +193,7 @@ class DPSEP(StochasticEP[EPState]):
             self._reservation,
             self.accountant.description.unit or "",
         )
-        part = Part(known.plan.size, known.looks, known.squared_bias, cost)
+        part = Part(known.plan.size, known.looks, known.squared_bias, known.plan.bend, cost)
         return Evidence(tuple(_joined(known.problem.guide.latents, known.problem.places)), (part,))
 
     @property

@@ -182,7 +182,7 @@ class EPState:
         point = at[0].mean[self.problem.places]
         look, weight = self._look(released[0], point, noises[0], histograms)
         looks = (*self.looks, look)
-        pooled = with_last(looks, self.pooled, self.plan.size)
+        pooled = with_last(looks, self.pooled, self.plan.size, self.plan.bend)
         seen = replace(
             self, looks=looks, histograms=histograms, pooled=pooled, weight=weight, spent=spent
         )
@@ -251,15 +251,16 @@ class EPState:
         bound = frame.bound
         if bound == math.inf:
             ones = Norms(np.ones(1), np.full(1, float(self.plan.size)))
-            root = self.plan.root(precision, ones, self.scale, 1.0)
+            root = self.plan.root(precision, pooled.curvature_noise, ones, self.scale, 1.0)
             return replace(self, frame=Frame.of(root, self.scale, bound))
         norms = self._norms(self.posterior.mean[self.problem.places], self.histograms, self.looks)
-        root = self.plan.root(precision, norms, self.scale, bound)
+        root = self.plan.root(precision, pooled.curvature_noise, norms, self.scale, bound)
         bound = self.plan.bound(norms, self.scale)
         frame = Frame.of(root, self.scale, bound, pooled.relative_noise)
         gain = 0.5 * (step @ precision @ step).item()
         look = self.looks[-1]
-        before = Arrival(self.share, look.geometry, precision, gain, shortened)
+        noise = pooled.relative_noise
+        before = Arrival(self.share, look.geometry, precision, gain, shortened, noise)
         share = self.plan.share(frame, before, 1.0 - self.spent, len(self.looks))
         return replace(self, frame=frame, share=share)
 
@@ -295,8 +296,8 @@ class EPState:
         included, and goes half of the way: effects that noise has drawn to their mean would make
         the scale small, which draws them closer, and so on until it is lost.
         """
-        bias = self.squared_bias * pooled.geometry
-        information = pooled.information(mean[self.problem.places], bias)
+        seen = mean[self.problem.places]
+        information = pooled.information(seen, self._bias(pooled, seen))
         factors = [self._factor(pooled, each) for each in (pooled.curvature, information)]
         covariance = inverse(self.prior.precision + factors[1].precision)
         refined = self.problem.prior.factor(mean, covariance)
@@ -314,6 +315,10 @@ class EPState:
         norms = self._norms(self.looks[-1].point, self.histograms, self.looks)
         return self.plan.squared_bias(norms, frame.bound, self.weight)
 
+    def _bias(self, pooled: PooledLooks, mean: Tensor) -> Tensor:
+        """Squared, of the score: what clipping took away, and a likelihood that bends, (d, d)."""
+        return self.squared_bias * pooled.geometry + pooled.bending(mean)
+
     @property
     def status(self) -> Status:
         """Whether the posterior can be published."""
@@ -324,7 +329,9 @@ class EPState:
         variances = self.aware.covariance.diagonal()[places]
         remains = (variances * prior).sqrt().median().item()
         if remains > _LITTLE:
-            reason = f"the data said little: intervals are {remains:.2f} times as wide as the prior's"
+            reason = (
+                f"the data said little: intervals are {remains:.2f} times as wide as the prior's"
+            )
             return Status(DO_NOT_PUBLISH, reason, NOISE)
         mean = self.posterior.mean[places]
         way = mean - self.looks[-1].point
@@ -335,11 +342,16 @@ class EPState:
             return Status(CHECK, reason, STEPS)
         inverse = torch.linalg.inv(pooled.curvature)
         noise = pooled.noise(mean)
-        bias = self.squared_bias * (inverse @ pooled.geometry).trace().item()
         whole = self.plan.dim + (inverse @ noise).trace().item()
-        if bias > whole:
-            reason = f"clipping may shift intervals by {math.sqrt(bias / whole):.1f} of their width"
-            return Status(CHECK, reason, CLIPPING)
+        bent = (inverse @ pooled.bending(mean)).trace().item() / whole
+        cut = self.squared_bias * (inverse @ pooled.geometry).trace().item() / whole
+        if bent + cut > 1:
+            share = math.sqrt(bent + cut)
+            if cut > bent:
+                reason = f"clipping may shift the mean by {share:.1f} standard deviations"
+                return Status(CHECK, reason, CLIPPING)
+            reason = f"the looks were {share:.1f} standard deviations too far away to be sure"
+            return Status(CHECK, reason, STEPS)
         return Status()
 
     def noise_parts(self) -> dict[str, Tensor]:

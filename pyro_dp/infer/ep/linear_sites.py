@@ -81,7 +81,8 @@ class LinearSites:
                 self._design.straight[indices] = straight
             if not straight.all():
                 parts = self._with_others(~straight, parts, indices, rows)
-                lengths = parts[0].square().sum(dim=2)
+                # Of these alone: no other record's numbers change in the last digit.
+                lengths = lengths.index_put((~straight,), parts[0][~straight].square().sum(dim=2))
         along, precision, residual, largest = parts
         lengths = lengths * _ROOM
         return LowRank(along, precision, residual, largest, lengths, self._axes.turn)

@@ -31,6 +31,11 @@ _LEAST_WEIGHT = 0.1
 _ALIGNED = {False: 1.0, True: 1 / 20_000}
 _NEGLIGIBLE = 0.005  # noise in a direction, beside the posterior's variance there
 _LEAST_NOISE = 1e-9
+_DOUBTED = 4.0  # times the curvature's noise is added to it before coordinates follow it
+_UNRESOLVED = 1.0  # relative noise of the curvature
+# Change of the curvature over a distance of one root of a nat per record. Where residuals are
+# bounded, it is about one over the root of a record's curvature.
+_BEND = {False: 2.5, True: 4.0}
 _LOWEST = 0.02  # of the records have a norm below the least bound that is tried
 
 
@@ -77,6 +82,11 @@ class LookPlan:
     multiplier: float
     label_free: bool
 
+    @property
+    def bend(self) -> float:
+        """Of the likelihood, see :func:`~pyro_dp.infer.posterior.looks.with_last`."""
+        return _BEND[self.label_free]
+
     def mean_weight(self, total: float, noise: float, predicted: float) -> float:
         """Of the records, from the released sum and from the histogram of norms.
 
@@ -87,15 +97,19 @@ class LookPlan:
         own, other = 1 / max(noise, 1e-12) ** 2, 1 / _WEIGHT_SD**2
         return min(max((total * own + predicted * other) / (own + other), _LEAST_WEIGHT), 1.0)
 
-    def root(self, precision: Tensor, norms: Norms, scale: float, bound: float) -> Tensor:
+    def root(
+        self, precision: Tensor, doubt: Tensor, norms: Norms, scale: float, bound: float
+    ) -> Tensor:
         """W, (d, d): the noise has the posterior's shape as far as noise matters.
 
         Directions of small precision are those of few records, whose leverage W makes large. So W
-        follows the precision only as far as the noise would matter otherwise.
+        follows the precision only as far as the noise would matter otherwise, and does not follow
+        what may be noise itself.
 
         :param precision: of the posterior, (d, d).
+        :param doubt: the noise in it, (d, d).
         """
-        values, vectors = torch.linalg.eigh(precision)
+        values, vectors = torch.linalg.eigh(precision + _DOUBTED * doubt)
         weight = norms.weight(np.array([bound]))[0]
         noise = self.dim * (bound * self.multiplier / weight) ** 2 / (self.size * scale)
         raised = (_NEGLIGIBLE / max(noise, _LEAST_NOISE)) * values
@@ -143,7 +157,11 @@ class LookPlan:
         noise *= (self.multiplier * frame.bound) ** 2 / share
         one, other = inverse @ before.geometry, torch.linalg.inv(before.geometry) @ before.precision
         wasted = (one.trace() * other.trace()).item() / self.dim**2
-        if not (before.shortened or before.gain > _FAR * noise or wasted > _WASTED):
+        stays = before.shortened or before.gain > _FAR * noise or wasted > _WASTED
+        # A look that resolves nothing must not be repeated. (Where residuals are not bounded, norms
+        # fall on the way, and early looks stay small.)
+        unresolved = self.label_free and before.relative_noise >= _UNRESOLVED
+        if unresolved or not stays:
             share *= _GROWTH
         return left if looks + 1 >= MOST_LOOKS or share >= _FINAL * left else share
 
@@ -157,6 +175,7 @@ class Arrival:
     :param precision: of the posterior, (d, d).
     :param gain: of the step that follows from it, in nats.
     :param shortened: whether that step was longer than is trusted.
+    :param relative_noise: of the curvature of all looks.
     """
 
     share: float
@@ -164,6 +183,7 @@ class Arrival:
     precision: Tensor
     gain: float
     shortened: bool
+    relative_noise: float
 
 
 def histogram_share(bound: float) -> float:

@@ -21,6 +21,8 @@ from pyro_dp.mechanism.contributions import Rows
 from pyro_dp.mechanism.outer_products import counted, weighted_gram
 from pyro_dp.utils.linalg import noise_radius, product, stacked, times, unstacked
 
+_TINY = torch.finfo(torch.float64).tiny
+
 
 class LowRank:
     """Sites of B records on d coordinates, Lambda_n = J_n' A_n J_n, never made as d x d matrices.
@@ -47,7 +49,8 @@ class LowRank:
     ):
         self._jacobian, self._precision = jacobian, precision
         self._inner, self._largest, self._turn = residual, largest, turn
-        self._lengths = jacobian.square().sum(dim=2) if lengths is None else lengths
+        lengths = jacobian.square().sum(dim=2) if lengths is None else lengths
+        self._lengths = lengths + _TINY  # squares that underflow do not count as zero
 
     @cached_property
     def residual(self) -> Tensor:
@@ -157,6 +160,10 @@ class Dense:
 
     residual: Tensor
     precision: Tensor
+
+    def __post_init__(self) -> None:
+        # A release has one triangle, and the norm counts both: they are equal to the last digit.
+        self.precision = (self.precision + self.precision.mT) / 2
 
     def whitened(self, root: Tensor) -> "Dense":
         """As :meth:`LowRank.whitened`."""

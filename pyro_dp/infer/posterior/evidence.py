@@ -63,16 +63,18 @@ class Part:
     :param looks: in their order.
     :param squared_bias: of the score in a direction, by what clipping took away, in the last look's
         coordinates.
+    :param bend: how fast the curvature changes with distance.
     """
 
     size: int
     looks: tuple[Look, ...]
     squared_bias: float
+    bend: float
     cost: Cost
 
     @cached_property
     def pooled(self) -> PooledLooks:
-        found = pooled(self.looks, self.size)
+        found = pooled(self.looks, self.size, self.bend)
         return replace(found, score_noise=found.score_noise + self.squared_bias * found.geometry)
 
     @cached_property
@@ -198,7 +200,8 @@ class Evidence:
 
         :param mean: (d,).
         """
-        found = [(part.pooled.information(mean), part.pooled.estimate) for part in self.parts]
+        pooled = [part.pooled for part in self.parts]
+        found = [(p.information(mean, p.bending(mean)), p.estimate) for p in pooled]
         information = torch.stack([precision for precision, _ in found]).sum(dim=0)
         eta = torch.stack([precision @ estimate for precision, estimate in found]).sum(dim=0)
         return Gaussian(eta, information)
@@ -294,6 +297,7 @@ class Evidence:
                 {
                     "records": part.size,
                     "squared_bias": part.squared_bias,
+                    "bend": part.bend,
                     **vars(part.cost),
                     "looks": [
                         {name: getattr(look, name).tolist() for name in _LOOK}
@@ -451,11 +455,10 @@ def _from_plain(saved: Mapping[str, Any]) -> Evidence:
             looks.append(found)
         if not looks:
             raise ConfigurationError("A part of the evidence has no looks.")
-        numbers = float(part["squared_bias"]), float(part["mu"])
-        cost = Cost(numbers[1], part["neighboring"], part["run"], part["unit"])
-        parts.append(
-            Part(require_count("records", part["records"]), tuple(looks), numbers[0], cost)
-        )
+        size = require_count("records", part["records"])
+        cost = Cost(float(part["mu"]), part["neighboring"], part["run"], part["unit"])
+        bias, bend = float(part["squared_bias"]), float(part["bend"])
+        parts.append(Part(size, tuple(looks), bias, bend, cost))
     return Evidence(tuple(latents), tuple(parts), bool(saved["disjoint"]))
 
 

@@ -12,11 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_NONLINEARITY = 2.5  # change of the curvature over a distance of one nat per record
-_HALF, _STEEP = (
-    0.67,
-    8,
-)  # level, in sd sqrt(d), and exponent: where a noisy curvature stops to count
+_HALF, _STEEP = 0.67, 8  # where a noisy curvature stops to count: level in sd sqrt(d), exponent
 _NEGLIGIBLE = 1e-6  # curvature, in parts of the first look's geometry
 
 
@@ -56,6 +52,8 @@ class PooledLooks:
     :param score_noise: covariance of the noise in the score at the centre, (d, d).
     :param geometry: M of the last look, (d, d).
     :param curvature_sd: of a diagonal element of the curvature, in coordinates M^1/2 z.
+    :param bend: how fast the curvature changes with distance, see :func:`with_last`.
+    :param size: N.
     """
 
     estimate: Tensor
@@ -64,6 +62,13 @@ class PooledLooks:
     score_noise: Tensor
     geometry: Tensor
     curvature_sd: float
+    bend: float
+    size: int
+
+    @property
+    def curvature_noise(self) -> Tensor:
+        """About the largest eigenvalue of the curvature's noise, times M, (d, d)."""
+        return self.curvature_sd * len(self.estimate) ** 0.5 * self.geometry
 
     @property
     def relative_noise(self) -> float:
@@ -84,6 +89,20 @@ class PooledLooks:
         carried = way.square().sum() * self.geometry + torch.outer(back @ way, back @ way)
         return self.score_noise + carried * self.curvature_sd**2 / 2
 
+    def bending(self, mean: Tensor) -> Tensor:
+        """Squared error of the score at a point, as the likelihood is not quadratic, (d, d).
+
+        Third derivatives are taken to be b_i K_jk + b_j K_ik + b_k K_ij, with b normal of
+        covariance bend^2 K / N.
+
+        :param mean: the point, (d,).
+        """
+        way = mean - self.centre
+        slope = self.curvature @ way
+        length = way @ slope
+        spread = 2 * length * torch.outer(slope, slope) + length**2 / 4 * self.curvature
+        return self.bend**2 / self.size * spread
+
     def information(self, mean: Tensor, bias: Tensor | float = 0.0) -> Tensor:
         """What is left of K under the noise, (K^-1 + K^-1 V K^-1)^-1, (d, d).
 
@@ -98,36 +117,37 @@ class PooledLooks:
         return (left + left.mT) / 2
 
 
-def pooled(looks: Sequence[Look], size: int) -> PooledLooks:
-    """All looks together, each after the other.
-
-    :param size: N.
-    """
+def pooled(looks: Sequence[Look], size: int, bend: float) -> PooledLooks:
+    """All looks together, each after the other: see :func:`with_last`."""
     found = None
     for count in range(1, len(looks) + 1):
-        found = with_last(looks[:count], found, size)
+        found = with_last(looks[:count], found, size, bend)
     assert found is not None
     return found
 
 
-def with_last(looks: Sequence[Look], before: PooledLooks | None, size: int) -> PooledLooks:
+def with_last(
+    looks: Sequence[Look], before: PooledLooks | None, size: int, bend: float
+) -> PooledLooks:
     """All looks together.
 
     :param before: of all looks but the last one, whose curvature measures distances.
     :param size: N.
+    :param bend: change of the curvature, in parts of it, over a distance of one root of a nat per
+        record.
     """
     last = looks[-1]
     dim, geometry = len(last.point), last.geometry
     root, back = powers(geometry, (-0.5, 0.5))
     known = None if before is None else before.curvature
     least = _NEGLIGIBLE * looks[0].geometry.diagonal().mean().item()
-    values, vectors, sd = _curvature(looks, known, root, size, least)
+    values, vectors, sd = _curvature(looks, known, root, size, bend, least)
     whole = back @ (vectors * values) @ vectors.mT @ back
     curvature, inverse = powers(whole, (1, -1))  # where records say nothing, rounding may win
     noises = [look.score_noise for look in looks]
     costs = torch.stack([(inverse * noise).sum() for noise in noises])
     distances = squared_distances(looks, last.point, curvature, size)
-    weights = 1 / (costs + _NONLINEARITY**2 * size * distances**2).clamp(min=1e-9 / size)
+    weights = 1 / (costs + bend**2 * size * distances**2).clamp(min=1e-9 / size)
     weights = weights / weights.sum()
     centre = _sum(weights, [look.point for look in looks])
     score = _sum(weights, [look.score for look in looks])
@@ -136,7 +156,7 @@ def with_last(looks: Sequence[Look], before: PooledLooks | None, size: int) -> P
     level = _HALF * sd * dim**0.5
     doubt = (vectors * (values * (level / values) ** _STEEP)) @ vectors.mT
     noise = _sum(weights**2, noises) + back @ doubt @ back
-    return PooledLooks(centre + inverse @ score, curvature, centre, noise, geometry, sd)
+    return PooledLooks(centre + inverse @ score, curvature, centre, noise, geometry, sd, bend, size)
 
 
 def squared_distances(looks: Sequence[Look], point: Tensor, curvature: Tensor, size: int) -> Tensor:
@@ -158,7 +178,12 @@ def powers(matrix: Tensor, exponents: Sequence[float]) -> list[Tensor]:
 
 
 def _curvature(
-    looks: Sequence[Look], known: Tensor | None, root: Tensor, size: int, least: float
+    looks: Sequence[Look],
+    known: Tensor | None,
+    root: Tensor,
+    size: int,
+    bend: float,
+    least: float,
 ) -> tuple[Tensor, Tensor, float]:
     """In the coordinates of ``root``, without the effect of noise: eigenvalues (d,), positive, and
     eigenvectors (d, d); sd of the noise.
@@ -170,12 +195,12 @@ def _curvature(
     sds = torch.tensor([look.curvature_sd for look in looks]).to(root)
     geometries = root @ torch.stack([look.geometry for look in looks]) @ root
     noise = sds * torch.linalg.eigvalsh(geometries)[:, -1]  # their spectral norms
-    bend = torch.zeros_like(noise)
+    bent = torch.zeros_like(noise)
     if known is not None:
         level = (root @ known @ root).trace() / dim
         distances = squared_distances(looks, looks[-1].point, known, size)
-        bend = (_NONLINEARITY * level) ** 2 * distances / dim
-    weights = 1 / (noise**2 + bend).clamp(min=1e-30)
+        bent = (bend * level) ** 2 * distances / dim
+    weights = 1 / (noise**2 + bent).clamp(min=1e-30)
     weights = weights / weights.sum()
     mean = root @ _sum(weights, [look.curvature for look in looks]) @ root
     sd = (weights * noise).norm().item()
