@@ -256,7 +256,7 @@ def test_levels_that_nobody_has():
     for name in ("income[T.top]", "income[T.other]"):
         assert table.loc[name, "sd"] == pytest.approx(2.5, rel=1e-3)
         assert table.loc[name, "mean"] == pytest.approx(0.0, abs=1e-3)
-    assert "less than the prior about 2 of 5 coefficients" in result.status.reason
+    assert "less than the prior about 2 of 6 coefficients" in result.status.reason
     assert str(result.status).endswith(": income[T.top], income[T.other]")
     assert table.loc["clinic[d]", "sd"] > 2 * table.loc["clinic[a]", "sd"] - 0.3
     assert list(table.index[-5:]) == [*(f"clinic[{x}]" for x in "abcd"), "sd of clinic"]
@@ -519,7 +519,8 @@ def test_a_private_fit():
     assert repr(result).splitlines()[-1] == f"status: {result.status}"
     told = result.explain()
     assert told.names == tuple(table.index)
-    np.testing.assert_allclose(told.shares["privacy noise"], table["privacy"], atol=1e-9)
+    noise = told.shares["privacy noise"] + told.shares["clipping"]
+    np.testing.assert_allclose(noise, table["privacy"], atol=1e-9)
     np.testing.assert_allclose(sum(told.shares.values()), 1.0)
     assert told.status == result.status
     assert "income[T.high]" in repr(told) and "coefficients[" not in repr(told)
