@@ -265,7 +265,7 @@ FITS = {
 
 
 def measured(problem: Problem, method: str, epsilon: float, seed: int) -> list[float]:
-    """KL, KL of the noise-aware posterior, the mean's part, coverage of the exact mean, status not ok."""
+    """KL, that of the noise-aware posterior, the mean's part, coverage, status not ok."""
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     with warnings.catch_warnings():

@@ -46,7 +46,7 @@ def simulate(kind: str, size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def covered(model: ConjugateModel, kind: str, size: int, epsilon: float, seed: int) -> Tensor:
-    """Of each coefficient: in the plain interval, in the noise-aware one, status not ok: (10, 3)."""
+    """Of each coefficient: in the plain interval, in the noise-aware one, not ok: (10, 3)."""
     x, y, w = simulate(kind, size, seed)
     vips = VIPS(
         model,

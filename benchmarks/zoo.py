@@ -59,7 +59,7 @@ REMARKS = {
     "deep Markov": "without noise 1,000 steps on a fifth of the records stay behind SVI's 2,000 on "
     "all of them; the rest is noise in the weights of its networks",
     "Gaussian mixture": "without noise this run ends in another mode",
-    "random slopes": "DPSEP does not settle, warns of it, and marks all: hierarchies of unknown "
+    "random slopes": "DPSEP does not settle, and warns of it: hierarchies of unknown "
     "scales are DPSVI's",
     "horseshoe regression": "the same of DPSEP",
 }

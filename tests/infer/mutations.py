@@ -778,7 +778,7 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI's bound: a user's may be far too large in silence",
-        "Clipping.warning",
+        "Clipping.status",
         "if times > _MUCH_LOOSER:",
         "if False:",
         "test_histogram_bound.py",
