@@ -78,7 +78,7 @@ class Run:
 
     :param group: heading of the page.
     :param kinds: of the warnings, in their order.
-    :param level: of the status; None: any, or there is none.
+    :param level: the status has it; None: any, or there is none.
     :param do: what to do next.
     """
 
@@ -165,8 +165,8 @@ def outcomes_that_differ_too_much():
     "Regressions from a frame",
     level="ok",
     do="**The status ok does not mean that nothing was cut off.** Here 2% of the people say 80, "
-    'the bound, where others say 3: a code for "not known", say, that nobody recoded. Without privacy '
-    "the intercept would be 1.04, far outside of its interval. The fit is about the other "
+    'the bound, where others say 3: a code for "not known", say, that nobody recoded. Without '
+    "privacy the intercept would be 1.04, far outside of its interval. The fit is about the other "
     "people. Recode by the codebook, and choose bounds that a person can have.",
 )
 def a_few_at_the_bound():
@@ -298,7 +298,7 @@ def vips_with_too_little():
     "at any epsilon.",
 )
 def a_mixture():
-    """VIPS with a mixture: the width is not known."""
+    """VIPS with a mixture: its width lacks a part."""
     mixture = GaussianMixture(dim=3, components=2, radius=2.0)
     vips = VIPS(mixture, accountant=PrivacyAccountant(epsilon=1.0), num_steps=10, generator=0)
     vips.run(records()[0], progress=False)

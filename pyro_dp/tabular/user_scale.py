@@ -81,7 +81,7 @@ class UserScale:
         return (self.matrix @ covariance @ self.matrix.mT)[self._kept][:, self._kept]
 
     def unknown(self, posterior: Posterior) -> list[str]:
-        """Coefficients of which the prior says more than the records."""
+        """Coefficients that the prior knows better than the records."""
         before = (self.matrix * self.prior).square().sum(dim=1)[self._kept]
         mostly = self.covariance(posterior).diagonal() > before / 2
         return [name for name, each in zip(self.coefficients, mostly, strict=True) if each]

@@ -71,7 +71,7 @@ def noise_aware(
 
 def _status(count: int, found: Mapping[tuple[str, str], Mapping[str, Tensor]]) -> Status:
     """
-    :param count: of all elements.
+    :param count: number of all elements.
     :param found: which elements of each site have a problem, by its text and its cause.
     """
     for (text, cause), masks in found.items():

@@ -292,7 +292,7 @@ def test_dpsep_that_has_not_arrived():
     assert "standard deviations away" in short.explain().status.reason
     long = fitted(DPSEP, guide=started_far, data=data, noise_multiplier=0.1)
     assert long.explain().status.is_ok and long.explain().limit == "data"
-    hidden = fitted(DPSEP, 200, noise_multiplier=300.0)
+    hidden = fitted(DPSEP, 200, noise_multiplier=1e4)
     assert hidden.explain().limit == "privacy noise"
     assert hidden.explain().status.level == "do not publish"
 

@@ -1,4 +1,4 @@
-"""Wrong first attempts get errors that help, doubtful runs warn, and docs/errors.md shows both."""
+"""Wrong first attempts get errors that help, runs that are not ok say so, and docs/errors.md shows both."""
 
 import importlib.util
 import re
@@ -14,7 +14,7 @@ COMMAND = Path(__file__).parents[2] / "benchmarks" / "errors.py"
 
 def without_numbers(text):
     """Line numbers move, and last digits of a fit are the machine's."""
-    head, tail = text.split("## Warnings and marks")
+    head, tail = text.split("## Warnings and status")
     return re.sub(r"\.py:\d+", ".py:N", head) + re.sub(r"-?\d[\d.]*(?:e-?\d+)?| +", " ", tail)
 
 

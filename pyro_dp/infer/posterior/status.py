@@ -14,7 +14,7 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Status:
-    """What a posterior says of its own quality, from released numbers alone.
+    """How good a posterior is, by released numbers alone.
 
     :param level: ``"ok"``, ``"check"`` or ``"do not publish"``.
     :param reason: a clause with a number; empty for ``"ok"``.

@@ -16,8 +16,8 @@ _CUT = (
     "posterior by more than the noise (max_grad_norm=None would clip at about {better:.2g})"
 )
 _LOOSE = (
-    "max_grad_norm={bound:.3g} is far above the records' gradients, so the noise is about "
-    "{times:,.0f} times as large as necessary (max_grad_norm=None would clip at about {better:.2g})"
+    "max_grad_norm={bound:.3g} is far above the records' gradients, and makes the noise about "
+    "{times:,.0f} times too large (max_grad_norm=None would clip at about {better:.2g})"
 )
 
 
@@ -52,7 +52,7 @@ class Clipping:
         return self.bound < self.best / _TIGHTER and self._lost > self.noise
 
     def status(self) -> Status:
-        """What is wrong with C, if something is."""
+        """Whether C is far from the best bound, or cuts off many records."""
         clipped, times = self.fraction(), self.bound / self.best
         if self.is_tight:
             text = _CUT

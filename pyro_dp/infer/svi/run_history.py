@@ -184,7 +184,7 @@ class RunHistory:
     def posterior(self, noise_aware: bool, clipping: Clipping | None, status: Status) -> Posterior:
         """As :meth:`DPSVI.posterior`.
 
-        :param clipping: what the bound takes away, where that is known.
+        :param clipping: by the bound; None: it is unknown.
         """
         if self._term is None:
             raise ConfigurationError(_NO_STEP)
@@ -224,7 +224,7 @@ class RunHistory:
 
         :param parameters: unconstrained.
         :param clipping: as for :meth:`posterior`.
-        :returns: what it holds in place of the posterior, or what would help; None: nothing.
+        :returns: a text on its content, or a remedy; None: the status needs none.
         """
         try:
             guide, found = self._regressed(clipping)
