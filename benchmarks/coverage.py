@@ -42,7 +42,7 @@ def simulate(size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def measured(method: str, size: int, epsilon: float, seed: int) -> list[tuple[int, int, int]]:
-    """Of each coefficient: in the plain interval, in the noise-aware one, doubtful."""
+    """Of each coefficient: in the plain interval, in the noise-aware one, status not ok."""
     x, y, w = simulate(size, seed)
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
@@ -57,9 +57,10 @@ def measured(method: str, size: int, epsilon: float, seed: int) -> list[tuple[in
         posteriors = [inference.posterior(noise_aware=aware) for aware in (False, True)]
     inside = []
     for posterior in posteriors:
-        lower, upper, doubtful = posterior.intervals(0.95)["w"]
+        lower, upper = posterior.intervals(0.95)["w"]
         inside.append((lower < w) & (w < upper))
-    return [tuple(map(int, row)) for row in zip(*inside, doubtful, strict=True)]
+    to_check = [not posterior.status.is_ok] * len(w)
+    return [tuple(map(int, row)) for row in zip(*inside, to_check, strict=True)]
 
 
 def run(methods: list[str], seeds: int, path: Path) -> None:
@@ -76,7 +77,7 @@ def run(methods: list[str], seeds: int, path: Path) -> None:
 
 def report(path: Path) -> str:
     header = ["method", "N", "epsilon", "intervals", "plain", "noise-aware"]
-    header += ["not marked", "marked", "share marked"]
+    header += ["status ok", "not ok", "share not ok"]
     lines = [header, ["---"] * len(header)]
     for (method, size, epsilon), cell in pd.read_csv(path).groupby(["method", "size", "epsilon"]):
         marked = cell.doubtful == 1

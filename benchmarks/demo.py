@@ -6,7 +6,7 @@ them, how far the private mean is from it and how wide the private posterior is,
 exact posterior. That one is computed by importance sampling around Newton's mode, the demo's
 reference, whose own distance from it is printed first.
 
-Intervals that the library itself marks as doubtful are counted apart.
+Intervals of a posterior whose status is not ok are counted apart.
 
     python benchmarks/demo.py
     python benchmarks/demo.py --figures   # only draw docs/figures/demo.svg and demo-dark.svg
@@ -70,7 +70,7 @@ def private_runs(x: Tensor, y: Tensor, mean: Tensor, sd: Tensor) -> pd.DataFrame
                 "epsilon": epsilon,
                 "seed": seed,
                 "coefficient": demo.NAMES,
-                "marked": [name in posterior.doubtful for name in posterior.names],
+                "marked": [not posterior.status.is_ok] * len(posterior.names),
                 "covered": demo.covers((mean, sd), private).tolist(),
                 "apart": ((private_mean - mean) / sd).tolist(),
                 "width": (private_sd / sd).tolist(),
@@ -81,7 +81,7 @@ def private_runs(x: Tensor, y: Tensor, mean: Tensor, sd: Tensor) -> pd.DataFrame
 
 def summary(runs: pd.DataFrame, keys: list[str]) -> str:
     """A Markdown table of coverage, mean and root mean square distance, and width."""
-    header = ["covered", "share", "marked", "mean apart (sd)", "rms apart (sd)", "width (sd)"]
+    header = ["covered", "share", "not ok", "mean apart (sd)", "rms apart (sd)", "width (sd)"]
     lines = [[*keys, *header]]
     lines.append(["---"] * len(lines[0]))
     for key, group in runs.groupby(keys, sort=False):

@@ -26,16 +26,15 @@ with the functions below. `tests/package/test_first_attempts.py` holds each erro
 line, the argument or the site, and what to try next; to coming before anything is spent, where no
 step was taken before; and to quoting no number of the data. Made by `python benchmarks/errors.py`,
 which wraps the lines of the messages; `first_attempts.py` in them is the user's file.
-[Warnings](#warnings-and-marks), which come at the end of a run that did happen, are below.
+[Warnings](#warnings-and-status), which come at the end of a run that did happen, are below.
 """
 _WARNINGS = """\
-## Warnings and marks
+## Warnings and status
 
 An error says that nothing was done; a warning, that something was done and may not be what it
-looks like. What was released, is paid for. A *mark* is an entry of `posterior().doubtful`, or of
-the column `doubt` of a regression's table: of this coefficient the interval may not hold what it
-says; [what a mark means](methods.md#what-a-mark-means) has how often such intervals held. Warnings
-and marks are made from what was released, and cost nothing. Each run below is run
+looks like. What was released, is paid for. The *status* of a posterior is the last line where it is
+printed, and `posterior().status`: see [what the status means](methods.md#what-the-status-means).
+Warnings and status are made from what was released, and cost nothing. Each run below is run
 as it stands here, with these functions, by `tests/package/test_first_attempts.py`, too; a table
 has means and 95% intervals, in the frame's own units.
 """
@@ -64,22 +63,14 @@ def _entry(attempt: Attempt) -> str:
 
 
 def _run(run: first_warnings.Run) -> str:
-    given, marks, table = run.outcome
+    given, status, table = run.outcome
     said = [f"{type(each).__name__}: {each}" for each in given]
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in marks.items():
-        by_reason.setdefault(reason, []).append(name)
-    said += [f"Marked: {_some(names)}: {reason}." for reason, names in by_reason.items()]
+    said += [status.line] if status is not None else []
     outcome = [_fenced(table, "text")] if table else []
-    outcome.append(_text("\n".join(said)) if said else "No warning, and no mark.\n")
+    outcome.append(_text("\n".join(said)) if said else "No warning.\n")
     return "\n".join(
         [f"#### {run.title}\n", _fenced(run.code, "python"), *outcome, f"{_wrapped(run.do)}\n"]
     )
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 4 else ""
-    return ", ".join(names[: 3 if more else 4]) + more
 
 
 def _text(text: str) -> str:

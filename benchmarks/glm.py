@@ -111,7 +111,7 @@ def coverage(seeds: int) -> None:
         with path.open("a") as file:
             for term, row in result.summary().iterrows():
                 values = (f"{x:.6g}" for x in row.iloc[:5])
-                csv.writer(file).writerow([name, seed, term, *values, row["doubt"]])
+                csv.writer(file).writerow([name, seed, term, *values, str(result.status)])
     write_section("glm", _coverage_table(pd.read_csv(path)))
 
 
@@ -123,10 +123,10 @@ def _coverage_table(runs: pd.DataFrame) -> str:
         1 - runs.privacy
     ) ** 0.5
     runs["wider"] = runs.sd / runs.sd_exact
-    runs["clipped"] = runs.doubt.fillna("").str.contains("clipped")
+    runs["clipped"] = runs.doubt.fillna("").str.contains("clip")
     lines = [
         "| outcome | runs | noise-aware intervals cover | without the noise in them | "
-        "width, in that without privacy | runs marked as biased by clipping |",
+        "width, in that without privacy | runs to check for clipping |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for name in CELLS:

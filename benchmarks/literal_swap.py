@@ -135,7 +135,7 @@ def measured(problem: Problem, optim: str, epsilon: float, seed: int) -> dict[st
         aware, plain = svi.posterior(), svi.posterior(noise_aware=False)
     exact, own = problem.exact, guide.get_posterior()
     missed = ((aware.mean - exact.mean) / aware.stddev).abs() > 1.96
-    marked = torch.tensor([name in aware.doubtful for name in aware.names])
+    marked = torch.full_like(missed, not aware.status.is_ok)
     return {
         "plain": kl_divergence(plain, exact).item(),
         "aware": kl_divergence(aware, exact).item(),

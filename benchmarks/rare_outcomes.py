@@ -5,7 +5,7 @@ in [-1, 1]; priors N(0, 5^2) and N(0, 2.5^2); delta=1e-5, add or remove one reco
 AutoMultivariateNormal. "Off": the largest distance of a coefficient's mean from the exact
 posterior's (Laplace's), in standard deviations of the private posterior, median and largest of the
 seeds; "width": the median standard deviation over the exact one; "marked": the share of
-coefficients that are called doubtful; "silent": runs that are more than four standard deviations
+runs whose status is not ok; "silent": runs that are more than four standard deviations
 off, with neither a mark at that coefficient nor a warning.
 
     python benchmarks/rare_outcomes.py --write
@@ -91,7 +91,7 @@ def measured(method, cell: tuple, seed: int) -> tuple[float, float, float, bool]
         inference.run(x, y, progress=False)
         found = inference.posterior()
     off = ((found.mean - mean) / found.stddev).abs()
-    marked = torch.tensor([name in found.doubtful for name in found.names])
+    marked = torch.full(off.shape, not found.status.is_ok)
     silent = bool((off[~marked] > FAR).any()) and not caught
     width = (found.stddev / sd).median().item()
     return off.max().item(), width, marked.double().mean().item(), silent

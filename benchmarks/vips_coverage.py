@@ -46,7 +46,7 @@ def simulate(kind: str, size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def covered(model: ConjugateModel, kind: str, size: int, epsilon: float, seed: int) -> Tensor:
-    """Of each coefficient: in the plain interval, in the noise-aware one, doubtful: (10, 3)."""
+    """Of each coefficient: in the plain interval, in the noise-aware one, not ok: (10, 3)."""
     x, y, w = simulate(kind, size, seed)
     vips = VIPS(
         model,
@@ -55,18 +55,20 @@ def covered(model: ConjugateModel, kind: str, size: int, epsilon: float, seed: i
         generator=seed,
     )
     vips.run(x, y, progress=False)
-    lower, upper, _ = vips.posterior(noise_aware=False).intervals()["weights"]
+    lower, upper = vips.posterior(noise_aware=False).intervals()["weights"]
     plain = (lower < w) & (w < upper)
-    lower, upper, doubtful = vips.posterior().intervals()["weights"]
-    return torch.stack([plain, (lower < w) & (w < upper), doubtful], dim=1)
+    posterior = vips.posterior()
+    lower, upper = posterior.intervals()["weights"]
+    to_check = torch.full_like(plain, not posterior.status.is_ok)
+    return torch.stack([plain, (lower < w) & (w < upper), to_check], dim=1)
 
 
 def row(kind: str, size: int, epsilon: float, seeds: int) -> list[str]:
     found = [covered(MODELS[kind](), kind, size, epsilon, seed) for seed in range(seeds)]
-    plain, aware, doubtful = torch.cat(found).T
-    parts = [plain, aware, aware[~doubtful], aware[doubtful]]
+    plain, aware, to_check = torch.cat(found).T
+    parts = [plain, aware, aware[~to_check], aware[to_check]]
     shares = [f"{part.double().mean():.3f}" if len(part) else "" for part in parts]
-    return [kind, f"{size:,}", f"{epsilon:g}", *shares, f"{doubtful.double().mean():.2f}"]
+    return [kind, f"{size:,}", f"{epsilon:g}", *shares, f"{to_check.double().mean():.2f}"]
 
 
 def main() -> None:

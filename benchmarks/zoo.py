@@ -54,12 +54,12 @@ REMARKS = {
     "Dirichlet process mixture": "each record's category is drawn, and its probabilities move by "
     "the score of that draw, in about 200 of the 1,000 steps; SVI takes all records 2,000 times",
     "Bayesian neural network": "weights make up for each other, and the width that the noise adds "
-    "costs more here than it tells: nearly all are marked as doubtful",
+    "costs more here than it tells: the status is not ok",
     "sparse gamma DEF": "nearly all parameters are rows of the records, which move as seldom",
     "deep Markov": "without noise 1,000 steps on a fifth of the records stay behind SVI's 2,000 on "
     "all of them; the rest is noise in the weights of its networks",
     "Gaussian mixture": "without noise this run ends in another mode",
-    "random slopes": "DPSEP does not settle, warns of it, and marks all: hierarchies of unknown "
+    "random slopes": "DPSEP does not settle, and warns of it: hierarchies of unknown "
     "scales are DPSVI's",
     "horseshoe regression": "the same of DPSEP",
 }

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pyro_dp import DPSEP, DPSVI, Posterior, PrivacyAccountant, PrivacyError
 from pyro_dp.accounting.amounts import of_budget, spent_and_left
-from pyro_dp.infer.posterior.table import by_reason
+from pyro_dp.infer.posterior.status import Status
 
 # The codebook implies these bounds: a percentage, logarithms of capped dollar amounts, flags, and
 # an index of diseases. A value outside moves to the nearest bound.
@@ -127,36 +127,20 @@ def spending(accountant: PrivacyAccountant, budget: float) -> str:
     return "\n".join([*lines, *(f"Note: {note}" for note in accountant.notes)])
 
 
-def marks(posterior: Posterior) -> Tensor:
-    """Whether the library doubts the interval, for each coefficient."""
-    return torch.tensor([name in posterior.doubtful for name in posterior.names])
-
-
-def status(posterior: Posterior) -> str:
-    """How many intervals the library doubts, with its reasons."""
-    labels = dict(zip(posterior.names, NAMES, strict=True))
-    lines = []
-    for reason, names in by_reason(posterior.doubtful).items():
-        some = f"{len(names)} of {len(NAMES)} intervals (*): {', '.join(labels[n] for n in names)}"
-        share = some if len(names) < len(NAMES) else f"all {len(NAMES)} intervals (*)"
-        lines.append(f"Check {share}. Reason for each: {reason}.")
-    return "\n".join(lines) or f"The library found no problem with the {len(NAMES)} intervals."
-
-
 def covers(exact: Moments, private: Moments) -> Tensor:
     """Whether the private 95% interval has the exact mean in it, for each coefficient."""
     (mean, _), (private_mean, private_sd) = exact, private
     return (private_mean - mean).abs() <= 1.96 * private_sd
 
 
-def table(exact: Moments, private: Moments, marked: Tensor) -> str:
-    """One line per coefficient. A star marks a doubtful interval."""
+def table(exact: Moments, private: Moments) -> str:
+    """One line per coefficient."""
     lines = [f"{'':<30}{'exact, not private':>18}{'private':>20}{'apart':>12}  private interval"]
     inside = covers(exact, private)
-    for name, star, covered, *values in zip(NAMES, marked, inside, *exact, *private, strict=True):
+    for name, covered, *values in zip(NAMES, inside, *exact, *private, strict=True):
         mean, sd, private_mean, private_sd = map(float, values)
         lines.append(
-            f"{name + ' *' * bool(star):<30}{mean:>9.3f} +- {sd:.3f}"
+            f"{name:<30}{mean:>9.3f} +- {sd:.3f}"
             f"{private_mean:>11.3f} +- {private_sd:.3f}{abs(private_mean - mean) / sd:>9.1f} sd  "
             f"{'covers' if covered else 'misses'}"
         )
@@ -185,9 +169,11 @@ def title(method: str, epsilon: float, delta: float, records: int) -> str:
 
 
 def draw(
-    exact: Moments, private: Moments, marked: Tensor, heading: str, path: Path, dark: bool = False
+    exact: Moments, private: Moments, status: Status, heading: str, path: Path, dark: bool = False
 ) -> Any:
     """Draw both posteriors, one row per coefficient.
+
+    :param status: the private markers are hollow if it is not ok.
 
     :param dark: light text on a dark ground.
     :returns: the ``matplotlib.figure.Figure``.
@@ -200,11 +186,11 @@ def draw(
     colours = ("#BBBBBB", "#56B4E9", "#E69F00") if dark else ("#444444", "#0072B2", "#D55E00")
     grey, blue, orange = colours
     series = [(exact, inside | True, -0.17, grey, "o", False, "exact posterior (not private)")]
-    for hollow, note in ((False, ""), (True, " (hollow: check it)")):
-        hit, missed = inside & (marked == hollow), ~inside & (marked == hollow)
-        label = f"private posterior misses the exact mean{note}"
-        series.append((private, hit, 0.17, blue, "s", hollow, f"private posterior{note}"))
-        series.append((private, missed, 0.17, orange, "X", hollow, label))
+    hollow = not status.is_ok
+    note = f" (hollow: {status.level})" if hollow else ""
+    label = f"private posterior misses the exact mean{note}"
+    series.append((private, inside, 0.17, blue, "s", hollow, f"private posterior{note}"))
+    series.append((private, ~inside, 0.17, orange, "X", hollow, label))
     settings: dict[str, Any] = {"svg.fonttype": "none", "svg.hashsalt": "pyro_dp"}
     settings |= {"font.sans-serif": ["DejaVu Sans", "sans-serif"], "font.size": 10.5}
     if dark:
@@ -320,18 +306,18 @@ def run_demo(arguments: list[str]) -> int:
         posterior = fit(options.method, x, y, options.accountant, options.seed)
     for warning in raised:
         say(f"Warning: {warning.message}", sys.stderr)
-    private, marked = (posterior.mean, posterior.stddev), marks(posterior)
+    private, status = (posterior.mean, posterior.stddev), posterior.status
     say(f"{spending(options.accountant, options.epsilon)}\n")
     say(
         "Comparison: Newton's method finds the exact posterior. It reads the data without privacy, "
         "so a private analysis leaves this step out. The data of this demo are public.\n"
     )
     reference = exact(x, y)
-    say(f"{table(reference, private, marked)}\n{status(posterior)}\n{answer(private)}\n")
+    say(f"{table(reference, private)}\nStatus: {status}.\n{answer(private)}\n")
     heading = title(options.method, options.epsilon, options.delta, len(x))
     page = options.output.with_name(REPORT)
     try:
-        draw(reference, private, marked, heading, options.output)
+        draw(reference, private, status, heading, options.output)
         page.write_text(options.accountant.report("html"), encoding="utf-8")
     except (OSError, RuntimeError) as error:  # a full disk, or a format that needs other programs
         message = f"--output: {options.output} or {page} was not written ({error})."

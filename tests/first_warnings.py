@@ -1,4 +1,4 @@
-"""Runs that end with a warning or a mark, and what to do then.
+"""Runs that end with a warning or a status that is not ok, and what to do then.
 
 ``benchmarks/errors.py`` makes docs/errors.md of them; test_first_attempts.py holds them to it.
 """
@@ -28,7 +28,9 @@ from pyro_dp import (
     PrivacyWarning,
     nonprivate,
 )
+from pyro_dp.infer.posterior.status import Status
 from pyro_dp.tabular import Binary, Category, Count, Number, PrivateGLM, Schema
+from pyro_dp.tabular.regression import Regression
 from pyro_dp.vips import GaussianMixture, LogisticRegression
 
 
@@ -51,7 +53,7 @@ def regression(frame, epsilon, formula="visits ~ age + ill", **settings):
     accountant = PrivacyAccountant(epsilon=epsilon)
     settings = {"family": "poisson", "accountant": accountant, "generator": 0} | settings
     glm = PrivateGLM(Schema(columns), formula, **settings)
-    return glm.fit(frame, progress=False).summary()[["mean", "lower", "upper", "doubt"]]
+    return glm.fit(frame, progress=False)
 
 
 def records():
@@ -72,18 +74,18 @@ SHARED = (people, regression, records, logistic)  # what the runs may use
 
 @dataclass(frozen=True)
 class Run:
-    """One that ends with a warning or a mark.
+    """One that ends with a warning, or with a status that is not ok.
 
     :param group: heading of the page.
     :param kinds: of the warnings, in their order.
-    :param marks: of how many coefficients the interval may not hold what it says; None: any.
+    :param level: the status has it; None: any, or there is none.
     :param do: what to do next.
     """
 
     function: Callable
     group: str
     kinds: tuple[type[Warning], ...]
-    marks: int | None
+    level: str | None
     do: str
 
     @property
@@ -101,8 +103,8 @@ class Run:
         return textwrap.dedent(source).replace("return ", "")
 
     @functools.cached_property
-    def outcome(self) -> tuple[list[Warning], dict[str, str], str]:
-        """In a fresh session: the warnings; reasons of marks by coefficient; what it prints."""
+    def outcome(self) -> tuple[list[Warning], Status | None, str]:
+        """In a fresh session: the warnings; the status; what it prints."""
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         dtype = torch.get_default_dtype()
@@ -115,20 +117,19 @@ class Run:
             torch.set_default_dtype(dtype)
             pyro.clear_param_store()
         kept = [each.message for each in given if issubclass(each.category, _KINDS)]
-        if isinstance(found, pd.DataFrame):
-            doubts = {name: doubt for name, doubt in found["doubt"].items() if doubt}
-            table = found.drop(columns="doubt").to_string(float_format="{:.2g}".format)
-            return kept, doubts, table
-        return kept, found or {}, ""
+        if isinstance(found, Regression):
+            table = found.summary()[["mean", "lower", "upper"]]
+            return kept, found.status, table.to_string(float_format="{:.2g}".format)
+        return kept, found, ""
 
 
 _KINDS = (ClippingWarning, ConvergenceWarning, NotPrivateWarning, PrivacyWarning)
 RUNS: list[Run] = []
 
 
-def run(group: str, *kinds: type[Warning], do: str, marks: int | None = None) -> Callable:
+def run(group: str, *kinds: type[Warning], do: str, level: str | None = None) -> Callable:
     def register(function: Callable) -> Callable:
-        RUNS.append(Run(function, group, kinds, marks, do))
+        RUNS.append(Run(function, group, kinds, level, do))
         return function
 
     return register
@@ -136,9 +137,8 @@ def run(group: str, *kinds: type[Warning], do: str, marks: int | None = None) ->
 
 @run(
     "Regressions from a frame",
-    ClippingWarning,
     ConvergenceWarning,
-    marks=5,
+    level="check",
     do="Do not publish it: the intervals are nearly those of the prior. Ask "
     "`accountant.forecast` before the next one; a larger epsilon, more people or fewer "
     "coefficients. What was spent, is spent.",
@@ -151,7 +151,7 @@ def too_little_budget():
 @run(
     "Regressions from a frame",
     ClippingWarning,
-    marks=3,
+    level="check",
     do="Ask whether a few people are far above all others. Declare the outcome's bound lower, by "
     'what the study means by many, or take `family="negative_binomial"`. A second fit is a '
     "second release: plan the budget for it.",
@@ -163,10 +163,10 @@ def outcomes_that_differ_too_much():
 
 @run(
     "Regressions from a frame",
-    marks=0,
-    do="**No mark does not mean that nothing was cut off.** Here 2% of the people say 80, the "
-    'bound, where others say 3: a code for "not known", say, that nobody recoded. Without privacy '
-    "the intercept would be 1.04, far outside of its interval. The fit is about the other "
+    level="ok",
+    do="**The status ok does not mean that nothing was cut off.** Here 2% of the people say 80, "
+    'the bound, where others say 3: a code for "not known", say, that nobody recoded. Without '
+    "privacy the intercept would be 1.04, far outside of its interval. The fit is about the other "
     "people. Recode by the codebook, and choose bounds that a person can have.",
 )
 def a_few_at_the_bound():
@@ -176,10 +176,8 @@ def a_few_at_the_bound():
 
 @run(
     "Regressions from a frame",
-    do="Nobody lives on the islands, and the data say nothing of them: the interval, 1.96 times "
-    "the prior's standard deviation of 2.5 to both sides, is that of the prior. It is true, and no "
-    "finding. It is marked, for the noise or, where that is small, for the prior. Where the "
-    "codebook is wrong, take the level out.",
+    do="Nobody lives on the islands, and the data say nothing of them. The interval is that of the "
+    "prior, or what noise made of it, and no finding. Take the level out if the codebook is wrong.",
 )
 def a_level_that_nobody_has():
     """A coefficient of which there are no data: it stays at its prior."""
@@ -200,19 +198,9 @@ def a_column_in_other_units():
 
 
 @run(
-    "Regressions from a frame",
-    marks=1,
-    do="Leave `method` out: `DPSEP`, the default, is the better one for a regression.",
-)
-def dpsvi_with_a_mark():
-    """Counts by DPSVI, at a small epsilon."""
-    return regression(people(1000), epsilon=0.3, method="dpsvi")
-
-
-@run(
     "Models of your own",
     ConvergenceWarning,
-    marks=2,
+    level="do not publish",
     do="Here nothing starts far off: the budget is small for 2,000 people. `DPSEP` on the same "
     "model, more people, or a larger epsilon; ask `accountant.forecast` which.",
 )
@@ -221,15 +209,14 @@ def dpsvi_with_too_little():
     accountant = PrivacyAccountant(epsilon=0.2)
     svi = DPSVI(logistic, AutoNormal(logistic), accountant=accountant, generator=0)
     svi.run(*records(), progress=False)
-    return svi.posterior().doubtful
+    return svi.posterior().status
 
 
 @run(
     "Models of your own",
     ClippingWarning,
-    ConvergenceWarning,
-    do="Leave `max_grad_norm` out, and C is chosen. Its second text follows from the first: what "
-    "is cut off is in the width of the intervals.",
+    do="Leave `max_grad_norm` out, and C is chosen. What is cut off is in the width of the "
+    "intervals.",
 )
 def a_small_bound():
     """A bound C that cuts nearly all records."""
@@ -268,9 +255,8 @@ def a_guide_that_is_not_gaussian():
 
 @run(
     "Models of your own",
-    ClippingWarning,
     ConvergenceWarning,
-    marks=31,
+    level="do not publish",
     do="Fewer groups, or `DPSVI`, which serves hierarchies with unknown scales better; no "
     "interval of this run should be published.",
 )
@@ -287,36 +273,36 @@ def a_hierarchy():
     accountant = PrivacyAccountant(epsilon=0.3)
     sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, generator=0)
     sep.run(*records(), progress=False)
-    return sep.posterior().doubtful
+    return sep.posterior().status
 
 
 @run(
     "Models of your own",
-    marks=2,
+    level="check",
     do="As for regressions: more budget or more records. `VIPS` gives no warning at the end of "
-    "`run`: look at `posterior().doubtful`, or print the posterior.",
+    "`run`: look at `posterior().status`, or print the posterior.",
 )
 def vips_with_too_little():
-    """VIPS at a small epsilon: marks without a warning."""
+    """VIPS at a small epsilon: a status without a warning."""
     accountant = PrivacyAccountant(epsilon=0.1)
     vips = VIPS(LogisticRegression(dim=3), accountant=accountant, num_steps=10, generator=0)
     x, y = records()
     vips.run(x / 2, y, progress=False)
-    return vips.posterior().doubtful
+    return vips.posterior().status
 
 
 @run(
     "Models of your own",
-    marks=14,
+    level="check",
     do="Use the means. The widths of mixtures, topics and belief networks are not to be relied on, "
     "at any epsilon.",
 )
 def a_mixture():
-    """VIPS with a mixture: everything is marked."""
+    """VIPS with a mixture: its width lacks a part."""
     mixture = GaussianMixture(dim=3, components=2, radius=2.0)
     vips = VIPS(mixture, accountant=PrivacyAccountant(epsilon=1.0), num_steps=10, generator=0)
     vips.run(records()[0], progress=False)
-    return vips.posterior().doubtful
+    return vips.posterior().status
 
 
 @run(

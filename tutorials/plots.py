@@ -763,7 +763,7 @@ def clinics(panels: Mapping[str, Mapping], names: Sequence[str]) -> None:
     """Intervals of each row, mean and 1.96 sd, a panel for each way to write the model.
 
     :param panels: by title, mean, sd and marks, (len(names),) each, by the fit's label. The first
-        fit of a panel is drawn in black. What is marked has a hollow marker.
+        fit of a panel is drawn in black. Of a posterior that is not ok markers are hollow.
     """
     fig, axes = plt.subplots(1, len(panels), figsize=(10, 6), layout="constrained", sharey=True)
     rows = np.arange(len(names))
@@ -781,7 +781,7 @@ def clinics(panels: Mapping[str, Mapping], names: Sequence[str]) -> None:
         ax.set(title=title, xlabel="log odds", yticks=rows, yticklabels=names)
     axes[0].invert_yaxis()
     handles = axes[0].get_legend_handles_labels()
-    fig.legend(*handles, loc="outside lower center", ncols=3, title="hollow: marked as doubtful")
+    fig.legend(*handles, loc="outside lower center", ncols=3, title="hollow: the status is not ok")
     plt.show()
 
 

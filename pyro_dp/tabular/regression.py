@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior.explanation import Explanation
 from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.posterior.status import CHECK, Status
 from pyro_dp.infer.posterior.table import aligned
 from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.tabular.glm_model import COEFFICIENTS
@@ -21,6 +23,10 @@ from pyro_dp.utils.tables import numbers
 from pyro_dp.utils.validation import require_count, require_number
 
 _DRAWS = 10_000  # for intervals of what is not Gaussian
+_PRIOR = (
+    "the records say less than the prior about {some} of {all} coefficients (few records have "
+    "them, noise hides them, or a column is outside its declared units and bounds): {names}"
+)
 
 
 class Regression:
@@ -67,13 +73,24 @@ class Regression:
         self._text, self._scale, self._outcome = text, scale, outcome
         self._ratios, self._encoded, self._masked = ratios, encoded, masked
 
+    @property
+    def status(self) -> Status:
+        """Whether the table can be published: the status of :attr:`posterior`.
+
+        If that is ok, it says which coefficients the prior knows better than the records.
+        """
+        found = self.posterior.status
+        names, count = self._scale.unknown(self.posterior), len(self._scale.coefficients)
+        if not found.is_ok or not names:
+            return found
+        return Status(CHECK, _PRIOR.format(some=len(names), all=count, names=", ".join(names)))
+
     def summary(self, level: float = 0.95, *, ratios: bool = False) -> pd.DataFrame:
         """A row for each coefficient, and for what else is unknown.
 
         Columns: ``mean``, ``sd``; ``lower`` and ``upper``, an interval that includes the privacy
-        noise; ``privacy``, the share of the interval's squared width that the noise makes; and
-        ``doubt``, why an interval may not hold what it says, empty where nothing is known against
-        it.
+        noise; and ``privacy``, the share of the interval's squared width that the noise makes.
+        :attr:`status` says whether the table can be published.
 
         :param level: of the intervals, in (0, 1).
         :param ratios: coefficients as odds or rate ratios, exp(coefficient): ``median`` instead of
@@ -82,8 +99,6 @@ class Regression:
         """
         require_number("level", level, above=0.0, below=1.0)
         table = pd.concat([self._coefficients(level), self._others(level)])
-        doubts = self._scale.doubtful(self.posterior)
-        table["doubt"] = [doubts.get(str(name), "") for name in table.index]
         if not ratios:
             return table
         if self._ratios is None:
@@ -91,7 +106,7 @@ class Regression:
         table = table.loc[[n for n in self._scale.coefficients if n != "Intercept"]]
         found = np.exp(table[["mean", "lower", "upper"]]).rename(columns={"mean": "median"})
         found.index.name = self._ratios
-        return found.join(table[["privacy", "doubt"]])
+        return found.join(table[["privacy"]])
 
     def explain(self) -> Explanation:
         """What limits the intervals of the table, and which epsilon or number of units would help.
@@ -101,7 +116,8 @@ class Regression:
         coefficients there (thresholds, standard deviations) is told by the model's unconstrained
         latents: ``cutpoints[1]`` is the logarithm of a gap. Costs nothing.
         """
-        return by_terms(self.inference.explain(), self.posterior, self._scale)
+        found = replace(self.inference.explain(), status=self.status)
+        return by_terms(found, self.posterior, self._scale)
 
     def to_arviz(self, frame: pd.DataFrame | None = None, num_samples: int = 1000) -> Any:
         """An ``arviz.InferenceData`` of one chain: ``az.plot_forest`` and the like take it.
@@ -148,26 +164,19 @@ class Regression:
     def __repr__(self) -> str:
         table = self._shown()
         rows = [("", *table.columns), *table.itertuples(name=None)]
-        return "\n".join([self._text, *aligned(rows), *self._doubts])
+        return "\n".join([self._text, *aligned(rows), self.status.line])
 
     def _repr_html_(self) -> str:
-        doubts = "".join(f"<p>{html.escape(line)}</p>" for line in self._doubts)
+        status = f"<p>{html.escape(self.status.line)}</p>"
         body = self._shown().to_html(border=0)
         start, rest = body.split(">", 1)
-        return f"{start}><caption>{html.escape(self._text)}</caption>{rest}{doubts}"
+        return f"{start}><caption>{html.escape(self._text)}</caption>{rest}{status}"
 
     def _shown(self) -> pd.DataFrame:
-        """The table as texts, without the doubts."""
-        table = self.summary().drop(columns="doubt")
+        """The table as texts."""
+        table = self.summary()
         shares = [f"{share:.0%}" for share in table.pop("privacy")]
         return table.apply(lambda column: numbers(column.tolist())).assign(privacy=shares)
-
-    @property
-    def _doubts(self) -> list[str]:
-        by_reason: dict[str, list[str]] = {}
-        for name, why in self._scale.doubtful(self.posterior).items():
-            by_reason.setdefault(why, []).append(name)
-        return [f"Doubtful: {', '.join(names)}: {why}." for why, names in by_reason.items()]
 
     def _coefficients(self, level: float) -> pd.DataFrame:
         mean = self._scale.mean(self.posterior)

@@ -38,12 +38,6 @@ def by_terms(found: Explanation, posterior: Posterior, scale: UserScale) -> Expl
     for name, part in parts.items():
         shares[name] = noise * torch.where(total > 0, part / total, 1 / len(parts))
     names = {found.names[j]: scale.called(found.names[j]) for j in others}
-    doubts: dict[str, list[str]] = {}
-    for name, reasons in scale.doubtful(posterior).items():
-        for reason in reasons.split("; ") if name in scale.coefficients else ():
-            doubts.setdefault(reason, []).append(name)
-    for reason, doubtful in found.doubts.items():
-        doubts.setdefault(reason, []).extend(names[each] for each in doubtful if each in names)
     return replace(
         found,
         names=(*scale.coefficients, *names.values()),
@@ -51,7 +45,6 @@ def by_terms(found: Explanation, posterior: Posterior, scale: UserScale) -> Expl
             name: torch.cat([share, found.shares[name][others].double()])
             for name, share in shares.items()
         },
-        doubts={reason: each for reason, each in doubts.items() if each},
     )
 
 

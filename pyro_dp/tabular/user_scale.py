@@ -11,10 +11,6 @@ from pyro_dp.tabular.glm_model import COEFFICIENTS, GROUP_DF, GROUP_SCALE
 from pyro_dp.utils.rng import forked_rng
 
 _SEED = 0
-_PRIOR = (
-    "the records say less about it than the prior (few records have it, or the column is "
-    "outside its declared units and bounds)"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,29 +80,11 @@ class UserScale:
         covariance = posterior[COEFFICIENTS].covariance_matrix.double()
         return (self.matrix @ covariance @ self.matrix.mT)[self._kept][:, self._kept]
 
-    def doubtful(self, posterior: Posterior) -> dict[str, str]:
-        """Reasons, by name of the user's. Where there is no other: the prior says more of it."""
-        reasons = posterior.doubtful
+    def unknown(self, posterior: Posterior) -> list[str]:
+        """Coefficients that the prior knows better than the records."""
         before = (self.matrix * self.prior).square().sum(dim=1)[self._kept]
-        unknown = self.covariance(posterior).diagonal() > before / 2
-        own = [f"{COEFFICIENTS}[{j}]" for j in range(self.matrix.shape[1])]
-        found = {}
-        for name, row in zip(self.names, self.matrix, strict=True):
-            why = {reasons[o] for o, part in zip(own, row, strict=True) if part and o in reasons}
-            if why:
-                found[name] = "; ".join(sorted(why))
-        for name, mostly in zip(self.coefficients, unknown, strict=True):
-            if mostly:
-                found.setdefault(name, _PRIOR)
-        sites = {**dict.fromkeys(self.positive, self.positive)}
-        for name in self.others:
-            site = "cutpoints" if self.ordinal and name in self.thresholds else name.split("[")[0]
-            site = self.group if self.group and name == f"sd of {self.group}" else site
-            why = {reason for o, reason in reasons.items() if o.split("[")[0] == site}
-            if why:
-                found[name] = "; ".join(sorted(why))
-        assert set(sites) <= set(self.others)
-        return found
+        mostly = self.covariance(posterior).diagonal() > before / 2
+        return [name for name, each in zip(self.coefficients, mostly, strict=True) if each]
 
     def draws(self, posterior: Posterior, num: int) -> dict[str, Tensor]:
         """By variable, (num, ...), always the same ones: coefficients, thresholds, and the others.

@@ -217,7 +217,7 @@ class ConjugateModel(abc.ABC):
         :returns: by names of a statistic and of a site, the matrix (size of the statistic, size of
             the site) of its derivatives, on flattened tensors; what does not move is left out.
             ``None``, for a model that does not know: its intervals leave the answer of the E-step
-            out, and are marked as doubtful. It is not asked where all statistics are static.
+            out, and the status says so. It is not asked where all statistics are static.
         """
         return None
 
@@ -226,7 +226,7 @@ class ConjugateModel(abc.ABC):
     ) -> Mapping[str, Tensor]:
         """Elements of which the noise hides what the records say, where the M-step can tell.
 
-        :returns: by site, booleans of its shape. Their intervals are marked as doubtful.
+        :returns: by site, booleans of its shape. The posterior's status counts them.
         """
         return {}
 

@@ -43,7 +43,7 @@ from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.mixed_statistics import MixedStatistics, require_step_size
-from pyro_dp.vips.noise_aware import ON_THEIR_WAY, noise_aware
+from pyro_dp.vips.noise_aware import noise_aware
 from pyro_dp.vips.noise_response import NoiseResponse
 from pyro_dp.vips.site_posterior import SitePosterior
 from pyro_dp.vips.statistics_sum import StatisticsSum
@@ -72,9 +72,9 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     settings; the choice of model and settings, where it was made by looking at the data; running
     times; errors of the checks of data, which are for the curator.
 
-    **Uncertainty.** :meth:`posterior` includes the uncertainty that noise adds, to first order, and
-    marks where that will not do: in simulated regressions 95% intervals covered the truth in 94 to
-    96% of the cases. It does not include what clipping does, nor the sampling of records.
+    **Uncertainty.** :meth:`posterior` includes the uncertainty that noise adds, to first order. Its
+    status says where that will not do. In simulated regressions 95% intervals covered the truth in
+    94 to 96% of the cases. It does not include what clipping does, nor the sampling of records.
 
     :param model: one of :mod:`pyro_dp.vips`, or another :class:`ConjugateModel`.
     :param accountant: as for :class:`DPSVI`, as are sampling, generator and secure. What a model
@@ -207,9 +207,8 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         :param noise_aware: include the uncertainty that the noise adds, to first order: how the
             noise in the statistics moves the means, directly and through the E-steps
             (:mod:`pyro_dp.vips.noise_response`). With it come the parts of the covariance that
-            variational Bayes leaves out, where the model knows how its E-step answers. What is not
-            known, or where first order will not do, is marked in ``posterior.doubtful``. Without
-            noise, and with ``False``, the posterior is that of variational Bayes as it is.
+            variational Bayes leaves out, where the model knows how its E-step answers. Its
+            ``status`` says whether anything is left out. Without noise, and with ``False``, the posterior is that of variational Bayes as it is.
         :raises ConfigurationError: no step was taken yet.
         """
         current = self._current()
@@ -219,10 +218,6 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             if self._aware is None:
                 self._aware = self._noise_aware(current)
             return self._aware
-
-    def _unfinished(self) -> str | None:
-        on_their_way = any(ON_THEIR_WAY in why for why in self.posterior().doubtful.values())
-        return ON_THEIR_WAY if on_their_way else None
 
     def guide(self, *args: Any, **kwargs: Any) -> None:
         """The current posterior as a Pyro guide for the model's Pyro model.

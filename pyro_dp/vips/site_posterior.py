@@ -7,6 +7,7 @@ from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.infer.posterior.intervals import element_names
+from pyro_dp.infer.posterior.status import NOTHING_TO_CHECK, Status
 from pyro_dp.infer.posterior.summary import Summary
 from pyro_dp.vips import families
 
@@ -20,7 +21,7 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
 
     :param marginals: by site, the noise's uncertainty included.
     :param plain: the same without it; ``None``: there is none in it.
-    :param doubts: which elements are doubtful, booleans of the site's shape, by reason and site.
+    :param status: whether the intervals can be published.
 
     >>> import torch
     >>> import pyro.distributions as dist
@@ -36,11 +37,11 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
         marginals: Mapping[str, Distribution],
         *,
         plain: Mapping[str, Distribution] | None = None,
-        doubts: Mapping[str, Mapping[str, Tensor]] | None = None,
+        status: Status = NOTHING_TO_CHECK,
     ):
         self._marginals = dict(marginals)
         self._plain = dict(marginals if plain is None else plain)
-        self._reasons = {reason: dict(masks) for reason, masks in (doubts or {}).items()}
+        self._status = status
 
     def __getitem__(self, site: str) -> Distribution:
         return self._marginals[site]
@@ -80,24 +81,14 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
         return (1 - plain / aware).nan_to_num(0.0).clamp(0.0, 1.0)
 
     @property
-    def doubtful(self) -> dict[str, str]:
-        """Elements of which the interval may not hold what it says, each with the reason.
-
-        The names are those of :attr:`names`. Several reasons are joined by "; ".
-        """
-        found: dict[str, str] = {}
-        for reason, masks in self._reasons.items():
-            for site, mask in masks.items():
-                names = element_names(site, self._shapes[site])
-                for name, doubtful in zip(names, mask.flatten().tolist(), strict=True):
-                    if doubtful:
-                        found[name] = f"{found[name]}; {reason}" if name in found else reason
-        return found
+    def status(self) -> Status:
+        """Whether the intervals can be published. It was told from released numbers alone."""
+        return self._status
 
     @property
     def plain(self) -> "SitePosterior":
         """The same posterior without the uncertainty that the privacy noise adds."""
-        return SitePosterior(self._plain, doubts=self._reasons)
+        return SitePosterior(self._plain, status=self.status)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Flat draws ``(*sample_shape, d)``, by torch's global generator."""
@@ -131,13 +122,6 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
     @property
     def _shapes(self) -> dict[str, torch.Size]:
         return {site: each.batch_shape + each.event_shape for site, each in self.items()}
-
-    def _doubts(self) -> dict[str, Tensor]:
-        found = {site: torch.zeros(s, dtype=torch.bool) for site, s in self._shapes.items()}
-        for masks in self._reasons.values():
-            for site, mask in masks.items():
-                found[site] = found[site].to(mask.device) | mask
-        return found
 
 
 def _joined(values: Iterable[Tensor]) -> Tensor:

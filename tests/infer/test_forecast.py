@@ -6,13 +6,16 @@ import pytest
 import torch
 from problems import linear, logistic
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from torch.distributions import biject_to, constraints
 
-from pyro_dp import DPSEP, DPSVI, VIPS, ConfigurationError, Forecast, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, VIPS, ConfigurationError, Forecast, Posterior, PrivacyAccountant
 from pyro_dp.baselines import DPSGLD
+from pyro_dp.infer.posterior.status import Status
+from pyro_dp.records.latents import Latent
 from pyro_dp.utils.errors import ModelError
 
 FEW = {"epsilons": (0.3, 30.0), "num_draws": 1, "progress": False}
-SHORT = {DPSEP: {"num_steps": 8}, DPSVI: {"num_steps": 150, "sample_rate": 1.0}}
+SHORT = {DPSEP: {}, DPSVI: {"num_steps": 150, "sample_rate": 1.0}}
 
 
 def made_up(size=300, dim=2):
@@ -31,12 +34,12 @@ def forecast(model=logistic, args=None, inference=DPSEP, guide=AutoMultivariateN
 def test_more_budget_is_narrower(inference):
     found = forecast(inference=inference)
     assert found.names == ["w[0]", "w[1]"] and found.epsilons == [0.3, 30.0]
-    assert found.widths.shape == found.doubtful.shape == (2, 2) and found.num_draws == 1
+    assert found.widths.shape == (2, 2) and found.ok.shape == (2,) and found.num_draws == 1
     assert (found.widths[0] > found.widths[1]).all()
     assert found.widths[1].log().sub(found.without_noise.log()).abs().max() < 0.3
     times = found.times_as_wide
     torch.testing.assert_close(times[0], (found.widths[0] / found.without_noise).prod().sqrt())
-    assert found.doubtful[1].max() == 0
+    assert found.ok[1] == 1
 
 
 def test_without_noise_it_is_the_exact_posterior():
@@ -55,7 +58,7 @@ def test_nothing_is_charged_or_moved():
     guide, (x, y) = AutoMultivariateNormal(logistic), made_up()
     pyro.param("theirs", torch.ones(2))
     state, rng, before = accountant.state_dict(), torch.get_rng_state(), y.clone()
-    options = FEW | {"epsilons": (1.0,), "inference": DPSEP, "settings": {"num_steps": 4}}
+    options = FEW | {"epsilons": (1.0,), "inference": DPSEP, "settings": {}}
     found = accountant.forecast(logistic, guide, x, y, **options)
     assert accountant.state_dict() == state and accountant.position == 0
     assert accountant.get_epsilon() == 0.0
@@ -83,7 +86,7 @@ def test_trials_have_the_settings_of_the_accountant():
 
     ours = PrivacyAccountant(2.0, 1e-6, neighboring="replace_one", engine="rdp")
     guide = AutoMultivariateNormal(logistic)
-    options = FEW | {"num_draws": 2, "settings": {"num_steps": 6, "plate": "data"}}
+    options = FEW | {"num_draws": 2, "settings": {"plate": "data"}}
     found = ours.forecast(logistic, guide, *made_up(100), inference=Spied, **options)
     assert [(each.epsilon, sigma) for each, sigma in trials] == 2 * [
         (None, 0.0),
@@ -116,7 +119,7 @@ def whole(x, y):
 def test_widths_are_of_the_model_s_own_space(inference):
     """A plate that subsamples, a simplex, several sites, float32; and data in slices."""
     torch.set_default_dtype(torch.float32)
-    short, once = {"num_steps": 6}, {"epsilons": (1.0,)}
+    short, once = {"num_steps": 6} if inference is DPSVI else {}, {"epsilons": (1.0,)}
     found = forecast(hierarchy, made_up(50, 3), inference, AutoNormal, settings=short, **once)
     assert found.names == [
         "scale",
@@ -136,9 +139,19 @@ def table(**options):
         [0.1, 1.0],
         torch.tensor([[4.0, 1.0], [2.0, 0.5]]),
         torch.tensor([1.0, 0.5]),
-        torch.tensor([[1.0, 0.5], [0.0, 0.0]]),
+        torch.tensor([1 / 3, 1.0]),
         3,
     )
+
+
+def test_the_share_of_runs_whose_status_is_ok():
+    latent = Latent("w", torch.Size([2]), biject_to(constraints.real), 0, 2)
+    good, bad = (
+        Posterior([latent], torch.zeros(2), torch.ones(2), status=each)
+        for each in (Status(), Status("check", "why", "steps"))
+    )
+    found = Forecast.of({None: [good] * 4, 0.1: [bad] * 4, 1.0: [good, good, bad, good]})
+    assert found.ok.tolist() == [0.0, 0.75] and found.names == ["w[0]", "w[1]"]
 
 
 def test_it_reads():
@@ -148,9 +161,9 @@ def test_it_reads():
         "a              4.00  2.000          1.000",
         "b              1.00  0.500          0.500",
         "times as wide  2.83   1.41               ",
-        "doubtful        75%     0%               ",
+        "status ok       33%   100%               ",
     ]
-    many = [torch.ones(*shape, 40) for shape in ((1,), (), (1,))]
+    many = torch.ones(1, 40), torch.ones(40), torch.ones(1)
     text = repr(Forecast([f"w[{n}]" for n in range(40)], [1.0], *many, 1)).splitlines()
     assert "from 1 draw of" in text[0] and text[-1] == "... and 10 more: forecast.widths"
 

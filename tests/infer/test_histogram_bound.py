@@ -128,9 +128,11 @@ def test_bias_of_a_tight_bound_may_be_anything():
     """It may be far beyond the noise, and twice as much in some of the four coordinates."""
     found = after(30)
     own = Clipping(found, 0.5)
-    assert own.is_tight and own.spoils
+    assert own.is_tight and own.status().cause == "clipping"
     assert own.bias() == pytest.approx(2 * found.lost(0.5)) and own.bias() > 100 * own.noise
-    assert Clipping(found, 100.0).bias() == 0 and not Clipping(found, 100.0).spoils
+    assert Clipping(found, 100.0).bias() == 0 and "far above" in str(
+        Clipping(found, 100.0).status()
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,5 +148,6 @@ def test_bias_of_a_tight_bound_may_be_anything():
 def test_a_bound_of_ones_own_is_compared(factor, words):
     """With the one that costs least."""
     found = after(30)
-    text = Clipping(found, factor * found.bound).warning()
-    assert text is None if words is None else re.search(f"^max_grad_norm=[0-9.]+.*{words}", text)
+    status = Clipping(found, factor * found.bound).status()
+    assert status.is_ok == (words is None)
+    assert status.is_ok or re.search(f"^check: max_grad_norm=[0-9.]+.*{words}", str(status))

@@ -87,7 +87,7 @@ def test_the_result_does_not_depend_on_the_optimizer(name):
     svi = swapped(linear, optim=OPTIMIZERS[name], num_steps=100, sampling="full")
     svi.run(*data, progress=False)
     found = svi.posterior()
-    assert not found.doubtful
+    assert found.status.is_ok
     assert ((found.mean - mean) / found.stddev).abs().max() < 3.5
     assert (found.stddev > 0.9 * sd).all() and (found.stddev < 3 * sd).all()
 
@@ -136,7 +136,7 @@ def test_a_move_that_is_far_too_long_is_shortened():
     data, options = regression_data(200), dict(num_steps=60, sampling="full")
     svi = swapped(guide=handwritten_guide, optim=lambda: pyro.optim.SGD({"lr": 1e6}), **options)
     svi.run(*data, progress=False)
-    assert not svi.posterior().doubtful
+    assert svi.posterior().status.is_ok
 
 
 def test_a_learning_rate_of_zero_moves_nothing():
@@ -182,7 +182,7 @@ def test_the_guide_holds_the_posterior(kind):
 @pytest.mark.every_case
 @pytest.mark.parametrize("doubt", ["a line", "a curvature"])
 def test_where_a_regression_is_doubtful_iterates_are_averaged(monkeypatch, doubt):
-    """The mean is theirs, a warning says so, and the coordinates are marked."""
+    """The mean is theirs, a warning says so, and the status is to check."""
     iterates, add = [], RunHistory.add_iterate
 
     def spy(self, step, parameters):
@@ -206,8 +206,9 @@ def test_where_a_regression_is_doubtful_iterates_are_averaged(monkeypatch, doubt
     posterior, mean = svi.posterior(), torch.stack(iterates[-30:]).mean(0)
     torch.testing.assert_close(posterior.mean, mean)
     torch.testing.assert_close(pyro.param("AutoNormal.locs.w"), mean)
-    assert "w[1]" in posterior.doubtful
-    assert doubt == "a curvature" or len(posterior.doubtful) == 3
+    assert (posterior.status.level, posterior.status.cause) == ("check", "steps")
+    assert texts[0].startswith(f"{posterior.status}. ")
+    assert doubt == "a line" or "in 1 of 3 coordinates" in posterior.status.reason
 
 
 # A loop over step().
@@ -290,8 +291,9 @@ def test_a_bound_that_is_far_too_small(as_users_run_it):
     assert "max_grad_norm=None" in texts[0] and svi.clipped_fraction.fraction > 0.8
     posterior = svi.posterior()
     chosen, none = fitted(None)
-    assert none == [] and not chosen.posterior().doubtful
-    assert len(posterior.doubtful) == 3
+    assert none == [] and chosen.posterior().status.is_ok
+    assert not posterior.status.is_ok and posterior.status.cause == "clipping"
+    assert texts[0].startswith(f"{posterior.status}. Leave max_grad_norm out")
     assert (posterior.stddev > 2 * chosen.posterior().stddev).all()
 
 
@@ -320,7 +322,7 @@ def test_a_loss_that_is_a_mean(as_users_run_it, bound):
 
 def test_a_bound_that_is_about_right_is_kept_in_silence(as_users_run_it):
     svi, texts = fitted(4.0)
-    assert texts == [] and svi._bound == 4.0 and not svi.posterior().doubtful
+    assert texts == [] and svi._bound == 4.0 and svi.posterior().status.is_ok
     assert svi.clipped_fraction.fraction < 0.05
 
 

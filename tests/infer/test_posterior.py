@@ -1,4 +1,4 @@
-"""What inferences find: marginals, intervals in the model's own space, noise, doubts, pictures."""
+"""What inferences find: marginals, intervals in the model's own space, noise, status, pictures."""
 
 import copy
 import html
@@ -14,9 +14,10 @@ from torch.distributions import MultivariateNormal, biject_to, constraints, kl_d
 
 import pyro_dp
 from pyro_dp import DPSEP, ConfigurationError, PaperDPSEP, Posterior, PrivacyAccountant
-from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED, mostly_in
 from pyro_dp.infer.posterior.intervals import element_names
+from pyro_dp.infer.posterior.status import Status
 from pyro_dp.records.latents import Latent
+from pyro_dp.vips.models.second_moments import mostly_in
 
 SUPPORTS = {
     "w": (constraints.independent(constraints.real, 1), (3,)),
@@ -26,7 +27,7 @@ SUPPORTS = {
     "rates": (constraints.unit_interval, (2, 2)),
 }
 DIM = 12
-REASON = "of the test"
+CHECK = Status("check", "the last step was long, by 3.2 widths", "steps")
 
 
 def latents():
@@ -60,7 +61,7 @@ def test_it_is_the_gaussian():
     assert kl_divergence(ours, theirs) < 1e-10
     assert ours.sample((7,)).shape == (7, DIM)
     assert ours.expand((4,)).batch_shape == (4,)
-    assert not ours.noise_share.any() and not ours.doubtful
+    assert not ours.noise_share.any() and ours.status.is_ok
     for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
         assert torch.equal(other.mean, ours.mean) and repr(other) == repr(ours)
 
@@ -87,13 +88,12 @@ def test_names():
 
 
 def test_a_site_is_the_marginal():
-    whole = posterior(doubts={REASON: torch.arange(DIM) == 5})
+    whole = posterior()
     site = whole["below"]
     torch.testing.assert_close(site.mean, whole.mean[4:6])
     torch.testing.assert_close(site.covariance_matrix, whole.covariance_matrix[4:6, 4:6])
     torch.testing.assert_close(site.noise_share, whole.noise_share[4:6])
-    assert site.names == ("below[0]", "below[1]") and site.doubtful == {"below[1]": REASON}
-    assert not whole["w"].doubtful
+    assert site.names == ("below[0]", "below[1]")
     for end, other in zip(site.intervals()["below"], whole.intervals()["below"], strict=True):
         torch.testing.assert_close(end, other)
     with pytest.raises(KeyError, match="the sites are w, scale, below, shares, rates"):
@@ -134,14 +134,12 @@ def test_quantiles_leave_the_global_generator():
 
 
 def test_intervals():
-    found = posterior(doubts={REASON: torch.arange(DIM) == 6})
-    for name, (lower, upper, doubtful) in found.intervals(0.8).items():
+    found = posterior()
+    for name, (lower, upper) in found.intervals(0.8).items():
         wider = found.intervals(0.9)[name]
         assert (wider.lower < lower).all() and (lower < upper).all() and (upper < wider.upper).all()
-        assert lower.shape == upper.shape == doubtful.shape == found.draws(1)[name][0].shape
-        # An element of a simplex is a function of all coordinates.
-        assert doubtful.all() if name == "shares" else not doubtful.any()
-    lower, upper, _ = found.intervals(0.95)["w"]
+        assert lower.shape == upper.shape == found.draws(1)[name][0].shape
+    lower, upper = found.intervals(0.95)["w"]
     torch.testing.assert_close((upper - lower) / 2, 1.959964 * found.stddev[:3])
     for level in (0.0, 1.0, 95):
         with pytest.raises(ConfigurationError, match="level must lie in"):
@@ -160,58 +158,53 @@ def test_noise_share_is_of_the_variance():
         assert (ends.lower <= without.lower).all() and (without.upper <= ends.upper).all()
 
 
-def test_doubts_have_reasons():
-    masks = {
-        "one": torch.arange(DIM) < 2,
-        "other": torch.arange(DIM) == 1,
-        "none": torch.zeros(DIM),
-    }
-    masks["none"] = masks["none"].bool()
-    found = posterior(doubts=masks)
-    assert found.doubtful == {"w[0]": "one", "w[1]": "one; other"}
-    assert found.plain.doubtful == found.doubtful
+def test_the_status_stays():
+    assert posterior().status == Status() and posterior().status.is_ok
+    found = posterior(status=CHECK)
+    assert found.status == found.plain.status == found["shares"].status == CHECK
+    assert not CHECK.is_ok and str(CHECK) == "check: the last step was long, by 3.2 widths"
+    with pytest.raises(AttributeError):
+        found.status = Status()
 
 
 def test_it_reads_as_a_table():
-    text = repr(posterior(doubts={REASON: torch.arange(DIM) < 2})).splitlines()
+    text = repr(posterior(status=CHECK)).splitlines()
     assert text[0].split() == ["median", "95%", "interval", "by", "noise"]
-    assert text[1].startswith("w[0] * ") and text[3].startswith("w[2]   ")
-    assert text[-1] == f"* w[0], w[1]: {REASON}"
+    assert text[1].startswith("w[0]  ") and len(text) == 2 + 13
+    assert text[-1] == f"status: {CHECK}"
     assert len({len(line) for line in text[:-1]}) == 1
     many = Latent("many", torch.Size([100]), biject_to(constraints.real), 0, 100)
-    wide = Posterior(
-        [many], torch.zeros(100), torch.ones(100), doubts={REASON: torch.ones(100) > 0}
-    )
+    wide = Posterior([many], torch.zeros(100), torch.ones(100))
     assert repr(wide).splitlines()[-2:] == [
         "... and 70 more: posterior.intervals()",
-        f"* {', '.join(wide.names[:6])} and 94 more: {REASON}",
+        "status: ok",
     ]
 
 
 def test_columns_keep_their_trailing_zeros():
     latent = Latent("w", torch.Size([2]), biject_to(constraints.real), 0, 2)
     found = Posterior([latent], torch.tensor([0.2, 0.25]), torch.full((2,), 0.0025))
-    assert [line.split() for line in repr(found).splitlines()[1:]] == [
+    assert [line.split() for line in repr(found).splitlines()[1:-1]] == [
         ["w[0]", "0.200", "0.102", "to", "0.298", "0%"],
         ["w[1]", "0.250", "0.152", "to", "0.348", "0%"],
     ]
 
 
 def test_notebooks_show_the_same_table():
-    found = posterior(doubts={REASON: torch.arange(DIM) < 2})
+    found = posterior(status=Status("check", "1 < 2", "steps"))
     shown = found._repr_html_()
     for line in repr(found).splitlines():
         for cell in line.split("  "):
             assert html.escape(cell.strip()) in shown
     assert shown.count("<tr>") == len(repr(found).splitlines()) - 1
-    assert f"<p>* w[0], w[1]: {REASON}</p>" in shown
+    assert "<p>status: check: 1 &lt; 2</p>" in shown
     latent = Latent("<b>w</b>", torch.Size([]), biject_to(constraints.real), 0, 1)
     assert "<b>" not in Posterior([latent], torch.zeros(1), torch.ones(1))._repr_html_()
 
 
 def test_an_infinite_interval_has_no_share():
     latent = Latent("s", torch.Size([]), biject_to(constraints.positive), 0, 1)
-    assert repr(Posterior([latent], torch.zeros(1), torch.tensor([1e8]))).endswith("0%")
+    assert repr(Posterior([latent], torch.zeros(1), torch.tensor([1e8]))).endswith("0%\nstatus: ok")
 
 
 def test_a_variance_that_underflowed_has_no_share():
@@ -221,19 +214,20 @@ def test_a_variance_that_underflowed_has_no_share():
 
 def test_a_picture():
     pytest.importorskip("matplotlib")
-    found = posterior(doubts={REASON: torch.arange(DIM) < 1})
+    found = posterior(status=CHECK)
     (axes,) = found.plot(0.9).axes
     aware, plain = axes.collections
     ends = torch.stack([torch.tensor(s[:, 0]) for s in aware.get_segments()])
     inner = torch.stack([torch.tensor(s[:, 0]) for s in plain.get_segments()])
-    lower, upper, _ = found.intervals(0.9)["w"]
+    lower, upper = found.intervals(0.9)["w"]
     torch.testing.assert_close(ends[:3], torch.stack([lower, upper], dim=1))
     assert (ends[:, 0] <= inner[:, 0]).all() and (inner[:, 1] <= ends[:, 1]).all()
     assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["w[0]", "w[1]"]
-    sure, doubtful = axes.lines
-    assert list(doubtful.get_ydata()) == [0] and 0 not in sure.get_ydata()
-    assert doubtful.get_markerfacecolor() == "white"
-    assert axes.get_xlabel() == f"doubtful: w[0]: {REASON}"
+    (medians,) = axes.lines
+    assert list(medians.get_ydata()) == list(range(13))
+    assert medians.get_markerfacecolor() == "white" and axes.get_xlabel() == f"status: {CHECK}"
+    (medians,) = posterior().plot().axes[0].lines
+    assert medians.get_markerfacecolor() == "C3"
     assert "95% interval" not in axes.get_legend_handles_labels()[1][0]
     many = Latent("many", torch.Size([100]), biject_to(constraints.real), 0, 100)
     figure = Posterior([many], torch.zeros(100), torch.ones(100)).plot()
@@ -262,9 +256,10 @@ def test_half_of_the_variance_decides():
 
 
 def fitted(bound=None, epsilon=None, **options):
+    """Six steps, or all the looks that DPSEP makes."""
     guide = AutoMultivariateNormal(logistic)
     accountant = PrivacyAccountant(epsilon=epsilon)
-    kind, own = (PaperDPSEP, {"max_factor_norm": bound}) if bound else (DPSEP, {})
+    kind, own = (PaperDPSEP, {"max_factor_norm": bound, "num_steps": 6}) if bound else (DPSEP, {})
     sep = kind(logistic, guide, accountant=accountant, **own, **options)
     sep.run(*regression_data(), progress=False)
     return sep
@@ -275,7 +270,7 @@ BOUNDS = {"automatic": None, "by hand": 3.0}
 
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 def test_dpsep_tells_what_the_noise_makes(bound):
-    sep = fitted(bound, num_steps=6, noise_multiplier=2.0, generator=0)
+    sep = fitted(bound, noise_multiplier=2.0, generator=0)
     aware, plain = sep.posterior(), sep.posterior(noise_aware=False)
     assert isinstance(aware, pyro_dp.Posterior) and isinstance(plain, pyro_dp.Posterior)
     torch.testing.assert_close(aware.mean, plain.mean)
@@ -286,26 +281,26 @@ def test_dpsep_tells_what_the_noise_makes(bound):
 
 
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
-def test_dpsep_marks_what_the_noise_hides(bound):
-    loud = fitted(bound, num_steps=6, noise_multiplier=1e4, generator=0).posterior()
-    assert set(loud.doubtful) == set(loud.names)
-    assert all(HIDDEN in reason for reason in loud.doubtful.values())
-    assert loud.intervals()["w"].doubtful.all()
-    quiet = fitted(bound, num_steps=6, noise_multiplier=1e-3, generator=0).posterior()
-    assert HIDDEN not in "".join(quiet.doubtful.values())
+def test_dpsep_says_what_the_noise_hides(bound):
+    loud = fitted(bound, noise_multiplier=1e4, generator=0).posterior()
+    assert (loud.status.level, loud.status.cause) == ("do not publish", "privacy noise")
+    quiet = fitted(bound, noise_multiplier=1e-3, generator=0).posterior()
+    assert quiet.status.cause != "privacy noise"
 
 
-def test_dpsep_marks_all_where_many_were_clipped():
-    clipped = fitted(0.05, num_steps=6, noise_multiplier=0.01, generator=0)
+def test_dpsep_says_that_many_were_clipped():
+    clipped = fitted(0.05, noise_multiplier=0.01, generator=0)
     assert clipped.clipped_fraction.is_large
-    assert MANY_CLIPPED in clipped.posterior().doubtful["w[0]"]
-    assert set(clipped.posterior().doubtful) == set(clipped.posterior().names)
-    free = fitted(1e3, num_steps=6, noise_multiplier=1e-6, generator=0)
-    assert not free.posterior().doubtful
+    assert (clipped.posterior().status.level, clipped.posterior().status.cause) == (
+        "check",
+        "clipping",
+    )
+    free = fitted(1e3, noise_multiplier=1e-6, generator=0)
+    assert free.posterior().status.is_ok
 
 
 def test_dpsep_before_it_knows_anything_of_the_records():
     guide = AutoMultivariateNormal(logistic)
-    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), num_steps=6, noise_multiplier=2.0)
+    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise_multiplier=2.0)
     sep.step(*regression_data())  # of norms alone
-    assert set(sep.posterior().doubtful) == set(sep.posterior().names)
+    assert sep.posterior().status.level == "do not publish"

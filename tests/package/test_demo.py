@@ -4,7 +4,6 @@ import os
 import re
 import warnings
 from decimal import Decimal
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pyro
@@ -13,9 +12,11 @@ import torch
 
 from pyro_dp import SubsampledGaussian
 from pyro_dp import __main__ as demo
-from pyro_dp.infer.posterior.doubts import HIDDEN
+from pyro_dp.infer.posterior.status import Status
 
 pytest.importorskip("matplotlib")
+
+CHECK = Status("check", "the last step was long", "steps")
 
 
 @pytest.fixture(scope="module")
@@ -83,17 +84,10 @@ def made_up():
     return (torch.zeros(10), torch.full((10,), 0.1)), (private_mean, private_sd)
 
 
-def doubted(*reasons):
-    """A posterior that doubts its first coefficients."""
-    names = tuple(f"weights[{each}]" for each in range(10))
-    return SimpleNamespace(names=names, doubtful=dict(zip(names, reasons, strict=False)))
-
-
 def test_table():
     """Distances are in sds of the exact posterior."""
-    lines = demo.table(*made_up(), demo.marks(doubted("it is wide"))).splitlines()
+    lines = demo.table(*made_up()).splitlines()
     assert [line.endswith("misses") for line in lines[1:11]] == [False, True] + [False] * 8
-    assert [" * " in line for line in lines[1:11]] == [True] + [False] * 9
     assert "3.0 sd" in lines[1] and "3.0 sd" in lines[2] and "0.0 sd" in lines[3]
     assert lines[13].startswith("9 of 10")
 
@@ -118,27 +112,16 @@ def test_answer():
         assert re.search(text, demo.answer((mean, sd)))
 
 
-def test_status():
-    assert "no problem with the 10 intervals" in demo.status(doubted())
-    assert demo.status(doubted("a", "b", "a")).splitlines() == [
-        "Check 2 of 10 intervals (*): intercept, individual deductible. Reason for each: a.",
-        "Check 1 of 10 intervals (*): log coinsurance rate. Reason for each: b.",
-    ]
-    assert demo.status(doubted(*"a" * 10)) == "Check all 10 intervals (*). Reason for each: a."
-
-
-@pytest.mark.every_case
-@pytest.mark.parametrize("number", [0, 2, 10])
-def test_hollow_markers_are_the_doubtful_intervals(tmp_path, number):
-    posterior = doubted(*["a"] * number)
-    figure = demo.draw(*made_up(), demo.marks(posterior), "title", tmp_path / "demo.png")
+@pytest.mark.parametrize("status", [Status(), CHECK], ids=str)
+def test_all_private_markers_are_hollow_or_none(tmp_path, status):
+    figure = demo.draw(*made_up(), status, "title", tmp_path / "demo.png")
     axes, hollow = figure.axes[0], []
     for drawn in axes.containers:
         line = drawn.lines[0]
         if line.get_markerfacecolor() == axes.get_facecolor():
             hollow += [round(float(row)) for row in line.get_ydata()]
-            assert "(hollow: check it)" in drawn.get_label()
-    assert sorted(hollow) == list(range(number))
+            assert "(hollow: check)" in drawn.get_label()
+    assert sorted(hollow) == ([] if status.is_ok else list(range(10)))
 
 
 def test_pictures_for_light_and_dark_pages(tmp_path):
@@ -146,16 +129,16 @@ def test_pictures_for_light_and_dark_pages(tmp_path):
     heading, found = demo.title("dpsep", 1.0, 1e-5, 20_190), []
     for name, dark in (("light", False), ("again", False), ("dark", True)):
         path = tmp_path / f"{name}.svg"
-        demo.draw(*made_up(), demo.marks(doubted("a")), heading, path, dark)
+        demo.draw(*made_up(), CHECK, heading, path, dark)
         found.append(path.read_text())
         root = ElementTree.fromstring(found[-1])
         assert root.find("{*}title").text.startswith("Who sees a doctor? 20,190 person-years")
         texts = {each.text for each in root.findall(".//{*}text")}
-        assert {*demo.NAMES, "private posterior (hollow: check it)"} <= texts
+        assert {*demo.NAMES, "private posterior (hollow: check)"} <= texts
     assert found[0] == found[1] != found[2]
 
 
-def test_a_doubtful_posterior(tmp_path, capsys):
+def test_a_posterior_that_is_not_to_be_published(tmp_path, capsys):
     """At a budget at which noise hides most."""
     torch.set_default_dtype(torch.float32)
     output = tmp_path / "demo.svg"
@@ -163,8 +146,8 @@ def test_a_doubtful_posterior(tmp_path, capsys):
         warnings.simplefilter("ignore")
         assert demo.main(["--epsilon", "0.01", "--seed", "0", "--output", str(output)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"Check all 10 intervals (*). Reason for each: {HIDDEN}" in printed
-    assert "(hollow: check it)" in output.read_text()
+    assert "Status: do not publish: " in printed
+    assert "(hollow: do not publish)" in output.read_text()
 
 
 def test_warnings_are_wrapped(data, tmp_path, monkeypatch, capsys):

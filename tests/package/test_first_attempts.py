@@ -1,4 +1,4 @@
-"""Wrong first attempts get errors that help, doubtful runs warn, and docs/errors.md shows both."""
+"""Wrong first attempts get errors that help, runs that are not ok say so, and docs/errors.md shows both."""
 
 import importlib.util
 import re
@@ -14,7 +14,7 @@ COMMAND = Path(__file__).parents[2] / "benchmarks" / "errors.py"
 
 def without_numbers(text):
     """Line numbers move, and last digits of a fit are the machine's."""
-    head, tail = text.split("## Warnings and marks")
+    head, tail = text.split("## Warnings and status")
     return re.sub(r"\.py:\d+", ".py:N", head) + re.sub(r"-?\d[\d.]*(?:e-?\d+)?| +", " ", tail)
 
 
@@ -37,12 +37,12 @@ def test_page():
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_run_with_a_warning(run):
-    given, marks, _ = run.outcome
+    given, status, _ = run.outcome
     assert [type(each) for each in given] == list(run.kinds)
-    assert run.marks is None or len(marks) == run.marks
+    assert run.level is None or status.level == run.level
 
 
-def test_no_mark_and_yet_far_off():
+def test_ok_and_yet_far_off():
     """What the page says of people at the bound: the estimate without privacy is not held."""
     (run,) = (each for each in RUNS if each.name == "a_few_at_the_bound")
     frame = people(3000, at_the_bound=60)

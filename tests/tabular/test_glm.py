@@ -66,9 +66,9 @@ def schema(*names, unit=True, **other):
     return Schema(columns, **(dict(unit="person", max_rows=3) if unit else {}))
 
 
-def without_noise(*args, steps=12, **kwargs):
+def without_noise(*args, **kwargs):
     accountant = PrivacyAccountant(epsilon=None, delta=1e-5)
-    settings = dict(noise_multiplier=0.0, num_steps=steps, accountant=accountant) | kwargs
+    settings = dict(noise_multiplier=0.0, accountant=accountant) | kwargs
     return PrivateGLM(*args, **settings)
 
 
@@ -78,6 +78,7 @@ def fitted(glm, data):
     return found
 
 
+TABLE = ("mean", "sd", "lower", "upper", "privacy")
 MAIN = ("age", "chronic", "income")
 RIGHT = "age + chronic + income"
 
@@ -162,7 +163,7 @@ def test_without_noise_it_is_the_posterior(outcome, family):
     assert list(table.index) == list(TRUTH)
     assert ((table["mean"] - back @ b).abs() < 0.1 * sd).all()
     np.testing.assert_allclose(table["sd"], sd, rtol=0.03)
-    assert (table["privacy"] < 1e-9).all() and (table["doubt"] == "").all()
+    assert (table["privacy"] < 1e-9).all()
 
 
 def test_counts_with_an_exposure():
@@ -250,12 +251,13 @@ def test_levels_that_nobody_has():
         family="poisson",
         group="clinic",
     )
-    table = fitted(glm, data).summary()
+    result = fitted(glm, data)
+    table = result.summary()
     for name in ("income[T.top]", "income[T.other]"):
         assert table.loc[name, "sd"] == pytest.approx(2.5, rel=1e-3)
         assert table.loc[name, "mean"] == pytest.approx(0.0, abs=1e-3)
-        assert "less about it than the prior" in table.loc[name, "doubt"]
-    assert (table["doubt"] != "").sum() == 2
+    assert "less than the prior about 2 of 6 coefficients" in result.status.reason
+    assert str(result.status).endswith(": income[T.top], income[T.other]")
     assert table.loc["clinic[d]", "sd"] > 2 * table.loc["clinic[a]", "sd"] - 0.3
     assert list(table.index[-5:]) == [*(f"clinic[{x}]" for x in "abcd"), "sd of clinic"]
 
@@ -264,11 +266,12 @@ def test_a_column_in_other_units():
     """Ages that became 0.2 to 0.8 are the lower bound, all of them: the prior says what is said."""
     data, columns = frame(), schema("age", "chronic", "visits")
     table = fitted(without_noise(columns, "visits ~ age + chronic", family="poisson"), data)
-    assert (table.summary()["doubt"] == "").all()
+    assert table.status.is_ok and repr(table).endswith("\nstatus: ok")
     wrong = data.assign(age=data.age / 100)
     table = fitted(without_noise(columns, "visits ~ age + chronic", family="poisson"), wrong)
-    assert "outside its declared units and bounds" in table.summary().loc["age", "doubt"]
-    assert "age: the records say less" in repr(table)
+    assert table.status.level == "check" and table.posterior.status.is_ok
+    assert "outside its declared units and bounds): age" in repr(table).splitlines()[-1]
+    assert table.explain().status == table.status and table.explain().limit == "data"
 
 
 def test_neighbouring_frames():
@@ -407,7 +410,6 @@ def test_a_private_fit_with_missing_values():
         family="poisson",
         accountant=PrivacyAccountant(epsilon=20.0, delta=1e-5),
         generator=0,
-        num_steps=3,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -465,7 +467,6 @@ def test_a_private_linear_model():
         family="linear",
         accountant=PrivacyAccountant(epsilon=20.0, delta=1e-5),
         generator=0,
-        num_steps=15,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -478,7 +479,7 @@ def test_a_private_linear_model():
 @pytest.mark.parametrize("family", ["negative_binomial", "ordinal"])
 def test_families_with_more_latents(family):
     outcome = {"negative_binomial": "visits", "ordinal": "severity"}[family]
-    glm = without_noise(schema(*MAIN, outcome), f"{outcome} ~ {RIGHT}", family=family, steps=6)
+    glm = without_noise(schema(*MAIN, outcome), f"{outcome} ~ {RIGHT}", family=family)
     result = fitted(glm, frame(250))
     table = result.summary()
     for name, value in TRUTH.items():
@@ -500,7 +501,6 @@ def test_a_private_fit():
         family="logistic",
         accountant=PrivacyAccountant(epsilon=0.5, delta=1e-5),
         generator=0,
-        num_steps=4,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -508,19 +508,21 @@ def test_a_private_fit():
         result = fitted(glm, frame())
     assert 0.49 < glm.accountant.get_epsilon() <= 0.5
     table = result.summary()
-    assert (table["privacy"] > 0.3).all() and table["doubt"].str.contains("noise").all()
+    assert (table["privacy"] > 0.3).all() and list(table) == list(TABLE)
     assert (table["lower"] < table["mean"]).all() and (table["mean"] < table["upper"]).all()
     narrow = result.summary(0.5)
     assert (narrow["upper"] - narrow["lower"] < table["upper"] - table["lower"]).all()
     ratios = result.summary(ratios=True)
     assert ratios.index.name == "odds ratio" and "Intercept" not in ratios.index
     np.testing.assert_allclose(ratios["upper"], np.exp(table["upper"][1:]))
-    assert "any ~ age" in repr(result) and "Doubtful" in repr(result)
+    assert "any ~ age" in repr(result) and not result.status.is_ok
+    assert repr(result).splitlines()[-1] == f"status: {result.status}"
     told = result.explain()
     assert told.names == tuple(table.index)
-    np.testing.assert_allclose(told.shares["privacy noise"], table["privacy"], atol=1e-9)
+    noise = told.shares["privacy noise"] + told.shares["clipping"]
+    np.testing.assert_allclose(noise, table["privacy"], atol=1e-9)
     np.testing.assert_allclose(sum(told.shares.values()), 1.0)
-    assert {name for names in told.doubts.values() for name in names} == set(table.index)
+    assert told.status == result.status
     assert "income[T.high]" in repr(told) and "coefficients[" not in repr(told)
     assert told.epsilon == result.inference.explain().epsilon
     assert r"DPSEP of any \~ age" in glm.accountant.report()
@@ -528,7 +530,7 @@ def test_a_private_fit():
     for column in list(zip(*rows, strict=True))[1:-1]:
         assert len({len(text.partition(".")[2]) for text in column}) == 1
     page = result._repr_html_()
-    assert "<caption>any ~ age" in page and "Doubtful" in page
+    assert "<caption>any ~ age" in page and f"<p>status: {result.status.level}" in page
 
 
 def test_a_report_names_it_whatever_the_column_is_called():
@@ -559,7 +561,6 @@ def test_arviz():
         f"visits ~ {RIGHT}",
         family="poisson",
         group="clinic",
-        steps=6,
     )
     data = frame()
     result = fitted(glm, data)
@@ -611,7 +612,6 @@ def test_dpsvi():
         f"any ~ {RIGHT}",
         family="logistic",
         method="dpsvi",
-        steps=3,
         max_grad_norm=torch.inf,
         optim=pyro.optim.Adam({"lr": 0.01}),
     )

@@ -370,10 +370,10 @@ MUTATIONS = [
         "test_noise_aware.py",
     ),
     Mutation(
-        "VIPS: what the noise hides is not marked",
+        "VIPS: what the noise hides is not counted",
         "noise_aware",
-        "doubts = {HIDDEN: hidden,",
-        "doubts = {HIDDEN: {},",
+        "(_HIDDEN, NOISE): hidden,",
+        "(_HIDDEN, NOISE): {},",
         "test_noise_aware.py",
     ),
     Mutation(

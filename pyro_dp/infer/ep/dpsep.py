@@ -72,8 +72,7 @@ class DPSEP(StochasticEP[EPState]):
 
     **Uncertainty.** :meth:`posterior` includes the noise of scores and curvature, and an estimate
     of what clipping took away. A posterior that is not Gaussian is not covered. If the noise hides
-    all information, the posterior falls back to the prior. ``posterior().doubtful`` names the
-    coefficients whose intervals may not hold.
+    all information, the posterior falls back to the prior. ``posterior().status`` says so.
 
     **Where it fails.** :meth:`run` ends with a :class:`ConvergenceWarning` if the noise may
     outweigh the records in most directions, or if the last step was longer than the intervals are

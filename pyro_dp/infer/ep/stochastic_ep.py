@@ -23,7 +23,7 @@ from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.status import CLIPPING, REMEDIES, STEPS, Status
+from pyro_dp.infer.posterior.status import CLIPPING, REMEDIES, Status
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
@@ -180,10 +180,6 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
     @torch.no_grad()
     def _noise_parts(self) -> Mapping[str, Tensor]:
         return self._approximation.noise_parts()
-
-    def _unfinished(self) -> str | None:
-        status = self._status()
-        return status.reason if status.cause == STEPS else None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a new object needs to continue this run, as :meth:`DPSVI.state_dict`.

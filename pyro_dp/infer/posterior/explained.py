@@ -1,7 +1,6 @@
 """``explain()`` of the inferences that find a posterior: a mixin."""
 
 import abc
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -13,7 +12,7 @@ from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
 from pyro_dp.infer.posterior.explanation import DATA, NOISE, Explanation
-from pyro_dp.utils.errors import ConvergenceWarning
+from pyro_dp.infer.posterior.status import Status
 
 
 class Found(Protocol):
@@ -26,7 +25,7 @@ class Found(Protocol):
     def noise_share(self) -> Tensor: ...
 
     @property
-    def doubtful(self) -> dict[str, str]: ...
+    def status(self) -> Status: ...
 
 
 class Explained(abc.ABC):
@@ -37,10 +36,6 @@ class Explained(abc.ABC):
     @abc.abstractmethod
     def posterior(self, noise_aware: bool = True) -> Any:
         """What was found so far."""
-
-    @abc.abstractmethod
-    def _unfinished(self) -> str | None:
-        """Why the steps have not arrived at the posterior, a clause; None: they have."""
 
     def _noise_parts(self) -> Mapping[str, Tensor]:
         """What makes the part of the variances that is not of the data.
@@ -58,19 +53,12 @@ class Explained(abc.ABC):
 
         :raises ConfigurationError: as :meth:`posterior`.
         """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # it is among what is told
-            posterior: Found = self.posterior()
-        doubts: dict[str, list[str]] = {}
-        for name, reasons in posterior.doubtful.items():
-            for reason in reasons.split("; "):
-                doubts.setdefault(reason, []).append(name)
+        posterior: Found = self.posterior()
         return Explanation(
             tuple(posterior.names),
             _shares(posterior.noise_share, self._noise_parts()),
-            doubts,
+            posterior.status,
             getattr(self, "clipped_fraction", None),
-            self._unfinished(),
             self.accountant.get_epsilon(),
             _epsilon_at_half_noise(self.accountant),
         )

@@ -8,13 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from pyro_dp.accounting.amounts import up
-from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED
-from pyro_dp.infer.posterior.table import MOST_LINES, aligned, listed, starred
+from pyro_dp.infer.posterior.status import CLIPPING, NOISE, STEPS, Status
+from pyro_dp.infer.posterior.table import MOST_LINES, aligned
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.utils.figure import MOST_ROWS, first_of, with_rows
 
-DATA, NOISE, SAMPLING, CLIPPING = "data", "privacy noise", "sampling", "clipping"
-STEPS = "steps"
+DATA, SAMPLING = "data", "sampling"
 _MORE_RECORDS = "More records or a larger epsilon would help most."
 _HELPS = {
     DATA: "More records would help most.",
@@ -24,16 +23,12 @@ _HELPS = {
 }
 _COLUMNS = {DATA: "data and prior"}  # where a share's name says too little
 _SHARES = "{first} up {share:.0%} of the interval variance on average{others}. {helps}"
-_UNFINISHED = "The steps limit this posterior first: {why}."
-_CLIPPED = (
-    "Clipping limits this posterior first: it may move {some} of {all} intervals by as much as "
-    "they are wide."
-)
-_HIDDEN = (
-    "Privacy noise limits this posterior first: it outweighs the data in {some} of {all} "
-    "coordinates. If it is far larger, the prior makes the width, which counts in the first "
-    "column."
-)
+_FIRST = {
+    STEPS: "The steps limit this posterior first.",
+    CLIPPING: "Clipping limits this posterior first.",
+    NOISE: "Privacy noise limits this posterior first. If it is far larger than the data, the "
+    "prior makes the width, which counts in the first column.",
+}
 _HALF = (
     "Halving the noise's standard deviation in every release of the ledger needs epsilon {half} "
     "instead of {spent}."
@@ -70,10 +65,8 @@ class Explanation:
         and the prior leave open; "privacy noise"; "sampling", that steps see a part of the records,
         and "clipping", where these two are in the width. They sum to 1. How the last three divide
         what is not data, is estimated.
-    :param doubts: coordinates whose intervals may not hold what they say, by reason.
+    :param status: of the posterior.
     :param clipped: fraction of the records that were clipped; ``None``: not known.
-    :param unfinished: why the steps have not arrived at the posterior, a clause; ``None``: they
-        have.
     :param epsilon: spent, of the accountant's whole ledger.
     :param epsilon_at_half_noise: epsilon, were all the ledger's noise multipliers half as large;
         ``None`` where the ledger has releases of another kind, or without noise.
@@ -97,9 +90,8 @@ class Explanation:
 
     names: Sequence[str]
     shares: Mapping[str, Tensor]
-    doubts: Mapping[str, Sequence[str]]
+    status: Status
     clipped: ClippedFraction | None
-    unfinished: str | None
     epsilon: float
     epsilon_at_half_noise: float | None
 
@@ -110,19 +102,9 @@ class Explanation:
 
     @property
     def limit(self) -> str:
-        """What limits first: "steps" that have not arrived, a doubt, or the largest share.
-
-        Where noise hides most coordinates, it is "privacy noise", for the intervals are about the
-        prior's then; else "clipping", where the posterior is in doubt for it.
-        """
-        if self.unfinished is not None:
-            return STEPS
-        if self._is_hidden:
-            return NOISE
-        if MANY_CLIPPED in self.doubts:
-            return CLIPPING
+        """What limits first: the cause of the status if that is not ok, else the largest share."""
         shares = self.mean_shares
-        return max(shares, key=lambda name: shares[name])
+        return self.status.cause or max(shares, key=lambda name: shares[name])
 
     @property
     def width_at_half_noise(self) -> float:
@@ -164,27 +146,17 @@ class Explanation:
         axes.set_yticks(range(len(shown)), shown)
         axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.set(xlim=(0.0, 1.0), title=first_of(len(self.names)))
-        notes = ["share of the interval's squared width"]
-        notes += [f"doubtful: {listed(names)}: {why}" for why, names in self.doubts.items()]
-        axes.set_xlabel("\n".join(notes), fontsize="small", wrap=True)
+        notes = f"share of the interval's squared width\n{self.status.line}"
+        axes.set_xlabel(notes, fontsize="small", wrap=True)
         figure.legend(loc="outside lower center", ncols=4, fontsize="small")
         return figure
 
     def __repr__(self) -> str:
-        return "\n".join([self._headline(), *self._table(), *self._advice(), *starred(self.doubts)])
-
-    @property
-    def _is_hidden(self) -> bool:
-        """Whether most coordinates are."""
-        return 2 * len(self.doubts.get(HIDDEN, ())) > len(self.names)
+        return "\n".join([self._headline(), *self._table(), *self._advice(), self.status.line])
 
     def _headline(self) -> str:
-        if self.unfinished is not None:
-            return _UNFINISHED.format(why=self.unfinished)
-        if self._is_hidden:
-            return _HIDDEN.format(some=len(self.doubts[HIDDEN]), all=len(self.names))
-        if MANY_CLIPPED in self.doubts:
-            return _CLIPPED.format(some=len(self.doubts[MANY_CLIPPED]), all=len(self.names))
+        if self.status.cause:
+            return _FIRST[self.status.cause]
         limit, shares = self.limit, self.mean_shares
         first = "Data and prior make" if limit == DATA else f"{limit.capitalize()} makes"
         others = "".join(
@@ -209,7 +181,7 @@ class Explanation:
         if self.epsilon_at_half_noise is not None:
             half, spent = up(self.epsilon_at_half_noise), up(self.epsilon)
             text.append(_HALF.format(half=half, spent=spent))
-        if self.unfinished is None and not self._is_hidden:
+        if self.status.cause in ("", CLIPPING):
             width, records = self.width_at_half_noise, self.records_for_half_width
             text.append(_WIDTHS.format(width=width, records=records))
         if self.clipped is not None:

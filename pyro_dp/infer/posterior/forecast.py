@@ -1,6 +1,6 @@
 """How wide a private posterior's intervals would be, at several budgets: from made-up data."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.posterior.intervals import Interval, element_names
+from pyro_dp.infer.posterior.summary import Summary
 from pyro_dp.infer.posterior.table import MOST_LINES, aligned
 from pyro_dp.utils.figure import figure
 from pyro_dp.utils.tables import numbers
@@ -28,7 +29,7 @@ class Forecast:
     :param epsilons: the E budgets.
     :param widths: of 95% intervals, with what the noise adds, on average over the draws, (E, k).
     :param without_noise: the same for a run without noise, (k,).
-    :param doubtful: how often an element was flagged as doubtful, in [0, 1], (E, k).
+    :param ok: share of the draws whose posterior had the status "ok", (E,).
     :param num_draws: of the prior predictive.
 
     >>> import pyro, torch
@@ -51,23 +52,24 @@ class Forecast:
     epsilons: Sequence[float]
     widths: Tensor
     without_noise: Tensor
-    doubtful: Tensor
+    ok: Tensor
     num_draws: int
 
     @staticmethod
-    def of(found: Mapping[float | None, Sequence[Intervals]]) -> "Forecast":
+    def of(found: Mapping[float | None, Sequence[Summary]]) -> "Forecast":
         """
-        :param found: intervals of each draw's run, by budget; None: without noise.
+        :param found: the posterior of each draw's run, by budget; None: without noise.
         """
-        widths = {epsilon: _mean(each, _widths) for epsilon, each in found.items()}
-        doubts = {epsilon: _mean(each, _doubts) for epsilon, each in found.items()}
+        intervals = {e: [each.intervals() for each in runs] for e, runs in found.items()}
+        widths = {epsilon: _mean_width(runs) for epsilon, runs in intervals.items()}
         epsilons = [each for each in found if each is not None]
+        ok = [[float(each.status.is_ok) for each in found[epsilon]] for epsilon in epsilons]
         return Forecast(
-            _names(found[None][0]),
+            _names(intervals[None][0]),
             epsilons,
             torch.stack([widths[each] for each in epsilons]),
             widths[None],
-            torch.stack([doubts[each] for each in epsilons]),
+            torch.tensor(ok).mean(dim=1),
             len(found[None]),
         )
 
@@ -103,8 +105,7 @@ class Forecast:
         rows = [("epsilon", *(f"{each:g}" for each in self.epsilons), "without noise")]
         rows += [(name, *texts) for name, texts in zip(shown, widths, strict=True)]
         rows.append(("times as wide", *(f"{each:.2f}" for each in self.times_as_wide.tolist()), ""))
-        doubtful = self.doubtful.mean(dim=1).tolist()
-        rows.append(("doubtful", *(f"{each:.0%}" for each in doubtful), ""))
+        rows.append(("status ok", *(f"{each:.0%}" for each in self.ok.tolist()), ""))
         more = len(self.names) - len(shown)
         return "\n".join(
             [
@@ -116,18 +117,10 @@ class Forecast:
         )
 
 
-def _mean(runs: Sequence[Intervals], number: Callable[[Interval], Tensor]) -> Tensor:
-    """Over runs, of a number of each element, (k,)."""
-    flat = [[number(each).flatten().double().cpu() for each in run.values()] for run in runs]
+def _mean_width(runs: Sequence[Intervals]) -> Tensor:
+    """Over runs, of each element, (k,)."""
+    flat = [[(i.upper - i.lower).flatten().double().cpu() for i in run.values()] for run in runs]
     return torch.stack([torch.cat(each) for each in flat]).mean(dim=0)
-
-
-def _widths(interval: Interval) -> Tensor:
-    return interval.upper - interval.lower
-
-
-def _doubts(interval: Interval) -> Tensor:
-    return interval.doubtful
 
 
 def _names(intervals: Intervals) -> list[str]:

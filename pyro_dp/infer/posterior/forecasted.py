@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.infer.posterior.explained import Explained
-from pyro_dp.infer.posterior.forecast import Forecast, Intervals
+from pyro_dp.infer.posterior.forecast import Forecast
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.predicted import Predicted
 from pyro_dp.records.arguments import Arguments
@@ -57,12 +57,12 @@ class Forecasted(Explained, Predicted):
             if name in settings:
                 raise ConfigurationError(_NOT_YOURS.format(name=name))
         predictive = PriorPredictive.of(model, *arguments, settings.get("plate"))
-        found: dict[float | None, list[Intervals]] = {each: [] for each in (None, *budgets)}
+        found: dict[float | None, list[Posterior]] = {each: [] for each in (None, *budgets)}
         bar = tqdm(total=num_draws * len(found), desc="forecast", disable=not progress)
         with bar, forked_rng():
             for draw in range(seed, seed + num_draws):
                 made_up = predictive.draw(draw)
-                for epsilon, intervals in found.items():
+                for epsilon, posteriors in found.items():
                     trial = PrivacyAccountant(
                         epsilon,
                         accountant.delta,
@@ -72,8 +72,7 @@ class Forecasted(Explained, Predicted):
                     noise = {"noise_multiplier": 0.0} if epsilon is None else {}
                     own = {**settings, **noise, "accountant": trial, "generator": draw}
                     posterior = cls._tried(model, guide, made_up, own)
-                    posterior = posterior.plain if epsilon is None else posterior
-                    intervals.append(posterior.intervals())
+                    posteriors.append(posterior.plain if epsilon is None else posterior)
                     bar.update()
         return Forecast.of(found)
 
@@ -89,7 +88,7 @@ class Forecasted(Explained, Predicted):
             CapturedState(model, guide).pristine(),
             warnings.catch_warnings(),
         ):
-            # The share of what is doubtful tells.
+            # The share of runs whose status is ok tells.
             warnings.simplefilter("ignore", ConvergenceWarning)
             warnings.simplefilter("ignore", ClippingWarning)
             run: Any = cls(model, guide, **settings)  # type: ignore[call-arg]

@@ -10,16 +10,14 @@ from torch import Tensor
 
 
 class Interval(NamedTuple):
-    """Of each element of a site, in the model's own space: three tensors of the site's shape.
+    """Of each element of a site, in the model's own space: two tensors of the site's shape.
 
     :param lower: ends of the intervals.
     :param upper: ends of the intervals.
-    :param doubtful: where an interval may not hold what it says; ``posterior.doubtful`` says why.
     """
 
     lower: Tensor
     upper: Tensor
-    doubtful: Tensor
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,6 @@ class Line:
     median: float
     plain: tuple[float, float]
     aware: tuple[float, float]
-    doubtful: bool
 
     @property
     def noise(self) -> float:
@@ -54,20 +51,14 @@ def element_names(site: str, shape: Sequence[int]) -> list[str]:
     return [f"{site}[{', '.join(map(str, place))}]" for place in places]
 
 
-def lines(
-    aware: Mapping[str, Tensor], plain: Mapping[str, Tensor], doubtful: Mapping[str, Tensor]
-) -> Iterator[Line]:
+def lines(aware: Mapping[str, Tensor], plain: Mapping[str, Tensor]) -> Iterator[Line]:
     """Of all elements, site by site.
 
     :param aware: lower end, median and upper end, ``(3, *site shape)`` each.
     :param plain: the same without the noise.
-    :param doubtful: booleans of the site's shape.
     """
     for site, quantiles in aware.items():
         names = element_names(site, quantiles.shape[1:])
         ends, without = (each.reshape(3, -1).T.tolist() for each in (quantiles, plain[site]))
-        marks = doubtful[site].flatten().tolist()
-        for name, (low, median, high), (start, _, end), mark in zip(
-            names, ends, without, marks, strict=True
-        ):
-            yield Line(name, median, (start, end), (low, high), mark)
+        for name, (low, median, high), (start, _, end) in zip(names, ends, without, strict=True):
+            yield Line(name, median, (start, end), (low, high))

@@ -1,6 +1,6 @@
 """What an inference for a Pyro model found: a Gaussian over its unconstrained latents."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.distributions import (
 )
 
 from pyro_dp.infer.posterior.intervals import element_names
-from pyro_dp.infer.posterior.status import Status
+from pyro_dp.infer.posterior.status import NOTHING_TO_CHECK, Status
 from pyro_dp.infer.posterior.summary import Summary
 from pyro_dp.records.latents import Latent
 from pyro_dp.utils.linalg import cholesky, dense
@@ -32,15 +32,15 @@ class Posterior(Summary, MultivariateNormal):
     :meth:`quantiles` and :meth:`intervals` are in the model's own space, by site.
 
     The covariance may hold the uncertainty that the privacy noise adds; :attr:`noise_share` says
-    how much of the variance that is, and :meth:`plot` shows it. Where no interval can make up for
-    the noise, or for clipping, :attr:`doubtful` says so.
+    how much of the variance that is, and :meth:`plot` shows it. :attr:`status` says whether the
+    intervals can be published.
 
     :param latents: sites, in the order of the flat vector.
     :param mean: (d,).
     :param covariance: (d, d), or variances (d,).
     :param plain: the covariance without the noise, in either shape; ``None``: there is no noise in
         it.
-    :param doubts: which coordinates are doubtful, (d,) booleans, by the reason: a clause.
+    :param status: whether the intervals can be published.
     :raises ArithmeticError: it is not finite, or no Gaussian.
 
     >>> import pyro, torch
@@ -55,8 +55,8 @@ class Posterior(Summary, MultivariateNormal):
     >>> sep = DPSEP(model, AutoNormal(model), accountant=accountant, generator=0)
     >>> result = sep.run(torch.linspace(1.5, 1.9, 1000), progress=False)
     >>> posterior = sep.posterior()
-    >>> posterior.names, posterior.doubtful
-    (('height',), {})
+    >>> posterior.names, str(posterior.status)
+    (('height',), 'ok')
     >>> lower, upper = posterior.quantiles([0.025, 0.975])["height"]
     >>> print(f"{lower:.2f} to {upper:.2f}")
     1.69 to 1.71
@@ -71,8 +71,7 @@ class Posterior(Summary, MultivariateNormal):
         covariance: Tensor,
         *,
         plain: Tensor | None = None,
-        doubts: Mapping[str, Tensor] | None = None,
-        status: Status = Status(),
+        status: Status = NOTHING_TO_CHECK,
     ):
         try:
             root = cholesky(dense(covariance))
@@ -82,10 +81,9 @@ class Posterior(Summary, MultivariateNormal):
             raise ArithmeticError(_NO_GAUSSIAN)
         super().__init__(mean, scale_tril=root)
         self._latents = tuple(latents)
-        self.status = status
+        self._status = status
         self._aware = dense(covariance)
         self._plain = self._aware if plain is None else dense(plain)
-        self._reasons = {why: mask for why, mask in (doubts or {}).items() if mask.any()}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,22 +97,14 @@ class Posterior(Summary, MultivariateNormal):
         return share.nan_to_num(0.0).clamp(0.0, 1.0)  # two variances that underflow have none
 
     @property
-    def doubtful(self) -> dict[str, str]:
-        """Coordinates of which the interval may not hold what it says, each with the reason.
-
-        The names are those of :attr:`names`. Several reasons are joined by "; ".
-        """
-        found = {}
-        for place, name in enumerate(self.names):
-            why = [reason for reason, mask in self._reasons.items() if mask[place]]
-            if why:
-                found[name] = "; ".join(why)
-        return found
+    def status(self) -> Status:
+        """Whether the intervals can be published. It was told from released numbers alone."""
+        return self._status
 
     @property
     def plain(self) -> "Posterior":
         """The same posterior without the uncertainty that the privacy noise adds."""
-        return Posterior(self._latents, self.mean, self._plain, doubts=self._reasons)
+        return Posterior(self._latents, self.mean, self._plain, status=self.status)
 
     def __getitem__(self, site: str) -> "Posterior":
         """The marginal posterior of one site.
@@ -129,7 +119,7 @@ class Posterior(Summary, MultivariateNormal):
                     self.mean[own],
                     self._aware[own, own],
                     plain=self._plain[own, own],
-                    doubts={why: mask[own] for why, mask in self._reasons.items()},
+                    status=self.status,
                 )
         raise KeyError(f"{site!r}: the sites are {', '.join(each.name for each in self._latents)}")
 
@@ -177,16 +167,6 @@ class Posterior(Summary, MultivariateNormal):
         draws = self.mean.new_zeros(_NUM_DRAWS, len(self.mean))
         draws[:, own] = self.mean[own] + normal @ cholesky(self._aware[own, own]).mT
         return draws
-
-    def _doubts(self) -> dict[str, Tensor]:
-        masks = [torch.zeros_like(self.mean, dtype=torch.bool), *self._reasons.values()]
-        doubtful, found = torch.stack(masks).any(dim=0), {}
-        for each in self._latents:
-            shape = _own(each, self.mean).shape
-            own = each.part(doubtful)
-            # Where an element is a function of several coordinates, each may spoil it.
-            found[each.name] = own if _is_elementwise(each.transform) else own.any().expand(shape)
-        return found
 
 
 def _own(latent: Latent, flat: Tensor) -> Tensor:

@@ -14,11 +14,11 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Status:
-    """What a posterior says of its own quality, from released numbers alone.
+    """How good a posterior is, by released numbers alone.
 
     :param level: ``"ok"``, ``"check"`` or ``"do not publish"``.
     :param reason: a clause with a number; empty for ``"ok"``.
-    :param cause: ``"steps"``, ``"privacy noise"`` or ``"clipping"``; empty for ``"ok"``.
+    :param cause: ``"steps"``, ``"privacy noise"`` or ``"clipping"``; empty if it is none of them.
 
     >>> from pyro_dp.infer.posterior.status import Status
     >>> print(Status("check", "the last step was 3.2 interval widths long", "steps"))
@@ -36,3 +36,11 @@ class Status:
 
     def __str__(self) -> str:
         return f"{self.level}: {self.reason}" if self.reason else self.level
+
+    @property
+    def line(self) -> str:
+        """The last line of a text that shows a posterior."""
+        return f"status: {self}"
+
+
+NOTHING_TO_CHECK = Status()

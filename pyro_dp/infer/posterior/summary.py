@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior.forest_plot import forest_plot
 from pyro_dp.infer.posterior.intervals import Interval, Line, lines
+from pyro_dp.infer.posterior.status import Status
 from pyro_dp.infer.posterior.table import html_table, table
 from pyro_dp.utils.validation import require_number
 
@@ -24,8 +25,8 @@ class Summary(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def doubtful(self) -> dict[str, str]:
-        """Coordinates of which the interval may not hold what it says, each with the reason."""
+    def status(self) -> Status:
+        """Whether the intervals can be published."""
 
     @abc.abstractmethod
     def quantiles(self, probabilities: Sequence[float]) -> dict[str, Tensor]:
@@ -35,44 +36,40 @@ class Summary(abc.ABC):
         :returns: by site, ``(P, *site shape)``.
         """
 
-    @abc.abstractmethod
-    def _doubts(self) -> dict[str, Tensor]:
-        """Which elements of each site are doubtful: booleans of the site's shape."""
-
     def intervals(self, level: float = _LEVEL) -> dict[str, Interval]:
         """Central intervals of the elements of each site, in the model's own space.
 
         :param level: probability that an interval holds its element, in (0, 1).
-        :returns: by site; its field ``doubtful`` marks what may not hold what it says.
+        :returns: by site.
         :raises ConfigurationError: level is out of range.
         """
-        ends, doubts = self.quantiles(_ends(level)), self._doubts()
-        return {site: Interval(pair[0], pair[1], doubts[site]) for site, pair in ends.items()}
+        found = self.quantiles(_ends(level))
+        return {site: Interval(ends[0], ends[1]) for site, ends in found.items()}
 
     def plot(self, level: float = _LEVEL) -> Any:
         """A forest plot: each element's interval, and the part of it that privacy added.
 
-        The dark part is the interval without the noise, the light one what the noise adds. What is
-        doubtful has a hollow mark, and a reason below.
+        The dark part is the interval without the noise, the light one what the noise adds. The
+        status stands below. Markers are hollow if it is not ok.
 
         :param level: of the intervals, in (0, 1).
         :returns: a ``matplotlib.figure.Figure``; ``figure.savefig("posterior.png")`` keeps it.
         :raises ConfigurationError: matplotlib is not installed, or level is out of range.
         """
-        return forest_plot(self._lines(level), level, self.doubtful)
+        return forest_plot(self._lines(level), level, self.status)
 
     def __repr__(self) -> str:
-        return table(self._lines(_LEVEL), _LEVEL, self.doubtful)
+        return table(self._lines(_LEVEL), _LEVEL, self.status)
 
     def _repr_html_(self) -> str:
         """As it prints, for notebooks."""
-        return html_table(self._lines(_LEVEL), _LEVEL, self.doubtful)
+        return html_table(self._lines(_LEVEL), _LEVEL, self.status)
 
     def _lines(self, level: float) -> list[Line]:
         lower, upper = _ends(level)
         probabilities = (lower, 0.5, upper)
         plain = self.plain.quantiles(probabilities)
-        return list(lines(self.quantiles(probabilities), plain, self._doubts()))
+        return list(lines(self.quantiles(probabilities), plain))
 
 
 def _ends(level: float) -> tuple[float, float]:

@@ -1,31 +1,31 @@
 """What was found as text: a line for each element of a site."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pyro_dp.infer.posterior.intervals import Line
+from pyro_dp.infer.posterior.status import Status
 from pyro_dp.utils import tables
 
 MOST_LINES = 30
 
 
-def table(lines: Sequence[Line], level: float, reasons: Mapping[str, str]) -> str:
-    """Median, interval, share of the noise in its squared width; a star and a reason for doubts.
+def table(lines: Sequence[Line], level: float, status: Status) -> str:
+    """Median, interval and share of the noise in its squared width, and the status below.
 
     :param level: of the intervals.
-    :param reasons: of doubts, by coordinate.
     """
-    head, rows, below = _parts(lines, level, reasons)
+    head, rows, below = _parts(lines, level, status)
     return "\n".join([*aligned([("", *head), *rows]), *below])
 
 
-def html_table(lines: Sequence[Line], level: float, reasons: Mapping[str, str]) -> str:
+def html_table(lines: Sequence[Line], level: float, status: Status) -> str:
     """The same for notebooks."""
-    head, rows, below = _parts(lines, level, reasons)
+    head, rows, below = _parts(lines, level, status)
     return tables.table("Posterior", ("", *head), rows) + tables.remarks(below)
 
 
 def _parts(
-    lines: Sequence[Line], level: float, reasons: Mapping[str, str]
+    lines: Sequence[Line], level: float, status: Status
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
     """Names of the columns, rows of the table, and what is said below it."""
     shown = lines[:MOST_LINES]
@@ -33,11 +33,9 @@ def _parts(
     medians = tables.numbers([line.median for line in shown])
     ends = tables.numbers([end for line in shown for end in line.aware])
     for line, median, low, high in zip(shown, medians, ends[::2], ends[1::2], strict=True):
-        star = " *" if line.doubtful else ""
-        rows.append((line.name + star, median, f"{low} to {high}", f"{line.noise:.0%}"))
-    below = starred(by_reason(reasons))
-    if len(lines) > len(shown):
-        below = [f"... and {len(lines) - len(shown)} more: posterior.intervals()", *below]
+        rows.append((line.name, median, f"{low} to {high}", f"{line.noise:.0%}"))
+    more = len(lines) - len(shown)
+    below = [f"... and {more} more: posterior.intervals()"] * (more > 0) + [status.line]
     return ("median", f"{level:.0%} interval", "by noise"), rows, below
 
 
@@ -49,25 +47,3 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
         text.append("  ".join([name.ljust(widths[0]), *right]))
     return text
-
-
-def starred(doubts: Mapping[str, Sequence[str]]) -> list[str]:
-    """A line for each reason.
-
-    :param doubts: coordinates by reason.
-    """
-    return [f"* {listed(names)}: {reason}" for reason, names in doubts.items()]
-
-
-def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
-    """Coordinates of each reason."""
-    found: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        found.setdefault(reason, []).append(name)
-    return found
-
-
-def listed(names: Sequence[str], most: int = 6) -> str:
-    """The first ones, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

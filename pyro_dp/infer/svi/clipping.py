@@ -2,24 +2,22 @@
 
 from dataclasses import dataclass
 
+from pyro_dp.infer.posterior.status import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
 from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 
 _TIGHTER, _MUCH_LOOSER = 1.5, 4.0  # times, than the bound that costs least
 _CLIPPED = (
-    "About {fraction:.0%} of the records were clipped at {bound:.3g}, the bound that costs "
-    "least at this budget. Their influence on the posterior is too weak. More records or a "
-    "larger epsilon raise the bound."
+    "about {fraction:.0%} of the records were clipped at {bound:.3g}, the bound that costs least "
+    "at this budget"
 )
 _CUT = (
     "max_grad_norm={bound:.3g} clips about {fraction:.0%} of the records, which moves the "
-    "posterior by more than the noise. Leave it out: max_grad_norm=None would clip at about "
-    "{better:.2g}."
+    "posterior by more than the noise (max_grad_norm=None would clip at about {better:.2g})"
 )
 _LOOSE = (
-    "max_grad_norm={bound:.3g} is far above the records' gradients, so the noise is about "
-    "{times:,.0f} times as large as necessary. Leave it out: max_grad_norm=None would clip at "
-    "about {better:.2g}."
+    "max_grad_norm={bound:.3g} is far above the records' gradients, and makes the noise about "
+    "{times:,.0f} times too large (max_grad_norm=None would clip at about {better:.2g})"
 )
 
 
@@ -53,21 +51,19 @@ class Clipping:
         """Whether C is well below the best bound, and cuts off more than the noise hides."""
         return self.bound < self.best / _TIGHTER and self._lost > self.noise
 
-    @property
-    def spoils(self) -> bool:
-        """Whether intervals may miss for what is cut off."""
-        return self.is_tight or self.fraction().is_large
-
-    def warning(self) -> str | None:
-        """What is wrong with C, if something is, and what to do."""
-        fraction, times = self.fraction().fraction, self.bound / self.best
+    def status(self) -> Status:
+        """Whether C is far from the best bound, or cuts off many records."""
+        clipped, times = self.fraction(), self.bound / self.best
         if self.is_tight:
-            return _CUT.format(bound=self.bound, better=self.best, fraction=fraction)
-        if times > _MUCH_LOOSER:
-            return _LOOSE.format(bound=self.bound, better=self.best, times=times)
-        if self.spoils and not self.histogram.of_many:
-            return _CLIPPED.format(fraction=fraction, bound=self.bound)
-        return None
+            text = _CUT
+        elif times > _MUCH_LOOSER:
+            text = _LOOSE
+        elif clipped.is_large and not self.histogram.of_many:
+            text = _CLIPPED
+        else:
+            return NOTHING_TO_CHECK
+        numbers = {"bound": self.bound, "better": self.best, "times": times}
+        return Status(CHECK, text.format(fraction=clipped.fraction, **numbers), CLIPPING)
 
     def bias(self) -> float:
         """Of a coordinate of all records' gradient, by what is cut off: about its size.

@@ -20,6 +20,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.posterior.status import CLIPPING, NOTHING_TO_CHECK, REMEDIES, Status
 from pyro_dp.infer.svi.clipping import Clipping
 from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep, PreparedGradient, Report
 from pyro_dp.infer.svi.exact_numbers import exact_loss, exact_norms
@@ -66,6 +67,7 @@ _NAN = (
     "step() returns nan: the loss on the data is not private. Pass loss_clip=... to DPSVI to "
     "release a private one with each step."
 )
+_LEAVE_OUT = "Leave max_grad_norm out, and DPSVI chooses the bound."
 _PER_RECORD = (
     "cluster: model or guide have latents or parameters of each record, or draw for each, as "
     "dropout does. Such records must stay in one process: leave cluster=None, or sum latents out "
@@ -276,7 +278,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             )
         self._histogram: HistogramBound | None = None  # before the first
         self._history = RunHistory(model, guide)
-        self._concluded: str | None = None  # what the guide holds, if that is not to be relied on
+        self._concluded: str | None = None  # what the guide holds or what would help
         self._planned_adam = PublicOptimizer(pyro.optim.Adam({"fused": True}))
         self._optimizer = self._planned_adam if optim is None else PublicOptimizer(optim)
         self._graft = Graft(self._optimizer, self._planned_adam)
@@ -388,19 +390,16 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
 
         The released gradients are regressed on the public draws where they were taken
         (:mod:`pyro_dp.infer.svi.gradient_regression`), and the prior joins in closed form. Where
-        these gradients decide no posterior, it is the guide as it is, with a
-        :class:`ConvergenceWarning` that says why.
+        these gradients decide no posterior, it is the guide as it is. Its ``status`` says why, and
+        whether the intervals can be published.
 
         :param noise_aware: include the uncertainty that the noise adds.
         :raises ConfigurationError: no step was taken yet, or the guide is no Gaussian.
         """
-        return self._history.posterior(noise_aware, self._clipping, spoiled=self._spoiled)
+        return self._history.posterior(noise_aware, self._clipping, self._status)
 
     def _noise_parts(self) -> Mapping[str, Tensor]:
         return self._history.noise_parts(self._clipping)
-
-    def _unfinished(self) -> str | None:
-        return self._history.unfinished(self._clipping)
 
     @property
     def _clipping(self) -> Clipping | None:
@@ -408,9 +407,18 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         return None if self._histogram is None else Clipping(self._histogram, self._bound)
 
     @property
-    def _spoiled(self) -> bool:
-        """Whether intervals may miss for what is cut off."""
-        return self._clipping is not None and self._clipping.spoils
+    def _status(self) -> Status:
+        """Whether the posterior can be published."""
+        found, clipped = self._history.status(self._clipping), self._clipping_status
+        if found.is_ok or clipped.is_ok:
+            return clipped if found.is_ok else found
+        first, other = (found, clipped) if self.max_grad_norm is None else (clipped, found)
+        return Status(found.level, f"{first.reason}; {other.reason}", first.cause)
+
+    @property
+    def _clipping_status(self) -> Status:
+        """As :attr:`_status`, for what is cut off."""
+        return NOTHING_TO_CHECK if self._clipping is None else self._clipping.status()
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
@@ -655,9 +663,14 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         return block.noise(self._noise_in_sums) / sampler.sample_rate
 
     def _warnings(self) -> list[Warning]:
-        text = None if self._clipping is None else self._clipping.warning()
-        found: list[Warning] = [ClippingWarning(text)] if text else []
-        return [*found, *([ConvergenceWarning(self._concluded)] if self._concluded else [])]
+        status = self._status
+        if status.is_ok:
+            return []
+        if status.cause != CLIPPING:
+            remedy = self._concluded or REMEDIES[status.cause]
+            return [ConvergenceWarning(f"{status}. {remedy}")]
+        remedy = REMEDIES[CLIPPING] if self.max_grad_norm is None else _LEAVE_OUT
+        return [ClippingWarning(f"{status}. {remedy}")]
 
     def _read_report(
         self, others: list[Tensor], block: Block, size: int, prepared: PreparedGradient

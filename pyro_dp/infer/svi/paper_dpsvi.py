@@ -7,6 +7,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 
 from pyro_dp.infer.base import PrivateInference
+from pyro_dp.infer.posterior.status import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
 from pyro_dp.infer.svi.dpsvi import DPSVI
 from pyro_dp.infer.svi.eager_step import PreparedGradient, Report
 from pyro_dp.infer.svi.row_adam import RowAdam
@@ -104,9 +105,11 @@ class PaperDPSVI(DPSVI):
         return self._fractions.mean()
 
     @property
-    def _spoiled(self) -> bool:
+    def _clipping_status(self) -> Status:
         clipped = self.clipped_fraction
-        return clipped is not None and clipped.is_large
+        if clipped is None or not clipped.is_large:
+            return NOTHING_TO_CHECK
+        return Status(CHECK, f"clipped: {clipped}", CLIPPING)
 
     @property
     def _report_share(self) -> float:

@@ -1,7 +1,6 @@
 """What a run has released, kept to find its posterior: post-processing, all of it public."""
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,10 +9,18 @@ import torch
 from pyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation
 from torch import Tensor
 
-from pyro_dp.infer.posterior.doubts import HIDDEN, MANY_CLIPPED, everywhere
-from pyro_dp.infer.posterior.explanation import CLIPPING, NOISE, SAMPLING
+from pyro_dp.infer.posterior.explanation import SAMPLING
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.posterior.status import (
+    CHECK,
+    CLIPPING,
+    DO_NOT_PUBLISH,
+    NOISE,
+    NOTHING_TO_CHECK,
+    STEPS,
+    Status,
+)
 from pyro_dp.infer.svi.clipping import Clipping
 from pyro_dp.infer.svi.gradient_regression import FEWEST, Regressed, total_information
 from pyro_dp.infer.svi.iterate_averages import IterateAverages
@@ -21,7 +28,7 @@ from pyro_dp.infer.svi.regression_problem import NotRegressed, RegressionProblem
 from pyro_dp.infer.svi.released_gradients import ReleasedGradients
 from pyro_dp.records.losses import user_code
 from pyro_dp.records.record_term import RecordTerm
-from pyro_dp.utils.errors import ConfigurationError, ConvergenceWarning
+from pyro_dp.utils.errors import ConfigurationError
 
 _LONGEST = 2000  # steps that are allowed for where their number is not known
 _OF_PARAMETERS = "the releases are gradients of parameters, not of latents alone"
@@ -29,10 +36,9 @@ _RANDOM = "the records' terms are random"
 _OWN_LOSS = "the loss is your own, so its prior is unknown"
 _MANY = "{count} latents take more than {steps} steps"
 _NONE_YET = "there are none yet"
-_NOISE_LEFT_OUT = "the privacy noise is not in its width"
 _UNSEEN = (
-    "no curvature stands out of the noise in some directions, so intervals may be far too "
-    "narrow (as where coefficients offset each other)"
+    "no curvature stands out of the noise in {some} of {dim} coordinates, so intervals may be far "
+    "too narrow (as where coefficients offset each other)"
 )
 _NO_STEP = (
     "There is no posterior before the first step. (After a load_state_dict a step must find the "
@@ -49,26 +55,21 @@ _NOT_FINITE = (
     "optimizer with smaller steps, or none."
 )
 _OTHER = "load_state_dict: the released gradients are of other latents, of another model."
-_LEFT_OUT = "no posterior follows from the released gradients: {why}"
-_AS_IT_IS = (
-    "No posterior follows from the released gradients: {why}. This is the guide as it is; its "
-    "intervals do not include the privacy noise and may be too narrow."
+_LEFT_OUT = (
+    "intervals do not include the privacy noise, because no posterior follows from the released "
+    "gradients: {why}"
 )
-_IN_ITS_PLACE = (
-    "The guide's intervals do not include the privacy noise and may be too narrow. The guide "
-    "holds {what}. No posterior follows from the released gradients: {why}."
-)
+_IN_ITS_PLACE = "The guide holds {what}."
 _OF_ITERATES = (
-    "The intervals may miss the truth: {why}. The mean of the posterior is that of the last "
-    "half of the iterates. DPSEP copes better with latents that offset each other. A larger "
-    "epsilon helps, too."
+    "The mean of the posterior is that of the last half of the iterates. DPSEP copes better with "
+    "latents that offset each other. A larger epsilon helps, too."
 )
 _LITTLE = 0.25  # of the records' information is left: with more, intervals hold as well as others
-_HIDES = (
-    "The privacy noise may hide most of the data in {hidden} of {dim} coordinates, and their "
-    "intervals may miss; posterior().doubtful names them. Start the guide at the middle of the "
-    "prior: AutoMultivariateNormal(model, init_loc_fn=init_to_mean). For a regression take "
-    "DPSEP. More records, fewer latents or a larger epsilon help, too."
+_HIDES = "the privacy noise may hide most of the data in {hidden} of {dim} coordinates"
+_FROM_THE_MIDDLE = (
+    "Start the guide at the middle of the prior: AutoMultivariateNormal(model, "
+    "init_loc_fn=init_to_mean). For a regression take DPSEP. More records, fewer latents or a "
+    "larger epsilon help, too."
 )
 
 
@@ -163,32 +164,37 @@ class RunHistory:
         if self._averages is not None:
             self._averages.add(step, parameters)
 
-    def posterior(
-        self,
-        noise_aware: bool,
-        clipping: Clipping | None,
-        *,
-        spoiled: bool,
-    ) -> Posterior:
+    def status(self, clipping: Clipping | None) -> Status:
+        """Whether the posterior can be published, for all but what clipping takes away.
+
+        :param clipping: as for :meth:`posterior`.
+        """
+        try:
+            _, found = self._regressed(clipping)
+        except NotRegressed as why:
+            return Status(CHECK, _LEFT_OUT.format(why=why), STEPS)
+        hidden, dim = int((found.information < _LITTLE).sum()), len(found.mean)
+        if 2 * hidden > dim:
+            return Status(DO_NOT_PUBLISH, _HIDES.format(hidden=hidden, dim=dim), NOISE)
+        if found.is_doubtful:
+            unseen = _UNSEEN.format(some=int(found.unseen.sum()), dim=dim)
+            return Status(CHECK, found.reason or unseen, STEPS)
+        return NOTHING_TO_CHECK
+
+    def posterior(self, noise_aware: bool, clipping: Clipping | None, status: Status) -> Posterior:
         """As :meth:`DPSVI.posterior`.
 
-        :param clipping: what the bound takes away, where that is known.
-        :param spoiled: whether intervals may miss for it.
+        :param clipping: by the bound; None: it is unknown.
         """
         if self._term is None:
             raise ConfigurationError(_NO_STEP)
         try:
             guide, found = self._regressed(clipping)
-        except NotRegressed as why:
-            return self._as_it_is(why)
-        doubts = {HIDDEN: found.information < _LITTLE}
-        if found.is_doubtful:  # the mean of the iterates is that of all coordinates
-            doubts[found.reason or _UNSEEN] = everywhere(found.mean)
-        if spoiled:
-            doubts[MANY_CLIPPED] = everywhere(found.mean)
+        except NotRegressed:
+            return self._as_it_is(status)
         covariance = found.aware if noise_aware else found.covariance
         return Posterior(
-            guide.latents, found.mean, covariance, plain=found.covariance, doubts=doubts
+            guide.latents, found.mean, covariance, plain=found.covariance, status=status
         )
 
     @torch.no_grad()
@@ -212,35 +218,20 @@ class RunHistory:
             CLIPPING: bias**2 * of_unit,
         }
 
-    def unfinished(self, clipping: Clipping | None) -> str | None:
-        """Why there is no posterior with the noise in it, a clause; None: there is.
-
-        :param clipping: as for :meth:`posterior`.
-        """
-        try:
-            self._regressed(clipping)
-        except NotRegressed as why:
-            return _LEFT_OUT.format(why=why)
-        return None
-
     @torch.no_grad()
     def conclude(self, parameters: Mapping[str, Tensor], clipping: Clipping | None) -> str | None:
         """Let the guide hold what the run has found.
 
         :param parameters: unconstrained.
         :param clipping: as for :meth:`posterior`.
-        :returns: why that is no posterior with the noise in it, and what it is; or what the noise
-            hides.
+        :returns: a text on its content, or a remedy; None: the status needs none.
         """
         try:
             guide, found = self._regressed(clipping)
-        except NotRegressed as why:
-            return _IN_ITS_PLACE.format(why=why, what=self._average(parameters))
+        except NotRegressed:
+            return _IN_ITS_PLACE.format(what=self._average(parameters))
         guide.write(found.mean, found.aware)
-        if found.is_doubtful:
-            return _OF_ITERATES.format(why=found.reason or _UNSEEN)
-        hidden, dim = int((found.information < _LITTLE).sum()), len(found.mean)
-        return _HIDES.format(hidden=hidden, dim=dim) if 2 * hidden > dim else None
+        return {NOISE: _FROM_THE_MIDDLE, STEPS: _OF_ITERATES}.get(self.status(clipping).cause)
 
     def state(self) -> dict[str, Any]:
         """Tensors and numbers."""
@@ -336,17 +327,14 @@ class RunHistory:
             self._gaussian = gaussian_guide(self._model, self._guide, self._term.records)
         return self._gaussian
 
-    def _as_it_is(self, why: NotRegressed) -> Posterior:
+    def _as_it_is(self, status: Status) -> Posterior:
         try:
             guide = self._current_guide()
         except NotRegressed:
             raise ConfigurationError(self._no_gaussian()) from None
-        warnings.warn(ConvergenceWarning(_AS_IT_IS.format(why=why)), stacklevel=4)
         mean, covariance = guide.read()
         try:
-            return Posterior(
-                guide.latents, mean, covariance, doubts={_NOISE_LEFT_OUT: everywhere(mean)}
-            )
+            return Posterior(guide.latents, mean, covariance, status=status)
         except ArithmeticError:
             raise ConfigurationError(_NOT_FINITE) from None
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.posterior.doubts import mostly_in
 from pyro_dp.mechanism.outer_products import counted, weighted_gram
 from pyro_dp.utils.linalg import noise_radius, stacked, unstacked
 
@@ -91,3 +90,14 @@ class NoisySecondMoment:
     def matrix(self, values: Tensor) -> Tensor:
         """With these eigenvalues, (d, d)."""
         return (self.vectors * values) @ self.vectors.T
+
+
+def mostly_in(directions: Tensor, variances: Tensor, hidden: Tensor) -> Tensor:
+    """Coordinates more than half of whose variance lies in hidden directions, (d,).
+
+    :param directions: in columns, (d, k).
+    :param variances: along each, (k,).
+    :param hidden: which of them are, (k,).
+    """
+    parts = directions.square() * variances
+    return parts[:, hidden].sum(dim=1) > 0.5 * parts.sum(dim=1)
