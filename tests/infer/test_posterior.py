@@ -264,7 +264,8 @@ def test_half_of_the_variance_decides():
 def fitted(bound=None, epsilon=None, **options):
     guide = AutoMultivariateNormal(logistic)
     accountant = PrivacyAccountant(epsilon=epsilon)
-    kind, own = (PaperDPSEP, {"max_factor_norm": bound}) if bound else (DPSEP, {})
+    own = {"max_factor_norm": bound, "num_steps": 6} if bound else {}
+    kind = PaperDPSEP if bound else DPSEP
     sep = kind(logistic, guide, accountant=accountant, **own, **options)
     sep.run(*regression_data(), progress=False)
     return sep
@@ -275,7 +276,7 @@ BOUNDS = {"automatic": None, "by hand": 3.0}
 
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 def test_dpsep_tells_what_the_noise_makes(bound):
-    sep = fitted(bound, num_steps=6, noise_multiplier=2.0, generator=0)
+    sep = fitted(bound, noise_multiplier=2.0, generator=0)
     aware, plain = sep.posterior(), sep.posterior(noise_aware=False)
     assert isinstance(aware, pyro_dp.Posterior) and isinstance(plain, pyro_dp.Posterior)
     torch.testing.assert_close(aware.mean, plain.mean)
@@ -287,25 +288,25 @@ def test_dpsep_tells_what_the_noise_makes(bound):
 
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 def test_dpsep_marks_what_the_noise_hides(bound):
-    loud = fitted(bound, num_steps=6, noise_multiplier=1e4, generator=0).posterior()
+    loud = fitted(bound, noise_multiplier=1e4, generator=0).posterior()
     assert set(loud.doubtful) == set(loud.names)
     assert all(HIDDEN in reason for reason in loud.doubtful.values())
     assert loud.intervals()["w"].doubtful.all()
-    quiet = fitted(bound, num_steps=6, noise_multiplier=1e-3, generator=0).posterior()
+    quiet = fitted(bound, noise_multiplier=1e-3, generator=0).posterior()
     assert HIDDEN not in "".join(quiet.doubtful.values())
 
 
 def test_dpsep_marks_all_where_many_were_clipped():
-    clipped = fitted(0.05, num_steps=6, noise_multiplier=0.01, generator=0)
+    clipped = fitted(0.05, noise_multiplier=0.01, generator=0)
     assert clipped.clipped_fraction.is_large
     assert MANY_CLIPPED in clipped.posterior().doubtful["w[0]"]
     assert set(clipped.posterior().doubtful) == set(clipped.posterior().names)
-    free = fitted(1e3, num_steps=6, noise_multiplier=1e-6, generator=0)
+    free = fitted(1e3, noise_multiplier=1e-6, generator=0)
     assert not free.posterior().doubtful
 
 
 def test_dpsep_before_it_knows_anything_of_the_records():
     guide = AutoMultivariateNormal(logistic)
-    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), num_steps=6, noise_multiplier=2.0)
+    sep = DPSEP(logistic, guide, accountant=PrivacyAccountant(), noise_multiplier=2.0)
     sep.step(*regression_data())  # of norms alone
     assert set(sep.posterior().doubtful) == set(sep.posterior().names)

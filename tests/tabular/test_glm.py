@@ -66,9 +66,9 @@ def schema(*names, unit=True, **other):
     return Schema(columns, **(dict(unit="person", max_rows=3) if unit else {}))
 
 
-def without_noise(*args, steps=12, **kwargs):
+def without_noise(*args, **kwargs):
     accountant = PrivacyAccountant(epsilon=None, delta=1e-5)
-    settings = dict(noise_multiplier=0.0, num_steps=steps, accountant=accountant) | kwargs
+    settings = dict(noise_multiplier=0.0, accountant=accountant) | kwargs
     return PrivateGLM(*args, **settings)
 
 
@@ -407,7 +407,6 @@ def test_a_private_fit_with_missing_values():
         family="poisson",
         accountant=PrivacyAccountant(epsilon=20.0, delta=1e-5),
         generator=0,
-        num_steps=3,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -465,7 +464,6 @@ def test_a_private_linear_model():
         family="linear",
         accountant=PrivacyAccountant(epsilon=20.0, delta=1e-5),
         generator=0,
-        num_steps=15,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -478,7 +476,7 @@ def test_a_private_linear_model():
 @pytest.mark.parametrize("family", ["negative_binomial", "ordinal"])
 def test_families_with_more_latents(family):
     outcome = {"negative_binomial": "visits", "ordinal": "severity"}[family]
-    glm = without_noise(schema(*MAIN, outcome), f"{outcome} ~ {RIGHT}", family=family, steps=6)
+    glm = without_noise(schema(*MAIN, outcome), f"{outcome} ~ {RIGHT}", family=family)
     result = fitted(glm, frame(250))
     table = result.summary()
     for name, value in TRUTH.items():
@@ -500,7 +498,6 @@ def test_a_private_fit():
         family="logistic",
         accountant=PrivacyAccountant(epsilon=0.5, delta=1e-5),
         generator=0,
-        num_steps=4,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -559,7 +556,6 @@ def test_arviz():
         f"visits ~ {RIGHT}",
         family="poisson",
         group="clinic",
-        steps=6,
     )
     data = frame()
     result = fitted(glm, data)
@@ -611,7 +607,7 @@ def test_dpsvi():
         f"any ~ {RIGHT}",
         family="logistic",
         method="dpsvi",
-        steps=3,
+        num_steps=3,
         max_grad_norm=torch.inf,
         optim=pyro.optim.Adam({"lr": 0.01}),
     )
