@@ -374,6 +374,7 @@ class InferenceContract(ReleaseContract, RunContract):
     :cvar bound: name of the setting to which a record is clipped.
     :cvar younger: parts of a state that those of older versions lack.
     :cvar beyond: error of a calibrated inference that is asked for a step too many.
+    :cvar at_an_end: error of one with noise of its own, and
     :cvar done: words of the error where all steps are done.
     """
 
@@ -382,6 +383,7 @@ class InferenceContract(ReleaseContract, RunContract):
     bound = ""
     younger = ("clipped_fractions", "start", "reservation")
     beyond = PrivacyBudgetExceeded
+    at_an_end = ConfigurationError
     done = "are done: start anew"
     _bad_settings = (
         *ReleaseContract._bad_settings,
@@ -461,7 +463,7 @@ class InferenceContract(ReleaseContract, RunContract):
         inference, data = self.stepped(**self.sampled)
         assert inference.run(*data, progress=False).earlier == 1
         assert inference.accountant.num_releases == STEPS
-        with pytest.raises(ConfigurationError, match=self.done):
+        with pytest.raises(self.at_an_end, match=self.done):
             inference.run(*data, progress=False)
         assert inference.accountant.num_releases == STEPS
         assert capsys.readouterr() == ("", "")
