@@ -34,6 +34,7 @@ import pyro.distributions as dist
 import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
+from pyro_dp.infer.ep.whitened import Frame
 from scipy.special import ndtr, ndtri
 
 from pyro_dp import (
@@ -46,7 +47,6 @@ from pyro_dp import (
     SubsampledGaussian,
     audit,
 )
-from pyro_dp.infer.ep.whitened import Frame
 from pyro_dp.mechanism import clipping, iterative
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.sampling import RecordSampler

@@ -157,7 +157,7 @@ def fitted(method, device, **settings):
         if method == "vips":
             inference = VIPS(LogisticRegression(4), num_steps=5, **own)
         else:
-            inference = DPSEP(logistic, gaussian_guide(), num_steps=5, **own)
+            inference = DPSEP(logistic, gaussian_guide(), **own)
         inference.run(*data, progress=False)
         quantiles = inference.posterior().quantiles([0.1, 0.5, 0.9])
         return {name: value.cpu() for name, value in quantiles.items()}

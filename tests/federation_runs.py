@@ -160,7 +160,7 @@ def noise_of_first_only(index: int) -> None:
 
 METHODS = {
     "vips": {"num_steps": 4},
-    "sep": {"jit": "none", "num_steps": 5, "sampling": "full"},
+    "sep": {"jit": "none"},
     "svi with an optim": {"jit": "trace", "sampling": "full"},
     "svi": {"jit": "none", "num_steps": 4, "sampling": "full"},
 }

@@ -72,7 +72,7 @@ def dpsvi(model, guide=None, optim=None, loss=None, **settings):
 def dpsep(model, guide=None, **settings):
     """The same of DPSEP."""
     guide = AutoNormal(model) if guide is None else guide
-    settings = {"accountant": PrivacyAccountant(epsilon=1.0), "num_steps": 3} | settings
+    settings = {"accountant": PrivacyAccountant(epsilon=1.0)} | settings
     return DPSEP(model, guide, **settings)
 
 

@@ -153,13 +153,15 @@ _PAPER = _SVI | {
     "report_clipping": [True, False],
 }
 _SEP = {
-    **_SHARED,
+    **{name: _SHARED[name] for name in ("noise_multiplier", "microbatch_size")},
+    **{name: _SHARED[name] for name in ("generator", "secure")},
     "cluster": [None],
     **_PYRO,
     "moments": ["auto", "linear", "stein"],
     "noise_aware": [True, False],
 }
 _PAPER_SEP = {
+    **_SHARED,
     **_SEP,
     "max_factor_norm": _BOUNDS,
     "damping": [None, 0.5, 1.0, 1e-300, _half],
@@ -791,7 +793,7 @@ PAPER = _svi(_PAPER, ("num_steps", "noise_multiplier"), PaperSvi)
 TRACED = _svi(_traced, tuple(_traced))
 _SEP_NEEDS = ("num_steps", "noise_multiplier")
 SEP = st.one_of(
-    _on_data(Sep, _SEP, _SEP_NEEDS, model=_models, guide=_guides),
+    _on_data(Sep, _SEP, ("noise_multiplier",), model=_models, guide=_guides),
     _on_data(PaperSep, _PAPER_SEP, (*_SEP_NEEDS, "max_factor_norm"), model=_models, guide=_guides),
 )
 SGLD = _on_data(

@@ -107,7 +107,11 @@ def dpsvi(model, guide, *data, optim=None, loss=None, publishes=(), **options) -
 
 
 def dpsep(model, guide, *data, **options) -> Case:
-    return Case(DPSEP(model, guide or AutoNormal(model), **(_settings() | options)), data)
+    settings = {name: value for name, value in _settings().items() if name in _OF_DPSEP}
+    return Case(DPSEP(model, guide or AutoNormal(model), **(settings | options)), data)
+
+
+_OF_DPSEP = ("accountant", "noise_multiplier", "generator")
 
 
 def dpsgld(model, *data, **options) -> Case:

@@ -131,7 +131,7 @@ def cells():
     pyro.set_rng_seed(0)
     accountant = described()
     guide = pyro.infer.autoguide.AutoMultivariateNormal(model)
-    settings = dict(num_steps=3, noise_multiplier=200.0, generator=0)
+    settings = dict(noise_multiplier=200.0, generator=0)
     inference = DPSEP(model, guide, accountant=accountant, **settings)
     result = inference.run(*data(), progress=False)
     return [each._repr_html_() for each in (accountant, inference, result, inference.posterior())]

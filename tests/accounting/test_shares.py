@@ -9,7 +9,7 @@ import pytest
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_dp import DPSEP, DPSVI, PrivacyAccountant, SubsampledGaussian
+from pyro_dp import DPSEP, DPSVI, PaperDPSEP, PrivacyAccountant, SubsampledGaussian
 from pyro_dp.accounting import composition
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded
 
@@ -138,11 +138,12 @@ def model(y):
         pyro.sample("y", dist.Normal(mean.sum(), 1.0), obs=y)
 
 
-@pytest.mark.parametrize("inference, steps", [(DPSEP, None), (DPSEP, 4), (DPSVI, 10)])
+@pytest.mark.parametrize("inference, steps", [(DPSEP, None), (PaperDPSEP, 4), (DPSVI, 10)])
 def test_inferences_calibrate_to_the_share(inference, steps):
     accountant, y = PrivacyAccountant(1.0), torch.linspace(-1.0, 1.0, 200)
     guide = AutoMultivariateNormal(model)
-    settings = dict(accountant=accountant, num_steps=steps)
+    settings = dict(accountant=accountant) | ({} if steps is None else {"num_steps": steps})
+    settings |= {"max_factor_norm": 1.0} if inference is PaperDPSEP else {}
     first = inference(model, guide, generator=0, **settings)
     with accountant.up_to(0.7):
         first.run(y, progress=False)

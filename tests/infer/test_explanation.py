@@ -68,6 +68,7 @@ RUNS = {
     ),
     "DPSVI": (DPSVI, {"num_steps": 60, "noise_multiplier": 4.0, "sample_rate": 0.5}),
 }
+SAMPLED = [run for run, (_, options) in RUNS.items() if "sample_rate" in options]
 
 
 ON_SAMPLES = [name for name in RUNS if name != "DPSEP"]
@@ -110,7 +111,17 @@ def test_with_all_records_nothing_is_sampling(run):
 
 
 def test_a_known_split_of_dpsep():
-    """By hand, sampling is u S."""
+    """Noise in the score and clipping move the mean through the covariance; by hand, sampling is
+    u S."""
+    sep = fitted(DPSEP, **RUNS["DPSEP"][1])
+    plain, known = sep.posterior(noise_aware=False).covariance_matrix, sep._approximation
+    noise = (plain @ known.pooled.noise(sep.posterior().mean) @ plain).diagonal()
+    clipped = known.squared_bias * (plain @ known.pooled.geometry @ plain).diagonal()
+    shares = sep.explain().shares
+    ratio = noise / (noise + clipped)
+    found = shares["privacy noise"] / (shares["privacy noise"] + shares["clipping"])
+    torch.testing.assert_close(found, ratio)
+
     sep = fitted(PaperDPSEP, **RUNS["DPSEP by hand"][1] | {"noise_multiplier": 0.5})
     plain, aware = sep.posterior(noise_aware=False).stddev ** 2, sep.posterior().stddev ** 2
     excess = sep._approximation.average.sampling_variance
@@ -182,7 +193,7 @@ def test_half_the_noise_is_that_of_the_whole_ledger():
     sep = fitted(PaperDPSEP, num_steps=6, noise_multiplier=4.0, max_factor_norm=3.0)
     sep.accountant.record(SubsampledGaussian(3.0, 0.1))
     other = PrivacyAccountant()
-    other.record(SubsampledGaussian(2.0), 6)
+    other.record(SubsampledGaussian(2.0))
     other.record(SubsampledGaussian(1.5, 0.1))
     assert sep.explain().epsilon_at_half_noise == pytest.approx(other.get_epsilon())
     sep.accountant.record_nonprivate("a look")

@@ -10,13 +10,13 @@ import pytest
 import torch
 from problems import logistic as plain_logistic
 from pyro.infer.autoguide import AutoMultivariateNormal
+from pyro_dp.infer.ep.whitened import Frame
 from sums import exact_sums
 
 from pyro_dp import DPSEP, PaperDPSEP, PrivacyAccountant
 from pyro_dp.infer.ep.element_sites import by_quadrature, element_sites
 from pyro_dp.infer.ep.linear_design import Axes
 from pyro_dp.infer.ep.site_sum import SiteSum
-from pyro_dp.infer.ep.whitened import Frame
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 

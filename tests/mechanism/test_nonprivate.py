@@ -60,7 +60,8 @@ def svi(accountant=None, **settings):
 
 def sep(accountant=None, kind=DPSEP, **settings):
     pyro.clear_param_store()
-    settings = dict(num_steps=4, noise_multiplier=1.0, generator=1) | settings
+    settings = dict(noise_multiplier=1.0, generator=1) | settings
+    settings |= {"num_steps": 4} if kind is PaperDPSEP else {}
     accountant = accountant or PrivacyAccountant()
     return kind(model, AutoNormal(model), accountant=accountant, **settings)
 

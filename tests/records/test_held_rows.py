@@ -10,7 +10,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from test_columns import N, X, Y, logistic
 
 import pyro_dp
-from pyro_dp import DPSEP, VIPS, PrivacyAccountant
+from pyro_dp import VIPS, PaperDPSEP, PrivacyAccountant
 from pyro_dp.records import held_rows
 from pyro_dp.records.column import ArrayColumn, Column, StackedColumn
 from pyro_dp.records.held_rows import HeldRows
@@ -80,7 +80,9 @@ def test_runs_are_those_of_tensors(path, sampling, microbatch, monkeypatch):
     "make",
     [
         lambda own: VIPS(LogisticRegression(3), **own),
-        lambda own: DPSEP(logistic, AutoMultivariateNormal(logistic), **own),
+        lambda own: PaperDPSEP(
+            logistic, AutoMultivariateNormal(logistic), max_factor_norm=1.0, **own
+        ),
     ],
     ids=["vips", "dpsep"],
 )

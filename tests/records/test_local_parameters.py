@@ -319,9 +319,9 @@ def test_initial_rows_from_the_data_are_refused(monkeypatch):
 
 def test_expectation_propagation_has_no_place_for_them():
     with pytest.raises(ModelError):
-        DPSEP(
-            effects, point, accountant=PrivacyAccountant(), num_steps=1, noise_multiplier=1.0
-        ).step(*regression_data())
+        DPSEP(effects, point, accountant=PrivacyAccountant(), noise_multiplier=1.0).step(
+            *regression_data()
+        )
 
 
 # The wall

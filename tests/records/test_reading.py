@@ -124,7 +124,7 @@ def test_equal_numbers(model):
     data, more = regression_data(), () if model in (logistic_whole, partly) else (SIZE,)
     for kind, settings in (
         (DPSVI, {"num_steps": 60, "sample_rate": 0.5}),
-        (DPSEP, {"num_steps": 15}),
+        (DPSEP, {}),
     ):
         settings |= {"generator": 0}
         expected = fitted(kind, logistic, data, **settings)

@@ -30,10 +30,16 @@ from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.latents import Latent
-from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded
 from pyro_dp.utils.moved_arguments import arguments_moved_to
 
 _LEAST_SHARE = 1e-9  # of the budget: less is rounding
+_DONE = "All looks are done: start anew with what remains of the budget."
+_ALL_LOST = (
+    "Nothing remains of the run's budget. {lost} releases in the journal came after the loaded "
+    "state, or failed. They are paid for, and their results are lost. The present result can be "
+    "used as it is."
+)
 _NO_FILTER = (
     "DPSEP chooses the noise of each look as it goes, and engine={engine!r} cannot count that. Use "
     "PrivacyAccountant(engine='pld')."
@@ -176,6 +182,7 @@ class DPSEP(StochasticEP[EPState]):
             raise ConfigurationError(_NO_FILTER.format(engine=accountant.engine))
         self.num_steps = 1 + MOST_LOOKS if noise_multiplier != 0 else MOST_WITHOUT_NOISE
         self._reserves = True  # also in a loop: Theorem 1 needs mu beforehand
+        self._behind = False  # its state is older than the ledger
 
     @property
     def evidence(self) -> Evidence:
@@ -243,6 +250,8 @@ class DPSEP(StochasticEP[EPState]):
         return super()._clipped_sum(prepared, at, indices, position)
 
     def _updated(self) -> Callable[..., tuple[float, EPState]]:
+        if self._behind:
+            self._catch_up()
         known = self._approximation
         share = max(known.share, _LEAST_SHARE)
 
@@ -275,6 +284,31 @@ class DPSEP(StochasticEP[EPState]):
         self._lost += 1
         known = self._approximation
         self._known = replace(known, spent=min(known.spent + known.share, 1.0))
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        """mu is that of the whole run. What the ledger counts beyond the state is spent."""
+        super()._load_state(state)
+        self._noise_multiplier, self._reserves = state["noise_multiplier"], True
+        self._behind = self._lost > 0
+
+    def _catch_up(self) -> None:
+        """With the ledger, which has releases that came after the loaded state."""
+        known, sigma = self._approximation, self.noise_multiplier
+        left = math.fsum(
+            count * (sigma / event.noise_multiplier) ** 2
+            for origin, events in self.accountant.reserved
+            if origin.reservation == self._reservation
+            for event, count in events.items()
+        )
+        if left <= _LEAST_SHARE:
+            raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=self._lost))
+        spent = max(known.spent, 1.0 - left)
+        share = min(known.share, 1.0 - spent)
+        self._known, self._behind = replace(known, spent=spent, share=share), False
+
+    def _refuse_steps_beyond_calibration(self) -> None:
+        if self._finished and self._noise_multiplier != 0:
+            raise PrivacyBudgetExceeded(_DONE)
 
     def _shown(self) -> dict[str, Any]:
         shown = super()._shown()

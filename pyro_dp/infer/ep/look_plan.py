@@ -99,7 +99,8 @@ class LookPlan:
         :param predicted: from the norms.
         """
         own, other = 1 / max(noise, 1e-12) ** 2, 1 / _WEIGHT_SD**2
-        return min(max((total * own + predicted * other) / (own + other), _LEAST_WEIGHT), 1.0)
+        mean = (total * own + predicted * other) / (own + other)
+        return float(min(max(mean, _LEAST_WEIGHT), 1.0))  # not of numpy: states are plain
 
     def root(
         self, precision: Tensor, doubt: Tensor, norms: Norms, scale: float, bound: float

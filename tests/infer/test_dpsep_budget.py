@@ -1,0 +1,297 @@
+"""DPSEP's budget: one number for all looks, whatever happens; and what one record moves."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import logistic, mixture, mixture_guide, points, regression_data
+from pyro.infer.autoguide import AutoMultivariateNormal
+from sums import exact_sums
+
+import pyro_dp.mechanism.iterative
+from pyro_dp import DPSEP, ConfigurationError, PrivacyAccountant, PrivacyBudgetExceeded
+from pyro_dp.infer.ep.look_plan import Frame
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.release import release
+
+# Budgets, and noise of the run: by a budget, or of one's own with and without one.
+BUDGETS = [(1.0, None), (8.0, 2.0), (None, 0.3), (None, 30.0)]
+
+
+def made(epsilon=1.0, sigma=None, accountant=None, seed=0):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    accountant = accountant or PrivacyAccountant(epsilon)
+    guide = AutoMultivariateNormal(logistic)
+    return DPSEP(logistic, guide, accountant=accountant, noise_multiplier=sigma, generator=seed)
+
+
+def squared_mu(accountant):
+    """Of all that the ledger counts, reserved or released."""
+    entries = [(entry.event, entry.count) for entry in accountant.ledger]
+    entries += [item for _, left in accountant.reserved for item in left.items()]
+    assert all(event.sampling == "full" and event.sample_rate == 1.0 for event, _ in entries)
+    return math.fsum(count / event.noise_multiplier**2 for event, count in entries)
+
+
+def require_whole(sep, times=1.0):
+    expected = times / sep.noise_multiplier**2
+    assert squared_mu(sep.accountant) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.in_turns
+@pytest.mark.parametrize("looped", [False, True])
+@pytest.mark.parametrize("epsilon, sigma", BUDGETS)
+def test_all_looks_cost_what_the_first_reserved(epsilon, sigma, looped):
+    """After each of them, until nothing is left; one more is refused."""
+    sep, data = made(epsilon, sigma), regression_data(500)
+    assert squared_mu(sep.accountant) == 0.0
+    if looped:
+        while not sep._finished:
+            sep.step(*data)
+            require_whole(sep)
+            assert 0.0 < sep._known.spent <= 1.0
+    else:
+        sep.run(*data, progress=False, callbacks=[lambda step: require_whole(sep)])
+    require_whole(sep)
+    assert sep._known.spent == 1.0 and sep.accountant.reserved == []
+    for more in (sep.step, sep.run):
+        with pytest.raises(PrivacyBudgetExceeded, match="are done"):
+            more(*data)
+    require_whole(sep)
+    if sigma is None:
+        assert 0.995 * epsilon < sep.accountant.get_epsilon() <= epsilon
+
+
+def test_noise_of_ones_own_that_does_not_fit():
+    sep = made(0.5, 1.0)
+    with pytest.raises(PrivacyBudgetExceeded):
+        sep.step(*regression_data())
+    assert sep.accountant.num_releases == 0 and sep.accountant.get_epsilon() == 0.0
+
+
+@pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
+def test_an_early_stop_returns_nothing(epsilon, sigma):
+    sep, data = made(epsilon, sigma), regression_data(500)
+    sep.run(*data, progress=False, callbacks=[lambda step: step.step == 2])
+    require_whole(sep)
+    if epsilon is not None:
+        with pytest.raises(PrivacyBudgetExceeded):
+            sep.accountant.noise_multiplier(num_steps=1)
+    sep.run(*data, progress=False)
+    require_whole(sep)
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
+def test_a_look_that_fails_stays_spent(epsilon, sigma, place, monkeypatch):
+    """Once it was recorded; the looks after it share the rest."""
+    sep, data = made(epsilon, sigma), regression_data(500)
+
+    def fails(*args, **kwargs):
+        release(*args, **kwargs)
+        raise ZeroDivisionError
+
+    for _ in range(place):
+        sep.step(*data)
+    before = 0.0 if sep._known is None else sep._known.spent
+    with monkeypatch.context() as patch:
+        patch.setattr(pyro_dp.mechanism.iterative, "release", fails)
+        with pytest.raises(ZeroDivisionError):
+            sep.step(*data)
+    assert sep.accountant.num_releases == place + 1 and sep._known.spent > before
+    require_whole(sep)
+    sep.run(*data, progress=False, callbacks=[lambda step: require_whole(sep)])
+    require_whole(sep)
+    assert sep.accountant.num_releases == sep._steps + 1 and sep.accountant.reserved == []
+
+
+@pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
+def test_a_resumed_run_has_the_same_budget(epsilon, sigma):
+    """In a loop, too; and without noise it has the same numbers."""
+    data, sep = regression_data(500), made(epsilon, sigma)
+    for _ in range(3):
+        sep.step(*data)
+    state, other = sep.state_dict(), made(epsilon, sigma, seed=1)
+    other.load_state_dict(state)
+    other.step(*data)
+    require_whole(other)
+    other.run(*data, progress=False)
+    require_whole(other)
+    assert other.noise_multiplier == sep.noise_multiplier
+    assert other.evidence.mu == pytest.approx(1 / sep.noise_multiplier)
+
+
+def test_a_state_older_than_the_journal_keeps_mu(tmp_path):
+    """The looks that are lost are spent: what is left is the rest of the same number."""
+    accountant, data = PrivacyAccountant(1.0), regression_data(500)
+    with accountant.journal(tmp_path / "journal"):
+        sep = made(accountant=accountant)
+        sep.step(*data)
+        sep.step(*data)
+        state = sep.state_dict()
+        sep.step(*data)
+        sep.step(*data)
+        spent = sep._known.spent
+    accountant = PrivacyAccountant(1.0)
+    accountant.journal(tmp_path / "journal")
+    other = made(accountant=accountant)
+    other.load_state_dict(state)
+    other.step(*data)
+    assert other._known.spent > spent
+    other.run(*data, progress=False)
+    require_whole(other)
+    assert other.evidence.mu == pytest.approx(1 / sep.noise_multiplier)
+
+
+def test_states_of_the_older_engine_are_refused_in_words():
+    sep, data = made(), regression_data()
+    sep.step(*data)
+    state = sep.state_dict()
+    older = {n: state[n] for n in ("version", "steps", "noise_multiplier", "accountant")}
+    older |= {"settings": {"max_factor_norm": None}, "gaussians": {}, "counts": {}, "looks": []}
+    with pytest.raises(ConfigurationError, match=r"no state_dict\(\) of DPSEP"):
+        made().load_state_dict(older)
+
+
+def test_a_second_run_takes_what_is_left():
+    accountant, data = PrivacyAccountant(2.0), regression_data(500)
+    first = made(accountant=accountant)
+    with accountant.up_to(0.5):
+        first.run(*data, progress=False)
+    assert 0.995 < accountant.get_epsilon() <= 1.0
+    second = made(accountant=accountant, seed=1)
+    second.run(*data, progress=False)
+    both = 1 / first.noise_multiplier**2 + 1 / second.noise_multiplier**2
+    assert squared_mu(accountant) == pytest.approx(both, rel=1e-9)
+    assert 1.99 < accountant.get_epsilon() <= 2.0
+    assert len({origin.reservation for origin, _ in accountant.reserved}) == 0
+
+
+def test_noise_without_a_budget_or_an_engine():
+    with pytest.raises(ConfigurationError, match="calibrated from a budget"):
+        made(None, None).step(*regression_data())
+    for engine in ("basic", "advanced"):
+        with pytest.raises(ConfigurationError, match=f"engine='{engine}'"):
+            made(accountant=PrivacyAccountant(1.0, engine=engine))
+
+
+# One record.
+
+SIZE, DIM, BOUND = 24, 3, 0.7
+
+
+def regression(likelihood):
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([DIM]).to_event(1))
+        with pyro.plate("data", len(x)) as i:
+            pyro.sample("y", likelihood(0.3 * x[i] @ w), obs=y[i])
+
+    return model
+
+
+def counts():
+    return torch.poisson(torch.ones(SIZE))
+
+
+# Likelihoods, their outcomes, and outcomes that no one expects.
+FAMILIES = {
+    "bernoulli": (
+        lambda u: dist.Bernoulli(logits=u),
+        lambda: (torch.rand(SIZE) < 0.5).double(),
+        (),
+    ),
+    "poisson": (lambda u: dist.Poisson(u.exp()), counts, (1e6, 1e15)),
+    "normal": (lambda u: dist.Normal(u, 0.7), lambda: torch.randn(SIZE), (1e6, -1e150)),
+    "gamma": (
+        lambda u: dist.Gamma(2.0, 2.0 * (-u).exp()),
+        lambda: torch.rand(SIZE) + 0.1,
+        (1e-12, 1e12),
+    ),
+    "student": (lambda u: dist.StudentT(4.0, u, 0.7), lambda: torch.randn(SIZE), (1e6, -1e150)),
+}
+
+
+def look_of(model, guide, *data):
+    """Prepared sums, blocks of a look in a frame of its own, and of the opening."""
+    pyro.clear_param_store()
+    sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise_multiplier=1.0)
+    prepared, known = sep._prepare(data, {}), sep._approximation
+    root = torch.randn(known.plan.dim, known.plan.dim)
+    frame = Frame(root @ root.T + 0.1 * torch.eye(known.plan.dim), 0.6, BOUND, 0.2)
+
+    def sums(indices, opens):
+        if opens:
+            clipped = sep._clipped_sum(prepared, known.at(SIZE), torch.tensor(indices), 0)
+        else:
+            clipped = ClippedSum(replace(known, frame=frame).blocks)
+            stream = np.random.default_rng(0)
+            at = (known.at(SIZE)[0], frame)
+            prepared.sites.add(clipped, at, torch.tensor(indices), stream)
+        return exact_sums(clipped)
+
+    return prepared, sums
+
+
+def require_bounds(sums, places, broken=(), unread=()):
+    """Of each record alone, and beside others: its bounds at most; where it is broken, nothing.
+
+    :param unread: of the broken ones those whose broken numbers the opening does not read.
+    """
+    everyone, longest = list(range(SIZE)), 0.0
+    for opens in (False, True):
+        whole = sums(everyone, opens)
+        for place in places:
+            alone = sums([place], opens)
+            *main, histogram = alone
+            assert len(main) == (not opens)
+            rest = sums([n for n in everyone if n != place], opens)
+            for one, other, own in zip(whole, rest, alone, strict=True):
+                torch.testing.assert_close(one - other, own, rtol=0.0, atol=1e-9)
+            if place in broken and not (opens and place in unread):
+                assert not any(each.any() for each in alone)
+                continue
+            # None where its site is beyond the numbers; then it adds nothing at all.
+            count = round(histogram.sum().item(), 9)
+            assert count == 1 or not any(each.any() for each in alone)
+            longest = max([longest, *(each.norm().item() for each in main)])
+    assert 0 < longest <= BOUND * (1 + 1e-12)
+    return longest
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_record_moves_each_block_by_its_bound_at_most(family):
+    """Outliers, adversarial outcomes, and numbers that are not finite; in looks and the opening."""
+    likelihood, outcomes, odd = FAMILIES[family]
+    model, x, y = regression(likelihood), torch.randn(SIZE, DIM), outcomes()
+    x[1], x[2] = 1e3 * x[1].sign(), 1e-9
+    y[3 : 3 + len(odd)] = torch.tensor(odd)
+    prepared, sums = look_of(model, AutoMultivariateNormal(model), x, y)
+    features, labels = (column.tensor for column in prepared.records.columns)
+    features[6, 1], features[7, 0], labels[8] = math.nan, math.inf, math.nan
+    unread = (8,) if family == "bernoulli" else ()  # there both outcomes are thought of
+    longest = require_bounds(sums, range(10), broken=(6, 7, 8), unread=unread)
+    assert longest > 0.5 * BOUND  # the bound is reached: the test has something to see
+
+
+def test_a_record_of_stein_moments_does_so_too():
+    (x,) = points()
+    x = x[:SIZE].clone()
+    x[1] = 1e4
+    prepared, sums = look_of(mixture, mixture_guide(mixture), x)
+    prepared.records.columns[0].tensor[6, 1] = math.nan
+    require_bounds(sums, (0, 1, 6), broken=(6,))
+
+
+def test_weights_make_parts_shorter_and_never_longer():
+    """Also of parts far below the bound, which weights leave alone."""
+    model = regression(FAMILIES["bernoulli"][0])
+    x, y = 1e-3 * torch.randn(SIZE, DIM), torch.ones(SIZE)
+    _, sums = look_of(model, AutoMultivariateNormal(model), x, y)
+    main, _ = sums(list(range(SIZE)), False)
+    assert main[-1] == pytest.approx(0.2 * SIZE)  # tau times the sum of weights of one

@@ -1,0 +1,160 @@
+"""Looks together: exact without noise, calibrated under it, weights by noise and distance."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pyro_dp.infer.posterior.looks import Look, pooled, power, with_last
+
+DIM, SIZE, BEND = 4, 1000, 2.0
+REPEATS = 400
+
+
+@pytest.fixture
+def rng():
+    return torch.Generator().manual_seed(8)
+
+
+def precision(rng):
+    root = torch.randn(DIM, DIM, generator=rng)
+    return 100.0 * (root @ root.T + torch.eye(DIM))
+
+
+def look(at, peak, curvature, geometry, rng, sd=0.0, curvature_sd=0.0):
+    """Of a quadratic log likelihood with this peak, with noise in the geometry's coordinates."""
+    back = power(geometry, 0.5)
+    noise = torch.randn(DIM, DIM, generator=rng) * curvature_sd / 2**0.5
+    noise = torch.triu(noise, 1) + torch.triu(noise, 1).T + 2**0.5 * noise.diagonal().diag()
+    score = curvature @ (peak - at) + sd * back @ torch.randn(DIM, generator=rng)
+    return Look(at, score, curvature + back @ noise @ back, geometry, sd, curvature_sd)
+
+
+def test_exact_looks_tell_all_wherever_they_are(rng):
+    curvature, peak = precision(rng), torch.randn(DIM, generator=rng)
+    looks = [
+        look(peak + torch.randn(DIM, generator=rng), peak, curvature, precision(rng), rng)
+        for _ in range(4)
+    ]
+    for count in (1, 4):
+        found = pooled(looks[:count], SIZE, BEND)
+        torch.testing.assert_close(found.estimate, peak, rtol=0.0, atol=1e-6)
+        torch.testing.assert_close(found.curvature, curvature, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found.information(peak), curvature, rtol=1e-5, atol=1e-5)
+
+
+def simulated(rng, lie=1.0):
+    """Errors (R, d) of estimates of a truth, and their squares in units of the information.
+
+    The peak lies around the truth as finite data make it, and looks around the peak. Their noise is
+    ``lie`` times what they say.
+    """
+    curvature = precision(rng)
+    geometry = curvature * (DIM / curvature.trace())
+    truth, root = torch.randn(DIM, generator=rng) / 30, power(curvature, -0.5)
+    sd = (curvature.trace() / DIM).sqrt().item()  # of a look, as much as the data's own
+    errors, squares = [], []
+    for _ in range(REPEATS):
+        peak = truth + root @ torch.randn(DIM, generator=rng)
+        looks = []
+        for _ in range(3):
+            at = peak + root @ torch.randn(DIM, generator=rng)
+            noisy = look(at, peak, curvature, geometry, rng, lie * sd, lie * 5.0)
+            looks.append(replace(noisy, score_sd=sd, curvature_sd=5.0))
+        found = pooled(looks, SIZE, BEND)
+        errors.append(found.estimate - truth)
+        squares.append(errors[-1] @ found.information(found.estimate) @ errors[-1])
+    return torch.stack(errors), torch.stack(squares)
+
+
+def test_the_estimate_is_unbiased_and_the_information_is_calibrated(rng):
+    """Means of 400 x 4 squares lie within a fifth of 1: six of their standard deviations.
+
+    False alarms: 1e-8 for each test. Noise of twice the size that looks say is rejected.
+    """
+    errors, squares = simulated(rng)
+    scores = errors.mean(dim=0) / errors.std(dim=0) * math.sqrt(REPEATS)
+    assert scores.abs().max() < 6.0
+    room = 6.0 * math.sqrt(2 / (REPEATS * DIM))
+    assert abs(squares.mean() / DIM - 1.0) < room
+    _, squares = simulated(rng, lie=2.0)
+    assert squares.mean() / DIM - 1.0 > room
+
+
+def test_information_goes_to_nothing_under_noise(rng):
+    curvature = precision(rng)
+    zero = torch.zeros(DIM)
+    exact = pooled([look(zero, zero, curvature, curvature, rng)], SIZE, BEND)
+    for level, share in ((1e-9, 1.0), (1.0, 0.5), (1e9, 0.0)):
+        found = replace(exact, score_noise=level * curvature).information(zero)
+        torch.testing.assert_close(found, share * curvature, rtol=1e-6, atol=1e-5)
+
+
+def test_noise_of_the_curvature_is_carried_with_the_distance(rng):
+    curvature, zero = precision(rng), torch.zeros(DIM)
+    found = pooled([look(zero, zero, curvature, torch.eye(DIM), rng)], SIZE, BEND)
+    found, way = replace(found, curvature_sd=3.0), torch.randn(DIM, generator=rng)
+    carried = []
+    for _ in range(20_000):
+        noise = torch.randn(DIM, DIM, generator=rng) * 3.0 / 2**0.5
+        noise = torch.triu(noise, 1) + torch.triu(noise, 1).T + 2**0.5 * noise.diagonal().diag()
+        carried.append(noise @ way)
+    expected = torch.stack(carried).T.cov()
+    added = found.noise(way) - found.score_noise
+    torch.testing.assert_close(added, expected, rtol=0.05, atol=0.05 * expected.max().item())
+
+
+def test_noisy_looks_count_less(rng):
+    curvature, peak = precision(rng), torch.zeros(DIM)
+    exact = look(peak + 0.01, peak, curvature, torch.eye(DIM), rng)
+    noisy = look(peak + 0.01, peak + 5.0, curvature, torch.eye(DIM), rng, sd=1e5)
+    found = pooled([noisy, exact], SIZE, BEND)
+    torch.testing.assert_close(found.estimate, peak, rtol=0.0, atol=1e-4)
+
+
+def test_looks_from_far_away_count_less(rng):
+    """There the likelihood is another one."""
+    curvature, peak = precision(rng), torch.zeros(DIM)
+    far = look(peak + 30.0, peak + 5.0, curvature, torch.eye(DIM), rng, sd=1.0)
+    near = look(peak + 0.01, peak, curvature, torch.eye(DIM), rng, sd=1.0)
+    found = pooled([far, near], SIZE, BEND)
+    assert (found.estimate - peak).norm() < 0.1
+    assert found.bending(peak + 30.0).trace() > 1e6 * found.bending(found.centre).trace()
+
+
+def test_curvature_is_positive_whatever_the_noise(rng):
+    identity, zero = torch.eye(DIM), torch.zeros(DIM)
+    closer = 0
+    for _ in range(50):
+        noisy = look(zero, zero, identity, identity, rng, 1.0, 3.0)
+        found = pooled([noisy], SIZE, BEND).curvature
+        assert torch.linalg.eigvalsh(found).min() > 0
+        closer += (found - identity).norm() < (noisy.curvature - identity).norm()
+    assert closer >= 45  # noise is taken back, not only cut off
+
+
+def test_eigenvalues_that_noise_pushed_apart_go_back(rng):
+    """Well above the floor: of equal ones half the spread is gone, and distinct ones stay."""
+    dim = 12
+    noise = torch.randn(dim, dim, generator=rng)
+    noise = (noise + noise.T) / 2
+    for exact in (torch.full((dim,), 20.0), torch.linspace(20.0, 4000.0, dim)):
+        zero = torch.zeros(dim)
+        noisy = Look(zero, zero, exact.diag() + noise, torch.eye(dim), 1.0, 1.0)
+        found = torch.linalg.eigvalsh(with_last([noisy], None, SIZE, BEND).curvature)
+        raw = torch.linalg.eigvalsh(noisy.curvature)
+        if exact.min() == exact.max():
+            assert found.std() < 0.5 * raw.std()
+        else:
+            torch.testing.assert_close(found, raw, rtol=0.0, atol=0.1)
+
+
+def test_a_curvature_that_may_be_noise_is_no_information(rng):
+    """Where nothing is known but noise, nothing is left; where all is far above it, all is."""
+    zero, identity = torch.zeros(DIM), torch.eye(DIM)
+    for level, least, most in ((0.0, 0.0, 0.5), (1e4, 0.99, 1.0)):
+        noisy = look(zero, zero, level * identity, identity, rng, sd=1e-3, curvature_sd=10.0)
+        found = pooled([noisy], SIZE, BEND)
+        kept = torch.linalg.solve(found.curvature, found.information(zero)).diagonal()
+        assert least < kept.min() and kept.max() <= most

@@ -1,0 +1,246 @@
+"""Evidence: files, its likelihood, other priors, products."""
+
+import json
+import subprocess
+import sys
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from problems import linear, logistic
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from torch.distributions import MultivariateNormal
+
+from pyro_dp import DPSEP, ConfigurationError, ModelError, PrivacyAccountant
+from pyro_dp.infer.posterior.evidence import Evidence
+
+DIM = 3
+
+
+def prior():
+    return pyro.sample("w", dist.Normal(0.0, 1.0).expand([DIM]).to_event(1))
+
+
+def regression(size=1500, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, DIM, generator=rng)
+    noise = torch.randn(size, generator=rng)
+    return x, x @ torch.linspace(-1.0, 1.0, DIM) + 0.5 * noise
+
+
+def run(model=linear, data=None, epsilon=3.0, guide=AutoMultivariateNormal, **options):
+    pyro.clear_param_store()
+    if "noise_multiplier" in options:
+        epsilon = None
+    accountant = PrivacyAccountant(epsilon)
+    sep = DPSEP(model, guide(model), accountant=accountant, generator=0, **options)
+    sep.run(*(data or regression()), progress=False)
+    return sep
+
+
+def exact(x, y):
+    precision = x.T @ x / 0.25 + torch.eye(DIM)
+    return torch.linalg.solve(precision, x.T @ y / 0.25), torch.linalg.inv(precision)
+
+
+@pytest.fixture
+def evidence():
+    return run().evidence
+
+
+def test_there_is_none_before_the_first_look():
+    sep = DPSEP(logistic, AutoNormal(logistic), accountant=PrivacyAccountant(1.0))
+    with pytest.raises(ConfigurationError):
+        _ = sep.evidence
+
+
+# Files.
+
+
+def numbers(evidence):
+    z = torch.linspace(-0.3, 0.4, DIM)
+    posterior = evidence.posterior(prior)
+    found = [posterior.mean, posterior.covariance_matrix, evidence.log_likelihood({"w": z})]
+    return [each.tolist() for each in found] + [evidence.mu]
+
+
+def test_a_file_has_all_to_the_digit(evidence, tmp_path):
+    path = tmp_path / "evidence.json"
+    evidence.save(path)
+    again = Evidence.load(path)
+    assert numbers(again) == numbers(evidence) and repr(again) == repr(evidence)
+    assert again.parts[0].cost == evidence.parts[0].cost and again.disjoint == evidence.disjoint
+    code = (
+        "import sys; import torch; torch.set_default_dtype(torch.float64); torch.set_num_threads(1);"
+        f"sys.path.insert(0, {str(sys.path[0])!r}); from test_public_evidence import *;"
+        "print(numbers(Evidence.load(sys.argv[1])))"
+    )
+    paths = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, str(path)]
+    other = subprocess.run(command, env=paths, capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == str(numbers(evidence))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-40],
+        lambda text: "[]",
+        lambda text: '{"format": "another"}',
+        lambda text: text.replace('"version": 1', '"version": 99'),
+        lambda text: text.replace('"records": 1500', '"records": -1'),
+        lambda text: text.replace('"score"', '"scope"'),
+        lambda text: text.replace('"name": "w"', '"nome": "w"'),
+        lambda text: _changed(text, "geometry", [[1.0]]),
+        lambda text: _changed(text, "point", [float("nan")] * DIM),
+        lambda text: _changed(text, "curvature", "no numbers"),
+        lambda text: json.dumps(json.loads(text) | {"parts": [{}]}),
+    ],
+)
+def test_a_damaged_file_is_refused(evidence, tmp_path, damage):
+    path = tmp_path / "evidence.json"
+    evidence.save(path)
+    before = path.read_text()
+    path.write_text(damage(before))
+    assert path.read_text() != before
+    with pytest.raises(ConfigurationError):
+        Evidence.load(path)
+
+
+def _changed(text, name, value):
+    saved = json.loads(text)
+    saved["parts"][0]["looks"][0][name] = value
+    return json.dumps(saved)
+
+
+# The likelihood.
+
+
+def test_the_likelihood_is_that_of_a_noisy_estimate(evidence):
+    """N(estimate; z, K^-1 (K + V(z)) K^-1), up to one constant."""
+    (part,) = evidence.parts
+    found = part.pooled
+    inverse, differences = torch.linalg.inv(found.curvature), []
+    for scale in (0.0, 0.1, 1.0, 10.0, 1000.0):
+        z = found.estimate + scale * torch.tensor([1.0, -2.0, 0.5])
+        covariance = inverse @ (found.curvature + found.noise(z)) @ inverse
+        normal = MultivariateNormal(z, (covariance + covariance.T) / 2)
+        differences.append(evidence.log_likelihood({"w": z}) - normal.log_prob(found.estimate))
+    differences = torch.stack(differences)
+    torch.testing.assert_close(differences, differences[:1].expand(5), rtol=1e-8, atol=1e-8)
+
+
+def test_the_likelihood_has_a_gradient_everywhere(evidence):
+    for scale in (0.0, 1.0, 1e6):
+        z = (scale * torch.ones(DIM)).requires_grad_()
+        (slope,) = torch.autograd.grad(evidence.log_likelihood({"w": z}), z)
+        assert slope.isfinite().all()
+    assert torch.autograd.gradcheck(
+        lambda z: evidence.log_likelihood({"w": z}), torch.zeros(DIM, requires_grad=True)
+    )
+
+
+def test_values_that_do_not_fit(evidence):
+    with pytest.raises(ModelError, match="no 'w'"):
+        evidence.log_likelihood({"v": torch.zeros(DIM)})
+    with pytest.raises(ModelError, match="'w' has shape"):
+        evidence.log_likelihood({"w": torch.zeros(DIM + 1)})
+
+
+# Priors.
+
+
+def test_with_the_run_s_own_prior_it_is_the_run_s_posterior():
+    for sep in (run(), run(noise_multiplier=0.0)):
+        found, own = sep.evidence.posterior(prior), sep.posterior()
+        assert ((found.mean - own.mean).abs() < 0.1 * own.stddev).all()
+        torch.testing.assert_close(found.stddev, own.stddev, rtol=0.1, atol=0.0)
+
+
+def test_without_noise_it_is_conjugate():
+    """With the prior of the run, and with another one."""
+    x, y = regression()
+    evidence = run(noise_multiplier=0.0).evidence
+    mean, covariance = exact(x, y)
+    found = evidence.posterior(prior)
+    torch.testing.assert_close(found.mean, mean, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(found.covariance_matrix, covariance, rtol=1e-5, atol=1e-9)
+
+    def certain():
+        pyro.sample("w", dist.Normal(2.0, 0.01).expand([DIM]).to_event(1))
+
+    precision = x.T @ x / 0.25 + 1e4 * torch.eye(DIM)
+    found = evidence.posterior(certain)
+    expected = torch.linalg.solve(precision, x.T @ y / 0.25 + 2e4)
+    torch.testing.assert_close(found.mean, expected, rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(
+        found.covariance_matrix, torch.linalg.inv(precision), rtol=1e-5, atol=1e-9
+    )
+
+
+def test_nuts_and_a_guide_find_the_same(evidence):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    expected = evidence.posterior(prior)
+    drawn = evidence.posterior(prior, "nuts", num_samples=200, warmup_steps=100)["w"]
+    assert drawn.shape == (200, DIM)
+    assert ((drawn.mean(dim=0) - expected.mean).abs() < 0.5 * expected.stddev).all()
+    guide = AutoNormal(prior)
+    assert evidence.posterior(prior, guide, num_steps=300, lr=0.05) is guide
+    fitted = guide.median()["w"].detach()
+    assert ((fitted - expected.mean).abs() < 0.5 * expected.stddev).all()
+
+
+def test_what_is_no_prior_or_method(evidence):
+    def other():
+        pyro.sample("w", dist.Gamma(1.0, 1.0).expand([DIM]).to_event(1))
+
+    def observed():
+        pyro.sample("y", dist.Normal(prior().sum(), 1.0), obs=torch.tensor(0.0))
+
+    for model in (other, observed, lambda: pyro.sample("v", dist.Normal(0.0, 1.0)), lambda: None):
+        with pytest.raises(ModelError):
+            evidence.posterior(model)
+    with pytest.raises(ConfigurationError, match="method must be"):
+        evidence.posterior(prior, "laplace")
+
+
+# Products.
+
+
+def test_products_cost_what_the_people_in_them_pay(evidence):
+    other = run(data=regression(seed=1), epsilon=1.0).evidence
+    apart, overlapping = (evidence.times(other, disjoint=each) for each in (True, False))
+    assert other.mu < evidence.mu == apart.mu
+    assert overlapping.mu == pytest.approx((evidence.mu**2 + other.mu**2) ** 0.5)
+    assert apart.size == 3000
+    # Once some people may be in both, no product forgets it.
+    third = run(data=regression(seed=2), epsilon=1.0).evidence
+    assert overlapping.times(third, disjoint=True).mu > overlapping.mu
+
+
+def test_products_that_are_refused(evidence, tmp_path):
+    with pytest.raises(ConfigurationError, match="a run that is in this evidence"):
+        evidence.times(evidence, disjoint=True)
+    evidence.save(tmp_path / "one")
+    with pytest.raises(ConfigurationError, match="a run that is in this evidence"):
+        evidence.times(Evidence.load(tmp_path / "one"), disjoint=False)
+    x, y = regression(seed=1)
+    with pytest.raises(ConfigurationError, match="other sites"):
+        evidence.times(run(data=(x[:, :2], y)).evidence, disjoint=True)
+    with pytest.raises(ConfigurationError, match="disjoint"):
+        evidence.times(evidence, disjoint="yes")
+
+
+def test_two_halves_are_about_the_whole():
+    """Exactly without noise in a linear model, and within the intervals under it."""
+    x, y = regression(2000)
+    halves = (x[:1000], y[:1000]), (x[1000:], y[1000:])
+    for options, room in (({"noise_multiplier": 0.0}, 1e-4), ({"epsilon": 10.0}, 2.0)):
+        one, two = (run(data=half, **options).evidence for half in halves)
+        together = one.times(two, disjoint=True).posterior(prior)
+        whole = run(data=(x, y), **options).evidence.posterior(prior)
+        assert ((together.mean - whole.mean).abs() <= room * together.stddev).all()
+        ratio = together.stddev / whole.stddev
+        assert (1 / (1 + room) < ratio).all() and (ratio < 1 + room).all()
