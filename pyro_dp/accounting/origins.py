@@ -34,7 +34,7 @@ _OPEN_LOOP = (
     "call run(), or use an accountant with a budget and no noise_multiplier."
 )
 _OPEN_BEFORE = (
-    "This ledger has a loop of {open} on samples of the records, without a planned number of steps. "
+    "This ledger has a loop of {open} on samples of the records, with no planned number of steps. "
     "{method} chooses its noise as it goes, which has no guarantee beside it. Use PaperDPSEP, or "
     "plan the loop: num_steps and run()."
 )

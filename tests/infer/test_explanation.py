@@ -189,8 +189,7 @@ def test_half_the_noise_is_that_of_the_whole_ledger():
     for event, count in sep.accountant.ledger:
         other.record(SubsampledGaussian(event.noise_multiplier / 2), count)
     assert sep.explain().epsilon_at_half_noise == pytest.approx(other.get_epsilon())
-    sep.accountant._epsilon = None  # for one more release
-    sep = fitted(PaperDPSEP, num_steps=6, noise_multiplier=4.0, max_factor_norm=3.0)
+    sep = fitted(DPSEP, noise_multiplier=4.0)
     sep.accountant.record(SubsampledGaussian(3.0, 0.1))
     other = PrivacyAccountant()
     other.record(SubsampledGaussian(2.0))

@@ -1,4 +1,4 @@
-"""Wrong first attempts get errors that help, runs that are not ok say so, and docs/errors.md shows both."""
+"""Errors of wrong first attempts help, and runs that are not ok say so: docs/errors.md."""
 
 import importlib.util
 import re

@@ -299,6 +299,7 @@ class DPSEP(StochasticEP[EPState]):
             for origin, events in self.accountant.reserved
             if origin.reservation == self._reservation
             for event, count in events.items()
+            if isinstance(event, SubsampledGaussian)
         )
         if left <= _LEAST_SHARE:
             raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=self._lost))

@@ -33,8 +33,8 @@ _LEAST_WEIGHT = 0.1
 _ALIGNED = {Residuals.BOUNDED: 1 / 20_000, Residuals.NORMAL: 1 / 8, Residuals.OTHER: 1.0}
 _NEGLIGIBLE = 0.005  # noise in a direction, beside the posterior's variance there
 _LEAST_NOISE = 1e-9
-# Times the curvature's noise is added to it before coordinates follow it. A quadratic likelihood has
-# one curvature everywhere, and every look makes it clearer.
+# Times the curvature's noise is added to it before coordinates follow it. A quadratic likelihood
+# has one curvature everywhere, and every look makes it clearer.
 _DOUBTED = {Residuals.BOUNDED: 4.0, Residuals.NORMAL: 0.3, Residuals.OTHER: 4.0}
 _UNRESOLVED = 1.0  # relative noise of the curvature
 # Change of the curvature over a distance of one root of a nat per record. Where residuals are

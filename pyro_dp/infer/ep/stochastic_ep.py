@@ -105,9 +105,9 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
     def _site_sum(self, problem: EPProblem, approximation: A) -> SiteSum:
         """The sum that computes the releases."""
 
+    @abc.abstractmethod
     def _updated(self) -> Callable[..., tuple[float, A]]:
         """Turns the next release into an approximation. It refuses bad settings beforehand."""
-        return self._approximation.updated
 
     @abc.abstractmethod
     def _status(self) -> Status:

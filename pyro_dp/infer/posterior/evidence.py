@@ -375,7 +375,7 @@ class Evidence:
 
     def _rows(self) -> list[tuple[str, ...]]:
         """One for each look: records, number, and how far its noise hides the coordinates."""
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for part in self.parts:
             inverse = torch.linalg.inv(part.pooled.curvature)
             for number, look in enumerate(part.looks, start=1):
@@ -456,8 +456,9 @@ def _from_plain(saved: Mapping[str, Any]) -> Evidence:
     for part in saved["parts"]:
         looks = []
         for look in part["looks"]:
-            values = {n: torch.tensor(look[n], dtype=torch.float64) for n in _LOOK}
-            found = Look(**values, **{name: float(look[name]) for name in _SDS})
+            values: Any = {n: torch.tensor(look[n], dtype=torch.float64) for n in _LOOK}
+            values |= {name: float(look[name]) for name in _SDS}
+            found = Look(**values)
             _require_shapes(found, start)
             looks.append(found)
         if not looks:

@@ -49,8 +49,8 @@ def from_plain(parts: list[dict[str, Any]]) -> Transform:
     try:
         for part in parts:
             if part["name"] == "affine":
-                numbers = [torch.as_tensor(part[n], dtype=torch.float64) for n in ("loc", "scale")]
-                found.append(transforms.AffineTransform(*numbers))
+                loc, scale = (torch.tensor(part[n]).double() for n in ("loc", "scale"))
+                found.append(transforms.AffineTransform(loc, scale))
             else:
                 found.append(_PLAIN[part["name"]]())
     except (KeyError, TypeError, ValueError):
