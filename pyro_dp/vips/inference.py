@@ -208,7 +208,8 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             noise in the statistics moves the means, directly and through the E-steps
             (:mod:`pyro_dp.vips.noise_response`). With it come the parts of the covariance that
             variational Bayes leaves out, where the model knows how its E-step answers. Its
-            ``status`` says whether anything is left out. Without noise, and with ``False``, the posterior is that of variational Bayes as it is.
+            ``status`` says whether anything is left out. Without noise, and with ``False``, the
+            posterior is that of variational Bayes as it is.
         :raises ConfigurationError: no step was taken yet.
         """
         current = self._current()

@@ -1,4 +1,4 @@
-"""Wrong first attempts get errors that help, runs that are not ok say so, and docs/errors.md shows both."""
+"""Wrong first attempts get errors that help, bad runs say so, and docs/errors.md shows both."""
 
 import importlib.util
 import re
