@@ -200,7 +200,11 @@ def counts():
 
 # Likelihoods, their outcomes, and outcomes that no one expects.
 FAMILIES = {
-    "bernoulli": (lambda u: dist.Bernoulli(logits=u), lambda: (torch.rand(SIZE) < 0.5).double(), ()),
+    "bernoulli": (
+        lambda u: dist.Bernoulli(logits=u),
+        lambda: (torch.rand(SIZE) < 0.5).double(),
+        (),
+    ),
     "poisson": (lambda u: dist.Poisson(u.exp()), counts, (1e6, 1e15)),
     "normal": (lambda u: dist.Normal(u, 0.7), lambda: torch.randn(SIZE), (1e6, -1e150)),
     "gamma": (
