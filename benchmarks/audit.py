@@ -47,6 +47,7 @@ from pyro_dp import (
     SubsampledGaussian,
     audit,
 )
+from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.mechanism import clipping, iterative
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.sampling import RecordSampler
@@ -141,9 +142,9 @@ class Centred(Repeated):
 
 
 class WhitenedRelease:
-    """Second releases of DPSEP, all from the same posterior and in the same frame.
+    """Looks of DPSEP, all from the same posterior and in the same frame.
 
-    :param frame: W, kappa and C, which may be anything that was released before.
+    :param frame: W, kappa, C and tau, which may be anything that was released before.
     """
 
     def __init__(self, event: SubsampledGaussian, frame: Frame, seed: int):
@@ -166,7 +167,6 @@ class WhitenedRelease:
             AutoDiagonalNormal(model, init_loc_fn=init_to_value(values={"w": torch.ones(DIM)})),
             accountant=PrivacyAccountant(),
             noise_multiplier=1.0,
-            num_steps=9,
         )
         prepared = sep._prepare((x, y), {})
         known = replace(sep._approximation, frame=self.frame)
@@ -310,7 +310,7 @@ def whitened(share: float) -> list[dict]:
             with_it[0][0], with_it[1][0] = canary
             rng = torch.Generator().manual_seed(seed)
             root = torch.randn(DIM, DIM, generator=rng)
-            frame = Frame(root @ root.T + 0.1 * torch.eye(DIM), 0.5, 0.8)
+            frame = Frame(root @ root.T + 0.1 * torch.eye(DIM), 0.5, 0.8, 0.1)
             make_run = WhitenedRelease(event, frame, seed)
             score = make_run.along(with_it, (x, y))
             trials = int(share * 10_000)

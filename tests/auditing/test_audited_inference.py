@@ -7,6 +7,7 @@ beside it. Longer audits: benchmarks/audit.py.
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyro
@@ -14,9 +15,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoDiagonalNormal
+from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
+from sums import exact_sums
 
 from pyro_dp import (
+    DPSEP,
     PaperDPSEP,
     PaperDPSVI,
     PrivacyAccountant,
@@ -24,6 +27,7 @@ from pyro_dp import (
     audit,
     audit_one_run,
 )
+from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.mechanism import clipping, iterative
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -238,6 +242,57 @@ class TestRelease:
             progress=False,
         )
         assert result.contradicts_claim == (scale == 0.5)
+
+
+class TestLook:
+    """A look of DPSEP: its two blocks, each by itself the Gaussian sum that the ledger says."""
+
+    @pytest.mark.parametrize("block", [0, 1], ids=["sites", "histogram"])
+    @pytest.mark.parametrize("scale, trials", [(1.0, 5_000), (0.5, 50_000)])
+    def test_half_the_noise(self, block, scale, trials, monkeypatch):
+        """As for :class:`TestRelease`: claimed epsilon is 1, that with half the noise 2.2."""
+        claim, sigma = claimed(1.0)
+        sums = [self.sums(*data) for data in (records()[0], self.with_canary())]
+        share = sums[0].blocks[block].share
+        event, accountant = SubsampledGaussian(sigma * share**0.5, 1.0, "full"), PrivacyAccountant()
+        noisy, stream = ClippedSum._noisy, np.random.default_rng(0)
+
+        def louder(self, sigmas, noise):
+            sigmas = [s * (scale if n == block else 1.0) for n, s in enumerate(sigmas)]
+            return noisy(self, sigmas, noise)
+
+        monkeypatch.setattr(ClippedSum, "_noisy", louder)
+        without, with_it = (exact_sums(each)[block] for each in sums)
+        way = with_it - without
+        assert way.norm() > 0.9 * sums[0].blocks[block].bound
+
+        def make_run(x, y):
+            clipped = sums[int(x[0].any())]
+            released = iterative.release(clipped, accountant=accountant, event=event, noise=stream)
+            return (way @ released[block]).item()
+
+        settings = dict(num_trials=trials, score=float, claim=claim, seed=0, progress=False)
+        result = audit(make_run, *records(), **settings)
+        assert result.contradicts_claim == (scale == 0.5)
+
+    def with_canary(self):
+        (x, y), (features, label) = records()
+        x, y = x.clone(), y.clone()
+        x[0], y[0] = features, 1.0 - label  # a surprise, at the bound
+        return x, y
+
+    def sums(self, x, y):
+        """Of a look that follows an opening; the empty first record is nobody's."""
+        pyro.clear_param_store()
+        guide = AutoDiagonalNormal(model, init_loc_fn=init_to_value(values={"w": torch.ones(DIM)}))
+        sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise_multiplier=1.0)
+        prepared = sep._prepare((x, y), {})
+        root = torch.eye(DIM) + 0.3
+        known = replace(sep._approximation, frame=Frame(root, 0.5, 0.8, 0.1))
+        batch = torch.arange(0 if x[0].any() else 1, len(x))
+        clipped = ClippedSum(known.blocks)
+        prepared.sites.add(clipped, known.at(len(x)), batch, np.random.default_rng(0))
+        return clipped
 
 
 class TestWholeRuns:

@@ -220,6 +220,21 @@ def test_products_cost_what_the_people_in_them_pay(evidence):
     assert overlapping.times(third, disjoint=True).mu > overlapping.mu
 
 
+def test_mu_is_that_of_the_relation():
+    """Sums over all records move twice as far where a record is replaced."""
+    found = {}
+    for relation in ("add_or_remove_one", "replace_one"):
+        pyro.clear_param_store()
+        accountant = PrivacyAccountant(1.0, neighboring=relation)
+        sep = DPSEP(linear, AutoNormal(linear), accountant=accountant, generator=0)
+        sep.run(*regression(), progress=False)
+        found[relation] = sep.evidence
+    one, two = found.values()
+    assert one.mu == pytest.approx(two.mu, rel=1e-3)  # at the same epsilon
+    with pytest.raises(ConfigurationError, match="relation"):
+        one.times(two, disjoint=True)
+
+
 def test_products_that_are_refused(evidence, tmp_path):
     with pytest.raises(ConfigurationError, match="a run that is in this evidence"):
         evidence.times(evidence, disjoint=True)

@@ -359,7 +359,7 @@ def test_dpsvi_and_dpsep_run_on_the_same_model(name):
     svi.step(*data)
     assert guide.median().keys() == fitted(model, data, 1).posterior().keys()
     guide = AutoMultivariateNormal(function)
-    sep = DPSEP(model.model, guide, accountant=accountant, noise_multiplier=1.0)
+    sep = DPSEP(model.model, guide, accountant=PrivacyAccountant(), noise_multiplier=1.0)
     sep.step(*data)
     assert guide.median().keys() == fitted(model, data, 1).posterior().keys()
 

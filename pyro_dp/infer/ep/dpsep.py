@@ -193,9 +193,9 @@ class DPSEP(StochasticEP[EPState]):
         known = self._approximation
         if not known.looks:
             raise ConfigurationError("There is no evidence before the first look.")
-        sigma = self.noise_multiplier
+        sigma, replaces = self.noise_multiplier, self.accountant.neighboring == "replace_one"
         cost = Cost(
-            1 / sigma if sigma else math.inf,
+            (2.0 if replaces else 1.0) / sigma if sigma else math.inf,
             self.accountant.neighboring,
             self._reservation,
             self.accountant.description.unit or "",
