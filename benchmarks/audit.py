@@ -34,7 +34,6 @@ import pyro.distributions as dist
 import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
-from pyro_dp.infer.ep.whitened import Frame
 from scipy.special import ndtr, ndtri
 
 from pyro_dp import (
