@@ -199,7 +199,7 @@ def test_many_clipped_records_are_warned_of(make, jit):
     y = 0.5 + torch.randn(300)
     name = "max_grad_norm" if make is new_svi else "max_factor_norm"
     few, many = {name: 8.0}, {name: 0.01}
-    with pytest.warns(ClippingWarning, match=f"About 100% of the records .* {name}=0.01, .*Raise"):
+    with pytest.warns(ClippingWarning, match=f"100%.*Raise {name} until"):
         make(jit=jit, **many).run(y, progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -246,7 +246,7 @@ def test_a_bias_by_clipping_is_warned_of():
         warnings.simplefilter("error")
         expected = (x @ y / (x @ x)).item()
         assert fit(1e6) == pytest.approx(expected, rel=1e-3) and expected > 8.0
-    with pytest.warns(ClippingWarning, match="max_factor_norm=40"):
+    with pytest.warns(ClippingWarning, match="clipped: .*Raise max_factor_norm"):
         assert fit(40.0) < 5.5
 
 

@@ -19,7 +19,7 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.stochastic_ep import StochasticEP
-from pyro_dp.infer.posterior.status import Status
+from pyro_dp.infer.posterior.status import CLIPPING, REMEDIES, Status
 from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.utils.validation import (
@@ -109,6 +109,9 @@ class PaperDPSEP(StochasticEP[Approximation]):
 
     _bound_name = "max_factor_norm"
     _remedy = "Use a smaller max_factor_norm or damping, or other units."
+    _remedies = REMEDIES | {
+        CLIPPING: "Raise max_factor_norm until few are clipped; the noise grows with it."
+    }
     _state_names = ("settings", "average", "control", "mean_noise", "gaussians")
 
     def __init__(

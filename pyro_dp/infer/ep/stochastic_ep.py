@@ -23,7 +23,7 @@ from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.status import CLIPPING, REMEDIES, Status
+from pyro_dp.infer.posterior.status import CLIPPING, NOISE, REMEDIES, Status
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
@@ -61,6 +61,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
 
     _measure = "change of the factor"
     _remedy: str  # for a posterior that left the finite numbers
+    _remedies = REMEDIES  # for a posterior that is not ok
     _state_names: tuple[str, ...]
     _differs = "{name} differs from that of the saved run."
 
@@ -219,10 +220,10 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
 
     def _warnings(self) -> list[Warning]:
         status = self._status()
-        if status.is_ok or not self.noise_multiplier:
+        if status.is_ok or (status.cause == NOISE and not self.noise_multiplier):
             return []
         kind = ClippingWarning if status.cause == CLIPPING else ConvergenceWarning
-        return [kind(f"{status}. {REMEDIES[status.cause]}")]
+        return [kind(f"{status}. {self._remedies[status.cause]}")]
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedSites:
         started, before = initialised(self.guide), set(pyro.get_param_store().keys())
