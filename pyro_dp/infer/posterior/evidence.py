@@ -143,9 +143,9 @@ class Evidence:
     >>> print(f"{evidence.posterior(prior).mean.item():.2f}")
     1.70
     >>> def sceptical():
-    ...     pyro.sample("height", dist.Normal(1.2, 0.01))
+    ...     pyro.sample("height", dist.Normal(1.6, 0.01))
     >>> print(f"{evidence.posterior(sceptical).mean.item():.2f}")
-    1.57
+    1.69
     """
 
     latents: tuple[Latent, ...]
