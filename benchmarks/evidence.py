@@ -3,21 +3,23 @@
     DPSEP(model, AutoMultivariateNormal(model), accountant=PrivacyAccountant(epsilon, 1e-5))
 
 Regressions with prior N(0, 2^2) on nine data sets, 20 seeds of the noise. A row has KL(posterior ||
-exact posterior) in nats, how many 95% intervals hold the exact mean, the intervals' median width
-beside the exact ones and beside the prior's, and the status. The exact posterior is Laplace's.
+exact posterior) in nats, and how many 95% intervals hold the exact mean. It also has the intervals'
+median width relative to the exact ones and to the prior's, and the status. The exact posterior is
+Laplace's.
 
-The floor is half the expected squared error, in the exact posterior's metric, of one release of the
-whole budget at the exact mean, in the exact posterior's coordinates, with the best of six bounds.
-No method knows these: it is a yardstick, and no bound.
+The floor is the error of one release of the whole budget at the exact mean. That release uses the
+exact posterior's coordinates and the best of six bounds. The error is half the expected squared
+one, in the exact posterior's metric. No method has these numbers, so the floor is a yardstick, and
+no bound.
 
 "halves": evidence of two halves of Adult, multiplied, beside one run with the noise of both.
 
-Public by assumption, and not covered by epsilon: the moments that standardise the columns.
+The moments that standardise the columns are assumed to be public. Epsilon does not cover them.
 
 The plan of the looks (look_plan.py) was chosen on fair, correlated, rare, cancer, fair_counts and
-adult, with other seeds; on randhie, digits, diabetes and small simulated sets in part; and on the
-sets of no_settings.py with one seed a split. "heavy" (features of Student's t, 2.5 degrees of
-freedom) and "anes" (vote for president, statsmodels) were taken last.
+adult, with other seeds. In part it was chosen on randhie, digits, diabetes and small simulated
+sets. The sets of no_settings.py served as well, with one seed for each split. We took "heavy"
+(features of Student's t, 2.5 degrees of freedom) and "anes" (vote for president, statsmodels) last.
 
     python benchmarks/evidence.py            # all that is not yet in results/evidence.csv
     python benchmarks/evidence.py --report
@@ -129,7 +131,7 @@ class Problem:
 
 
 def sigma(epsilon: float) -> float:
-    """Of one Gaussian release (Balle & Wang 2018)."""
+    """Noise multiplier of one Gaussian release (Balle & Wang 2018)."""
 
     def excess(s: float) -> float:
         ends = 0.5 / s - epsilon * s, -0.5 / s - epsilon * s

@@ -1,4 +1,4 @@
-"""What every private inference promises of its ``run``: a part of the contract in contract.py."""
+"""The promises of every private inference about ``run``: a part of the contract in contract.py."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ STEPS = 6
 
 
 def ctrl_c(*args, **kwargs):
-    """What the terminal sends."""
+    """Send the terminal's signal."""
     signal.raise_signal(signal.SIGINT)
 
 
@@ -52,7 +52,7 @@ class RunContract:
         assert all(repr(each) == repr(result) for each in copies)  # it does not hold the data
 
     def test_callbacks_see_each_step(self, monkeypatch):
-        """Of what was released, and nothing moves."""
+        """Callbacks see released numbers, and change nothing."""
         seen, data = Releases(monkeypatch), self.data(self.variants[0])
         expected = self.new(**self.whole)
         pyro.set_rng_seed(1)
@@ -76,7 +76,7 @@ class RunContract:
         assert [step.bound for step in steps] == result.bounds
         assert {step.num_steps for step in steps} == {STEPS}
         epsilons = [epsilon for epsilon, *_ in looks]
-        if self.at_once:  # shares add up to the same, but for rounding
+        if self.at_once:  # shares add up to the same number, up to rounding
             assert epsilons == pytest.approx([inference.accountant.get_epsilon()] * STEPS)
         else:
             assert epsilons == sorted(epsilons)
@@ -222,8 +222,10 @@ class RunContract:
 
     @pytest.mark.parametrize("stage", ["sampling", "record", "noise", "released"])
     def test_an_exception_loses_one_release_at_most(self, stage, monkeypatch):
-        """One that cannot wait, such as for memory: the ledger counts whatever was released, and
-        what is left of the budget is shared out anew."""
+        """An exception, as for memory, comes at once. The ledger counts every release.
+
+        The steps that are left share the rest of the budget.
+        """
 
         def fail(*args, **kwargs):
             raise KeyboardInterrupt

@@ -1,7 +1,7 @@
-"""The ledger: what was released, what it cost, what remains, and how much noise the rest needs.
+"""The ledger: releases, their cost, the rest of the budget, and the noise that fits it.
 
-Every release is recorded here *before* it happens. What an event costs is the business of
-:mod:`pyro_dp.accounting.composition`; this module merges events, holds the budget and keeps the
+Every release is recorded here *before* it happens. The cost of an event is the business of
+:mod:`pyro_dp.accounting.composition`. This module merges events, holds the budget and keeps the
 state.
 """
 
@@ -43,7 +43,7 @@ _UNFINISHED = (
     "A run that stopped early keeps its whole plan, which counts (print the accountant). Go on "
     "with that run, or load its state. "
 )
-_LEFT_OVER = 0.005  # of the budget: what a calibrated run leaves over is not worth another
+_LEFT_OVER = 0.005  # less than this share of the budget is not worth another run
 
 
 class PrivacyAccountant:
@@ -60,19 +60,19 @@ class PrivacyAccountant:
     :raises ConfigurationError: if a setting is out of range.
 
     **Guarantee.** All releases in the ledger together are (epsilon, delta)-differentially private
-    with respect to one record, epsilon being :meth:`get_epsilon`, whatever is done with them
-    afterwards. Every engine returns an upper bound. With a budget, a release that would exceed it
+    with respect to one record. Here epsilon is :meth:`get_epsilon`. Post-processing does not change
+    this. Every engine returns an upper bound. With a budget, a release that would exceed it
     is refused before it happens. Sources: see :mod:`pyro_dp.accounting.composition`.
 
     **Not protected.** The number of records, the plate's size and the sample rate are public in
-    both relations; to hide the number of records, declare a bound instead. Data must be finite.
-    The settings of the events must be chosen without looking at the data or at earlier releases,
-    and so must the moment to stop a loop with a noise multiplier of its own. Gaussian sums over all
+    both relations. To hide the number of records, declare a bound instead. Data must be finite.
+    Choose the settings of the events without looking at the data or at earlier releases. Do the
+    same for the moment to stop a loop with a noise multiplier of its own. Gaussian sums over all
     records may have noise that follows from earlier releases: the budget holds all the same
     (docs/proofs/evidence.md; Smith & Thakurta 2022, arXiv 2210.17520). ``DPSEP`` uses that, and
     reserves its whole cost with its first look. A run that is calibrated, or made by ``run``,
-    may stop by what was released: it counts all steps that it has planned. What an
-    :class:`ApproximateDP` event says of itself is believed. Several people behind one record, one
+    may stop because of its releases: it counts all steps that it has planned. The accountant
+    believes the statement of an :class:`ApproximateDP` event. Several people behind one record, one
     person in several records, and other data sets are not covered.
 
     >>> from pyro_dp import PrivacyAccountant, SubsampledGaussian
@@ -106,7 +106,7 @@ class PrivacyAccountant:
         self._counts: dict[Event, int] = {}
         self._notes: dict[str, None] = {}
         self._origins = Origins()
-        self._source: Source | None = None  # of what is recorded now
+        self._source: Source | None = None  # the run of the present release
         self._description = Description()
         self._lock = threading.RLock()
         self._process = os.getpid()
@@ -114,7 +114,7 @@ class PrivacyAccountant:
         self._follows = False  # another process's accountant, which counts
         self._start = 0
         self._plan = Budget(epsilon, self._delta, neighboring, engine)
-        self._part = threading.local()  # of the budget, for what this thread releases
+        self._part = threading.local()  # this thread's share of the budget
 
     @property
     def epsilon(self) -> float | None:
@@ -138,22 +138,22 @@ class PrivacyAccountant:
 
     @property
     def ledger(self) -> tuple[LedgerEntry, ...]:
-        """What ran and how often, equal events merged, in the order of their first release."""
+        """Releases and their counts, equal events merged, in the order of their first release."""
         with self._lock:
             return tuple(LedgerEntry(*item) for item in self._counts.items())
 
     @property
     def counted(self) -> tuple[LedgerEntry, ...]:
-        """What epsilon counts: the ledger, and what runs have reserved and not released."""
+        """The releases that epsilon counts: the ledger, and the rest of all reservations."""
         with self._lock:
             return tuple(LedgerEntry(*item) for item in self._counted().items())
 
     @property
     def reserved(self) -> list[tuple[Origin, Mapping[Event, int]]]:
-        """What runs have planned and not released. It counts, also where they stopped early.
+        """Planned releases that runs have not made. They count, even if a run stopped early.
 
-        A run reserves its steps with its first release, and nothing is returned. So it may stop by
-        what was released: epsilon is that of the whole plan.
+        A run reserves its steps with its first release, and nothing is returned. So it may stop
+        because of its releases: epsilon is that of the whole plan.
         """
         with self._lock:
             return [(origin, dict(left)) for origin, left in self._origins.reserved()]
@@ -209,7 +209,7 @@ class PrivacyAccountant:
 
     def note(self, text: str) -> None:
         """
-        :param text: a remark about the guarantee; it is shown and saved with the ledger, once.
+        :param text: a remark about the guarantee. The ledger prints and saves it once.
         :raises ConfigurationError: if it is not a string.
         """
         if not isinstance(text, str):
@@ -220,9 +220,9 @@ class PrivacyAccountant:
                 self._journal.note(text)
 
     def note_clipped(self, origin: Origin, fraction: float, standard_error: float) -> None:
-        """Which fraction of a run's records was clipped, as it was released: for the report.
+        """Note the released fraction of a run's clipped records, for the report.
 
-        :param origin: of the run; one that this ledger does not know is left out.
+        :param origin: the run. A run that is not in the ledger is left out.
         """
         with self._lock:
             if origin not in self._origins:
@@ -233,7 +233,7 @@ class PrivacyAccountant:
 
     @property
     def description(self) -> Description:
-        """What this ledger is about, as far as :meth:`describe` was told."""
+        """The subject of this ledger, from :meth:`describe`."""
         return self._description
 
     def describe(
@@ -248,14 +248,14 @@ class PrivacyAccountant:
     ) -> None:
         """Say what this ledger is about: the report shows it, and it is saved with the ledger.
 
-        All of it is public and yours to know: nothing is checked against the data, or costs
-        anything. What is left out stays as it is.
+        All of it is public, and only you can check it: nothing is compared with the data, or costs
+        anything. Omitted arguments leave their texts as they are.
 
-        :param title: of the study or the release.
+        :param title: title of the study or the release.
         :param dataset: which data these are.
-        :param purpose: of the processing.
-        :param controller: who is responsible for the data.
-        :param unit: whom the guarantee protects: what one record is, such as "a person with all
+        :param purpose: purpose of the processing.
+        :param controller: the person or office that is responsible for the data.
+        :param unit: the protected unit, which is one record, such as "a person with all
             their visits".
         :param units: how many of them there are, > 0.
         :raises ConfigurationError: a text is no line of at most 1000 characters, or the number is
@@ -274,10 +274,10 @@ class PrivacyAccountant:
             self._description = about
 
     def runs(self) -> list[tuple[Origin | None, Part]]:
-        """What each run released, in the order of their first releases; first what is of none.
+        """The releases of each run, in the order of their first ones, after those without a run.
 
-        A run is one inference, or one private selection, in one process. A ledger of an older
-        version, and what was recorded by hand, has releases that are of no known run: None.
+        A run is one inference, or one private selection, in one process. Releases of an older
+        version's ledger, or recorded by hand, belong to no run: None.
         """
         with self._lock:
             rest = {event: n for event, n in self._origins.unknown(self._counts).items() if n}
@@ -286,7 +286,7 @@ class PrivacyAccountant:
 
     @property
     def journal_digest(self) -> str | None:
-        """Of the journal's last line, and through it of all of it; None: there is no journal."""
+        """Digest of the journal's last line, and so of all lines; None: there is no journal."""
         with self._lock:
             return None if self._journal is None else self._journal.digest
 
@@ -297,8 +297,8 @@ class PrivacyAccountant:
     def get_epsilon(self, delta: float | None = None) -> float:
         """
         :param delta: the failure probability; the accountant's own if None.
-        :returns: epsilon spent, in nats: 0.0 on an empty ledger, inf after a noiseless event. What
-            runs have reserved counts as if it had been released.
+        :returns: epsilon spent, in nats: 0.0 on an empty ledger, inf after a noiseless event.
+            Reservations count as if they had been released.
         :raises ConfigurationError: if delta is out of range.
         """
         delta = self._delta if delta is None else delta
@@ -337,16 +337,15 @@ class PrivacyAccountant:
                 regression = glm.fit(people)  # brings epsilon to 80% of the budget
             twin = Synthesizer(schema, accountant=accountant).fit(people)  # to all of it
 
-        What calibrates its noise within (any inference, :meth:`noise_multiplier`) brings the total
-        to this share of the budget in place of all of it, by the composition of all that is in the
-        ledger: epsilons are not subtracted, so that the second analysis may have more than what
-        seems to be left. What would exceed the share is refused within, and nothing has changed
-        then. It holds for what the same thread releases, and where blocks lie within each other
-        the smallest share does.
+        Within the block, calibrated noise (any inference, :meth:`noise_multiplier`) brings the
+        total to this share of the budget instead of all of it. The total is the composition of
+        all releases in the ledger. Epsilons are not subtracted, so a second analysis may have more
+        than seems to be left. A release beyond the share is refused, and nothing has changed then.
+        The share holds for releases of the same thread. In nested blocks the smallest share holds.
 
-        :param share: of the budget, in (0, 1], and no epsilon: of a budget of 2, 0.8 is epsilon =
-            1.6. It is that of all that is in the ledger at the end of the block, not of the block
-            alone. It must be chosen without the data.
+        :param share: share of the budget, in (0, 1], and no epsilon: for a budget of 2, 0.8 is
+            epsilon = 1.6. It is that of all releases in the ledger at the end of the block, not of
+            the block alone. It must be chosen without the data.
         :raises ConfigurationError: there is no budget, or the share is out of range.
         :raises PrivacyBudgetExceeded: as much is spent already.
 
@@ -391,7 +390,7 @@ class PrivacyAccountant:
 
         Within :meth:`next_position` of a run it uses up what this run has reserved.
 
-        :param event: what will be released. A :class:`NonPrivateLook` is never refused: with a
+        :param event: the release to come. A :class:`NonPrivateLook` is never refused: with a
             budget, it is everything else that is refused afterwards.
         :param count: how many times, >= 0.
         :raises PrivacyBudgetExceeded: if the budget does not cover it; nothing has changed then.
@@ -426,14 +425,14 @@ class PrivacyAccountant:
             self._enter(event, count, ours)
 
     def _room(self, event: Event, count: int) -> tuple[Counter[Event], Counter[Event]]:
-        """What others count; and what the run that releases now counts, with this release."""
+        """Releases of others, and those of the run that releases now, with this release."""
         source = self._source
         before = self._origins.reserved_as(source and source.origin.reservation)
         stated = before if source is None or source.reserves is None else Counter(source.reserves)
         return self._counted() - before, stated | Counter({event: count})
 
     def _enter(self, event: Event, count: int, ours: Counter[Event]) -> None:
-        """Count a release, and what its run reserves."""
+        """Count a release, and the reservation of its run."""
         source, journal, done = self._source, self._journal, Counter({event: count})
         if source is not None and source.reserves is not None:
             before = self._origins.reserved_as(source.origin.reservation)
@@ -458,11 +457,11 @@ class PrivacyAccountant:
     def follow(self, state: Mapping[str, Any] | None = None) -> None:
         """Show the ledger of another process's accountant, which counts what all of them release.
 
-        Of a cluster's processes the first one's counts: with journal and budget there, nothing is
-        counted twice, and no copy can be taken for the ledger. This one then refuses ``record``,
-        ``journal``, ``save`` and ``report``.
+        In a cluster, the ledger of the first process counts. With journal and budget there,
+        nothing is counted twice, and no copy passes for the ledger. This one then refuses
+        ``record``, ``journal``, ``save`` and ``report``.
 
-        :param state: of the accountant that counts; None: it is not known yet.
+        :param state: state of the accountant that counts; None: there is none yet.
         :raises PrivacyError: this one has a journal, or counts a release that the other does not.
         :raises ConfigurationError: the state is damaged, or its settings differ from these.
         """
@@ -521,15 +520,15 @@ class PrivacyAccountant:
     ) -> float:
         """The smallest noise with which ``num_steps`` more releases fit into what remains.
 
-        What is in the ledger counts by composition, not by subtracting epsilons: the total comes
-        out at most at the budget, or the share of it that :meth:`up_to` allows, and within 0.1% of
-        it, unless there the least noise that is considered (1e-4) fits.
+        Releases in the ledger count by composition, not by subtracting epsilons. The total is at
+        most the budget, or the share of it that :meth:`up_to` allows. It is within 0.1% of that,
+        unless the least noise that is considered (1e-4) fits.
 
         :param num_steps: number of releases, > 0.
         :param sample_rate: see :class:`SubsampledGaussian`.
         :param sampling: see :class:`SubsampledGaussian`.
         :returns: noise standard deviation in units of the per-record bound.
-        :raises PrivacyBudgetExceeded: if nothing to speak of (0.5%) remains.
+        :raises PrivacyBudgetExceeded: if less than 0.5% remains.
         :raises ConfigurationError: without a budget, or if a setting is out of range.
         """
         if require_count("num_steps", num_steps) > ledger.MOST:
@@ -546,10 +545,10 @@ class PrivacyAccountant:
         """The smallest sigma with which releases of several kinds fit into what remains.
 
         :param releases: events and their counts as a function of sigma; all noise grows with it.
-        :param reservation: name of what was reserved for these releases, and does not count beside
-            them; None: nothing was.
+        :param reservation: name of the reservation for these releases, which does not count beside
+            them; None: there is none.
         :returns: sigma, as exact as :meth:`noise_multiplier`, which is the case of one kind.
-        :raises PrivacyBudgetExceeded: if nothing to speak of (0.5%) remains.
+        :raises PrivacyBudgetExceeded: if less than 0.5% remains.
         :raises ConfigurationError: without a budget, or if an event does not fit the relation.
         """
         for event in releases(1.0):

@@ -1,4 +1,4 @@
-"""What a ledger lists: records of releases, without behaviour."""
+"""The entries of a ledger: records of releases, without behaviour."""
 
 import math
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ class ApproximateDP:
 
     :param epsilon: in nats, >= 0.
     :param delta: in [0, 1).
-    :param name: what was released: a short text, which is public.
+    :param name: a short text that describes the release. It is public.
     :raises ConfigurationError: if a setting is out of range.
 
     >>> from pyro_dp import ApproximateDP, PrivacyAccountant
@@ -140,7 +140,7 @@ def is_whole(event: Event) -> bool:
 def together(counts: Mapping[Any, int]) -> SubsampledGaussian:
     """The one sum over all records that costs as much as these: Gaussians compose to a Gaussian.
 
-    :param counts: of events that are each :func:`is_whole`.
+    :param counts: counts of events. Each event is :func:`is_whole`.
     """
     precision = math.fsum(n / event.noise_multiplier**2 for event, n in counts.items())
     return SubsampledGaussian(1 / math.sqrt(precision), 1.0, "full")

@@ -1,11 +1,11 @@
 """Which run released what, and what it has reserved.
 
-A ledger merges equal events, whoever released them. Here they are told apart by run: its method,
-its generator, when it began, to which bounds it clipped, and which fraction of the records that
-was, where it was released.
+A ledger merges equal events of different runs. This module separates them by run. A run has a
+method, a generator, a beginning and clipping bounds. If it released the fraction of clipped
+records, it has that, too.
 
 A run may reserve releases before it makes them. Each of its releases uses up one that is equal. A
-reservation has a name, so that a run that goes on from a saved state can take it over.
+reservation has a name. With it, a run that goes on from a saved state takes the reservation over.
 """
 
 import math
@@ -22,8 +22,8 @@ from pyro_dp.utils.validation import require_choice, require_count, require_numb
 
 SECURE_RUN, SEEDED_RUN, ORDINARY_RUN = "secure", "seeded", "ordinary"
 GENERATORS = (SECURE_RUN, SEEDED_RUN, ORDINARY_RUN)
-# How a run's releases follow from each other: fixed beforehand; Gaussian sums over all records that
-# share a fixed mu^2; a number that is left open.
+# How a run's releases follow from each other. Planned ones are fixed beforehand. Adaptive ones are
+# Gaussian sums over all records that share a fixed mu^2. The number of open ones is not fixed.
 PLANNED, ADAPTIVE, OPEN = "planned", "adaptive", "open"
 PLANS = (PLANNED, ADAPTIVE, OPEN)
 
@@ -45,7 +45,7 @@ def _is_on_sample(event: Event) -> bool:
 
 
 def new_name() -> str:
-    """Of a reservation."""
+    """A random name for a reservation."""
     return secrets.token_hex(8)
 
 
@@ -53,12 +53,13 @@ def new_name() -> str:
 class Origin:
     """A run. No two are equal, whatever they say.
 
-    :param method: of the release, as ``"DPSVI"``: a short text, which is public.
+    :param method: method of the release, as ``"DPSVI"``: a short text. It is public.
     :param generator: "secure" (the operating system's, and integers), "seeded", or "ordinary".
-    :param time: of its beginning (UTC, ISO 8601, to the minute).
-    :param reservation: name of what it reserves. Runs that go on from each other share it.
-    :param plan: "planned" (number and noise of the releases are fixed before the first),
-        "adaptive" (Gaussian sums over all records that share a fixed mu^2), or "open".
+    :param time: time of its beginning (UTC, ISO 8601, to the minute).
+    :param reservation: name of its reservation. Runs that go on from each other share it.
+    :param plan: "planned", "adaptive" or "open". A planned run fixes number and noise of its
+        releases before the first. An adaptive one makes Gaussian sums over all records that share
+        a fixed mu^2.
     :raises ConfigurationError: a text is not a short line, or there is no such generator.
     """
 
@@ -100,11 +101,11 @@ def _minute() -> str:
 
 
 class Source(NamedTuple):
-    """Of one release.
+    """The source of one release.
 
     :param bound: C, to which records were clipped; None: there is none.
-    :param reserves: all that the run will release from here on, with this release; None: it
-        reserves no more than it has.
+    :param reserves: all releases of the run from here on, with this one; None: the run reserves
+        nothing new.
     """
 
     origin: Origin
@@ -114,9 +115,9 @@ class Source(NamedTuple):
 
 @dataclass
 class Part:
-    """What one run released.
+    """The releases of one run.
 
-    :ivar counts: by event.
+    :ivar counts: number of releases, by event.
     :ivar bounds: the least C and the largest, by event.
     :ivar clipped: fraction of the records and its standard error, where they were released.
     """
@@ -127,7 +128,7 @@ class Part:
 
 
 class Origins:
-    """Of the releases of a ledger, run by run, in the order of their first release."""
+    """The releases of a ledger, run by run, in the order of their first release."""
 
     def __init__(self) -> None:
         self._parts: dict[Origin, Part] = {}
@@ -152,20 +153,20 @@ class Origins:
         self._reserved[origin.reservation] = Counter(releases)
 
     def reserved_as(self, name: str | None) -> Counter[Event]:
-        """What is left of a reservation."""
+        """The rest of a reservation."""
         return Counter(self._reserved.get(name, {})) if name else Counter()
 
     def all_reserved(self) -> Counter[Event]:
-        """What is left of all reservations together."""
+        """The rest of all reservations together."""
         return sum(self._reserved.values(), Counter())
 
     def reserved(self) -> list[tuple[Origin, Counter[Event]]]:
-        """What is left of each reservation that has something left, and its latest run."""
+        """The rest of each reservation that is not used up, and its latest run."""
         latest = {origin.reservation: origin for origin in self._parts}
         return [(latest[name], Counter(left)) for name, left in self._reserved.items() if left]
 
     def keep_reserved(self, earlier: "Origins") -> None:
-        """Take over the reservations of runs that are not known here."""
+        """Take over the reservations of runs that are missing here."""
         known = {origin.reservation for origin in self._parts}
         for origin, left in earlier.reserved():
             if origin.reservation not in known:
@@ -184,7 +185,7 @@ class Origins:
 
     def clip(self, origin: Origin, fraction: float, error: float) -> None:
         """
-        :param fraction: of the records, as it was released.
+        :param fraction: the released fraction of the records.
         :param error: its standard error.
         """
         self._parts[origin].clipped = fraction, error
@@ -204,7 +205,7 @@ class Origins:
                     raise PrivacyError(_OPEN_BEFORE.format(method=origin.method, open=each.method))
 
     def unknown(self, counts: Mapping[Event, int]) -> dict[Event, int]:
-        """What no run is known to have released, of the ledger."""
+        """Releases of the ledger that belong to no run."""
         left = Counter(dict(counts))
         for part in self._parts.values():
             left.subtract(part.counts)
@@ -212,7 +213,7 @@ class Origins:
 
     def state(self, events: Sequence[Event]) -> list[dict[str, Any]]:
         """
-        :param events: of the ledger, which are saved by their places.
+        :param events: the ledger's events. Their indices are saved.
         """
         places = {event: place for place, event in enumerate(events)}
         return [
@@ -231,7 +232,7 @@ class Origins:
 def from_saved(state: Any, counts: Mapping[Event, int], events: Sequence[Event]) -> Origins:
     """
     :param state: from :meth:`Origins.state`.
-    :param counts: of the ledger, which must have all of it.
+    :param counts: the ledger's counts, which must contain all releases of the runs.
     :param events: the same as when it was saved.
     :raises ConfigurationError: it is damaged.
     """

@@ -1,4 +1,4 @@
-"""The prior of a model with a private plate: what lies outside the plate, which holds no data."""
+"""The prior of a model with a private plate: its sites outside the plate, which hold no data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from pyro_dp.records.sandbox import guarded
 
 @dataclass(frozen=True)
 class _Density:
-    """On placeholders, as a function of the guide's flat vector (d,)."""
+    """The log density on placeholders, as a function of the guide's flat vector (d,)."""
 
     model: Callable
     guide: GaussianGuide
@@ -40,9 +40,9 @@ class _Density:
 def model_prior(
     model: Callable, guide: GaussianGuide, records: Records, dtypes: dict[str, torch.dtype]
 ) -> Prior:
-    """Of the guide's latents; no record enters, so it costs no privacy.
+    """The prior of the guide's latents. It reads no record, so it costs no privacy.
 
-    :param dtypes: of the latents, by name.
+    :param dtypes: the latents' types, by name.
     """
     exact = all(dtype == torch.float64 for dtype in dtypes.values())
     return Prior(_Density(model, guide, records, dtypes), guide.read()[0], exact)

@@ -1,4 +1,4 @@
-"""What every step-wise private inference has in common: calibration, run, release, state."""
+"""The common base of step-wise private inferences: calibration, run, release, state."""
 
 import abc
 import contextlib
@@ -69,7 +69,7 @@ def _peers(settings: ReleaseSettings) -> Peers | None:
 
 
 def whole_step(step: Step) -> Step:
-    """Of an inference: Ctrl-C leaves it undone, or done with all that follows from its release."""
+    """A step that Ctrl-C leaves undone, or done with all that follows from its release."""
 
     @functools.wraps(step)
     def whole(inference: "IterativeMechanism", *args: Any, **kwargs: Any) -> float:
@@ -106,11 +106,11 @@ class IterativeMechanism(abc.ABC):
             self.accountant.note(self._ranks.note)
             if not self._ranks.counts:
                 self.accountant.follow()
-        self._origin: Origin | None = None  # of its releases, from the first one on
+        self._origin: Origin | None = None  # the run's origin, from its first release on
         self._reservation = new_name()  # under which its steps are reserved
         self._reserves = self._calibrates  # the steps that are left, with the next release
         self._steps = 0
-        self._lost = 0  # releases that the ledger counts, and of which nothing came
+        self._lost = 0  # releases that the ledger counts, but without a result
         self._ahead: DrawnAhead | None = None  # what drew the last sample
         self._interrupts = Interrupts()
         self._last_event: SubsampledGaussian | None = None
@@ -118,12 +118,12 @@ class IterativeMechanism(abc.ABC):
         self._last_run: RunResult | None = None
 
     _measure = "change"  # what a step returns
-    _plan_kind = PLANNED  # of a run that reserves its releases
+    _plan_kind = PLANNED  # the plan of a run that reserves its releases
     _method = ""  # in reports, where that is not the name of the class
 
     @abc.abstractmethod
     def step(self, *args: Any, **kwargs: Any) -> float:
-        """One step, with one release, given the full data."""
+        """Make one step, with one release, on the full data."""
 
     def run(
         self,
@@ -132,31 +132,31 @@ class IterativeMechanism(abc.ABC):
         callbacks: Sequence[Callback] = (),
         **kwargs: Any,
     ) -> RunResult:
-        """What is left of ``num_steps`` steps, with a progress bar.
+        """Make the steps that are left of ``num_steps``, with a progress bar.
 
-        **Ctrl-C** waits for the end of a stage: of the preparation of the first step (which may
-        compile), of the sum over the records, of the step. Before the release it leaves the step
-        undone; after it all that follows from the release is done: ledger, parameters, optimizer
-        and history agree, and nothing is lost that was paid for. Call ``run`` again to go on with
-        the steps that are left; :attr:`last_run` has what the interrupted call returned so far. A
-        second Ctrl-C before the release does not wait, and may leave torch in a state in which this
-        process cannot go on: save ``state_dict()``, and load it in another one. Callbacks that
-        raise, and interrupts within them, find the step done.
+        **Ctrl-C** waits for the end of a stage. The stages are the preparation of the first step
+        (which may compile), the sum over the records, and the step. Before the release, Ctrl-C
+        leaves the step undone. After the release, the step is finished: ledger, parameters,
+        optimizer and history agree, and nothing is lost that was paid for. Call ``run`` again to
+        go on with the steps that are left. :attr:`last_run` is the interrupted call's result so
+        far. A second Ctrl-C before the release does not wait. It may leave torch in a state in
+        which this process cannot go on. Then save ``state_dict()``, and load it in another process.
+        Callbacks that raise, and interrupts within them, find the step done.
 
         **Stopping early.** The first release reserves all steps that are left, and nothing is
-        returned: epsilon counts ``num_steps`` steps, also if a callback, an error or you stop the
-        run before. So a stop may depend on what was released: it is post-processing of the run as
-        it was planned. ``run`` called again goes on with the steps that were reserved.
+        returned. So epsilon counts ``num_steps`` steps, even if a callback, an error or you stop
+        the run before. A stop may therefore depend on releases: it is post-processing of the run
+        as it was planned. ``run`` called again goes on with the steps that were reserved.
 
         :param progress: show a progress bar.
         :param callbacks: functions of a :class:`ReleasedStep`, called one after the other after
-            each step. They see what was released, and public numbers. Where one of them returns
-            True, the run stops after this step, as if it were the last; ``run`` goes on later.
-        :returns: a sequence of what the steps returned, where that is a number; with noise,
+            each step. They see released and public numbers. If one of them returns True, the run
+            stops after this step, as if it were the last. ``run`` goes on later.
+        :returns: the sequence of the steps' return values, if these are numbers, with noise,
             clipping, times, and why it stopped.
-        :raises ConfigurationError: ``num_steps`` was not given and is not chosen, or all of them
-            are done; a callback returns neither None nor a bool; a scheduler of :class:`DPSVI`
-            needs a metric, and there is no private loss.
+        :raises ConfigurationError: ``num_steps`` is missing and cannot be chosen, or all steps are
+            done. A callback returns neither None nor a bool. A scheduler of :class:`DPSVI` needs a
+            metric, and there is no private loss.
         :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
         """
         require_callbacks(callbacks)
@@ -214,7 +214,7 @@ class IterativeMechanism(abc.ABC):
 
     @property
     def last_run(self) -> RunResult | None:
-        """What :meth:`run` returned, or would have, had nothing stopped it; None before the first.
+        """The result of the last :meth:`run`, even if it was interrupted; None before the first.
 
         A state does not hold it.
         """
@@ -295,8 +295,8 @@ class IterativeMechanism(abc.ABC):
     def noise_multiplier(self) -> float:
         """sigma: standard deviation of the noise in units of the bound of one record.
 
-        :raises ConfigurationError: it is to be calibrated, and sample rate or number of steps are
-            known only when the first step has seen the plate.
+        :raises ConfigurationError: it must be calibrated, and only the first step determines the
+            sample rate or the number of steps.
         :raises PrivacyBudgetExceeded: nothing is left of the budget.
         """
         if self._noise_multiplier is None:
@@ -308,11 +308,11 @@ class IterativeMechanism(abc.ABC):
 
     @property
     def _noise_in_sums(self) -> float:
-        """sigma, as what was released has it: more where several owners add their shares."""
+        """sigma in the released sums. It is larger if several owners add their shares."""
         return self._in_sums(self.noise_multiplier)
 
     def _agreed(self, noise_multiplier: float) -> float:
-        """With whom the steps are made, where it was calibrated to a budget."""
+        """The noise multiplier on which all ranks agree, after calibration to a budget."""
         if self._ranks is None:
             return noise_multiplier
         return self._ranks.agreed_noise(noise_multiplier)
@@ -321,7 +321,7 @@ class IterativeMechanism(abc.ABC):
         return noise_multiplier * (1.0 if self._ranks is None else self._ranks.noise_factor)
 
     def _calibrate(self, rate: float) -> float:
-        """sigma; if it is to be calibrated, that is done once, for what is left to spend.
+        """sigma. If needed, it is calibrated once, to the rest of the budget.
 
         :param rate: the sample rate.
         """
@@ -339,14 +339,14 @@ class IterativeMechanism(abc.ABC):
         return self._noise_multiplier
 
     def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a step builds for these data; for :func:`nonprivate`."""
+        """Build the objects of a step on these data, for :func:`nonprivate`."""
         raise NotImplementedError
 
     def _exact(self) -> dict[str, Callable[..., Any]]:
-        """For :func:`nonprivate`, by the name of its method, where there is such a number.
+        """Functions for :func:`nonprivate`, by the names of its methods.
 
-        Each is called, once the ledger says so, with what :meth:`_look_at` gave, indices of all
-        records in batches, and a private stream.
+        The ledger notes a call first. The arguments are the result of :meth:`_look_at`, indices
+        of all records in batches, and a private stream.
         """
         return {}
 
@@ -354,19 +354,19 @@ class IterativeMechanism(abc.ABC):
         return self.step(*args, **kwargs)
 
     def _next_bound(self) -> float:
-        """To which a record's part is clipped in the next step."""
+        """The bound to which a record's part is clipped in the next step."""
         return self._bound
 
     def _clipped_now(self) -> ClippedFraction | None:
-        """Where it is known."""
+        """The fraction of clipped records, if there is an estimate."""
         return None
 
     def _warnings(self) -> list[Warning]:
-        """What a user must know of a finished run, by what was released."""
+        """Warnings about a finished run, from released numbers."""
         return []
 
     def _state(self) -> dict[str, Any]:
-        """What every state has.
+        """The common part of all states.
 
         :raises PrivacyError: on a rank of a cluster whose accountant does not count.
         """
@@ -385,7 +385,7 @@ class IterativeMechanism(abc.ABC):
 
     def _require_state(self, state: Any, names: Sequence[str]) -> None:
         """
-        :param names: what a state has beside :meth:`_state`.
+        :param names: names in a state beside those of :meth:`_state`.
         :raises ConfigurationError: it is not a state of this inference.
         """
         known = {"steps", "noise_multiplier", "accountant", *names}
@@ -402,10 +402,10 @@ class IterativeMechanism(abc.ABC):
         require_short_text("reservation", state.get("reservation", self._reservation))
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        """The ledger first: it refuses what would lower it.
+        """Load the ledger first: it refuses a state that would lower it.
 
-        What a journal counts beyond the state is paid for and lost: the noise of a calibrated run
-        is calibrated again, for its steps and the budget that are left.
+        Releases in a journal beyond the state are paid for and lost. Then the noise of a calibrated
+        run is calibrated again, for the steps and the budget that are left.
         """
         self.accountant.load_state_dict(state["accountant"])
         counted = sum(line["count"] for line in state["accountant"]["ledger"])
@@ -419,28 +419,28 @@ class IterativeMechanism(abc.ABC):
         self._noise_multiplier = None if again else state["noise_multiplier"]
 
     def _take_over(self, reservation: str) -> None:
-        """Go on with what an earlier run has reserved, or this one has."""
+        """Go on with the reservation of an earlier run, or of this one."""
         if reservation != self._reservation:
             self._reservation, self._origin = reservation, None
 
     def _calibrated(self, rate: float) -> float:
-        """The smallest noise with which what is left of the steps fits what is left to spend."""
+        """The smallest noise with which the steps that are left fit the rest of the budget."""
         releases = functools.partial(self._to_release, rate)
         return self.accountant.least_noise(releases, self._reservation)
 
     def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
         """The releases of the steps that are left."""
-        assert self.num_steps is not None  # where noise is calibrated, and in a run
+        assert self.num_steps is not None  # calibration and runs have a number
         return Counter({_event(sigma, rate, self.sampling): self.num_steps - self._steps})
 
     def _to_reserve(self, rate: float) -> Counter[Event] | None:
-        """What the run has reserved once it makes its next release; None: what it has."""
+        """The run's reservation with its next release; None: it does not change."""
         return self._to_release(rate, self._calibrate(rate)) if self._reserves else None
 
     def _lose_release(self) -> None:
-        """One was paid for, and failed: what is left of the budget is shared out anew.
+        """Count a release that failed. The steps that are left share the rest of the budget.
 
-        Not among owners: another one may not have paid for it, and noise must be equal.
+        Owners do not calibrate again: another one may not have paid, and noise must be equal.
         """
         self._lost += 1
         if self._calibrates and not (self._ranks and self._ranks.own_ledgers):
@@ -481,7 +481,7 @@ class IterativeMechanism(abc.ABC):
         return True
 
     def _in_common(self) -> dict[str, Any]:
-        """What all ranks of a cluster must agree on before the first look, by name."""
+        """Settings on which all ranks of a cluster must agree before the first look, by name."""
         names = ("num_steps", "sample_rate", "sampling")
         return {name: getattr(self, name) for name in names} | {
             "The inference": type(self).__name__,
@@ -492,7 +492,7 @@ class IterativeMechanism(abc.ABC):
         }
 
     def _public(self) -> Sequence[Tensor]:
-        """What a release depends on beside the data, and all ranks of a cluster must have alike."""
+        """Inputs of a release beside the data. They must be equal on all ranks of a cluster."""
         return ()
 
     def _sample(
@@ -500,7 +500,7 @@ class IterativeMechanism(abc.ABC):
     ) -> Indices:
         """The records of this step: indices, ascending.
 
-        :param ahead: may draw those of other steps, too; not in secure mode.
+        :param ahead: may draw those of other steps, too, except in secure mode.
         """
         self._interrupts.check()
         stream = functools.partial(self._randomness.stream, "sampling")
@@ -513,7 +513,7 @@ class IterativeMechanism(abc.ABC):
         return ahead.sample(lambda place: sampler.draw(stream(place)), position, left)
 
     def _forget_samples(self) -> None:
-        """Of steps to come, and the rows that were read for them: they are drawn again."""
+        """Drop the samples of steps to come, and their rows. They are drawn again."""
         if self._ahead is not None:
             self._ahead.forget()
 
@@ -525,7 +525,7 @@ class IterativeMechanism(abc.ABC):
         return estimates
 
     def _run_of_releases(self) -> Origin:
-        """As the ledger tells it from others."""
+        """The run's origin in the ledger."""
         if self._origin is None:
             secure = self._sum_type is FixedPointSum
             self._origin = Origin.now(

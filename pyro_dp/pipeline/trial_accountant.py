@@ -16,10 +16,10 @@ NOTE = "This is the ledger of one trial of a private_selection: it lacks what th
 class TrialAccountant(PrivacyAccountant):
     """Admits the declared releases, and no other.
 
-    :param declared: with counts.
-    :param ours: whose data set this is about.
-    :param start: a number of 128 bits, drawn for this trial, so that no two of them derive a stream
-        from the same position, and no position tells a trial's number.
+    :param declared: the declared releases, with counts.
+    :param ours: the accountant of the data set.
+    :param start: a number of 128 bits, drawn for this trial. So no two trials derive a stream from
+        the same position, and no position reveals a trial's number.
     """
 
     silent = True
@@ -64,13 +64,13 @@ class TrialAccountant(PrivacyAccountant):
         raise PrivacyError("A trial of private_selection starts afresh: it cannot load a state.")
 
     def close(self) -> None:
-        """Nothing can be released any more: the winner is known."""
+        """Refuse all further releases: the selection has its winner."""
         with self._lock:
             self._left, self._precision = {}, 0.0
 
 
 def _precision(event: Event) -> float:
-    """Of the noise of a Gaussian sum over all records, in units of its bound; of others, 0."""
+    """Precision of a Gaussian sum's noise, in units of its bound; 0 for samples and others."""
     if type(event) is not SubsampledGaussian or event.sample_rate < 1.0:
         return 0.0
     sigma = event.noise_multiplier

@@ -82,7 +82,7 @@ class TestContract(InferenceContract):
     sampled = whole = {}
     at_once = True
     at_an_end, done = PrivacyBudgetExceeded, "are done: start anew"
-    opening = 1  # of norms alone
+    opening = 1  # the opening reads norms alone
     noisy_steps = 60  # in runs of their own
     bad_settings = (
         *(({name: 1}, f"DPSEP takes no {name}") for name in _OF_PAPER),
@@ -93,9 +93,9 @@ class TestContract(InferenceContract):
         for setting, word in InferenceContract._bad_settings
         if not setting.keys() & {"num_steps", "sample_rate", "sampling"}
     )
-    # Of samples, and of releases that cost the same:
+    # These tests need samples, or releases that cost the same:
     test_an_empty_batch_pays_and_is_noisy = test_noise_is_calibrated_to_the_budget = None
-    test_a_run_with_noise_of_its_own_reserves_its_steps = None  # a loop does so, too
+    test_a_run_with_noise_of_its_own_reserves_its_steps = None  # a loop reserves them, too
     test_inferences_share_an_accountant = test_the_budget_is_checked_before_the_release = None
 
     @pytest.fixture(autouse=True)
@@ -275,7 +275,7 @@ def test_where_records_say_nothing_no_step_leads_far_away():
 
 
 def test_a_weight_does_not_look_at_the_outcome():
-    """Of a binary outcome both are thought of: curvatures are the same number for either."""
+    """A weight considers both outcomes, so curvatures are the same number for either."""
     x, _ = regression_data(size=6)
     parts = {}
     for outcome in (0.0, 1.0):
@@ -288,7 +288,7 @@ def test_a_weight_does_not_look_at_the_outcome():
 
 
 def whitened_sites(x, y, bound, model=logistic, root=None):
-    """What each record adds to the first block of a look with this bound, in a narrow cavity."""
+    """Each record's part of the first block of a look with this bound, in a narrow cavity."""
     start = init_to_value(values={"w": torch.ones(3)})
     sep = DPSEP(
         model,
@@ -420,7 +420,7 @@ def test_the_scale_of_effects_does_not_collapse(seed):
 
 
 def test_collinear_columns_without_noise():
-    """Where only the prior tells coefficients apart, theirs is what is left of it."""
+    """If only the prior tells coefficients apart, they keep the rest of its uncertainty."""
 
     def model(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([4]).to_event(1))

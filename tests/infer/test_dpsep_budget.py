@@ -1,4 +1,4 @@
-"""DPSEP's budget: one number for all looks, whatever happens; and what one record moves."""
+"""DPSEP's budget is one number for all looks. A record moves a look by at most its bound."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,7 @@ from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.release import release
 
-# Budgets, and noise of the run: by a budget, or of one's own with and without one.
+# The budget and the noise multiplier of a run. One of them can be None.
 BUDGETS = [(1.0, None), (8.0, 2.0), (None, 0.3), (None, 30.0)]
 
 
@@ -31,7 +31,7 @@ def made(epsilon=1.0, sigma=None, accountant=None, seed=0):
 
 
 def squared_mu(accountant):
-    """Of all that the ledger counts, reserved or released."""
+    """mu^2 of everything that the ledger counts, reserved or released."""
     entries = [(entry.event, entry.count) for entry in accountant.ledger]
     entries += [item for _, left in accountant.reserved for item in left.items()]
     assert all(event.sampling == "full" and event.sample_rate == 1.0 for event, _ in entries)
@@ -47,7 +47,7 @@ def require_whole(sep, times=1.0):
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS)
 def test_all_looks_cost_what_the_first_reserved(epsilon, sigma, looped):
-    """After each of them, until nothing is left; one more is refused."""
+    """This holds after each look until nothing is left. One more look is refused."""
     sep, data = made(epsilon, sigma), regression_data(500)
     assert squared_mu(sep.accountant) == 0.0
     if looped:
@@ -89,7 +89,7 @@ def test_an_early_stop_returns_nothing(epsilon, sigma):
 @pytest.mark.parametrize("place", [0, 1, 3])
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_a_look_that_fails_stays_spent(epsilon, sigma, place, monkeypatch):
-    """Once it was recorded; the looks after it share the rest."""
+    """A recorded look counts even if it fails. The looks after it share the rest."""
     sep, data = made(epsilon, sigma), regression_data(500)
 
     def fails(*args, **kwargs):
@@ -112,7 +112,7 @@ def test_a_look_that_fails_stays_spent(epsilon, sigma, place, monkeypatch):
 
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_a_resumed_run_has_the_same_budget(epsilon, sigma):
-    """In a loop, too; and without noise it has the same numbers."""
+    """Steps and runs after a load keep the noise multiplier and mu of the saved run."""
     data, sep = regression_data(500), made(epsilon, sigma)
     for _ in range(3):
         sep.step(*data)
@@ -127,7 +127,7 @@ def test_a_resumed_run_has_the_same_budget(epsilon, sigma):
 
 
 def test_a_state_older_than_the_journal_keeps_mu(tmp_path):
-    """The looks that are lost are spent: what is left is the rest of the same number."""
+    """Lost looks count as spent. The looks to come share the rest of the same number."""
     accountant, data = PrivacyAccountant(1.0), regression_data(500)
     with accountant.journal(tmp_path / "journal"):
         sep = made(accountant=accountant)
@@ -238,9 +238,9 @@ def look_of(model, guide, *data):
 
 
 def require_bounds(sums, places, broken=(), unread=()):
-    """Of each record alone, and beside others: its bounds at most; where it is broken, nothing.
+    """A record, alone or with others, adds at most its bounds. A broken one adds nothing.
 
-    :param unread: of the broken ones those whose broken numbers the opening does not read.
+    :param unread: broken records whose broken numbers the opening does not read.
     """
     everyone, longest = list(range(SIZE)), 0.0
     for opens in (False, True):
@@ -274,7 +274,7 @@ def test_a_record_moves_each_block_by_its_bound_at_most(family):
     prepared, sums = look_of(model, AutoMultivariateNormal(model), x, y)
     features, labels = (column.tensor for column in prepared.records.columns)
     features[6, 1], features[7, 0], labels[8] = math.nan, math.inf, math.nan
-    unread = (8,) if family == "bernoulli" else ()  # there both outcomes are thought of
+    unread = (8,) if family == "bernoulli" else ()  # its weight considers both outcomes
     longest = require_bounds(sums, range(10), broken=(6, 7, 8), unread=unread)
     assert longest > 0.5 * BOUND  # the bound is reached: the test has something to see
 

@@ -23,7 +23,7 @@ def precision(rng):
 
 
 def look(at, peak, curvature, geometry, rng, sd=0.0, curvature_sd=0.0):
-    """Of a quadratic log likelihood with this peak, with noise in the geometry's coordinates."""
+    """A look at a quadratic log likelihood with this peak. Noise follows the geometry."""
     back = power(geometry, 0.5)
     noise = torch.randn(DIM, DIM, generator=rng) * curvature_sd / 2**0.5
     noise = torch.triu(noise, 1) + torch.triu(noise, 1).T + 2**0.5 * noise.diagonal().diag()
@@ -53,7 +53,7 @@ def simulated(rng, lie=1.0):
     curvature = precision(rng)
     geometry = curvature * (DIM / curvature.trace())
     truth, root = torch.randn(DIM, generator=rng) / 30, power(curvature, -0.5)
-    sd = (curvature.trace() / DIM).sqrt().item()  # of a look, as much as the data's own
+    sd = (curvature.trace() / DIM).sqrt().item()  # a look's, as large as the data's own
     errors, squares = [], []
     for _ in range(REPEATS):
         peak = truth + root @ torch.randn(DIM, generator=rng)
@@ -114,7 +114,7 @@ def test_noisy_looks_count_less(rng):
 
 
 def test_looks_from_far_away_count_less(rng):
-    """There the likelihood is another one."""
+    """The likelihood is not quadratic that far away."""
     curvature, peak = precision(rng), torch.zeros(DIM)
     far = look(peak + 30.0, peak + 5.0, curvature, torch.eye(DIM), rng, sd=1.0)
     near = look(peak + 0.01, peak, curvature, torch.eye(DIM), rng, sd=1.0)
@@ -135,7 +135,7 @@ def test_curvature_is_positive_whatever_the_noise(rng):
 
 
 def test_eigenvalues_that_noise_pushed_apart_go_back(rng):
-    """Well above the floor: of equal ones half the spread is gone, and distinct ones stay."""
+    """Above the floor, equal eigenvalues lose half their spread, and distinct ones stay."""
     dim = 12
     noise = torch.randn(dim, dim, generator=rng)
     noise = (noise + noise.T) / 2
@@ -151,7 +151,7 @@ def test_eigenvalues_that_noise_pushed_apart_go_back(rng):
 
 
 def test_a_curvature_that_may_be_noise_is_no_information(rng):
-    """Where nothing is known but noise, nothing is left; where all is far above it, all is."""
+    """Pure noise leaves no information. A curvature far above its noise leaves all of it."""
     zero, identity = torch.zeros(DIM), torch.eye(DIM)
     for level, least, most in ((0.0, 0.0, 0.5), (1e4, 0.99, 1.0)):
         noisy = look(zero, zero, level * identity, identity, rng, sd=1e-3, curvature_sd=10.0)

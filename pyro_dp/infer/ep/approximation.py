@@ -40,13 +40,13 @@ _UNSETTLED = (
 class Approximation:
     """q = prior * f^N; everything in it is public.
 
-    :param problem: of the data at hand.
-    :param blocks: of a release: sites, and the bit of being within the bound if there is one.
+    :param problem: model, guide and prior for the present data.
+    :param blocks: blocks of a release: sites, and possibly the bit of being within the bound.
     :param weight: kappa, of the precision in the release.
     :param centred: whether eta_n - Lambda_n m is released, m the cavity mean, or eta_n.
     :param steered: whether the step control chooses the damping.
     :param average: f^N on the latents that records see, from all estimates.
-    :param control: of the steps.
+    :param control: control of the steps.
     :param posterior: q.
     :param prior: the prior as a factor, refined at the posterior of the step before.
     :param factor: f^N on all latents, as the next step stands on it.
@@ -80,7 +80,7 @@ class Approximation:
         """The guide's initial values are the first q, and f^N = q / prior.
 
         :param bound: C, of a record's site.
-        :param bit: of a release, beside the sites.
+        :param bit: the block of a release beside the sites.
         :param precision: structure of the precisions; None: full, unless there are many latents.
         """
         guide, places = problem.guide, problem.places
@@ -137,10 +137,10 @@ class Approximation:
         """f <- (1 - damping) f + damping f_hat, unless the step control refuses the estimate.
 
         :param released: block by block; the first has the coordinates of f_hat^N.
-        :param at: what :meth:`at` gave for it.
+        :param at: the cavity that :meth:`at` returned for it.
         :param damping: None: as the step control says.
         :param multiplier: standard deviation of the noise in units of the bound.
-        :returns: Euclidean norm of the change of (eta, kappa Lambda), and what comes of it.
+        :returns: Euclidean norm of the change of (eta, kappa Lambda), and the new approximation.
         """
         average, control = copy.copy(self.average), copy.copy(self.control)
         noise, cavity = self.blocks[0].noise(multiplier), at
@@ -188,7 +188,7 @@ class Approximation:
     def status(self, clipped: ClippedFraction | None) -> Status:
         """Whether the posterior can be published.
 
-        :param clipped: how many records were, if it is known.
+        :param clipped: the fraction of clipped records, if there is an estimate.
         """
         if self.unfinished:
             return Status(DO_NOT_PUBLISH, self.unfinished, STEPS)
@@ -217,7 +217,7 @@ class Approximation:
             raise ModelError("The latents are not those of the saved run.")
 
     def resumed(self, state: Mapping[str, Any], device: torch.device) -> "Approximation":
-        """What :meth:`state` was taken of, on this problem."""
+        """The approximation that :meth:`state` saved, on this problem."""
         average, control = copy.copy(self.average), copy.copy(self.control)
         average.load(state["average"], device)
         control.load(state["control"], device)
@@ -248,7 +248,7 @@ class Approximation:
     def _judged(
         self, estimate: Gaussian, mean: Tensor, noise: float, rate: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What the step control wants: mean, gradient there, precision, noise of the gradient."""
+        """Input of the step control: mean, gradient there, precision, noise of the gradient."""
         posterior = self.prior * self._on_all(estimate)
         gradient = posterior.eta - apply(posterior.precision, mean)
         radius = self.average.structure.noise_radius(noise / self.weight)

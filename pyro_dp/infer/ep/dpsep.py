@@ -33,7 +33,7 @@ from pyro_dp.records.latents import Latent
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded
 from pyro_dp.utils.moved_arguments import arguments_moved_to
 
-_LEAST_SHARE = 1e-9  # of the budget: less is rounding
+_LEAST_SHARE = 1e-9  # a smaller share of the budget is rounding
 _DONE = "All looks are done: start anew with what remains of the budget."
 _ALL_LOST = (
     "Nothing remains of the run's budget. {lost} releases in the journal came after the loaded "
@@ -55,13 +55,13 @@ class DPSEP(StochasticEP[EPState]):
     score s and a curvature H. Their sums are released with noise. All looks so far make the
     evidence, each weighted by its noise and its distance (:mod:`pyro_dp.infer.posterior.looks`).
     After each look the guide's parameters hold q: ``Predictive``, ``guide.median()`` and
-    ``guide.quantiles()`` work. :attr:`evidence` is what the looks say apart from the prior.
+    ``guide.quantiles()`` work. :attr:`evidence` is the looks' likelihood, without the prior.
 
     **What is released.** The opening is a histogram of the norms of the records' scores. A look has
     the sums of w (W s, kappa W H W, tau), of norm C at most per record, and another histogram. W is
     the inverse root of the posterior's precision, so the noise has the posterior's shape. The
     weight w = min(1, C / b) shortens larger parts. If the family has finitely many outcomes
-    (Bernoulli, categorical), b is the largest norm for any outcome: such a weight does not bias the
+    (Bernoulli, categorical), b is the largest norm for any outcome. Such a weight does not bias the
     estimate if the model holds (Künsch, Stefanski & Carroll 1989). The last coordinate measures the
     mean weight. W, C, kappa and the share of the budget follow from the looks before
     (:mod:`pyro_dp.infer.ep.look_plan`). Looks are small while the posterior moves, and the last one
@@ -80,14 +80,14 @@ class DPSEP(StochasticEP[EPState]):
     of what clipping took away. A posterior that is not Gaussian is not covered. If the noise hides
     all information, the posterior falls back to the prior. ``posterior().status`` says so.
 
-    **Where it fails.** :meth:`run` ends with a :class:`ConvergenceWarning` if the noise may
-    outweigh the records in most directions, or if the last step was longer than the intervals are
+    **Where it fails.** :meth:`run` ends with a :class:`ConvergenceWarning` in two cases. The noise
+    may outweigh the records in most directions, or the last step was longer than the intervals are
     wide. A :class:`ClippingWarning` says that clipping may move the posterior by as much as the
     intervals are wide. Hierarchies with unknown scales fail more often than other models:
     :class:`DPSVI` serves them better.
 
     :class:`PaperDPSEP` is the algorithm of the paper, with a bound and a number of steps of your
-    own; it also works on samples of the records.
+    own. It also works on samples of the records.
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations. Discrete latents of a record are summed out if they are marked with
@@ -110,8 +110,8 @@ class DPSEP(StochasticEP[EPState]):
         Machine code comes from "compile", which needs a C++ compiler. A dozen looks gain little.
         Tracing takes a second or two, compiling up to a minute. Generalised linear models gain
         nothing (:mod:`pyro_dp.infer.ep.linear_sites`).
-    :param cluster: processes that share the work, each with its own records: :class:`Cluster`; or
-        owners who do not show them to each other: :class:`pyro_dp.federated.Federation`.
+    :param cluster: a :class:`Cluster` of processes that share the work, each with its own records.
+        Owners who do not show records to each other use a :class:`pyro_dp.federated.Federation`.
     :raises ClusterError: another process of the cluster failed, or is lost.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
 
@@ -186,7 +186,7 @@ class DPSEP(StochasticEP[EPState]):
 
     @property
     def evidence(self) -> Evidence:
-        """What the looks so far say about the latents, apart from the prior.
+        """The likelihood of the latents, from the looks so far, apart from the prior.
 
         :raises ConfigurationError: there was no look yet.
         """
@@ -274,19 +274,19 @@ class DPSEP(StochasticEP[EPState]):
         return Counter({_sum_of_all(sigma, left): 1})
 
     def _to_reserve(self, rate: float) -> Counter[Event]:
-        """The next look, and as one release all that may come after it."""
+        """The next look, and all later ones as one release."""
         sigma, known = self._calibrate(rate), self._approximation
         shares = known.share, 1.0 - known.spent - known.share
         return Counter(_sum_of_all(sigma, share) for share in shares if share > _LEAST_SHARE)
 
     def _lose_release(self) -> None:
-        """What it cost is spent, and the looks to come share what is left."""
+        """Count the lost look as spent. The looks to come share the rest."""
         self._lost += 1
         known = self._approximation
         self._known = replace(known, spent=min(known.spent + known.share, 1.0))
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        """mu is that of the whole run. What the ledger counts beyond the state is spent."""
+        """mu is that of the whole run. Releases in the ledger beyond the state are spent."""
         super()._load_state(state)
         self._noise_multiplier, self._reserves = state["noise_multiplier"], True
         self._behind = self._lost > 0

@@ -1,4 +1,4 @@
-"""The state of DPSEP: looks so far, the posterior that they give, and how the next look is made.
+"""The state of DPSEP: its looks so far, their posterior, and the plan of the next look.
 
 Everything here is public. A state is a value: :meth:`EPState.learned` makes a new one from a
 release.
@@ -48,12 +48,12 @@ from pyro_dp.utils.linalg import dense, inverse, restricted, unstacked
 _LONGEST_STEP = 1.0  # roots of nats per record
 _SHORTEST_STEP = 1e-12
 _ARRIVED = 1e-9  # roots of nats per record: without noise, the last step
-_REFINED = 0.5  # of the way to the prior's factor at the posterior goes a step
-_FARTHEST = 3.0  # of a step in a coordinate, in standard deviations of the prior at the first q
-_TURNED = 0.3  # cosine, from which a step goes back on the one before: it was too long
-_ROUNDS = 3  # of the posterior's mean and the noise that is carried to it, which depend on it
-_LITTLE = 0.8  # of the prior's width, from which an interval is the prior's
-_FAR_AWAY = 4.0  # squared standard deviations in a direction, of the last step
+_REFINED = 0.5  # weight of the newly refined prior in a step
+_FARTHEST = 3.0  # longest step in a coordinate, in standard deviations of the first prior
+_TURNED = 0.3  # a step of this cosine with the last one turns back: that one was too long
+_ROUNDS = 3  # rounds: the mean and the noise carried to it depend on each other
+_LITTLE = 0.8  # an interval this close to the prior's width counts as the prior's
+_FAR_AWAY = 4.0  # longest trusted last step, in squared standard deviations per direction
 _FASTEST = 4.0  # change of the scale in one step
 _TOO_MANY = (
     "There are {dim} latents. All entries of their precision are released, which is of no use for "
@@ -66,23 +66,23 @@ _GAUSSIANS = ("posterior", "aware", "prior", "first_prior")
 class EPState:
     """q = prior * evidence.
 
-    :param problem: of the data at hand.
-    :param plan: public settings.
+    :param problem: model, guide and prior for the present data.
+    :param plan: its settings, which are public.
     :param posterior: q without the noise's uncertainty, on all latents.
     :param aware: q with it; both have the same mean.
-    :param prior: as a factor, refined at q.
+    :param prior: the prior as a factor, refined at q.
     :param first_prior: the same at the first q.
-    :param spent: of the budget.
-    :param share: of the budget, for the next look.
-    :param frame: of the next look; None: that will be of norms alone.
-    :param looks: all looks but the opening, which is of norms alone.
-    :param histograms: of norms, one for each look, if there is noise.
-    :param pooled: what all looks say; None: there is no look yet.
+    :param spent: share of the budget that is spent.
+    :param share: share of the budget for the next look.
+    :param frame: the next look's; None: the next look is the opening.
+    :param looks: all looks without the opening, which reads norms alone.
+    :param histograms: histograms of norms, one for each look, if there is noise.
+    :param pooled: all looks together; None: there is no look yet.
     :param scale: mean curvature of a record, all directions together.
     :param alike: number of looks of this share, one after the other, with the next one.
     :param radius: longest step, in roots of nats per record.
-    :param way: the last step, (d,); None: there was none.
-    :param target: where the last step pointed, (d,), on the latents that records see.
+    :param way: the last step, (d,), on the latents that records see; None: there was none.
+    :param weight: mean weight of the records in the last look.
     """
 
     problem: EPProblem
@@ -107,8 +107,8 @@ class EPState:
     def start(problem: EPProblem, size: int, multiplier: float, *, new: bool) -> "EPState":
         """The guide's initial values are the first q.
 
-        Where nobody chose them, a generalised linear model starts at its prior's mean: the
-        likelihood has one peak, and default values are medians of a few draws.
+        If nobody chose them, a generalised linear model starts at its prior's mean. Its likelihood
+        has one peak, and the default values are medians of a few draws.
 
         :param size: N.
         :param new: whether the guide has been used for nothing before.
@@ -124,14 +124,14 @@ class EPState:
             posterior = Gaussian.from_moments(prior.mean, dense(covariance))
         plan = LookPlan(dim, size, multiplier, problem.moments.residuals)
         first = EPState(problem, plan, posterior, posterior, prior, prior)
-        if multiplier == 0:  # there is nothing to trade a bound against
+        if multiplier == 0:  # without noise, clipping gains nothing
             frame = Frame.of(first._prior_root(), 1.0, math.inf)
             return replace(first, frame=frame, share=0.0)
         return first
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Of the next look; the opening is of norms alone."""
+        """Blocks of the next look. The opening has the histogram of norms alone."""
         if self.frame is None:
             return (Block(SIZE, 1.0),)
         bound = self.frame.bound
@@ -141,7 +141,7 @@ class EPState:
 
     @property
     def num_blocks(self) -> int:
-        """Of all looks but the opening."""
+        """How many blocks each look has, without the opening."""
         return 1 if self.plan.multiplier == 0 else 2
 
     @property
@@ -159,7 +159,7 @@ class EPState:
     def at(self, size: int) -> tuple[Gaussian, Frame]:
         """Cavity and frame that each of ``size`` records' parts is made at.
 
-        Before the opening nothing is known of norms: the frame is that of the prior.
+        Before the opening there are no norms, and the frame follows from the prior.
         """
         share = 1 - 1 / size
         frame = self.frame or Frame.of(self._prior_root(), 1.0, math.inf)
@@ -168,9 +168,9 @@ class EPState:
     def learned(
         self, released: Sequence[Tensor], at: tuple[Gaussian, Frame], multiplier: float
     ) -> tuple[float, "EPState"]:
-        """With one more look, from whose noise all else follows.
+        """The state after one more look. All else follows from its noisy numbers.
 
-        :param released: block by block.
+        :param released: the release, block by block.
         :param at: cavity and frame of the look.
         :param multiplier: standard deviation of the noise in units of the bounds.
         :returns: the step's length, in roots of nats per record, and the state after it.
@@ -192,10 +192,10 @@ class EPState:
         return seen._moved()
 
     def _opened(self, counts: Tensor, sd: float) -> "EPState":
-        """After the release of norms alone: the scale of what follows.
+        """The state after the opening, which sets the scale of the looks to come.
 
         :param counts: released histogram of the parts' norms.
-        :param sd: of its noise.
+        :param sd: standard deviation of its noise.
         """
         median = MeanHistogram(counts, sd, self.plan.size).opening_norms(self.plan.dim).median
         frame = Frame.of(self._prior_root(), median**2, 2 * median)
@@ -204,7 +204,7 @@ class EPState:
     def _look(
         self, released: Tensor, point: Tensor, noise: float, histograms: NormHistograms
     ) -> tuple[Look, float]:
-        """In the latents' coordinates, and the mean weight, which is divided out."""
+        """The look in the latents' coordinates, divided by the mean weight, and that weight."""
         frame, dim, size = self._required_frame, self.plan.dim, self.plan.size
         gradient, curvature, total = released.split([dim, len(released) - dim - 1, 1])
         weight = 1.0
@@ -221,7 +221,7 @@ class EPState:
         ), weight
 
     def _moved(self) -> tuple[float, "EPState"]:
-        """After the step to which all looks point, with all that the next look needs."""
+        """The length of the step to which all looks point, and the state after it."""
         pooled, places = self._required_pooled, self.problem.places
         aware = self._target(pooled)
         start = self.looks[-1].point
@@ -248,7 +248,7 @@ class EPState:
         return length, moved if final else moved._planned(seen, part < 1)
 
     def _planned(self, step: Tensor, shortened: bool) -> "EPState":
-        """With frame and share of the next look."""
+        """The state with the next look's frame and share."""
         frame, pooled = self._required_frame, self._required_pooled
         precision = self._prior_seen() + pooled.curvature
         bound = frame.bound
@@ -271,7 +271,7 @@ class EPState:
     def _norms(
         self, point: Tensor, histograms: NormHistograms, looks: Sequence[Look | Tensor]
     ) -> Norms:
-        """Of the records' parts at a point, from all histograms."""
+        """Norms of the records' parts at a point, from all histograms."""
         points = torch.stack([x.point if isinstance(x, Look) else x for x in looks])
         ways = points - point
         curvature = self._prior_seen() if self.pooled is None else self.pooled.curvature
@@ -280,7 +280,7 @@ class EPState:
         return mean.norms(self.scale, tail=self.plan.residuals != Residuals.BOUNDED)
 
     def _target(self, pooled: PooledLooks) -> Gaussian:
-        """prior * evidence: the noise that the evidence has depends on the posterior's mean."""
+        """prior * evidence. The noise in the evidence depends on the posterior's mean."""
         mean = self.posterior.mean
         for _ in range(_ROUNDS):
             information = pooled.information(mean[self.problem.places])
@@ -294,11 +294,11 @@ class EPState:
         return factor.embedded(self.problem.places, self.problem.guide.size)
 
     def _posteriors(self, pooled: PooledLooks, mean: Tensor) -> dict[str, Any]:
-        """At this mean, without and with the noise's uncertainty; and the prior there.
+        """The posteriors at this mean, without and with the noise's uncertainty, and the prior.
 
-        A prior with a scale in it is refined where latents are as uncertain as they are, noise
-        included, and goes half of the way: effects that noise has drawn to their mean would make
-        the scale small, which draws them closer, and so on until it is lost.
+        A prior may contain a scale. Noise draws effects to their mean. A prior refined at such
+        effects would have a smaller scale, which draws them closer, until the scale is lost. So
+        the prior is refined with the noise's uncertainty included, and by half a step.
         """
         seen = mean[self.problem.places]
         information = pooled.information(seen, self._bias(pooled, seen))
@@ -312,7 +312,7 @@ class EPState:
 
     @property
     def squared_bias(self) -> float:
-        """Of the score in a direction, by what clipping took away, in coordinates M^1/2 z."""
+        """Squared bias of the score in a direction by clipping, in coordinates M^1/2 z."""
         frame = self._required_frame
         if frame.bound == math.inf:
             return 0.0
@@ -320,7 +320,7 @@ class EPState:
         return self.plan.squared_bias(norms, frame.bound, self.weight)
 
     def _bias(self, pooled: PooledLooks, mean: Tensor) -> Tensor:
-        """Squared, of the score: what clipping took away, and a likelihood that bends, (d, d)."""
+        """Squared bias of the score by clipping and by a changing curvature, (d, d)."""
         return self.squared_bias * pooled.geometry + pooled.bending(mean)
 
     @property
@@ -369,15 +369,15 @@ class EPState:
         return {name: (gain @ part * gain).sum(dim=1) for name, part in parts.items()}
 
     def _length(self, way: Tensor) -> float:
-        """In roots of nats per record."""
+        """Length of a step, in roots of nats per record."""
         curvature = self._required_pooled.curvature
         return math.sqrt(max((way @ curvature @ way).item() / self.plan.size, 0.0))
 
     def _reach(self, way: Tensor) -> float:
-        """How far a step goes at most, in the scale that the prior has at the first q.
+        """The largest coordinate of a step, in standard deviations of the first prior.
 
-        Where the records say nothing a step is that of the prior, and in the tails of one that is
-        not Gaussian, such as of a scale, its curvature says nothing, either.
+        The prior decides the step if the records say nothing. A prior that is not Gaussian,
+        such as that of a scale, has tails whose curvature says nothing, either.
         """
         precision = dense(self.first_prior.precision).diagonal()
         return (way.square() * precision.clamp(min=0.0)).max().sqrt().item()
@@ -399,7 +399,7 @@ class EPState:
 
     @property
     def clipped(self) -> ClippedFraction | None:
-        """How many records' norms are above the bound of the last look; None: not known yet."""
+        """How many records' norms exceed the last look's bound; None: there is no histogram."""
         if not self.histograms.counts or self.frame is None:
             return None
         distances = squared_distances(
@@ -433,12 +433,12 @@ class EPState:
         }
 
     def require_same_latents(self, state: Mapping[str, Any]) -> None:
-        """:raises ModelError: the state is of other latents."""
+        """:raises ModelError: the state has other latents."""
         if state["gaussians"]["posterior"]["eta"].shape != self.posterior.eta.shape:
             raise ModelError("The latents are not those of the saved run.")
 
     def resumed(self, state: Mapping[str, Any], device: torch.device) -> "EPState":
-        """On this problem, with all that :meth:`state` gave."""
+        """The state that :meth:`state` returned, on this problem."""
         state = pytree.tree_map_only(Tensor, lambda each: each.to(device), dict(state))
         pooled, frame = state["pooled"], state["frame"]
         gaussians: Any = {name: Gaussian(**state["gaussians"][name]) for name in _GAUSSIANS}
@@ -456,7 +456,7 @@ class EPState:
     def moments(self, noise_aware: bool) -> tuple[Tensor, Tensor]:
         """Mean and covariance, (d, d).
 
-        :param noise_aware: with the uncertainty that the noise adds.
+        :param noise_aware: whether to include the uncertainty that the noise adds.
         """
         covariance = (self.aware if noise_aware else self.posterior).covariance
         return self.posterior.mean, covariance

@@ -1,19 +1,20 @@
 """Sites of a batch by one product of its rows: what :class:`LinearMoments` gives, and faster.
 
-With u_n = T' J_n' for the axes T of a pass (:class:`~pyro_dp.infer.ep.linear_design.Axes`) a record
-of one number a(z) = J_n z + c_n has, in the release's coordinates, a residual of norm |r_n| |u_n|
-and a precision of Frobenius norm Lambda_n |u_n|^2, where r_n and Lambda_n depend on J_n m + c_n, on
-the variance sum D u_n^2 and on the outcome. The batch's sum is (U' (w r), U' diag(w Lambda) U),
-turned by the public Q at the end: two products, and nothing of size N d^2. As the sum is made of
-the very u_n that norms were taken of, in float64, rounding can take a record over the bound no
-further than the rounding of a norm of d terms and of the turn by Q, of about d units of 2^-52: the
-squared norms are raised by 1e-12, and the clipping has room of its own.
+Let T be the axes of a pass (:class:`~pyro_dp.infer.ep.linear_design.Axes`), and u_n = T' J_n'. Take
+a record of one number a(z) = J_n z + c_n. In the release's coordinates, its residual has the norm
+|r_n| |u_n|, and its precision has the Frobenius norm Lambda_n |u_n|^2. Both r_n and Lambda_n depend
+on J_n m + c_n, on the variance sum D u_n^2 and on the outcome.
 
-The model's own code still gives J_n z + c_n, at two points z: where they differ by anything else
-than u_n says, the record's predictors are not what they are on public rows, and the record, and no
-other, is taken by the model's own derivatives. (Where the operations of the model's code are affine
-in z, neither J nor the row changes from step to step: a record that was found straight is not asked
-again.)
+The batch's sum is (U' (w r), U' diag(w Lambda) U). The public Q turns it at the end. So there are
+two products, and nothing of size N d^2. The norms and the sum use the same u_n, in float64. Only
+the rounding of a norm of d terms and of the turn by Q can take a record over the bound. That is
+about d units of 2^-52. The squared norms are raised by 1e-12, and the clipping has room of its own.
+
+At two points z, the model's own code still computes J_n z + c_n. If the two results differ by
+anything else than u_n says, the record's predictors are not as on public rows. Then the model's own
+derivatives make the site of this record, and of no other. If the operations of the model's code are
+affine in z, J and the row are the same in every step. So a record that was straight once is not
+checked again.
 """
 
 import torch
@@ -32,9 +33,9 @@ _ROOM = 1 + 1e-12  # for what turning a row by Q may add to its norm by rounding
 
 class LinearSites:
     """
-    :param moments: with a design.
-    :param mean: of the cavity, (d,).
-    :param covariance: of the cavity, (d, d).
+    :param moments: moments with a design.
+    :param mean: the cavity's mean, (d,).
+    :param covariance: the cavity's covariance, (d, d).
     :param root: W of the frame in which the sites are released, (d, d); None: the latents' own.
     """
 
@@ -55,9 +56,9 @@ class LinearSites:
         self.size = self._design.size  # at most so many records at a time
 
     def factors(self, indices: Tensor, rows: list[Tensor]) -> LowRank:
-        """Of B records, in the frame's coordinates.
+        """The sites of B records, in the frame's coordinates.
 
-        :param rows: are only read.
+        :param rows: rows of the records. This method only reads them.
         """
         along = self._product(rows)  # (B, R, d)
         squares = times(self._weights, along.square().flatten(0, 1).mT)
@@ -81,7 +82,7 @@ class LinearSites:
                 self._design.straight[indices] = straight
             if not straight.all():
                 parts = self._with_others(~straight, parts, indices, rows)
-                # Of these alone: no other record's numbers change in the last digit.
+                # Replace these alone: no other record's numbers change in the last digit.
                 lengths = lengths.index_put((~straight,), parts[0][~straight].square().sum(dim=2))
         along, precision, residual, largest = parts
         lengths = lengths * _ROOM

@@ -14,38 +14,39 @@ from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.blocks import LEAST_BOUND
 from pyro_dp.mechanism.norm_histogram import SHARE, Floats, Norms
 
-OPENING = 0.01  # of the budget, for norms alone
-FIRST = 0.01  # of the budget, for the first look
+OPENING = 0.01  # share of the budget for the opening, which reads norms alone
+FIRST = 0.01  # share of the budget for the first look
 MOST_LOOKS = 16
 MOST_WITHOUT_NOISE = 50
-_GROWTH = 2.0  # of the share, from look to look
-_FINAL = 0.45  # of what is left: a look that would take so much takes all of it
-_FAR = 4.0  # looks stay small while a step gains so many times the nats that its noise costs
-_WASTED = 1.4  # times the noise that other coordinates would have had
-_MOST_ALIKE = 3  # looks of one share: more of them would resolve nothing new
-_CURVATURE, _RESOLVED = 0.5, 0.3  # its part of a record's norm, at this relative noise
+_GROWTH = 2.0  # factor by which the share grows from look to look
+_FINAL = 0.45  # a look that would take this fraction of the rest takes all of it
+_FAR = 4.0  # looks stay small while a step gains this many times the nats that its noise costs
+_WASTED = 1.4  # looks stay small above this ratio of the noise to that in better coordinates
+_MOST_ALIKE = 3  # looks of one share; more of them would resolve nothing new
+_CURVATURE, _RESOLVED = 0.5, 0.3  # curvature's part of a record's norm, at this noise
 _LEAST_CURVATURE, _MOST_CURVATURE = 0.35, 1.0
-_COUNTED = 0.25  # of a typical norm: the coordinate that sums the weights
-_WEIGHT_SD = 0.15  # of the mean weight, as norms predict it
+_COUNTED = 0.25  # size of the coordinate that sums the weights, in typical norms
+_WEIGHT_SD = 0.15  # standard deviation of the mean weight that norms predict
 _LEAST_WEIGHT = 0.1
-# Square of how far parts that are cut off point to one side. Weights that do not depend on the
-# outcome bias only a model that does not hold, and symmetric residuals cancel if it holds.
+# The squared alignment of the parts that clipping cuts off; 1 if all of them point to one side.
+# Weights that do not depend on the outcome cause bias only if the model is wrong. Symmetric
+# residuals cancel if the model is right.
 _ALIGNED = {Residuals.BOUNDED: 1 / 20_000, Residuals.NORMAL: 1 / 8, Residuals.OTHER: 1.0}
-_NEGLIGIBLE = 0.005  # noise in a direction, beside the posterior's variance there
+_NEGLIGIBLE = 0.005  # noise in a direction, relative to the posterior's variance there
 _LEAST_NOISE = 1e-9
-# Times the curvature's noise is added to it before coordinates follow it. A quadratic likelihood
-# has one curvature everywhere, and every look makes it clearer.
+# Coordinates follow the curvature plus this multiple of its noise. A quadratic likelihood has one
+# curvature everywhere, and every look makes it clearer.
 _DOUBTED = {Residuals.BOUNDED: 4.0, Residuals.NORMAL: 0.3, Residuals.OTHER: 4.0}
 _UNRESOLVED = 1.0  # relative noise of the curvature
-# Change of the curvature over a distance of one root of a nat per record. Where residuals are
-# bounded, it is about one over the root of a record's curvature.
+# Relative change of the curvature over a distance of one root of a nat per record. If residuals
+# are bounded, it is about one over the root of a record's curvature.
 _BEND = {Residuals.BOUNDED: 4.0, Residuals.NORMAL: 0.0, Residuals.OTHER: 2.5}
-_LOWEST = 0.02  # of the records have a norm below the least bound that is tried
+_LOWEST = 0.02  # fraction of the records with norms below the least bound that is tried
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Public coordinates, weights and bound of a look.
+    """The coordinates, weights and bound of a look. All of them are public.
 
     :param root: W = M^-1/2, (d, d). A record's part is (W s, kappa W H W, tau).
     :param weight: kappa.
@@ -62,7 +63,7 @@ class Frame:
     def of(root: Tensor, scale: float, bound: float, noise: float = _RESOLVED) -> "Frame":
         """
         :param scale: mean curvature of a record in these coordinates, all directions together.
-        :param noise: relative, of the curvature so far.
+        :param noise: relative noise of the curvature so far.
         """
         part = _CURVATURE * math.sqrt(noise / _RESOLVED)
         part = min(max(part, _LEAST_CURVATURE), _MOST_CURVATURE)
@@ -73,12 +74,12 @@ class Frame:
 
 @dataclass(frozen=True)
 class LookPlan:
-    """Public before the first look.
+    """The settings of all looks. They are public before the first one.
 
-    :param dim: d, of the latents that records see.
+    :param dim: d, the number of coordinates of the latents that records see.
     :param size: N.
     :param multiplier: noise of one release of the whole budget, in units of its bound.
-    :param residuals: of the observations.
+    :param residuals: kind of the observations' residuals.
     """
 
     dim: int
@@ -88,30 +89,30 @@ class LookPlan:
 
     @property
     def bend(self) -> float:
-        """Of the likelihood, see :func:`~pyro_dp.infer.posterior.looks.with_last`."""
+        """Rate at which curvature changes, see :func:`~pyro_dp.infer.posterior.looks.with_last`."""
         return _BEND[self.residuals]
 
     def mean_weight(self, total: float, noise: float, predicted: float) -> float:
-        """Of the records, from the released sum and from the histogram of norms.
+        """The records' mean weight, from the released sum and from the histogram of norms.
 
-        :param total: of the weights over N, released.
-        :param noise: of that number.
-        :param predicted: from the norms.
+        :param total: the released sum of the weights, divided by N.
+        :param noise: standard deviation of that number's noise.
+        :param predicted: the mean weight that the norms predict.
         """
         own, other = 1 / max(noise, 1e-12) ** 2, 1 / _WEIGHT_SD**2
         mean = (total * own + predicted * other) / (own + other)
-        return float(min(max(mean, _LEAST_WEIGHT), 1.0))  # not of numpy: states are plain
+        return float(min(max(mean, _LEAST_WEIGHT), 1.0))  # states hold no NumPy numbers
 
     def root(
         self, precision: Tensor, doubt: Tensor, norms: Norms, scale: float, bound: float
     ) -> Tensor:
         """W, (d, d): the noise has the posterior's shape as far as noise matters.
 
-        Directions of small precision are those of few records, whose leverage W makes large. So W
-        follows the precision only as far as the noise would matter otherwise, and does not follow
-        what may be noise itself.
+        Few records inform a direction of small precision, and W makes their leverage large. So W
+        follows the precision only as far as the noise would matter otherwise. It does not follow
+        a precision that may be noise itself.
 
-        :param precision: of the posterior, (d, d).
+        :param precision: the posterior's, (d, d).
         :param doubt: the noise in it, (d, d).
         """
         values, vectors = torch.linalg.eigh(precision + _DOUBTED[self.residuals] * doubt)
@@ -125,11 +126,11 @@ class LookPlan:
     def bound(self, norms: Norms, scale: float) -> float:
         """C, at which noise, bias and lost information together cost least.
 
-        With v the records' mean curvature and w their mean weight the noise costs
-        (d C sigma / w)^2 / (2 N v) nats. Parts of B in all that are cut off cost d B^2 / (2 N v) if
-        they point to one side. Unequal weights lose information.
+        Let v be the records' mean curvature and w their mean weight. The noise costs
+        (d C sigma / w)^2 / (2 N v) nats. Let clipping cut off B in all. That costs
+        d B^2 / (2 N v) if all of it points to one side. Unequal weights lose information.
 
-        :param norms: before weights.
+        :param norms: the parts' norms before weights.
         """
         least = norms.norms[norms.counts.cumsum() > _LOWEST * self.size][0]
         bounds = np.exp(np.arange(math.log(least) - 0.7, math.log(norms.norms[-1]) + 0.3, 0.05))
@@ -141,19 +142,19 @@ class LookPlan:
         return max(float(bounds[cost.argmin()]), LEAST_BOUND)
 
     def squared_bias(self, norms: Norms, bound: float, weight: float) -> float:
-        """Of the score in a direction, by what is cut off, in squared units of the bound.
+        """Squared bias of the score in a direction by clipping, in squared units of the bound.
 
-        :param weight: mean, of the last look.
+        :param weight: mean weight of the last look.
         """
         excess = norms.excess(np.array([bound]))[0] / weight
         return float(_ALIGNED[self.residuals] * excess**2 / self.dim)
 
     def share(self, frame: Frame, before: "Arrival", left: float, looks: int) -> float:
-        """Of the budget, for the next look.
+        """The next look's share of the budget.
 
-        :param frame: of that look.
-        :param left: of the budget.
-        :param looks: so far.
+        :param frame: the next look's.
+        :param left: the share of the budget that is left.
+        :param looks: number of looks so far.
         """
         share = before.share
         inverse = torch.linalg.inv(before.precision)
@@ -163,8 +164,8 @@ class LookPlan:
         one, other = inverse @ before.geometry, torch.linalg.inv(before.geometry) @ before.precision
         wasted = (one.trace() * other.trace()).item() / self.dim**2
         stays = before.shortened or before.gain > _FAR * noise or wasted > _WASTED
-        # A look that resolves nothing must not be repeated. (Where residuals are not bounded, norms
-        # fall on the way, and early looks stay small.)
+        # A look that resolves nothing must not be repeated. (If residuals are not bounded, norms
+        # fall while the posterior moves, and early looks stay small.)
         unresolved = self.residuals == Residuals.BOUNDED and before.relative_noise >= _UNRESOLVED
         if unresolved or before.alike >= _MOST_ALIKE or not stays:
             share *= _GROWTH
@@ -175,12 +176,12 @@ class LookPlan:
 class Arrival:
     """How close a look has come.
 
-    :param share: of the budget that the look took.
+    :param share: the look's share of the budget.
     :param geometry: M of the look, (d, d).
-    :param precision: of the posterior, (d, d).
-    :param gain: of the step that follows from it, in nats.
+    :param precision: the posterior's, (d, d).
+    :param gain: nats gained by the step that follows from the look.
     :param shortened: whether that step was longer than is trusted.
-    :param relative_noise: of the curvature of all looks.
+    :param relative_noise: noise of all looks' curvature, relative to it.
     :param alike: number of looks of this share, one after the other.
     """
 
@@ -194,5 +195,5 @@ class Arrival:
 
 
 def histogram_share(bound: float) -> float:
-    """Of a look's cost; what is not clipped needs no histogram."""
+    """The histogram's share of a look's cost. Without clipping there is no histogram."""
     return SHARE if bound < math.inf else 0.0

@@ -1,8 +1,8 @@
 """Observation distributions as functions of few numbers a(z): what linear moments work on.
 
-Each element of an observed site (one entry of its batch) has a density p(x | a) with r numbers a
-that depend on the latents z: a logit, a rate, a mean and a scale. :class:`Family` reads them off
-the distribution, in unconstrained coordinates, and evaluates the density at others.
+Each element of an observed site (one entry of its batch) has a density p(x | a). Its r numbers a
+depend on the latents z, such as a logit, a rate, or a mean and a scale. :class:`Family` reads them
+off the distribution, in unconstrained coordinates, and evaluates the density at others.
 """
 
 from typing import Any
@@ -26,10 +26,10 @@ MAX_RANK = 2
 
 
 class Residuals:
-    """What is known of an observation's residuals, the derivatives of its log density."""
+    """Kinds of an observation's residuals, the derivatives of its log density."""
 
-    BOUNDED = "bounded"  # over all outcomes, of which there are finitely many
-    NORMAL = "normal"  # symmetric, of a quadratic log density
+    BOUNDED = "bounded"  # there are finitely many outcomes
+    NORMAL = "normal"  # symmetric, from a quadratic log density
     OTHER = "other"
 
 
@@ -38,9 +38,9 @@ class NotLinear(PrivacyError):
 
 
 class Family:
-    """Distribution of one observed site, given the numbers a that depend on the latents.
+    """Distribution of one observed site, as a function of the numbers a.
 
-    :param site: of a trace in which the latents require a gradient.
+    :param site: a site of a trace in which the latents require a gradient.
     :raises NotLinear: the distribution has more than two such numbers per element, or is not made
         of parameters that can be replaced.
     """
@@ -80,10 +80,10 @@ class Family:
         return transform
 
     def read(self, site: dict) -> tuple[Tensor, list[Tensor]]:
-        """Of one record: a, (E, r), and what else its density needs, (E, ...) each.
+        """One record's a, (E, r), and everything else that its density needs, (E, ...) each.
 
-        That is the constant parameters, the observed value and the weight (scale, and zero where
-        masked).
+        The rest is the constant parameters, the observed value and the weight (scale, and zero
+        where masked).
         """
         base, (scale, mask) = innermost(site["fn"]), _scale_and_mask(site)
         shape = base.batch_shape
@@ -123,13 +123,13 @@ class Family:
         else:
             for name, number in zip(self._varying, numbers.unbind(-1), strict=True):
                 parameters[name] = self._transforms[name](number)
-        with pyro.validation_enabled(False):  # of a broken record it would raise for all
+        with pyro.validation_enabled(False):  # a broken record would raise for all
             log_prob = self._class(**parameters).log_prob(value)
         return torch.where(weight == 0, 0.0, log_prob) * weight
 
     @property
     def kind(self) -> type[Distribution] | None:
-        """Bernoulli, or Normal of known scale, if it is one and no class that is derived."""
+        """Bernoulli, or Normal of constant scale, if it is exactly that class; else None."""
         if self._class in (Bernoulli, pyro.distributions.Bernoulli):
             return Bernoulli
         known = self._class in (Normal, pyro.distributions.Normal)
@@ -143,9 +143,11 @@ class Family:
         return Residuals.NORMAL if self.kind is Normal else Residuals.OTHER
 
     def largest_gradient(self, numbers: Tensor, rest: list[Tensor]) -> Tensor | None:
-        """Of the log density, over all outcomes there are, (..., E, r); None: there are many.
+        """Largest gradient of the log density over all outcomes, (..., E, r).
 
-        The arguments are those of :meth:`log_prob`; the observed value does not matter.
+        The arguments are those of :meth:`log_prob`. The observed value does not matter.
+
+        :returns: None if there are infinitely many outcomes.
         """
         *constant, value, weight = rest
         largest = None
@@ -166,7 +168,7 @@ def innermost(fn: Distribution) -> Any:
 
 
 def _scale_and_mask(site: dict) -> tuple[Any, Tensor]:
-    """Of a site and of the distributions it is wrapped in, to be broadcast to the innermost."""
+    """Scale and mask of a site, wrappers included, that broadcast to the innermost."""
     fn, scale, masks = site["fn"], torch.as_tensor(site["scale"]), []
     if site["mask"] is not None:
         masks.append(torch.as_tensor(site["mask"]))
@@ -185,7 +187,7 @@ def _scale_and_mask(site: dict) -> tuple[Any, Tensor]:
 
 
 def _parameter_names(base: Distribution) -> list[str]:
-    """Those of the constructor: of two equivalent ones, the one that was given."""
+    """The constructor's parameters, with the one of logits and probs that the user passed."""
     names = list(base.arg_constraints)
     if "probs" in names and "logits" in names:
         # The other one is computed on demand, and for a Categorical is normalised.

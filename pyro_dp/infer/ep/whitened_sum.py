@@ -40,12 +40,12 @@ class WhitenedSum(SiteSum):
     """What a look of DPSEP releases in the coordinates of a
     :class:`~pyro_dp.infer.ep.look_plan.Frame`.
 
-    **Sensitivity.** A record's part (W s, kappa W H W, tau) is made shorter by the factor
-    min(1, C / b). Here b is the largest norm that it could have for any outcome, where the family
-    bounds it: a factor that does not depend on the outcome leaves the estimating equation unbiased
-    where the model holds (Kuensch, Stefanski & Carroll 1989). The sum clips the part that is left,
-    so each part has norm at most C, whatever W, kappa, tau, C and b are. The bin of the norm is a
-    block of bound 1. Both blocks are one Gaussian release.
+    **Sensitivity.** A record's part (W s, kappa W H W, tau) is shortened by the factor
+    min(1, C / b). If the family bounds the norm, b is its maximum over all outcomes. Such a factor
+    does not depend on the outcome. So it leaves the estimating equation unbiased if the model holds
+    (Kuensch, Stefanski & Carroll 1989). The sum clips the shortened part, so each part has norm at
+    most C, whatever W, kappa, tau, C and b are. The bin of the norm is a block of bound 1. Both
+    blocks are one Gaussian release.
     """
 
     structure: Full
@@ -77,17 +77,17 @@ class WhitenedSum(SiteSum):
         return CountedRows(FullRows(sites.gradients(), sites, weight), counted)
 
     def _factors(self, public: Public, indices: Tensor, rows: list[Tensor]) -> Factors:
-        """In the frame's coordinates."""
+        """The sites in the frame's coordinates."""
         mean, spread, root, *_ = public
         return super()._factors([mean, spread], indices, rows).whitened(root)
 
 
 @dataclass(eq=False, repr=False)
 class OpeningSum(WhitenedSum):
-    """The opening: a histogram of the norms of the records' scores, and nothing else of them.
+    """The opening: a histogram of the norms of the records' scores, and nothing else.
 
-    Where the outcome decides the score's size, its expected square counts beside it: the score of a
-    count that equals its mean is zero.
+    The score of a count that equals its mean is zero. So if the outcome decides the score's size,
+    the expected squared score is added to the squared norm.
     """
 
     def _blocks(self, sites: Factors, public: Public, bound: Tensor) -> list[Contributions]:

@@ -1,6 +1,6 @@
 """Evidence: what private looks say about the latents, apart from any prior.
 
-It is made of released numbers only. So whatever follows from it costs no privacy: other priors,
+It consists of released numbers only. So nothing computed from it costs privacy: other priors,
 other samplers, files, and products with the evidence of other people's data.
 """
 
@@ -32,8 +32,8 @@ from pyro_dp.utils.validation import require_count, require_flag
 
 FORMAT, VERSION = "pyro_dp evidence", 1
 _ROUNDS = 50
-_SETTLED = 1e-6  # of a standard deviation
-_HALF = 0.5  # of the way goes a round
+_SETTLED = 1e-6  # longest step of the last round, in standard deviations
+_HALF = 0.5  # each round takes half of the step
 _METHODS = "method must be 'gaussian', 'nuts', or a Pyro guide."
 _LOOK = ("point", "score", "curvature", "geometry")
 _SDS = ("score_sd", "curvature_sd")
@@ -41,12 +41,12 @@ _SDS = ("score_sd", "curvature_sd")
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run cost: its looks together are a Gaussian mechanism.
+    """The cost of a run. All its looks together are one Gaussian mechanism.
 
-    :param mu: of Gaussian differential privacy, under ``neighboring``; inf without noise.
+    :param mu: mu of Gaussian differential privacy, under ``neighboring``; inf without noise.
     :param neighboring: the relation.
-    :param run: name of the run in its ledger; an empty text: it is unknown.
-    :param unit: what one record is, as the ledger describes it; may be empty.
+    :param run: name of the run in its ledger; empty if there is no name.
+    :param unit: the ledger's description of one record; may be empty.
     """
 
     mu: float
@@ -60,8 +60,8 @@ class Part:
     """The looks of one run at one data set.
 
     :param size: N.
-    :param looks: in their order.
-    :param squared_bias: of the score in a direction, by what clipping took away, in the last look's
+    :param looks: the run's looks, in order.
+    :param squared_bias: squared bias of the score in a direction by clipping, in the last look's
         coordinates.
     :param bend: how fast the curvature changes with distance.
     """
@@ -85,8 +85,11 @@ class Part:
 
     @cached_property
     def _turned(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Eigenvalues of K + V at the centre in coordinates M^1/2 z, the turn to them, and what
-        turns the estimate's and the centre's differences into them.
+        """Four tensors for :meth:`log_likelihood`, in eigenvector coordinates of K + V.
+
+        K + V is taken in coordinates M^1/2 z at the centre. The tensors are its eigenvalues, a
+        matrix for differences from the estimate, one for differences from the centre, and the
+        estimate.
         """
         found = self.pooled
         root, back = power(found.geometry, -0.5), power(found.geometry, 0.5)
@@ -95,10 +98,10 @@ class Part:
         return values, turn @ root @ found.curvature, turn @ back, found.estimate
 
     def log_likelihood(self, z: Tensor) -> Tensor:
-        """Of unconstrained coordinates (d,): a number.
+        """The log likelihood at unconstrained coordinates (d,), a number.
 
-        The looks' estimate has a normal distribution around z. The noise that the curvature carries
-        there is part of its covariance.
+        The looks' estimate has a normal distribution around z. Its covariance includes the noise
+        that the curvature carries there.
         """
         found = self.pooled
         values, by_curvature, back, estimate = self._turned
@@ -113,17 +116,17 @@ class Part:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
-    """What private looks at a data set say about the latents, apart from the prior.
+    """A likelihood of the latents, from private looks at a data set, apart from the prior.
 
-    ``inference.evidence`` gives it after a run of :class:`DPSEP`; :meth:`load` reads it from a
-    file. An office can hand it out in place of data.
+    ``inference.evidence`` is the evidence of a run of :class:`DPSEP`. :meth:`load` reads one from
+    a file. An office can publish it instead of data.
 
-    **Guarantee.** It is a function of released numbers, and costs nothing beyond its run: mu-GDP
-    with :attr:`mu`, for one record, under the ledger's relation. Nothing that is computed from it
-    costs more.
+    **Guarantee.** It is a function of released numbers, and costs nothing beyond its run. It is
+    mu-GDP with :attr:`mu`, for one record, under the ledger's relation. Nothing that is computed
+    from it costs more.
 
     :param latents: sites that the records inform, in the order of the flat vector (d,).
-    :param parts: one for each data set.
+    :param parts: one part for each data set.
     :param disjoint: whether no person has records in two of them.
 
     >>> import pyro, torch
@@ -154,34 +157,34 @@ class Evidence:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the d unconstrained coordinates."""
+        """Names of the d unconstrained coordinates."""
         return tuple(n for each in self.latents for n in element_names(each.name, each.shape))
 
     @property
     def size(self) -> int:
-        """N, of all parts together."""
+        """N, summed over all parts."""
         return sum(part.size for part in self.parts)
 
     @property
     def mu(self) -> float:
-        """What all parts cost one person, as mu of Gaussian differential privacy.
+        """The cost of all parts for one person, as mu of Gaussian differential privacy.
 
-        That is the largest part's where the parts are of different people, else the root of the sum
-        of squares.
+        It is the largest part's mu if no person is in two parts. Otherwise it is the root of the
+        sum of squares.
         """
         costs = [part.cost.mu for part in self.parts]
         return max(costs) if self.disjoint else math.hypot(*costs)
 
     @property
     def looks(self) -> tuple[Look, ...]:
-        """Of all parts."""
+        """The looks of all parts."""
         return tuple(look for part in self.parts for look in part.looks)
 
     def log_likelihood(self, values: Mapping[str, Tensor]) -> Tensor:
         """For ``pyro.factor`` in any Pyro model with these sites.
 
-        :param values: of each site, in the model's own space, of the site's shape.
-        :returns: a number, up to a constant; differentiable.
+        :param values: the value of each site, in the model's own space, with the site's shape.
+        :returns: the log likelihood up to a constant, differentiable.
         :raises ModelError: a site is missing, or has another shape.
         """
         flat = []
@@ -218,10 +221,10 @@ class Evidence:
         :param model: a Pyro model without data and without arguments: the prior. It may have other
             latents, too, such as the scale of a hierarchy.
         :param method: "gaussian", "nuts", or a guide of the model, which ``SVI`` fits.
-        :param settings: of NUTS: ``num_samples`` (1000) and ``warmup_steps`` (500); of a guide:
+        :param settings: NUTS takes ``num_samples`` (1000) and ``warmup_steps`` (500). A guide takes
             ``num_steps`` (2000) and ``lr`` (0.02).
         :returns: a :class:`Posterior`; draws by site, ``(num_samples, *shape)``; or the guide.
-        :raises ModelError: the model has no such site, or one of another shape or support.
+        :raises ModelError: the model lacks a site, or has it with another shape or support.
         :raises ConfigurationError: there is no such method.
         """
         if method == "gaussian" and not settings:
@@ -250,10 +253,10 @@ class Evidence:
     def times(self, other: "Evidence", *, disjoint: bool) -> "Evidence":
         """Evidence of both data sets: likelihoods multiply.
 
-        :param other: about the same sites, of other records.
+        :param other: evidence about the same sites, from other records.
         :param disjoint: whether no person has records in both. Then the cost is the larger one of
-            the two; else they compose.
-        :raises ConfigurationError: the sites differ, or the relation, or a run is in both.
+            the two. Otherwise the costs compose.
+        :raises ConfigurationError: sites or relations differ, or both contain the same run.
         """
         require_flag("disjoint", disjoint)
         if _described(self.latents) != _described(other.latents):
@@ -272,7 +275,7 @@ class Evidence:
         return Evidence(self.latents, self.parts + other.parts, together)
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file, which is public as the evidence is.
+        """Write a JSON file. It is as public as the evidence.
 
         :raises ConfigurationError: the support of a site cannot be written.
         :raises OSError: the file cannot be written.
@@ -281,9 +284,9 @@ class Evidence:
 
     @staticmethod
     def load(path: str | Path) -> "Evidence":
-        """Read what :meth:`save` has written; a file runs no code.
+        """Read a file that :meth:`save` has written. Reading it runs no code.
 
-        :raises ConfigurationError: it is no such file, or damaged.
+        :raises ConfigurationError: the file is damaged, or holds no evidence.
         :raises OSError: it cannot be read.
         """
         try:
@@ -338,7 +341,7 @@ class Evidence:
         return Posterior(latents, mean, found.covariance, plain=exact.covariance)
 
     def _places(self, latents: Sequence[Latent]) -> Tensor:
-        """Of the evidence's coordinates among a model's, (d,)."""
+        """Indices of the evidence's coordinates among a model's, (d,)."""
         known = {each.name: each for each in latents}
         found = []
         for each in self.latents:
@@ -374,7 +377,7 @@ class Evidence:
         return guide
 
     def _rows(self) -> list[tuple[str, ...]]:
-        """One for each look: records, number, and how far its noise hides the coordinates."""
+        """A row for each look: records, number, and the median noise of a coordinate."""
         rows: list[tuple[str, ...]] = []
         for part in self.parts:
             inverse = torch.linalg.inv(part.pooled.curvature)

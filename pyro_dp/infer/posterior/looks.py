@@ -1,9 +1,9 @@
-"""Looks at a likelihood, and what all of them say together: post-processing of released numbers.
+"""Looks at a likelihood, and their combination: post-processing of released numbers.
 
-A look at a point m has the score g of the log likelihood there and its curvature L, both with noise
-of a known size. If L were exact and constant, g + L m would be one number plus noise wherever the
-look was made. The likelihood is not quadratic far from the posterior, so a look counts by its noise
-and by its distance. The curvature's noise enters the score as noise times distance.
+A look at a point m has the score g of the log likelihood there and its curvature L. Both have noise
+of public size. If L were exact and constant, g + L m would be one number plus noise wherever the
+look was made. The likelihood is not quadratic far from the posterior. So a look is weighted by its
+noise and by its distance. The curvature's noise enters the score as noise times distance.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_HALF, _STEEP = 0.67, 8  # where a noisy curvature stops to count: level in sd sqrt(d), exponent
-_NEGLIGIBLE = 1e-6  # curvature, in parts of the first look's geometry
+_HALF, _STEEP = 0.67, 8  # a noisy curvature stops counting here: level in sd sqrt(d), exponent
+_NEGLIGIBLE = 1e-6  # curvature, relative to the first look's geometry
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,12 +21,13 @@ class Look:
     """The log likelihood of all records around a point, as it was released.
 
     :param point: m, (d,).
-    :param score: with noise, (d,).
+    :param score: the score with noise, (d,).
     :param curvature: minus the Hessian, with noise, (d, d).
     :param geometry: M; noise is isotropic in the coordinates M^1/2 z, (d, d).
-    :param score_sd: of a coordinate of the score there: its noise has covariance score_sd^2 M.
-    :param curvature_sd: of a diagonal element of the curvature there; 1/sqrt(2) of it off the
-        diagonal.
+    :param score_sd: sd of the noise in a coordinate of the score there. The score's noise has
+        covariance score_sd^2 M.
+    :param curvature_sd: sd of the noise in a diagonal element of the curvature there. Off the
+        diagonal, the sd is smaller by a factor of sqrt(2).
     """
 
     point: Tensor
@@ -46,12 +47,13 @@ class Look:
 class PooledLooks:
     """A Gaussian approximation of the likelihood, from all looks.
 
-    :param estimate: where the log likelihood is greatest, (d,).
+    :param estimate: the maximum of the log likelihood, (d,).
     :param curvature: K, positive definite, (d, d).
     :param centre: mean of the looks' points, weighted as the scores are, (d,).
     :param score_noise: covariance of the noise in the score at the centre, (d, d).
     :param geometry: M of the last look, (d, d).
-    :param curvature_sd: of a diagonal element of the curvature, in coordinates M^1/2 z.
+    :param curvature_sd: sd of the noise in a diagonal element of the curvature, in coordinates
+        M^1/2 z.
     :param bend: how fast the curvature changes with distance, see :func:`with_last`.
     :param size: N.
     """
@@ -72,7 +74,7 @@ class PooledLooks:
 
     @property
     def relative_noise(self) -> float:
-        """Of the curvature: about its noise over its size."""
+        """The curvature's noise divided by its size, roughly."""
         root = power(self.geometry, -0.5)
         level = (root @ self.curvature @ root).diagonal().mean().item()
         return self.curvature_sd * len(self.estimate) ** 0.5 / level
@@ -90,9 +92,9 @@ class PooledLooks:
         return self.score_noise + carried * self.curvature_sd**2 / 2
 
     def bending(self, mean: Tensor) -> Tensor:
-        """Squared error of the score at a point, as the likelihood is not quadratic, (d, d).
+        """Squared error of the score at a point if the curvature changes, (d, d).
 
-        Third derivatives are taken to be b_i K_jk + b_j K_ik + b_k K_ij, with b normal of
+        Third derivatives are assumed to be b_i K_jk + b_j K_ik + b_k K_ij, with b normal of
         covariance bend^2 K / N.
 
         :param mean: the point, (d,).
@@ -104,13 +106,14 @@ class PooledLooks:
         return self.bend**2 / self.size * spread
 
     def information(self, mean: Tensor, bias: Tensor | float = 0.0) -> Tensor:
-        """What is left of K under the noise, (K^-1 + K^-1 V K^-1)^-1, (d, d).
+        """The precision that the noise leaves of K, (K^-1 + K^-1 V K^-1)^-1, (d, d).
 
-        The estimate's error has covariance K^-1 from finite data, and K^-1 V K^-1 from the noise V.
-        Where the noise is far greater than the information, this goes to zero: the prior remains.
+        Finite data add K^-1 to the covariance of the estimate's error, and the noise V adds
+        K^-1 V K^-1 to it. If the noise far exceeds the information, the precision goes to zero,
+        and the prior remains.
 
-        :param mean: of the posterior, (d,): the noise carried there counts.
-        :param bias: squared, in the score, (d, d).
+        :param mean: the posterior's, (d,). V is the noise carried there.
+        :param bias: squared bias of the score, (d, d).
         """
         noise = self.noise(mean) + bias
         left = self.curvature @ torch.linalg.solve(self.curvature + noise, self.curvature)
@@ -118,7 +121,7 @@ class PooledLooks:
 
 
 def pooled(looks: Sequence[Look], size: int, bend: float) -> PooledLooks:
-    """All looks together, each after the other: see :func:`with_last`."""
+    """All looks together, added one after the other. See :func:`with_last`."""
     found = None
     for count in range(1, len(looks) + 1):
         found = with_last(looks[:count], found, size, bend)
@@ -131,10 +134,9 @@ def with_last(
 ) -> PooledLooks:
     """All looks together.
 
-    :param before: of all looks but the last one, whose curvature measures distances.
+    :param before: the result without the last look. Its curvature measures distances.
     :param size: N.
-    :param bend: change of the curvature, in parts of it, over a distance of one root of a nat per
-        record.
+    :param bend: relative change of the curvature over a distance of one root of a nat per record.
     """
     last = looks[-1]
     dim, geometry = len(last.point), last.geometry
@@ -143,7 +145,7 @@ def with_last(
     least = _NEGLIGIBLE * looks[0].geometry.diagonal().mean().item()
     values, vectors, sd = _curvature(looks, known, root, size, bend, least)
     whole = back @ (vectors * values) @ vectors.mT @ back
-    curvature, inverse = powers(whole, (1, -1))  # where records say nothing, rounding may win
+    curvature, inverse = powers(whole, (1, -1))  # rounding may exceed a tiny curvature
     noises = [look.score_noise for look in looks]
     costs = torch.stack([(inverse * noise).sum() for noise in noises])
     distances = squared_distances(looks, last.point, curvature, size)
@@ -151,8 +153,8 @@ def with_last(
     weights = weights / weights.sum()
     centre = _sum(weights, [look.point for look in looks])
     score = _sum(weights, [look.score for look in looks])
-    # Where the curvature may be noise itself it is no information: half of it at a level that goes
-    # with the noise's largest eigenvalue.
+    # A curvature that may be noise itself is no information. Half of it counts at a level
+    # proportional to the noise's largest eigenvalue.
     level = _HALF * sd * dim**0.5
     doubt = (vectors * (values * (level / values) ** _STEEP)) @ vectors.mT
     noise = _sum(weights**2, noises) + back @ doubt @ back
@@ -160,18 +162,18 @@ def with_last(
 
 
 def squared_distances(looks: Sequence[Look], point: Tensor, curvature: Tensor, size: int) -> Tensor:
-    """From each look to a point, in nats per record, (looks,)."""
+    """Distances from each look to a point, in nats per record, (looks,)."""
     ways = torch.stack([look.point for look in looks]) - point
     return ((ways @ curvature) * ways).sum(dim=1) / size
 
 
 def power(matrix: Tensor, exponent: float) -> Tensor:
-    """Of a positive definite matrix (d, d)."""
+    """A power of a positive definite matrix (d, d)."""
     return powers(matrix, (exponent,))[0]
 
 
 def powers(matrix: Tensor, exponents: Sequence[float]) -> list[Tensor]:
-    """Several, of a positive definite matrix (d, d)."""
+    """Several powers of a positive definite matrix (d, d)."""
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     values = values.clamp(min=1e-12 * values[-1].item())
     return [(vectors * values**exponent) @ vectors.mT for exponent in exponents]
@@ -185,11 +187,11 @@ def _curvature(
     bend: float,
     least: float,
 ) -> tuple[Tensor, Tensor, float]:
-    """In the coordinates of ``root``, without the effect of noise: eigenvalues (d,), positive, and
-    eigenvectors (d, d); sd of the noise.
+    """The curvature in the coordinates of ``root``, without the effect of noise.
 
-    :param known: K as it was before, which measures distances; None: there is none yet.
-    :param root: M^-1/2, of the last look's geometry.
+    :param known: the earlier K, which measures distances; None: there is none yet.
+    :param root: M^-1/2, from the last look's geometry.
+    :returns: positive eigenvalues (d,), eigenvectors (d, d), and the sd of the noise.
     """
     dim = len(root)
     sds = torch.tensor([look.curvature_sd for look in looks]).to(root)
@@ -209,14 +211,15 @@ def _curvature(
 
 
 def _denoised(values: Tensor, variance: float, least: float) -> Tensor:
-    """Eigenvalues of a symmetric matrix as they were before noise: positive, (d,).
+    """Eigenvalues of a symmetric matrix without the effect of noise: positive, (d,).
 
-    Noise of this variance off the diagonal (twice that on it) pushes eigenvalues apart, to first
-    order by the sum of variance / (value - other). Taken back, pure noise leaves their mean, and
-    eigenvalues far apart stay (Bun, Bouchaud & Potters 2017, arXiv 1610.08104, section 6).
+    The noise has this variance off the diagonal, and twice that on it. It pushes eigenvalues
+    apart, to first order by the sum of variance / (value - other). Without this push, pure noise
+    leaves the eigenvalues' mean, and eigenvalues far apart stay (Bun, Bouchaud & Potters 2017,
+    arXiv 1610.08104, section 6).
 
-    :param values: ascending.
-    :param least: to which their mean is raised.
+    :param values: the noisy eigenvalues, ascending.
+    :param least: the least mean of the eigenvalues.
     """
     apart = values.unsqueeze(1) - values
     pushed = 2 * variance * (apart / (apart.square() + variance).clamp(min=1e-300)).sum(dim=1)
