@@ -415,7 +415,7 @@ def test_the_scale_of_effects_does_not_collapse(seed):
     clinic = torch.multinomial(torch.ones(6), 1200, replacement=True, generator=generator)
     y = torch.poisson(a[clinic].exp(), generator=generator)
     sep = fitted(effects_of_clinics, (clinic, y), epsilon=0.5, seed=seed)
-    lower, upper, _ = sep.posterior().intervals()["scale"]
+    lower, upper = sep.posterior().intervals()["scale"]
     assert 0.01 < lower < upper < 3.0  # a's standard deviations are 0.68 and 0.37
 
 

@@ -40,7 +40,7 @@ _DOUBTED = {Residuals.BOUNDED: 4.0, Residuals.NORMAL: 0.3, Residuals.OTHER: 4.0}
 _UNRESOLVED = 1.0  # relative noise of the curvature
 # Relative change of the curvature over a distance of one root of a nat per record. If residuals
 # are bounded, it is about one over the root of a record's curvature.
-_BEND = {Residuals.BOUNDED: 4.0, Residuals.NORMAL: 0.0, Residuals.OTHER: 2.5}
+_BEND = {Residuals.BOUNDED: 4.0, Residuals.NORMAL: 2.5, Residuals.OTHER: 2.5}
 _LOWEST = 0.02  # fraction of the records with norms below the least bound that is tried
 
 

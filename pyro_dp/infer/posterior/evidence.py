@@ -5,10 +5,10 @@ other samplers, files, and products with the evidence of other people's data.
 """
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pyro
@@ -274,7 +274,7 @@ class Evidence:
         together = disjoint and self.disjoint and other.disjoint
         return Evidence(self.latents, self.parts + other.parts, together)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write a JSON file. It is as public as the evidence.
 
         :raises ConfigurationError: the support of a site cannot be written.
@@ -283,7 +283,7 @@ class Evidence:
         write_file(path, self._plain())
 
     @staticmethod
-    def load(path: str | Path) -> "Evidence":
+    def load(path: str | os.PathLike[str]) -> "Evidence":
         """Read a file that :meth:`save` has written. Reading it runs no code.
 
         :raises ConfigurationError: the file is damaged, or holds no evidence.
