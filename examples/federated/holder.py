@@ -35,7 +35,7 @@ who reaches the ports may read and answer. A SuperNode runs the code that a run 
 a user who cannot read the data, with a group that may enter the folder of the line.
 
 A round takes some 5 seconds, whatever is sent: Flower looks for messages every 3 seconds, and
-starts a process for each. A step of DPSEP or VIPS needs two rounds.
+starts a process for each. A look of DPSEP or a step of VIPS needs two rounds.
 """
 
 import sys
@@ -72,9 +72,7 @@ def main(index, folder):
         accountant = pyro_dp.PrivacyAccountant(epsilon=1.0)  # this holder's own
         accountant.journal(folder / "journal")
         guide = AutoMultivariateNormal(model)
-        dpsep = pyro_dp.DPSEP(
-            model, guide, accountant=accountant, secure=True, num_steps=5, cluster=federation
-        )
+        dpsep = pyro_dp.DPSEP(model, guide, accountant=accountant, secure=True, cluster=federation)
         dpsep.run(*my_records(index), progress=False)
         federation.leave()
     print(dpsep.posterior())

@@ -70,7 +70,8 @@ def drawn_data(example: ModuleType) -> tuple:
 def fitted(example: ModuleType, label: str, data: tuple, evaluations: int = EVALUATIONS, **run):
     """ELBO and look of one fit.
 
-    :param run: more arguments of the inference, such as `num_steps` to take fewer.
+    :param run: more arguments of the inference, such as `num_steps` to take fewer. `DPSEP` has
+        none of steps.
     """
     model, guide = _start(example)
     optim, accountant = _adam(), PrivacyAccountant(PRIVATE.get(label))
@@ -79,6 +80,7 @@ def fitted(example: ModuleType, label: str, data: tuple, evaluations: int = EVAL
         for _ in range(run.get("num_steps", STEPS)):
             svi.step(*data)
     elif "DPSEP" in label:
+        run.pop("num_steps", None)  # it chooses its looks itself
         example.dpsep(model, guide, accountant, generator=SEED, **run).run(*data, progress=False)
     else:
         if accountant.epsilon is None:
