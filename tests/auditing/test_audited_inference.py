@@ -282,7 +282,7 @@ class TestLook:
         return x, y
 
     def sums(self, x, y):
-        """Of a look that follows an opening; the empty first record is nobody's."""
+        """Sums of a look that follows an opening. The empty first record is nobody's."""
         pyro.clear_param_store()
         guide = AutoDiagonalNormal(model, init_loc_fn=init_to_value(values={"w": torch.ones(DIM)}))
         sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise_multiplier=1.0)
