@@ -588,22 +588,23 @@ def hospitals_apart_and_together(
 
 
 def what_others_see(sent: Mapping[int, list], shares: Mapping[int, list], prime: int) -> None:
-    """What a trusted server is sent in each step, and what secret sharing shows in its place.
+    """What a trusted server is sent in each look, and what secret sharing shows in its place.
 
-    :param sent: what each hospital uploaded; drawn is the fullest bin of the histogram
-        of norms, which comes after the 20 numbers of the sites.
+    :param sent: what each hospital uploaded. The first look has the histogram of norms alone. In
+        the others it comes last. Drawn is its fullest bin.
     :param shares: those that another hospital gets of one number, by that number.
     """
     fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    last = sum(np.mean(uploads[-20:], axis=0) for uploads in sent.values())
-    place = 20 + int(last[20:].argmax())
+    bins = min(len(uploads[0]) for uploads in sent.values())
+    last = sum(uploads[-1][-bins:] for uploads in sent.values())
+    place = int(last.argmax()) - bins
     for (index, uploads), colour, marker in zip(
         sent.items(), (ORANGE, GREEN, BLUE), "v^s", strict=True
     ):
-        values = [each[place] for each in uploads if len(each) == len(uploads[-1])]
+        values = [each[place] for each in uploads]
         label = f"hospital {index}"
         left.plot(range(1, len(values) + 1), values, marker, color=colour, ms=4, label=label)
-    left.set(title="A trusted server: sums under shares of the noise", xlabel="release")
+    left.set(title="A trusted server: sums under shares of the noise", xlabel="look")
     left.set_ylabel("patients counted in one bin")
     left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
     bins = np.linspace(0, 1, 21)
