@@ -427,13 +427,6 @@ MUTATIONS = [
         "test_automatic_dpsep.py",
     ),
     Mutation(
-        "DPSEP: sites with half the noise",
-        "EPState.blocks",
-        "main = Block(size, bound, 1.0 - share)",
-        "main = Block(size, 0.5 * bound, 1.0 - share)",
-        "test_dpsep_budget.py test_automatic_dpsep.py",
-    ),
-    Mutation(
         "DPSEP: a histogram with half the noise",
         "EPState.blocks",
         "Block(SIZE, 1.0, share)",
