@@ -187,7 +187,7 @@ def test_nuts_and_a_guide_find_the_same(evidence):
     assert drawn.shape == (200, DIM)
     assert ((drawn.mean(dim=0) - expected.mean).abs() < 0.5 * expected.stddev).all()
     guide = AutoNormal(prior)
-    assert evidence.posterior(prior, guide, num_steps=300, lr=0.05) is guide
+    assert evidence.posterior(prior, guide, num_steps=1000, lr=0.02) is guide
     fitted = guide.median()["w"].detach()
     assert ((fitted - expected.mean).abs() < 0.5 * expected.stddev).all()
 

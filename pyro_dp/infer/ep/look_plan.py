@@ -90,6 +90,8 @@ class LookPlan:
     @property
     def bend(self) -> float:
         """Rate at which curvature changes, see :func:`~pyro_dp.infer.posterior.looks.with_last`."""
+        if self.residuals == Residuals.NORMAL and self.multiplier == 0:
+            return 0.0  # nothing is clipped, and one curvature holds everywhere
         return _BEND[self.residuals]
 
     def mean_weight(self, total: float, noise: float, predicted: float) -> float:

@@ -210,10 +210,18 @@ class Evidence:
         :param mean: (d,).
         """
         pooled = [part.pooled for part in self.parts]
-        found = [(p.information(mean, p.bending(mean)), p.estimate) for p in pooled]
+        found = [(p.information(mean), p.estimate) for p in pooled]
         information = torch.stack([precision for precision, _ in found]).sum(dim=0)
         eta = torch.stack([precision @ estimate for precision, estimate in found]).sum(dim=0)
         return Gaussian(eta, information)
+
+    def _information(self, mean: Tensor) -> Tensor:
+        """The precision of the likelihood at a mean that was found, (d, d).
+
+        It is less than the factor's, which the mean follows from: the likelihood bends.
+        """
+        pooled = [part.pooled for part in self.parts]
+        return torch.stack([p.information(mean, p.bending(mean)) for p in pooled]).sum(dim=0)
 
     def posterior(self, model: Callable, method: Any = "gaussian", **settings: Any) -> Any:
         """prior * evidence, for any prior on the same sites. It costs no privacy.
@@ -325,7 +333,9 @@ class Evidence:
         mean = torch.zeros(latents[-1].stop, dtype=torch.float64)
         prior = Prior(log_prob, mean)
         factor = prior.factor(mean, torch.eye(len(mean)).to(mean))
-        mean, before = factor.mean, factor
+        mean, before = factor.mean.clone(), factor
+        # From the prior's mean, far from all looks, the noise that the curvature carries hides all.
+        mean[places] = self.parts[0].pooled.estimate
         for _ in range(_ROUNDS):
             evidence = self.factor(mean[places]).embedded(places, len(mean))
             covariance = inverse(before.precision + evidence.precision)
@@ -338,7 +348,9 @@ class Evidence:
         plain = [part.pooled.curvature for part in self.parts]
         curvature = torch.stack(plain).sum(dim=0)
         exact = before * Gaussian(curvature @ mean[places], curvature).embedded(places, len(mean))
-        return Posterior(latents, mean, found.covariance, plain=exact.covariance)
+        wide = self._information(mean[places])
+        aware = before * Gaussian(wide @ mean[places], wide).embedded(places, len(mean))
+        return Posterior(latents, mean, aware.covariance, plain=exact.covariance)
 
     def _places(self, latents: Sequence[Latent]) -> Tensor:
         """Indices of the evidence's coordinates among a model's, (d,)."""
