@@ -59,7 +59,7 @@ def measured(method, count, dim, cluster):
             model, guide, optim, sample_rate=1000 / OWN, num_steps=300, max_grad_norm=1.0, **own
         )
     elif method == "DPSEP":
-        inference = pyro_dp.DPSEP(model, AutoMultivariateNormal(model), num_steps=5, **own)
+        inference = pyro_dp.DPSEP(model, AutoMultivariateNormal(model), **own)
     else:
         inference = pyro_dp.VIPS(LogisticRegression(dim), num_steps=6, **own)
     result = inference.run(*data, progress=False)

@@ -153,10 +153,10 @@ def full_passes(device: str, count: int) -> str:
     ]
     data = made(count, device)
     pyro.clear_param_store()
-    own = {"accountant": PrivacyAccountant(delta=1e-10), "noise_multiplier": 1.0, "num_steps": 6}
+    own = {"accountant": PrivacyAccountant(delta=1e-10), "noise_multiplier": 1.0}
     for inference in (
         DPSEP(logistic, gaussian_guide(), **own),
-        VIPS(LogisticRegression(DIM), **own),
+        VIPS(LogisticRegression(DIM), num_steps=6, **own),
     ):
         found = []
         for _ in range(6):

@@ -244,7 +244,6 @@ def test_records_of_a_rare_value_are_not_lost():
     assert ratio.max() < 1.5
 
 
-@pytest.mark.xfail(reason="a curvature that is noise alone counts", strict=False)
 def test_where_noise_hides_all_the_prior_is_left():
     x, y = gaussian_data(60)
     prior = torch.distributions.MultivariateNormal(torch.zeros(4), torch.eye(4))

@@ -111,6 +111,29 @@ def test_a_look_that_fails_stays_spent(epsilon, sigma, place, monkeypatch):
 
 
 @pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
+def test_looks_that_fail_again_and_again_never_cost_more_than_mu(epsilon, sigma, monkeypatch):
+    """A large look that fails thrice leaves no more than the rest, which then is used up."""
+    sep, data = made(epsilon, sigma), regression_data(500)
+
+    def fails(*args, **kwargs):
+        release(*args, **kwargs)
+        raise ZeroDivisionError
+
+    for _ in range(3):
+        sep.step(*data)
+    sep._known = replace(sep._known, share=0.4 * (1 - sep._known.spent))
+    with monkeypatch.context() as patch:
+        patch.setattr(pyro_dp.mechanism.iterative, "release", fails)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                sep.step(*data)
+            require_whole(sep)
+    with pytest.raises(PrivacyBudgetExceeded):
+        sep.step(*data)
+    require_whole(sep)
+
+
+@pytest.mark.parametrize("epsilon, sigma", BUDGETS[::2])
 def test_a_resumed_run_has_the_same_budget(epsilon, sigma):
     """Steps and runs after a load keep the noise multiplier and mu of the saved run."""
     data, sep = regression_data(500), made(epsilon, sigma)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pyro
 import pyro.distributions as dist
@@ -14,6 +15,7 @@ from torch.distributions import MultivariateNormal
 
 from pyro_dp import DPSEP, ConfigurationError, ModelError, PrivacyAccountant
 from pyro_dp.infer.posterior.evidence import Evidence
+from pyro_dp.infer.posterior.status import Status
 
 DIM = 3
 
@@ -80,6 +82,17 @@ def test_a_file_has_all_to_the_digit(evidence, tmp_path):
     command = [sys.executable, "-c", code, str(path)]
     other = subprocess.run(command, env=paths, capture_output=True, text=True, check=True)
     assert other.stdout.strip() == str(numbers(evidence))
+
+
+def test_the_status_of_the_run_stays_with_the_evidence(evidence, tmp_path):
+    """A posterior from a run that must not be published is not ok."""
+    doubted = Status("do not publish", "the data said little", "privacy noise")
+    parts = tuple(replace(part, status=doubted) for part in evidence.parts)
+    worse = replace(evidence, parts=parts + evidence.parts)
+    worse.save(tmp_path / "evidence.json")
+    again = Evidence.load(tmp_path / "evidence.json")
+    assert again.status == again.posterior(prior).status == doubted
+    assert "do not publish" in repr(again) and evidence.status.is_ok
 
 
 @pytest.mark.parametrize(

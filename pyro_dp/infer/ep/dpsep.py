@@ -200,7 +200,8 @@ class DPSEP(StochasticEP[EPState]):
             self._reservation,
             self.accountant.description.unit or "",
         )
-        part = Part(known.plan.size, known.looks, known.squared_bias, known.plan.bend, cost)
+        bias, bend = known.squared_bias, known.plan.bend
+        part = Part(known.plan.size, known.looks, bias, bend, cost, self._status())
         return Evidence(tuple(_joined(known.problem.guide.latents, known.problem.places)), (part,))
 
     @property
@@ -283,7 +284,8 @@ class DPSEP(StochasticEP[EPState]):
         """Count the lost look as spent. The looks to come share the rest."""
         self._lost += 1
         known = self._approximation
-        self._known = replace(known, spent=min(known.spent + known.share, 1.0))
+        spent = min(known.spent + known.share, 1.0)
+        self._known = replace(known, spent=spent, share=min(known.share, 1.0 - spent))
 
     def _load_state(self, state: dict[str, Any]) -> None:
         """mu is that of the whole run. Releases in the ledger beyond the state are spent."""

@@ -23,6 +23,7 @@ from pyro_dp.infer.posterior.looks import Look, PooledLooks, pooled, power
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.prior_density import prior_density
 from pyro_dp.infer.posterior.prior_factor import Prior
+from pyro_dp.infer.posterior.status import LEVELS, Status
 from pyro_dp.records.latents import Latent
 from pyro_dp.utils import tables
 from pyro_dp.utils.errors import ConfigurationError, ModelError
@@ -64,6 +65,7 @@ class Part:
     :param squared_bias: squared bias of the score in a direction by clipping, in the last look's
         coordinates.
     :param bend: how fast the curvature changes with distance.
+    :param status: that of the run's own posterior.
     """
 
     size: int
@@ -71,6 +73,7 @@ class Part:
     squared_bias: float
     bend: float
     cost: Cost
+    status: Status = Status()
 
     @cached_property
     def pooled(self) -> PooledLooks:
@@ -174,6 +177,11 @@ class Evidence:
         """
         costs = [part.cost.mu for part in self.parts]
         return max(costs) if self.disjoint else math.hypot(*costs)
+
+    @property
+    def status(self) -> Status:
+        """The worst of the runs: whether their looks arrived, and saw more than noise."""
+        return Status.worst(part.status for part in self.parts)
 
     @property
     def looks(self) -> tuple[Look, ...]:
@@ -317,6 +325,7 @@ class Evidence:
                     "bend": part.bend,
                     **vars(part.cost),
                     "gaussian": part.gaussian(),
+                    "status": vars(part.status),
                     "looks": [
                         {name: getattr(look, name).tolist() for name in _LOOK}
                         | {name: getattr(look, name) for name in _SDS}
@@ -350,7 +359,9 @@ class Evidence:
         exact = before * Gaussian(curvature @ mean[places], curvature).embedded(places, len(mean))
         wide = self._information(mean[places])
         aware = before * Gaussian(wide @ mean[places], wide).embedded(places, len(mean))
-        return Posterior(latents, mean, aware.covariance, plain=exact.covariance)
+        return Posterior(
+            latents, mean, aware.covariance, plain=exact.covariance, status=self.status
+        )
 
     def _places(self, latents: Sequence[Latent]) -> Tensor:
         """Indices of the evidence's coordinates among a model's, (d,)."""
@@ -405,6 +416,7 @@ class Evidence:
             ("about", sites),
             ("relation", self.parts[0].cost.neighboring),
             ("cost", f"mu = {self.mu:.4g}"),
+            ("status", str(self.status)),
         ]
 
     def __repr__(self) -> str:
@@ -481,7 +493,10 @@ def _from_plain(saved: Mapping[str, Any]) -> Evidence:
         size = require_count("records", part["records"])
         cost = Cost(float(part["mu"]), part["neighboring"], part["run"], part["unit"])
         bias, bend = float(part["squared_bias"]), float(part["bend"])
-        parts.append(Part(size, tuple(looks), bias, bend, cost))
+        status = Status(**part["status"])
+        if status.level not in LEVELS:
+            raise ConfigurationError(f"status {status.level!r} is unknown.")
+        parts.append(Part(size, tuple(looks), bias, bend, cost, status))
     return Evidence(tuple(latents), tuple(parts), bool(saved["disjoint"]))
 
 

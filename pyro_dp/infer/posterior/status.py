@@ -1,8 +1,10 @@
 """Whether a posterior can be published: one word, and one line that says why."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 OK, CHECK, DO_NOT_PUBLISH = "ok", "check", "do not publish"
+LEVELS = (OK, CHECK, DO_NOT_PUBLISH)
 STEPS, NOISE, CLIPPING = "steps", "privacy noise", "clipping"  # causes
 
 REMEDIES = {
@@ -28,6 +30,11 @@ class Status:
     level: str = OK
     reason: str = ""
     cause: str = ""
+
+    @staticmethod
+    def worst(of: Iterable["Status"]) -> "Status":
+        """The first of those with the worst level."""
+        return max(of, key=lambda status: LEVELS.index(status.level))
 
     @property
     def is_ok(self) -> bool:
