@@ -499,8 +499,15 @@ MUTATIONS = [
     Mutation(
         "DPSEP: a look that failed is free",
         "DPSEP._lose_release",
-        "spent=min(known.spent + known.share, 1.0)",
-        "spent=known.spent",
+        "spent = min(known.spent + known.share, 1.0)",
+        "spent = known.spent",
+        "test_dpsep_budget.py",
+    ),
+    Mutation(
+        "DPSEP: a look that fails again takes more than is left",
+        "DPSEP._lose_release",
+        "share=min(known.share, 1.0 - spent)",
+        "share=known.share",
         "test_dpsep_budget.py",
     ),
     Mutation(
