@@ -450,6 +450,7 @@ def test_the_bound_follows_the_norms(monkeypatch):
         noise_multiplier=1.0,
         num_steps=50,
         sampling="full",
+        generator=0,
     )
     svi = fixture.svi
     svi.step(x, y)
