@@ -15,7 +15,7 @@ from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Reading, Records
 from pyro_dp.utils.linalg import dense
 
-DRAWS = 16  # of the module
+DRAWS = 64  # of the module
 
 
 def prior_of(latents, guide=AutoMultivariateNormal, y=None):

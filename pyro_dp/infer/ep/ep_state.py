@@ -31,6 +31,7 @@ from pyro_dp.infer.posterior.explanation import CLIPPING as _CLIPPING_SHARE
 from pyro_dp.infer.posterior.explanation import NOISE as _NOISE_SHARE
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, squared_distances, with_last
+from pyro_dp.infer.posterior.prior_factor import combined
 from pyro_dp.infer.posterior.status import (
     CHECK,
     CLIPPING,
@@ -45,13 +46,10 @@ from pyro_dp.mechanism.norm_histogram import SIZE, Norms
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import dense, inverse, restricted, unstacked
 
-_LONGEST_STEP = 1.0  # roots of nats per record
 _SHORTEST_STEP = 1e-12
 _ARRIVED = 1e-9  # roots of nats per record: without noise, the last step
-_REFINED = 0.5  # weight of the newly refined prior in a step
 _FARTHEST = 3.0  # longest step in a coordinate, in standard deviations of the first prior
 _TURNED = 0.3  # a step of this cosine with the last one turns back: that one was too long
-_ROUNDS = 3  # rounds: the mean and the noise carried to it depend on each other
 _LITTLE = 0.8  # an interval this close to the prior's width counts as the prior's
 _FAR_AWAY = 4.0  # longest trusted last step, in squared standard deviations per direction
 _FASTEST = 4.0  # change of the scale in one step
@@ -99,7 +97,7 @@ class EPState:
     histograms: NormHistograms = NormHistograms()
     pooled: PooledLooks | None = None
     scale: float = 1.0
-    radius: float = _LONGEST_STEP
+    radius: float = math.inf
     way: Tensor | None = None
     weight: float = 1.0
 
@@ -223,16 +221,16 @@ class EPState:
     def _moved(self) -> tuple[float, "EPState"]:
         """The length of the step to which all looks point, and the state after it."""
         pooled, places = self._required_pooled, self.problem.places
-        aware = self._target(pooled)
+        prior, aware = self._target(pooled)
         start = self.looks[-1].point
         full = aware.mean - self.posterior.mean
         seen = aware.mean[places] - start
-        length, radius = self._length(seen), self.radius
+        length, radius = self._length(seen), min(self.radius, self.plan.longest_step)
         if self.way is not None:
             before = self._length(self.way)
             product = (seen @ pooled.curvature @ self.way).item() / self.plan.size
             back = product < -_TURNED * max(before * length, _SHORTEST_STEP**2)
-            radius = before / 2 if back else min(2 * radius, _LONGEST_STEP)
+            radius = before / 2 if back else min(2 * radius, self.plan.longest_step)
         part = min(
             1.0, radius / max(length, _SHORTEST_STEP), _FARTHEST / max(self._reach(full), 1.0)
         )
@@ -243,7 +241,7 @@ class EPState:
             radius=radius,
             way=part * seen,
             scale=self._new_scale(pooled),
-            **self._posteriors(pooled, mean),
+            **self._posteriors(pooled, prior, mean),
         )
         return length, moved if final else moved._planned(seen, part < 1)
 
@@ -279,33 +277,26 @@ class EPState:
         mean = histograms.mean(distances, self.plan.size)
         return mean.norms(self.scale, tail=self.plan.residuals != Residuals.BOUNDED)
 
-    def _target(self, pooled: PooledLooks) -> Gaussian:
-        """prior * evidence. The noise in the evidence depends on the posterior's mean."""
-        mean = self.posterior.mean
-        for _ in range(_ROUNDS):
-            information = pooled.information(mean[self.problem.places])
-            found = self.prior * self._factor(pooled, information)
-            mean = found.mean
-        return found
+    def _target(self, pooled: PooledLooks) -> tuple[Gaussian, Gaussian]:
+        """The prior's factor, and prior * evidence, which is a Gaussian with the noise in it."""
+
+        def evidence(mean: Tensor) -> Gaussian:
+            return self._factor(pooled, pooled.information(mean[self.problem.places]))
+
+        return combined(self.problem.prior, evidence, self.posterior.mean, self.prior)
 
     def _factor(self, pooled: PooledLooks, precision: Tensor) -> Gaussian:
         """The records' evidence with this precision, on all latents."""
         factor = Gaussian(precision @ pooled.estimate, precision)
         return factor.embedded(self.problem.places, self.problem.guide.size)
 
-    def _posteriors(self, pooled: PooledLooks, mean: Tensor) -> dict[str, Any]:
-        """The posteriors at this mean, without and with the noise's uncertainty, and the prior.
-
-        A prior may contain a scale. Noise draws effects to their mean. A prior refined at such
-        effects would have a smaller scale, which draws them closer, until the scale is lost. So
-        the prior is refined with the noise's uncertainty included, and by half a step.
-        """
+    def _posteriors(
+        self, pooled: PooledLooks, prior: Gaussian, mean: Tensor
+    ) -> dict[str, Gaussian]:
+        """The prior, and the posteriors at this mean, without and with the noise's uncertainty."""
         seen = mean[self.problem.places]
         information = pooled.information(seen, self._bias(pooled, seen))
         factors = [self._factor(pooled, each) for each in (pooled.curvature, information)]
-        covariance = inverse(self.prior.precision + factors[1].precision)
-        refined = self.problem.prior.factor(mean, covariance)
-        prior = self.prior ** (1 - _REFINED) * refined**_REFINED
         precisions = [prior.precision + factor.precision for factor in factors]
         plain, aware = (Gaussian(precision @ mean, precision) for precision in precisions)
         return {"posterior": plain, "aware": aware, "prior": prior}

@@ -31,16 +31,38 @@ _LEAST_WEIGHT = 0.1
 # The squared alignment of the parts that clipping cuts off; 1 if all of them point to one side.
 # Weights that do not depend on the outcome cause bias only if the model is wrong. Symmetric
 # residuals cancel if the model is right.
-_ALIGNED = {Residuals.BOUNDED: 1 / 20_000, Residuals.NORMAL: 1 / 8, Residuals.OTHER: 1.0}
+_ALIGNED = {
+    Residuals.BOUNDED: 1 / 20_000,
+    Residuals.NORMAL: 1 / 8,
+    Residuals.SCALED: 1 / 8,
+    Residuals.OTHER: 1.0,
+}
 _NEGLIGIBLE = 0.005  # noise in a direction, relative to the posterior's variance there
 _LEAST_NOISE = 1e-9
 # Coordinates follow the curvature plus this multiple of its noise. A quadratic likelihood has one
 # curvature everywhere, and every look makes it clearer.
-_DOUBTED = {Residuals.BOUNDED: 4.0, Residuals.NORMAL: 0.3, Residuals.OTHER: 4.0}
+_DOUBTED = {
+    Residuals.BOUNDED: 4.0,
+    Residuals.NORMAL: 0.3,
+    Residuals.SCALED: 4.0,
+    Residuals.OTHER: 4.0,
+}
 _UNRESOLVED = 1.0  # relative noise of the curvature
 # Relative change of the curvature over a distance of one root of a nat per record. If residuals
 # are bounded, it is about one over the root of a record's curvature.
-_BEND = {Residuals.BOUNDED: 4.0, Residuals.NORMAL: 2.5, Residuals.OTHER: 2.5}
+_BEND = {
+    Residuals.BOUNDED: 4.0,
+    Residuals.NORMAL: 2.5,
+    Residuals.SCALED: 2.5,
+    Residuals.OTHER: 2.5,
+}
+# Roots of nats per record. A step past a Normal's scale makes all norms large.
+_LONGEST_STEP = {
+    Residuals.BOUNDED: 1.0,
+    Residuals.NORMAL: 1.0,
+    Residuals.SCALED: 0.5,
+    Residuals.OTHER: 1.0,
+}
 _LOWEST = 0.02  # fraction of the records with norms below the least bound that is tried
 
 
@@ -93,6 +115,11 @@ class LookPlan:
         if self.residuals == Residuals.NORMAL and self.multiplier == 0:
             return 0.0  # nothing is clipped, and one curvature holds everywhere
         return _BEND[self.residuals]
+
+    @property
+    def longest_step(self) -> float:
+        """Longest step between two looks, in roots of nats per record."""
+        return _LONGEST_STEP[self.residuals]
 
     def mean_weight(self, total: float, noise: float, predicted: float) -> float:
         """The records' mean weight, from the released sum and from the histogram of norms.

@@ -30,6 +30,7 @@ class Residuals:
 
     BOUNDED = "bounded"  # there are finitely many outcomes
     NORMAL = "normal"  # symmetric, from a quadratic log density
+    SCALED = "scaled"  # of a Normal whose scale is unknown, too
     OTHER = "other"
 
 
@@ -140,7 +141,9 @@ class Family:
         """One of :class:`Residuals`."""
         if self._labels:
             return Residuals.BOUNDED
-        return Residuals.NORMAL if self.kind is Normal else Residuals.OTHER
+        if self._class not in (Normal, pyro.distributions.Normal):
+            return Residuals.OTHER
+        return Residuals.NORMAL if self.kind is Normal else Residuals.SCALED
 
     def largest_gradient(self, numbers: Tensor, rest: list[Tensor]) -> Tensor | None:
         """Largest gradient of the log density over all outcomes, (..., E, r).

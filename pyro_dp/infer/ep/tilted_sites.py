@@ -76,7 +76,7 @@ class LinearMoments:
         self.curved = not all(agree(a[2], b[2]) for a, b in zip(here, there, strict=True))
         self.careful = self.curved
         kinds = {family.residuals for family in self.families}
-        if len(kinds) > 1 or (self.curved and Residuals.NORMAL in kinds):
+        if len(kinds) > 1 or (self.curved and kinds != {Residuals.BOUNDED}):
             kinds = {Residuals.OTHER}
         (self.residuals,) = kinds
         numbers = len(z) + records.row_size

@@ -22,19 +22,15 @@ from pyro_dp.infer.posterior.intervals import element_names
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, pooled, power
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.prior_density import prior_density
-from pyro_dp.infer.posterior.prior_factor import Prior
+from pyro_dp.infer.posterior.prior_factor import Prior, combined
 from pyro_dp.infer.posterior.status import LEVELS, Status
 from pyro_dp.records.latents import Latent
 from pyro_dp.utils import tables
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.files import read_file, write_file
-from pyro_dp.utils.linalg import inverse
 from pyro_dp.utils.validation import require_count, require_flag
 
 FORMAT, VERSION = "pyro_dp evidence", 1
-_ROUNDS = 50
-_SETTLED = 1e-6  # longest step of the last round, in standard deviations
-_HALF = 0.5  # each round takes half of the step
 _METHODS = "method must be 'gaussian', 'nuts', or a Pyro guide."
 _LOOK = ("point", "score", "curvature", "geometry")
 _SDS = ("score_sd", "curvature_sd")
@@ -342,18 +338,15 @@ class Evidence:
         mean = torch.zeros(latents[-1].stop, dtype=torch.float64)
         prior = Prior(log_prob, mean)
         factor = prior.factor(mean, torch.eye(len(mean)).to(mean))
-        mean, before = factor.mean.clone(), factor
+        mean = factor.mean.clone()
         # From the prior's mean, far from all looks, the noise that the curvature carries hides all.
         mean[places] = self.parts[0].pooled.estimate
-        for _ in range(_ROUNDS):
-            evidence = self.factor(mean[places]).embedded(places, len(mean))
-            covariance = inverse(before.precision + evidence.precision)
-            before = before**_HALF * prior.factor(mean, covariance) ** _HALF
-            found = before * evidence
-            way = found.mean - mean
-            mean = mean + _HALF * way
-            if (way.square() / found.covariance.diagonal()).max() < _SETTLED**2:
-                break
+
+        def evidence(mean: Tensor) -> Gaussian:
+            return self.factor(mean[places]).embedded(places, len(mean))
+
+        before, found = combined(prior, evidence, mean, factor)
+        mean = found.mean
         plain = [part.pooled.curvature for part in self.parts]
         curvature = torch.stack(plain).sum(dim=0)
         exact = before * Gaussian(curvature @ mean[places], curvature).embedded(places, len(mean))

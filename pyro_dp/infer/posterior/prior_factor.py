@@ -7,10 +7,13 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.linalg import apply, cholesky, floored
+from pyro_dp.utils.linalg import apply, cholesky, floored, inverse
 
-_NUM_DRAWS = 16
+_NUM_DRAWS = 64
 _LEAST_PRECISION = 1e-4  # of a prior that is not log-concave
+_STEP = 0.5  # weight of a newly refined factor, if the prior is not Gaussian
+_MOST_ROUNDS = 50
+_SETTLED = 1e-4  # longest step of the last round, in standard deviations
 
 
 class Prior:
@@ -31,6 +34,7 @@ class Prior:
 
     def __init__(self, log_prob: Callable[[Tensor], Tensor], mean: Tensor, exact: bool = True):
         self._log_prob = log_prob
+        self._vectorizes = True  # as far as is known
         half = torch.randn(_NUM_DRAWS // 2, len(mean), dtype=torch.float64)
         self._draws = torch.cat([half, -half]).to(mean.device)
         at_mean = self._derivatives(mean)
@@ -65,16 +69,28 @@ class Prior:
             least = 0.0
         else:
             root = covariance.sqrt().diag() if covariance.dim() == 1 else cholesky(covariance)
-            found = [self._derivatives(mean + root @ draw) for draw in self._draws]
-            found = [(g, h) for g, h in found if g.isfinite().all() and h.isfinite().all()]
-            # Where the density cannot be evaluated, as far out, the factor stays as it was.
-            found = found or [self._latest or self._derivatives(self._centre)]
-            gradient, hessian = (sum(each) / len(found) for each in zip(*found, strict=True))
-            self._latest = gradient, hessian
+            gradients, hessians = self._all_derivatives(mean + self._draws @ root.mT)
+            finite = gradients.isfinite().all(1) & hessians.isfinite().all(2).all(1)
+            if finite.any():
+                self._latest = gradients[finite].mean(dim=0), hessians[finite].mean(dim=0)
+            # If the density cannot be evaluated, as far out, the factor stays as it was.
+            gradient, hessian = self._latest or self._derivatives(self._centre)
             least = _LEAST_PRECISION
         precision = -hessian.diagonal() if covariance.dim() == 1 else -hessian
         precision = floored(precision, least)
         return Gaussian(gradient + apply(precision, mean), precision)
+
+    def _all_derivatives(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients (K, d) and Hessians (K, d, d) at K points."""
+        if self._vectorizes:
+            try:
+                gradients, hessians = torch.func.vmap(self._derivatives)(points)
+                return gradients, hessians
+            except (RuntimeError, ValueError, ModelError):  # the model branches on its latents
+                self._vectorizes = False
+        found = [self._derivatives(point) for point in points]
+        gradients, hessians = (torch.stack(each) for each in zip(*found, strict=True))
+        return gradients, hessians
 
     def _derivatives(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient (d,) and Hessian (d, d) of the log density."""
@@ -91,3 +107,30 @@ def _agree(one: Tensor, other: Tensor, tolerance: float) -> bool:
     """Whether two Hessians are equal up to rounding, each entry in the scale of its latents."""
     scale = (one.diagonal().abs() + other.diagonal().abs()).sqrt()
     return bool(((one - other).abs() <= tolerance * torch.outer(scale, scale)).all())
+
+
+def combined(
+    prior: Prior, evidence: Callable[[Tensor], Gaussian], mean: Tensor, before: Gaussian
+) -> tuple[Gaussian, Gaussian]:
+    """The Gaussian q that is closest to prior * evidence, in KL(q || prior * evidence).
+
+    It is found by the natural gradient of variational inference. If the prior is not Gaussian, each
+    round takes half a step. The evidence must include its noise. Without its noise, it would draw
+    effects to their mean, and the scale of a hierarchy would shrink until it is lost.
+
+    :param evidence: the likelihood as a factor for a posterior of this mean (d,).
+    :param mean: where the search starts, (d,).
+    :param before: a factor of the prior, at which the search starts.
+    :returns: the prior as a factor at q, and q.
+    """
+    step = 1.0 if prior.is_gaussian else _STEP
+    for _ in range(_MOST_ROUNDS):
+        likelihood = evidence(mean)
+        covariance = inverse(before.precision + likelihood.precision)
+        before = before ** (1 - step) * prior.factor(mean, covariance) ** step
+        found = before * likelihood
+        way = found.mean - mean
+        mean = mean + step * way
+        if (way.square() / covariance.diagonal()).max() < _SETTLED**2:
+            break
+    return before, found
