@@ -290,9 +290,7 @@ class EPState:
         factor = Gaussian(precision @ pooled.estimate, precision)
         return factor.embedded(self.problem.places, self.problem.guide.size)
 
-    def _posteriors(
-        self, pooled: PooledLooks, prior: Gaussian, mean: Tensor
-    ) -> dict[str, Gaussian]:
+    def _posteriors(self, pooled: PooledLooks, prior: Gaussian, mean: Tensor) -> dict[str, Any]:
         """The prior, and the posteriors at this mean, without and with the noise's uncertainty."""
         seen = mean[self.problem.places]
         information = pooled.information(seen, self._bias(pooled, seen))

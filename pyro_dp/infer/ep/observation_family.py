@@ -30,7 +30,7 @@ class Residuals:
 
     BOUNDED = "bounded"  # there are finitely many outcomes
     NORMAL = "normal"  # symmetric, from a quadratic log density
-    SCALED = "scaled"  # of a Normal whose scale is unknown, too
+    SCALED = "scaled"  # normal, with an unknown scale
     OTHER = "other"
 
 

@@ -10,7 +10,7 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import apply, cholesky, floored, inverse
 
 _NUM_DRAWS = 64
-_LEAST_PRECISION = 1e-4  # of a prior that is not log-concave
+_LEAST_PRECISION = 1e-4  # if the prior is not log-concave
 _STEP = 0.5  # weight of a newly refined factor, if the prior is not Gaussian
 _MOST_ROUNDS = 50
 _SETTLED = 1e-4  # longest step of the last round, in standard deviations
@@ -34,7 +34,7 @@ class Prior:
 
     def __init__(self, log_prob: Callable[[Tensor], Tensor], mean: Tensor, exact: bool = True):
         self._log_prob = log_prob
-        self._vectorizes = True  # as far as is known
+        self._vectorizes = True  # until it fails to
         half = torch.randn(_NUM_DRAWS // 2, len(mean), dtype=torch.float64)
         self._draws = torch.cat([half, -half]).to(mean.device)
         at_mean = self._derivatives(mean)
@@ -119,8 +119,8 @@ def combined(
     effects to their mean, and the scale of a hierarchy would shrink until it is lost.
 
     :param evidence: the likelihood as a factor for a posterior of this mean (d,).
-    :param mean: where the search starts, (d,).
-    :param before: a factor of the prior, at which the search starts.
+    :param mean: the mean at the start of the search, (d,).
+    :param before: the prior as a factor at the start.
     :returns: the prior as a factor at q, and q.
     """
     step = 1.0 if prior.is_gaussian else _STEP
