@@ -11,6 +11,7 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.model_prior import model_prior
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
+from pyro_dp.infer.posterior.prior_factor import combined
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Reading, Records
 from pyro_dp.utils.linalg import dense
@@ -290,3 +291,27 @@ def test_a_precise_latent_does_not_hide_another_that_is_not_gaussian():
     """Hessians are compared relative to the largest of all entries."""
     found = prior_of(precise_and_not_gaussian).factor(torch.tensor([0.0, 1.5]), 1e-8 * torch.eye(2))
     assert found.precision[1, 1].item() == pytest.approx(3 * torch.tensor(1.5).exp().item())
+
+
+def hierarchy_of_effects():
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    return pyro.sample("effects", dist.Normal(0.0, scale).expand([4]).to_event(1)).sum()
+
+
+@pytest.mark.parametrize("latents", [hierarchical_mean, hierarchy_of_effects])
+def test_prior_times_evidence_is_a_fixed_point(latents):
+    """Another round changes nothing, from another start as well."""
+    prior = prior_of(latents)
+    dim = len(prior._centre)
+    precision = torch.diag(torch.tensor([0.0, *(4.0 for _ in range(dim - 1))]).double())
+    likelihood = Gaussian(precision @ torch.linspace(0.5, 1.5, dim).double(), precision)
+    found = []
+    for start in (torch.zeros(dim).double(), torch.full((dim,), 0.5).double()):
+        before = prior.factor(start, 0.1 * torch.eye(dim).double())
+        factor, q = combined(prior, lambda _: likelihood, start, before)
+        again = prior.factor(q.mean, q.covariance) * likelihood
+        torch.testing.assert_close(again.mean, q.mean, rtol=0.0, atol=1e-3)
+        torch.testing.assert_close(again.covariance, q.covariance, rtol=0.01, atol=1e-3)
+        torch.testing.assert_close((factor * likelihood).mean, q.mean)
+        found.append(q.mean)
+    torch.testing.assert_close(*found, rtol=0.0, atol=0.01)

@@ -83,8 +83,8 @@ class DPSEP(StochasticEP[EPState]):
     **Where it fails.** :meth:`run` ends with a :class:`ConvergenceWarning` in two cases. The noise
     may outweigh the records in most directions, or the last step was longer than the intervals are
     wide. A :class:`ClippingWarning` says that clipping may move the posterior by as much as the
-    intervals are wide. Hierarchies with unknown scales fail more often than other models:
-    :class:`DPSVI` serves them better.
+    intervals are wide. If records see products of latents (a horseshoe, non-centred effects), the
+    likelihood is not quadratic, and :class:`DPSVI` serves better.
 
     :class:`PaperDPSEP` is the algorithm of the paper, with a bound and a number of steps of your
     own. It also works on samples of the records.

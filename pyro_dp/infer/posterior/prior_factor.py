@@ -13,6 +13,7 @@ _NUM_DRAWS = 64
 _LEAST_PRECISION = 1e-4  # if the prior is not log-concave
 _STEP = 0.5  # weight of a newly refined factor, if the prior is not Gaussian
 _MOST_ROUNDS = 50
+_ROUNDS = 3  # rounds if the prior is Gaussian: the mean and the noise depend on each other
 _SETTLED = 1e-4  # longest step of the last round, in standard deviations
 
 
@@ -123,8 +124,8 @@ def combined(
     :param before: the prior as a factor at the start.
     :returns: the prior as a factor at q, and q.
     """
-    step = 1.0 if prior.is_gaussian else _STEP
-    for _ in range(_MOST_ROUNDS):
+    step, rounds = (1.0, _ROUNDS) if prior.is_gaussian else (_STEP, _MOST_ROUNDS)
+    for _ in range(rounds):
         likelihood = evidence(mean)
         covariance = inverse(before.precision + likelihood.precision)
         before = before ** (1 - step) * prior.factor(mean, covariance) ** step
