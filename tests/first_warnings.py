@@ -257,8 +257,7 @@ def a_guide_that_is_not_gaussian():
     "Models of your own",
     ConvergenceWarning,
     level="do not publish",
-    do="Fewer groups, or `DPSVI`, which serves hierarchies with unknown scales better; no "
-    "interval of this run should be published.",
+    do="Take fewer groups, more records or a larger epsilon. Publish no interval of this run.",
 )
 def a_hierarchy():
     """DPSEP with thirty effects of an unknown scale."""

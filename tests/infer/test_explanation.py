@@ -16,6 +16,7 @@ from pyro_dp import (
     DPSVI,
     ClippedFraction,
     ConfigurationError,
+    ConvergenceWarning,
     Explanation,
     PaperDPSEP,
     PaperDPSVI,
@@ -368,3 +369,21 @@ def test_float32_and_latents_that_no_record_sees(kind):
     assert found.names == ("scale", "w[0]", "w[1]", "w[2]")
     assert all(torch.isfinite(share).all() for share in found.shares.values())
     torch.testing.assert_close(sum(found.shares.values()).double(), torch.ones(4).double())
+
+
+def test_dpsep_of_products_is_to_be_checked():
+    """Evidence that is quadratic in the latents does not fit products of them."""
+
+    def products(x, y):
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+        with pyro.plate("people", len(x)):
+            pyro.sample("y", dist.Bernoulli(logits=scale * (x @ w)), obs=y)
+
+    pyro.clear_param_store()
+    guide = AutoMultivariateNormal(products)
+    settings = {"accountant": PrivacyAccountant(), "noise_multiplier": 0.1, "generator": 0}
+    sep = DPSEP(products, guide, **settings)
+    with pytest.warns(ConvergenceWarning):
+        sep.run(*regression_data(2000, 3), progress=False)
+    assert str(sep.posterior().status).startswith("check: ")

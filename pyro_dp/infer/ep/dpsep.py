@@ -80,11 +80,12 @@ class DPSEP(StochasticEP[EPState]):
     of what clipping took away. A posterior that is not Gaussian is not covered. If the noise hides
     all information, the posterior falls back to the prior. ``posterior().status`` says so.
 
-    **Where it fails.** :meth:`run` ends with a :class:`ConvergenceWarning` in two cases. The noise
-    may outweigh the records in most directions, or the last step was longer than the intervals are
-    wide. A :class:`ClippingWarning` says that clipping may move the posterior by as much as the
-    intervals are wide. If records see products of latents (a horseshoe, non-centred effects), the
-    likelihood is not quadratic, and :class:`DPSVI` serves better.
+    **Where it fails.** :meth:`run` ends with a :class:`ConvergenceWarning` in three cases. The
+    noise may outweigh the records in most directions. The last step may be longer than the
+    intervals are wide. Or records see products of latents, as in a horseshoe or in non-centred
+    effects. Their likelihood is not quadratic, and :class:`DPSVI` serves better. A
+    :class:`ClippingWarning` says that clipping may move the posterior by as much as the intervals
+    are wide.
 
     :class:`PaperDPSEP` is the algorithm of the paper, with a bound and a number of steps of your
     own. It also works on samples of the records.

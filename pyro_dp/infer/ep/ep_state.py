@@ -57,6 +57,9 @@ _TOO_MANY = (
     "There are {dim} latents. All entries of their precision are released, which is of no use for "
     "more than {most}. Use DPSVI, or PaperDPSEP with precision='diagonal'."
 )
+_CURVED = (
+    "records see products or curves of the {dim} latents, and the evidence is quadratic in them"
+)
 _GAUSSIANS = ("posterior", "aware", "prior", "first_prior")
 
 
@@ -345,6 +348,8 @@ class EPState:
                 return Status(CHECK, reason, CLIPPING)
             reason = f"the looks were {share:.1f} standard deviations too far away to be sure"
             return Status(CHECK, reason, STEPS)
+        if self.problem.moments.curved and self.plan.multiplier > 0:
+            return Status(CHECK, _CURVED.format(dim=self.plan.dim), STEPS)
         return Status()
 
     def noise_parts(self) -> dict[str, Tensor]:
