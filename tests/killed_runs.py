@@ -138,10 +138,17 @@ def shared_journals(folder):
     journal.close()
     found["after"] = counted(folder / "shared") == 2
 
+    def sleep():
+        (folder / "pid").write_text(str(os.getpid()))
+        (folder / "asleep").touch()
+        time.sleep(60)
+
     def leave_orphan():
         ours = PrivacyAccountant()
         ours.journal(folder / "orphan")
-        (folder / "pid").write_text(str(forked(time.sleep, 60)))
+        forked(sleep)
+        while not (folder / "asleep").exists():  # until then it may still hold the lock
+            time.sleep(1e-3)
         os.kill(os.getpid(), signal.SIGKILL)
 
     status(forked(leave_orphan))
