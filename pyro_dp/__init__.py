@@ -4,6 +4,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.auditing.audit import audit, audit_one_run
 from pyro_dp.auditing.result import AuditResult
+from pyro_dp.infer.dpsvi import DPSVI
 from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.infer.ep.kl_bounds import clipped_kl, sep_kl_bound
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
@@ -11,7 +12,6 @@ from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.explanation import Explanation
 from pyro_dp.infer.posterior.forecast import Forecast
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.svi.dpsvi import DPSVI
 from pyro_dp.infer.svi.paper_dpsvi import PaperDPSVI
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip

@@ -2,7 +2,7 @@
 
 The RAND Health Insurance Experiment asked whether people who share the cost see a doctor less
 often. ``statsmodels`` ships its 20,190 person-years. ``python -m pyro_dp`` fits a Pyro model by
-``DPSEP`` and compares its posterior with the exact one. ``python -m pyro_dp synthesize`` is another
+``DPSVI`` and compares its posterior with the exact one. ``python -m pyro_dp synthesize`` is another
 command (:mod:`pyro_dp.tabular.command_line`).
 """
 
@@ -21,7 +21,7 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
-from pyro_dp import DPSEP, DPSVI, Posterior, PrivacyAccountant, PrivacyError
+from pyro_dp import DPSVI, Posterior, PrivacyAccountant, PrivacyError
 from pyro_dp.accounting.amounts import of_budget, spent_and_left
 from pyro_dp.infer.posterior.status import Status
 
@@ -40,7 +40,6 @@ BOUNDS = {
 }
 NAMES = ["intercept", *(label for *_, label in BOUNDS.values())]
 PRIOR_SD = 2.0
-METHODS = {"dpsep": DPSEP, "dpsvi": DPSVI}
 REPORT = "pyro_dp_report.html"
 WIDTH = 100  # columns of the printed text
 Moments = tuple[Tensor, Tensor]  # mean (10,) and standard deviation (10,)
@@ -66,14 +65,12 @@ def model(x: Tensor, y: Tensor) -> None:
         pyro.sample("visit", dist.Bernoulli(logits=x[idx] @ weights), obs=y[idx])
 
 
-def fit(
-    method: str, x: Tensor, y: Tensor, accountant: PrivacyAccountant, seed: int | None
-) -> Posterior:
+def fit(x: Tensor, y: Tensor, accountant: PrivacyAccountant, seed: int | None) -> Posterior:
     """Fit with default settings. The progress bar needs a terminal."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     guide = AutoMultivariateNormal(model)
-    inference = METHODS[method](model, guide, accountant=accountant, generator=seed)
+    inference = DPSVI(model, guide, accountant=accountant, generator=seed)
     inference.run(x, y, progress=sys.stderr.isatty())
     return inference.posterior()
 
@@ -162,10 +159,10 @@ def answer(private: Moments) -> str:
     return f"Answer: {yes}. {interval} lies {side} zero."
 
 
-def title(method: str, epsilon: float, delta: float, records: int) -> str:
+def title(epsilon: float, delta: float, records: int) -> str:
     """Two lines above the picture."""
     budget = f"ε = {epsilon:g}, δ = {delta:g}"
-    return f"Who sees a doctor?\n{records:,} person-years, {method.upper()}, {budget}"
+    return f"Who sees a doctor?\n{records:,} person-years, DPSVI, {budget}"
 
 
 def draw(
@@ -246,7 +243,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         epilog="python -m pyro_dp synthesize --help: make synthetic rows from a CSV file.",
     )
     add, default = parser.add_argument, "(default: %(default)s)"
-    add("--method", choices=METHODS, default="dpsep", help=f"the private inference {default}")
     text = f"privacy budget, where less is more private {default}"
     add("--epsilon", type=float, default=1.0, help=text)
     text = f"small probability outside the guarantee of epsilon {default}"
@@ -303,7 +299,7 @@ def run_demo(arguments: list[str]) -> int:
         units=len(x),
     )
     with warnings.catch_warnings(record=True) as raised:
-        posterior = fit(options.method, x, y, options.accountant, options.seed)
+        posterior = fit(x, y, options.accountant, options.seed)
     for warning in raised:
         say(f"Warning: {warning.message}", sys.stderr)
     private, status = (posterior.mean, posterior.stddev), posterior.status
@@ -314,7 +310,7 @@ def run_demo(arguments: list[str]) -> int:
     )
     reference = exact(x, y)
     say(f"{table(reference, private)}\nStatus: {status}.\n{answer(private)}\n")
-    heading = title(options.method, options.epsilon, options.delta, len(x))
+    heading = title(options.epsilon, options.delta, len(x))
     page = options.output.with_name(REPORT)
     try:
         draw(reference, private, status, heading, options.output)

@@ -39,6 +39,7 @@ from pyro_dp import (
     PrivacyError,
     SubsampledGaussian,
 )
+from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.ranks import Ranks
@@ -291,7 +292,7 @@ def samples() -> list[dict[str, Any]]:
 
     def body(rank):
         drawn, noises = [], []
-        own, noisy = DPSVI._sample, ClippedSum._noisy
+        own, noisy = PaperDPSVI._sample, ClippedSum._noisy
 
         def sample(self, sampler, *place):
             drawn.append(own(self, sampler, *place))
@@ -301,7 +302,7 @@ def samples() -> list[dict[str, Any]]:
             noises.append(tuple(sigmas))
             return noisy(self, sigmas, stream)
 
-        DPSVI._sample, ClippedSum._noisy = sample, noise
+        PaperDPSVI._sample, ClippedSum._noisy = sample, noise
         accountant, cluster = PrivacyAccountant(), Cluster(timeout=30)
         options = dict(noise_multiplier=1.0, sample_rate=0.5, num_steps=20, generator=7)
         svi = make("svi with an optim", accountant, cluster, **options, jit="none")
@@ -549,7 +550,7 @@ def train(
     ClippedSum._noisy = noise
     mine = failure is not None and failure.rank == rank
     if mine:
-        kind = {"svi": DPSVI, "sep": DPSEP, "vip": VIPS}[method[:3]]
+        kind = {"svi": StochasticGradientVI, "sep": DPSEP, "vip": VIPS}[method[:3]]
         _set_up(failure, kind, lambda: made[0]._steps if made else 0, folder)
     accountant = PrivacyAccountant(3.0)
     if rank == 0:
@@ -557,6 +558,8 @@ def train(
     if mine and failure.how == "spent":
         accountant.record(SubsampledGaussian(accountant.noise_multiplier(num_steps=1)))
     cluster = Cluster(timeout=TIMEOUT if failure else 30.0)
+    if method == "svi":
+        options = options | {"max_grad_norm": 2.0}  # gradient steps: looks are as of "sep"
     inference = make(method, accountant, cluster, num_steps=8, **options)
     made.append(inference)
     if checkpoint.exists():

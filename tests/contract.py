@@ -536,7 +536,7 @@ class InferenceContract(ReleaseContract, RunContract):
     @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
     def test_a_copy_would_carry_the_data(self, copied):
         inference, _ = self.stepped()
-        name = type(inference).__name__
+        name = inference._name
         text = rf"A {name} holds the data: save its state_dict\(\) instead"
         with pytest.raises(PrivacyError, match=text):
             copied(inference)

@@ -891,14 +891,16 @@ def torch_optimizer():
 def lbfgs():
     """LBFGS, which evaluates the loss several times in a step."""
     x, y = data()
-    dpsvi(logistic, optim=pyro.optim.PyroOptim(torch.optim.LBFGS, {"lr": 0.1})).step(x, y)
+    optim = pyro.optim.PyroOptim(torch.optim.LBFGS, {"lr": 0.1})
+    dpsvi(logistic, optim=optim, max_grad_norm=1.0).step(x, y)
 
 
 @attempt("Optimizers", "optim", "learning_rate", says=r"'lr'|\blr\b")
 def misspelt_learning_rate():
     """A learning rate by another name."""
     x, y = data()
-    dpsvi(logistic, optim=pyro.optim.Adam({"learning_rate": 0.01})).step(x, y)
+    optim = pyro.optim.Adam({"learning_rate": 0.01})
+    dpsvi(logistic, optim=optim, max_grad_norm=1.0).step(x, y)
 
 
 @attempt("Optimizers", "ReduceLROnPlateau", says="ExponentialLR|StepLR|another schedule")
@@ -906,7 +908,8 @@ def reduce_on_plateau():
     """A schedule that wants to know the loss."""
     x, y = data()
     arguments = {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.01}}
-    dpsvi(logistic, optim=pyro.optim.ReduceLROnPlateau(arguments)).run(x, y, progress=False)
+    optim = pyro.optim.ReduceLROnPlateau(arguments)
+    dpsvi(logistic, optim=optim, max_grad_norm=1.0).run(x, y, progress=False)
 
 
 @attempt("Losses", "loss", "RenyiELBO", says="Trace_ELBO")
@@ -1052,7 +1055,7 @@ def watching_the_loss():
 def running_twice():
     """run() twice."""
     x, y = data()
-    svi = dpsvi(logistic)
+    svi = dpsvi(logistic, max_grad_norm=1.0)
     svi.run(x, y, progress=False)
     svi.run(x, y, progress=False)
 

@@ -201,12 +201,12 @@ def a_column_in_other_units():
     "Models of your own",
     ConvergenceWarning,
     level="do not publish",
-    do="Here nothing starts far off: the budget is small for 2,000 people. `DPSEP` on the same "
-    "model, more people, or a larger epsilon; ask `accountant.forecast` which.",
+    do="The budget is small for 2,000 people. Take more people or a larger epsilon; ask "
+    "`accountant.forecast` which.",
 )
 def dpsvi_with_too_little():
     """DPSVI where the noise hides what the records say."""
-    accountant = PrivacyAccountant(epsilon=0.2)
+    accountant = PrivacyAccountant(epsilon=0.02)
     svi = DPSVI(logistic, AutoNormal(logistic), accountant=accountant, generator=0)
     svi.run(*records(), progress=False)
     return svi.posterior().status

@@ -43,7 +43,7 @@ class RunContract:
         assert 0 < sum(result.step_seconds) < result.seconds
         assert result.stopped == "all steps are done"
         lines = repr(result).splitlines()
-        name = type(inference).__name__
+        name = inference._name
         assert lines[0] == f"{name}: {STEPS} of {STEPS} steps, all steps are done"
         assert 3 <= len(lines) <= 5 and "nan" not in repr(result)
         shown = inference._repr_html_(), result._repr_html_()
@@ -102,7 +102,7 @@ class RunContract:
         assert 0.995 < whole <= 1.0
         rest = inference.run(*data, progress=False)
         assert (rest.earlier, rest.steps) == (3, 3)
-        assert repr(rest).startswith(f"{type(inference).__name__}: {STEPS} of {STEPS} steps")
+        assert repr(rest).startswith(f"{inference._name}: {STEPS} of {STEPS} steps")
         assert accountant.num_releases == STEPS + self.first - 1
         assert accountant.get_epsilon() == whole and accountant.reserved == []
 

@@ -208,12 +208,12 @@ def error_over_bound(
     bias: Sequence[float],
     noise: Sequence[float],
     runs: Mapping[float, float],
-    chosen: tuple[float, float],
+    default: float,
 ) -> None:
     """Distance to the exact posterior's mean over the bound: expected, and of runs.
 
     :param runs: errors by bound.
-    :param chosen: bound and error of the run that chose its bound itself.
+    :param default: error of the run with nothing set.
     """
     fig, ax = plt.subplots(figsize=(8, 4.6), layout="constrained")
     ax.loglog(bounds, bias, "--", color=ORANGE, label="bias, exactly")
@@ -221,7 +221,7 @@ def error_over_bound(
     ax.loglog(bounds, np.hypot(bias, noise), color=BLACK, lw=2, label="both")
     style = dict(ls="", ms=9, mec="white")
     ax.plot(list(runs), list(runs.values()), marker="s", color=GREEN, label="a run each", **style)
-    ax.plot(*chosen, marker="*", color=BLACK, label="a run with nothing set", **style | {"ms": 18})
+    ax.axhline(default, ls=":", color=BLACK, label="a run with nothing set")
     ax.set(
         title="A bias on the left, noise on the right",
         xlabel="bound C on the length of a gradient",

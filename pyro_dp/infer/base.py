@@ -27,6 +27,7 @@ from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.records.arguments import described, read_as_data
 from pyro_dp.records.first_look import first_look
+from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.losses import user_code
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.plate import PrivatePlate
@@ -111,6 +112,8 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         self._bit = Block(1, 0.5, SHARE) if clips else None
         self._fractions = ClippedFractions()
         self._watched: CapturedState | None = None  # of what is traced
+        self._before: tuple[bool, set[str]] | None = None  # values before the last build
+        self._handed: tuple[bool, set[str]] | None = None  # the same, from another inference
         self._prepared: P | None = None  # for the arguments of the last step
         self._first: Records | None = None  # of the first step
 
@@ -261,11 +264,24 @@ class PrivateInference(IterativeMechanism, Generic[P]):
             )
             return None
 
+    def _values_before(self) -> tuple[bool, set[str]]:
+        """Whether the guide has been run, and the parameters there are, before a first build."""
+        handed, self._handed = self._handed, None
+        self._before = handed or (initialised(self.guide), set(pyro.get_param_store().keys()))
+        return self._before
+
+    def take_over(self, other: "PrivateInference") -> None:
+        """Start where another inference, which has released nothing, has begun to look.
+
+        :param other: its values before are not earlier values here.
+        """
+        self._handed = other._before
+
     def _note_earlier_values(self) -> None:
         if self._steps == 0:
             self.accountant.note_earlier_values(
                 "Parameters or optimizer had values before the first step of "
-                f"{type(self).__name__}. If those came from the data, this ledger does not cover "
+                f"{self._name}. If those came from the data, this ledger does not cover "
                 "it. To start afresh, call pyro.clear_param_store() and make a new guide."
             )
 

@@ -5,7 +5,6 @@ import contextlib
 import functools
 import math
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -42,6 +41,7 @@ from pyro_dp.utils.errors import (
     PrivacyWarning,
 )
 from pyro_dp.utils.interrupts import Interrupts
+from pyro_dp.utils.user_warning import warn_user
 from pyro_dp.utils.validation import LARGEST, require_count, same
 
 Step = TypeVar("Step", bound=Callable[..., float])
@@ -119,7 +119,13 @@ class IterativeMechanism(abc.ABC):
 
     _measure = "change"  # what a step returns
     _plan_kind = PLANNED  # the plan of a run that reserves its releases
-    _method = ""  # in reports, where that is not the name of the class
+    _method = ""  # in reports, if that is not the name
+    _known_as = ""  # to users, if that is not the name of the class
+
+    @property
+    def _name(self) -> str:
+        """What users call it."""
+        return self._known_as or type(self).__name__
 
     @abc.abstractmethod
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -174,7 +180,7 @@ class IterativeMechanism(abc.ABC):
         plan = functools.partial(self._planned, args, kwargs)
         num_steps = plan() if self._ranks is None else self._ranks.step(plan)
         self._reserves = self._reserves or not self._calibrates
-        name, hidden = type(self).__name__, not progress or self.accountant.silent
+        name, hidden = self._name, not progress or self.accountant.silent
         hidden = hidden or not (self._ranks is None or self._ranks.counts)
         result = self._last_run = RunResult(name, self._measure, self._steps, num_steps)
         bar = tqdm(
@@ -209,7 +215,7 @@ class IterativeMechanism(abc.ABC):
         self._note_clipped()
         slow = [] if self._ranks is None else self._ranks.warnings()
         for warning in [*self._warnings(), *slow]:
-            warnings.warn(warning, stacklevel=3)
+            warn_user(warning)
         return result
 
     @property
@@ -270,19 +276,19 @@ class IterativeMechanism(abc.ABC):
         self._interrupts.hold()
 
     def __reduce__(self) -> NoReturn:
-        name = type(self).__name__
+        name = self._name
         raise PrivacyError(f"A {name} holds the data: save its state_dict() instead.")
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self._shown().items())
-        return f"{type(self).__name__}({shown})"
+        return f"{self._name}({shown})"
 
     def _repr_html_(self) -> str:
         """Settings and progress, for notebooks."""
         facts = [(name, str(value)) for name, value in self._shown().items()]
         if self._last_run is not None:
             facts.append(("last run", self._last_run.headline))
-        return tables.facts(type(self).__name__, facts)
+        return tables.facts(self._name, facts)
 
     def _shown(self) -> dict[str, Any]:
         return {
@@ -392,9 +398,7 @@ class IterativeMechanism(abc.ABC):
         if not (
             isinstance(state, dict) and same(state.get("version"), 1) and known <= state.keys()
         ):
-            raise ConfigurationError(
-                f"load_state_dict: this is no state_dict() of {type(self).__name__}."
-            )
+            raise ConfigurationError(f"load_state_dict: this is no state_dict() of {self._name}.")
         sigma = state["noise_multiplier"]
         if not self._calibrates and not same(sigma, self._noise_multiplier):
             raise ConfigurationError("noise_multiplier differs from that of the saved run.")
@@ -484,7 +488,7 @@ class IterativeMechanism(abc.ABC):
         """Settings on which all ranks of a cluster must agree before the first look, by name."""
         names = ("num_steps", "sample_rate", "sampling")
         return {name: getattr(self, name) for name in names} | {
-            "The inference": type(self).__name__,
+            "The inference": self._name,
             "noise_multiplier": None if self._calibrates else self._noise_multiplier,
             "The bound": float(self._bound),
             "secure": self._sum_type.__name__,
@@ -529,7 +533,7 @@ class IterativeMechanism(abc.ABC):
         if self._origin is None:
             secure = self._sum_type is FixedPointSum
             self._origin = Origin.now(
-                self._method or type(self).__name__,
+                self._method or self._name,
                 seeded=self._randomness.seeded,
                 secure=secure,
                 reservation=self._reservation,
@@ -546,7 +550,7 @@ class IterativeMechanism(abc.ABC):
             delta, better = self.accountant.delta, 0.1 / size
             text = _LARGE_DELTA.format(delta=delta, times=times, size=size, better=better)
             self.accountant.note(text)
-            warnings.warn(PrivacyWarning(text), stacklevel=5)
+            warn_user(PrivacyWarning(text))
 
     def _account_and_release(
         self, clipped: ClippedSum, noise_multiplier: float, sampler: RecordSampler

@@ -15,6 +15,7 @@ exported and gives such numbers says so in one of these ways:
 tests/package/test_one_door.py states who may touch the exact sums, the ledger and the noise.
 """
 
+import abc
 from typing import Any
 
 from torch import Tensor
@@ -27,18 +28,37 @@ from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.rng import forked_rng
 
 _AT_A_TIME = 4096  # records
+_PEERS = "nonprivate() reads from one process: make an inference without a cluster there."
+
+
+class Readable(abc.ABC):
+    """What users call one inference, and is several."""
+
+    @property
+    @abc.abstractmethod
+    def _ranks(self) -> Any:
+        """With whom it makes its steps, if there is anyone."""
+
+    @property
+    @abc.abstractmethod
+    def _steps(self) -> int:
+        """Steps that were taken."""
+
+    @abc.abstractmethod
+    def _read_from(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> IterativeMechanism:
+        """The one whose numbers of this name are read."""
 
 
 class NonPrivate:
     """What :func:`nonprivate` returns."""
 
-    def __init__(self, inference: IterativeMechanism):
-        if not isinstance(inference, IterativeMechanism):
+    def __init__(self, inference: IterativeMechanism | Readable):
+        if not isinstance(inference, IterativeMechanism | Readable):
             raise ConfigurationError("nonprivate() takes an inference: a DPSVI, DPSEP or VIPS.")
         if inference._ranks is not None:
-            raise ConfigurationError(
-                "nonprivate() reads from one process: make an inference without a cluster there."
-            )
+            raise ConfigurationError(_PEERS)
         self._inference = inference
 
     def loss(self, *args: Any, **kwargs: Any) -> float:
@@ -76,14 +96,16 @@ class NonPrivate:
         :param kinds: of inferences that have such numbers.
         """
         inference = self._inference
-        kind, read = type(inference).__name__, inference._exact().get(name)
+        if isinstance(inference, Readable):
+            inference = inference._read_from(name, args, kwargs)
+        kind, read = inference._name, inference._exact().get(name)
         if read is None:
             raise ConfigurationError(
                 f"nonprivate(...).{name} reads from {kinds}, not from a {kind}."
             )
         with forked_rng():
             prepared = inference._look_at(args, kwargs)
-            looked_at = f"{what} of {kind} after {inference._steps} steps"
+            looked_at = f"{what} of {kind} after {self._inference._steps} steps"
             with inference.accountant.next_position() as position:
                 mark_look(inference.accountant, looked_at, stacklevel=3)
             stream = inference._randomness.stream("local", position)
@@ -92,7 +114,7 @@ class NonPrivate:
             return read(prepared, batches, stream)
 
 
-def nonprivate(inference: IterativeMechanism) -> NonPrivate:
+def nonprivate(inference: IterativeMechanism | Readable) -> NonPrivate:
     """Numbers of the data without noise: ``nonprivate(svi).loss(x, y)``.
 
     **No guarantee.** Each read enters a :class:`NonPrivateLook` into the accountant's ledger before

@@ -16,7 +16,6 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import LONGEST_TEXT
 from pyro_dp.infer.ep.dpsep import DPSEP
-from pyro_dp.infer.svi.dpsvi import DPSVI
 from pyro_dp.tabular.design import Design, levels
 from pyro_dp.tabular.encoded import Encoded
 from pyro_dp.tabular.expressions import bounds
@@ -30,9 +29,7 @@ from pyro_dp.tabular.regression import Regression
 from pyro_dp.tabular.schema import ROW_OBSERVED, Schema
 from pyro_dp.tabular.user_scale import UserScale
 from pyro_dp.utils.errors import ConfigurationError
-from pyro_dp.utils.validation import require_choice
 
-_METHODS: dict[str, Any] = {"dpsep": DPSEP, "dpsvi": DPSVI}
 # Of the first q. Where sites come of derivatives at draws, the draws should not be far off.
 _WIDE, _NARROW = 0.1, 0.02
 _guides = itertools.count(1)
@@ -60,9 +57,9 @@ class PrivateGLM:
     dropped. It holds where what is missing depends on what is observed; several incomplete
     covariates are taken to be independent given the complete ones.
 
-    **Guarantee.** That of :class:`~pyro_dp.DPSEP` or :class:`~pyro_dp.DPSVI`, for one unit of the
-    schema: the record of a unit in what they are given depends on that unit's rows and on the
-    schema alone, as :meth:`Schema.encode` says, and formulae that look at other rows are refused.
+    **Guarantee.** That of :class:`~pyro_dp.DPSEP`, for one unit of the schema. The record of a unit
+    depends on that unit's rows and on the schema alone, as :meth:`Schema.encode` says. Formulae
+    that look at other rows are refused.
 
     **Not protected.** The schema, the formula, and choices among formulae that were made by looking
     at the data; errors that say so are for the curator.
@@ -78,8 +75,7 @@ class PrivateGLM:
         work: counts are a rate times it, and its logarithm is added to the linear predictor.
     :param group: a column of levels, each with an intercept of its own; these are normal around
         the common one, with a standard deviation that is unknown, and summed out of the prior.
-    :param method: "dpsep" or "dpsvi".
-    :param settings: of that method, such as ``generator`` and ``secure``.
+    :param settings: of :class:`~pyro_dp.DPSEP`, such as ``generator`` and ``secure``.
     :ivar model: the Pyro model.
     :ivar source: its code.
     :raises ConfigurationError: formula, family, group and schema do not fit; the text names the
@@ -109,17 +105,15 @@ class PrivateGLM:
         accountant: PrivacyAccountant,
         exposure: str | None = None,
         group: str | None = None,
-        method: str = "dpsep",
         **settings: Any,
     ):
         if not isinstance(schema, Schema):
             raise ConfigurationError(
                 "schema must be a Schema: Schema({'age': Number(0, 100), ..})."
             )
-        require_choice("method", method, tuple(_METHODS))
-        _require_settings(settings, method)
+        _require_settings(settings)
         columns = schema.columns
-        self.schema, self.method, self.accountant = schema, method, accountant
+        self.schema, self.accountant = schema, accountant
         self._settings = settings
         self._formula = Formula.read(formula, columns)
         outcome = self._formula.outcome
@@ -166,9 +160,7 @@ class PrivateGLM:
             init_scale=_NARROW if self._incomplete or self._family.name == "ordinal" else _WIDE,
         )
         text = f"{self._formula.text} ({self._family.name})"
-        inference = _called(_METHODS[self.method], text)(
-            self.model, guide, accountant=self.accountant, **self._settings
-        )
+        inference = _called(text)(self.model, guide, accountant=self.accountant, **self._settings)
         run = inference.run(*tensors, progress=progress)
         self.accountant.note(self.schema.note)
         return Regression(
@@ -186,10 +178,7 @@ class PrivateGLM:
         return self.source
 
     def __repr__(self) -> str:
-        return (
-            f"PrivateGLM({self._formula.text!r}, family={self._family.name!r}, "
-            f"method={self.method!r})"
-        )
+        return f"PrivateGLM({self._formula.text!r}, family={self._family.name!r})"
 
     def _shown_columns(self) -> list[int]:
         """Of the design: thresholds of ordered levels stand for the intercept."""
@@ -304,20 +293,20 @@ class PrivateGLM:
         return ((value.double() - centre) / half).to(torch.get_default_dtype())
 
 
-def _called(method: type, text: str) -> type:
-    """The method, as the report tells it from others on the same budget."""
-    name = " ".join(f"{method.__name__} of {text}".split())
+def _called(text: str) -> type[DPSEP]:
+    """DPSEP, as the report names it beside others on the same budget."""
+    name = " ".join(f"DPSEP of {text}".split())
     name = "".join(letter for letter in name if letter.isprintable())
-    return type(method.__name__, (method,), {"_method": name[:LONGEST_TEXT]})
+    return type("DPSEP", (DPSEP,), {"_method": name[:LONGEST_TEXT]})
 
 
-def _require_settings(settings: Mapping[str, Any], method: str) -> None:
-    known = inspect.signature(_METHODS[method]).parameters
+def _require_settings(settings: Mapping[str, Any]) -> None:
+    known = inspect.signature(DPSEP).parameters
     unknown = [name for name in settings if name not in known or name in ("model", "guide")]
     if unknown:
         hint = " (exposure='hours' is how counts have an offset)" if "offset" in unknown else ""
         raise ConfigurationError(
-            f"{unknown[0]!r} is no setting of PrivateGLM, and none of {method.upper()}{hint}."
+            f"{unknown[0]!r} is no setting of PrivateGLM, and none of DPSEP{hint}."
         )
 
 

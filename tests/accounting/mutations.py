@@ -15,7 +15,7 @@ MUTATIONS = [
         "Budget.require_room",
         "cost = self.cost(needed)\n        if cost > most:",
         "cost = self.cost(needed)\n        if False:",
-        "test_accounting.py test_dpsvi.py",
+        "test_accounting.py test_paper_dpsvi.py",
     ),
     Mutation(
         "a share of the budget that is not kept",

@@ -1,625 +1,310 @@
-"""PaperDPSVI: equality with SVI, sensitivity, noise, sampling, budget, private loss, state."""
+"""DPSVI: looks where records see linear predictors, gradient steps elsewhere; one front for both."""
 
-import io
+import copy
 import math
-import threading
+import warnings
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from contract import InferenceContract, named, through_a_file
-from problems import (
-    PROBLEMS,
-    Fixture,
-    Problem,
-    fit_paper_dpsvi,
-    fit_svi,
-    handwritten_guide,
-    in_turns,
-    logistic,
-    logistic_subsampled,
-    new_paper_dpsvi,
-    one_sum,
-    outlier_of,
-    regression_data,
-    values,
-)
+from contract import through_a_file
+from problems import PROBLEMS, gamma_poisson, linear, logistic, regression_data
+from pyro import poutine
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoNormal
-from scipy import stats
+from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoMultivariateNormal, AutoNormal
 
-import pyro_dp.records.record_term
 from pyro_dp import (
-    AdaptiveClip,
+    DPSEP,
+    DPSVI,
     ConfigurationError,
-    PaperDPSVI,
+    ConvergenceWarning,
+    ModelError,
+    NotPrivateWarning,
     PrivacyAccountant,
     PrivacyError,
-    SubsampledGaussian,
+    RowAdam,
+    nonprivate,
 )
-from pyro_dp.mechanism.blocks import Block
-from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.mechanism.streams import Randomness
-
-_ALARM = 1e-8
+from pyro_dp.infer.dpsvi import Looks
+from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
 
 
-class TestContract(InferenceContract):
-    variants, slow = named(in_turns({"hand-written": None} | PROBLEMS, ["latents", "parameters"]))
-    # Other records keep their draws where they have latents of their own.
-    kinds = (
-        "hand-written, latents",
-        "AutoMultivariateNormal, latents",
-        "mixture, parameters",
-        "VAE, latents",
+def hierarchy(x, y):
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    centre = pyro.sample("centre", dist.Normal(0.0, 1.0))
+    w = pyro.sample("w", dist.Normal(centre, scale).expand([3]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+def product(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=scale * (x[idx] @ w)), obs=y[idx])
+
+
+def branching(x, y):
+    """A record's value decides what it sees."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        logits = x[idx] @ w
+        pyro.sample("y", dist.Bernoulli(logits=logits if (y[idx] >= 0).all() else -w), obs=y[idx])
+
+
+def scaled(x, y):
+    with poutine.scale(scale=1 / len(x)):
+        logistic(x, y)
+
+
+def swap(model=logistic, guide=None, optim=None, **options):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    guide = AutoMultivariateNormal(model) if guide is None else guide(model)
+    settings = {"accountant": PrivacyAccountant(epsilon=1.0), "generator": 0} | options
+    return DPSVI(model, guide, optim, **settings)
+
+
+def outcomes(model, data):
+    x, y = data
+    if model is linear:
+        return x, x.sum(1)
+    return ((y + 1).round(),) if model is gamma_poisson else data
+
+
+# Which method.
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("model", [logistic, linear, gamma_poisson, hierarchy, scaled])
+@pytest.mark.parametrize("guide", [AutoMultivariateNormal, AutoNormal])
+def test_linear_predictors_have_evidence(model, guide):
+    svi, data = swap(model, guide), outcomes(model, regression_data(60))
+    result = svi.run(*data, progress=False)
+    assert type(svi._inference) is Looks and len(svi.evidence.parts[0].looks) > 3
+    assert result.steps == svi.accountant.num_releases < 20
+    assert not svi.accountant.notes[1:]  # beside that of the seed
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("model", [product, branching])
+@pytest.mark.filterwarnings("ignore:The model branches")
+def test_other_models_take_gradients(model):
+    svi = swap(model, num_steps=3)
+    svi.run(*regression_data(60), progress=False)
+    assert type(svi._inference) is StochasticGradientVI
+    assert svi.accountant.num_releases == 3
+    assert not svi.accountant.notes[1:]  # the attempt has left no earlier values
+    with pytest.raises(ConfigurationError, match="gradient steps, which leave no evidence"):
+        svi.evidence  # noqa: B018
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("guide", [AutoDelta, AutoIAFNormal])
+def test_other_guides_take_gradients(guide):
+    svi = swap(guide=guide, num_steps=3)
+    svi.run(*regression_data(60), progress=False)
+    assert type(svi._inference) is StochasticGradientVI
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", ["VAE", "mixture", "PyroModule"])
+def test_other_problems_take_gradients(name):
+    problem = PROBLEMS[name]()
+    accountant = PrivacyAccountant(epsilon=1.0)
+    options = {"num_steps": 2} | problem.options
+    svi = DPSVI(problem.model, problem.guide, accountant=accountant, loss=problem.loss, **options)
+    svi.run(*problem.data, progress=False)
+    assert type(svi._inference) is StochasticGradientVI
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"noise_multiplier": 1.0},
+        {"max_grad_norm": 1.0},
+        {"loss_clip": 1.0},
+        {"privatize": "parameters"},
+        {"local_optim": RowAdam()},
+        {"loss": lambda model, guide, *args: Trace_ELBO().differentiable_loss(model, guide, *args)},
+        {"accountant": PrivacyAccountant(epsilon=1.0, engine="basic")},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_settings_of_gradients_choose_them(setting):
+    svi = swap(num_steps=2, **setting)
+    assert type(svi._inference) is StochasticGradientVI
+
+
+def test_without_noise_it_looks():
+    """And finds the exact posterior of a linear regression."""
+    x, _ = regression_data(60)
+    y = x.sum(1)
+    svi = swap(linear, accountant=PrivacyAccountant(), generator=None, noise_multiplier=0.0)
+    svi.run(x, y, progress=False)
+    precision = torch.eye(3) + x.T @ x / 0.25
+    torch.testing.assert_close(
+        svi.posterior().mean, torch.linalg.solve(precision, x.T @ y / 0.25), rtol=1e-6, atol=1e-6
     )
-    bound = "max_grad_norm"
-    younger = (*InferenceContract.younger, "history")
-    bad_settings = (
-        ({"optim": torch.optim.Adam}, "optim"),
-        ({"loss": Trace_ELBO}, "loss"),
-        *(({"loss": Trace_ELBO(num_particles=n)}, "num_particles") for n in (0, -1, 1.5)),
-        ({"loss_clip": 0.0}, "loss_clip"),
-        ({"loss_share": 1.0}, "loss_share"),
-        ({"privatize": "all"}, "privatize"),
-        ({"local_optim": 0.1}, "local_optim"),
-        ({"slice_data": 1}, "slice_data"),
-        ({"report_clipping": None}, "report_clipping"),
-        ({"plate": 3}, "plate"),
-        ({"jit": "fast"}, "jit"),
-    )
-    noisy_options = {"jit": "trace"}
-
-    def make(self, variant, **options):
-        name, _, privatize = variant.rpartition(", ")
-        problem = PROBLEMS[name]()
-        settings = dict(max_grad_norm=0.5, loss_clip=2.0, privatize=privatize)
-        settings |= dict(optim=pyro.optim.Adam({"lr": 0.01}), loss=problem.loss)
-        return PaperDPSVI(problem.model, problem.guide, **(settings | problem.options | options))
-
-    def data(self, variant):
-        return PROBLEMS[variant.rpartition(", ")[0]]().data
-
-    def result(self, svi):
-        return values()
-
-    def neighbours(self, variant, data):
-        if variant in self.kinds:
-            ordinary, *_ = super().neighbours(variant, data)
-            yield ordinary
-        yield outlier_of(variant.rpartition(", ")[0], data)
-
-    def damage(self, state):
-        yield {"bound": math.nan}, "bound"
-        yield {"bound": "1"}, "bound"
-        yield {"parameters": 1.0}, "parameters"
-        yield {"parameters": {"loc": 1.0}}, "parameters"
-        yield {"parameters": {"loc": torch.full((3,), math.nan)}}, "parameters"
-        yield {"parameters": {"loc": torch.zeros(7)}}, "loc"
-        yield {"optimizer": 0.5}, "optimizer"
-        yield {"num_steps": 6}, "DPSVI takes it"
 
 
-# Local draws come from the private stream by design; a declared subsample makes SVI use a part.
-_OTHER_DRAWS = ("VAE", "VAE, mean field", "hierarchical", "subsample_size")
+@pytest.mark.every_case
+@pytest.mark.parametrize("value", [0.0, 1e30])
+@pytest.mark.parametrize("model", [logistic, product])
+def test_records_do_not_choose(model, value):
+    """The attack: records at which predictors are all zero, or not to be computed."""
+    x, y = regression_data(60)
+    for rows in (slice(0, 1), slice(None)):
+        svi, attacked = swap(model, num_steps=2), x.clone()
+        attacked[rows] = value
+        svi.step(attacked, y)
+        assert (type(svi._inference) is Looks) == (model is logistic)
 
 
-@pytest.mark.parametrize("privatize", ["latents", "parameters"])
-@pytest.mark.parametrize("name", [name for name in PROBLEMS if name not in _OTHER_DRAWS])
-def test_equals_svi(name, privatize):
-    """sigma=0, C=inf, all records: Pyro's own optimisation path under the same seed."""
-    ours = fit_paper_dpsvi(PROBLEMS[name], steps=20, privatize=privatize)
-    theirs = fit_svi(PROBLEMS[name], steps=20)
-    assert ours.keys() == theirs.keys()
-    for key, value in theirs.items():
-        torch.testing.assert_close(ours[key], value, rtol=1e-7, atol=1e-9)
-
-
-def dropout():
-    """A local draw that comes from torch's own generator."""
+def test_after_a_release_the_method_stays():
+    """A model that is no longer linear is an error, and not another method."""
+    curved = False
 
     def model(x, y):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
         with pyro.plate("data", len(x)) as idx:
-            features = torch.nn.functional.dropout(x[idx], 0.5)
-            pyro.sample("y", dist.Bernoulli(logits=features @ w), obs=y[idx])
+            logits = x[idx] @ (w.pow(3) if curved else w)
+            pyro.sample("y", dist.Bernoulli(logits=logits), obs=y[idx])
 
-    return Problem(model, handwritten_guide, regression_data(), Trace_ELBO(), {})
-
-
-@pytest.mark.parametrize("name", ["AutoNormal", "VAE", "dropout"])
-def test_public_generators_do_not_see_the_batch(monkeypatch, name):
-    """The next global draw is the same whatever was sampled, local draws included."""
-    monkeypatch.setitem(PROBLEMS, "dropout", dropout)
-    states = []
-    for batch in ([], [1], [1, 4, 8, 20]):
-        one_sum(monkeypatch, name, PROBLEMS[name]().data, batch)
-        states.append(torch.get_rng_state())
-    assert all(torch.equal(state, states[0]) for state in states)
+    svi, data = swap(model), regression_data(60)
+    svi.step(*data)
+    curved = True
+    with pytest.raises(ModelError):
+        svi.step(*data[:1], data[1].clone())
+    assert type(svi._inference) is Looks and svi.accountant.num_releases == 1
 
 
-def test_streams_of_one_step_are_distinct(monkeypatch):
-    """Noise, sampling and local draws never come from one stream."""
-    asked = []
-    stream = Randomness.stream
-
-    def spy(self, purpose, position):
-        asked.append((purpose, position))
-        return stream(self, purpose, position)
-
-    monkeypatch.setattr(Randomness, "stream", spy)
-    fixture = Fixture(monkeypatch, noise_multiplier=1.0, sample_rate=0.3, generator=0)
-    data = regression_data()
-    for _ in range(3):
-        fixture.svi.step(*data)
-    for position in range(3):
-        for purpose in ("noise", "sampling"):
-            assert asked.count((purpose, position)) == 1
-    local = fixture.svi._randomness.stream("local", 2).integers(2**62)
-    assert local != fixture.svi._randomness.stream("noise", 2).integers(2**62)
+# Nothing else decides.
 
 
-def test_particles_draw_locally_on_their_own(monkeypatch):
-    """K particles are K estimates, also of the records' own latents."""
-    used = []
-    gradients = pyro_dp.records.record_term.RecordTerm.gradients
-
-    def spy(self, particle, batch):
-        used.append(batch.local.normal([3], 0, 4).tolist())
-        return gradients(self, particle, batch)
-
-    monkeypatch.setattr(pyro_dp.records.record_term.RecordTerm, "gradients", spy)
-    vae = PROBLEMS["VAE"]()
-    loss = Trace_ELBO(num_particles=2)
-    Fixture(monkeypatch, vae.model, vae.guide, loss, sampling="full").svi.step(*vae.data)
-    assert len(used) == 2 and used[0] != used[1]
-
-
-def test_local_draws_repeat_with_the_seed():
-    def run():
-        return fit_paper_dpsvi(PROBLEMS["VAE"], steps=4, generator=3)
-
-    one, other = run(), run()
-    assert all(torch.equal(one[key], other[key]) for key in one)
-
-
-@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
-def test_divides_by_the_public_rate(monkeypatch, sampling):
-    """The estimate is sum / rate for every batch size, an empty batch included."""
-    accountant = PrivacyAccountant(neighboring="replace_one")
-    fixture = Fixture(
-        monkeypatch,
-        accountant=accountant,
-        sampling=sampling,
-        sample_rate=0.11,
-        max_grad_norm=1e6,
-        generator=0,
-    )
-    estimates, batches = [], []
-    data = regression_data()
-    fixture.svi._prepare(data, {})
-    step = fixture.svi._prepared.step
-    step._unchecked = 0  # to check a traced step, more gradients would be taken
-    gradients = step.gradients
-    monkeypatch.setattr(
-        step, "gradients", lambda draws, g: (estimates.append(g.clone()), gradients(draws, g))[1]
-    )
-    draw = pyro_dp.mechanism.sampling.RecordSampler.draw
-    monkeypatch.setattr(
-        pyro_dp.mechanism.sampling.RecordSampler,
-        "draw",
-        lambda self, stream: batches.append(draw(self, stream)) or batches[-1],
-    )
-    for _ in range(60):
-        fixture.svi.step(*data)
-    rate = 0.11 if sampling == "poisson" else 3 / 30
-    for estimate, (total, _) in zip(estimates, fixture.sums, strict=True):
-        torch.testing.assert_close(estimate, total / rate)
-    sizes = {len(batch) for batch in batches}
-    assert sizes == {3} if sampling == "fixed" else 0 in sizes and len(sizes) > 3
-    assert {event.sample_rate for event in fixture.events} == {rate}
-
-
-def test_gradient_estimate_is_unbiased(monkeypatch):
-    """Over Poisson samples, the mean of sum / rate is the sum over all records."""
-    data = regression_data()
-    runs = []
-    for steps, options in ((1, {"sampling": "full"}), (400, {"sample_rate": 0.3})):
-        fixture = Fixture(monkeypatch, guide=handwritten_guide, generator=0, **options)
-        fixture.svi.optim = pyro.optim.SGD({"lr": 0.0})
-        for _ in range(steps):
-            pyro.set_rng_seed(0)  # the same global draw in every step
-            fixture.svi.step(*data)
-        runs.append(torch.stack([total[0] for total in fixture.sums]))
-    full, estimates = runs[0][0], runs[1] / 0.3
-    error = (estimates.mean(0) - full) / (estimates.std(0) / math.sqrt(400))
-    assert error.abs().max() < 6
-
-
-def test_own_subsampling_of_the_plate_is_overridden(monkeypatch):
-    """Sample rate from the declared size; Poisson sizes; scale of the full data."""
-    fixture = Fixture(monkeypatch, logistic_subsampled, max_grad_norm=math.inf, generator=0)
-    sizes = []
-    draw = pyro_dp.mechanism.sampling.RecordSampler.draw
-
-    def spy(self, stream):
-        indices = draw(self, stream)
-        sizes.append(len(indices))
-        return indices
-
-    monkeypatch.setattr(pyro_dp.mechanism.sampling.RecordSampler, "draw", spy)
-    data = regression_data()
-    for _ in range(40):
-        fixture.svi.step(*data)
-    assert fixture.events[0] == SubsampledGaussian(0.0, 5 / 30)
-    assert len(set(sizes)) > 3
-
-
-@pytest.mark.parametrize("particles", [1, 3])
-def test_private_loss(monkeypatch, particles):
-    """Without noise and clipping it is Pyro's loss."""
-    data, loss = regression_data(), Trace_ELBO(num_particles=particles)
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optim": pyro.optim.Adam({"lr": 10.0})},
+        {"optim": pyro.optim.SGD({"lr": 1e-9})},
+        {"num_steps": 3, "sample_rate": 0.01},
+        {"sampling": "full", "jit": "none"},
+        {"loss": Trace_ELBO(num_particles=7)},
+    ],
+    ids=["Adam", "SGD", "steps", "sampling", "loss"],
+)
+def test_the_posterior_is_that_of_dpsep(change):
+    data, guide = regression_data(300), AutoMultivariateNormal(logistic)
+    accountant = PrivacyAccountant(epsilon=1.0)
+    sep = DPSEP(logistic, guide, accountant=accountant, generator=0)
     pyro.set_rng_seed(0)
-    guide = AutoNormal(logistic)
-    guide(*data)
-    fixture = Fixture(
-        monkeypatch, guide=guide, loss=loss, loss_clip=1e3, max_grad_norm=math.inf, sampling="full"
-    )
-    pyro.set_rng_seed(1)
-    expected = loss.differentiable_loss(logistic, guide, *data).item()
-    pyro.set_rng_seed(1)
-    assert fixture.svi.step(*data) == pytest.approx(expected)
+    sep.run(*data, progress=False)
+    svi = swap(**change)
+    svi.run(*data, progress=False)
+    ours, theirs = svi.posterior(), sep.posterior()
+    torch.testing.assert_close(ours.mean, theirs.mean)
+    torch.testing.assert_close(ours.covariance_matrix, theirs.covariance_matrix)
+    assert svi.accountant.get_epsilon() == accountant.get_epsilon() <= 1.0
 
 
-def test_private_loss_is_one_event_and_clipped(monkeypatch):
-    fixture = Fixture(
-        monkeypatch,
-        noise_multiplier=2.0,
-        loss_clip=0.3,
-        loss_share=0.2,
-        sampling="full",
-        generator=0,
-    )
-    data = regression_data()
-    for _ in range(200):
-        fixture.svi.step(*data)
-    assert fixture.svi.accountant.ledger == ((SubsampledGaussian(2.0, 1.0, "full"), 200),)
-    assert all(total[1].abs() <= 0.3 * 30 for total in fixture.sums)
-    blocks = ((0, 0.5, 0.79), (1, 0.3, 0.2), (2, 0.5, 0.01))  # the bit is the last
-    for block, bound, share in blocks:
-        std = 2.0 * bound / math.sqrt(share)
-        noise = [r[block] - s[block] for r, s in zip(fixture.released, fixture.sums, strict=True)]
-        noise = torch.cat(noise).numpy() / std
-        assert stats.kstest(noise, "norm").pvalue > _ALARM
-    assert math.isfinite(fixture.svi.step(*data))
+# Loops, states, and what is asked of both.
 
 
-def test_adaptive_clip(monkeypatch):
-    """The bound follows the quantile of the norms."""
-    fixture = Fixture(
-        monkeypatch,
-        noise_multiplier=1e-3,
-        max_grad_norm=AdaptiveClip(initial=20.0, quantile=0.5, share=0.5),
-        sampling="full",
-        generator=0,
-    )
-    data = regression_data()
-    for _ in range(60):
-        fixture.svi.step(*data)
-    fraction = fixture.sums[-1][1].item() / 30 + 0.5
-    assert fraction == pytest.approx(0.5, abs=0.15)
-    assert fixture.svi._bound < 5
-    assert fixture.bounds[0] == 20.0 and fixture.bounds[-1] < 5
-    assert all(s[0].norm() <= 30 * b for s, b in zip(fixture.sums, fixture.bounds, strict=True))
-    assert fixture.svi.accountant.ledger[0].count == 60
+def test_a_loop_may_be_longer_than_the_looks():
+    """The steps that are left do nothing, and other data are refused in them, too."""
+    svi, (x, y) = swap(), regression_data(300)
+    assert all(math.isnan(svi.step(x, y)) for _ in range(30))
+    found, count = svi.posterior(), svi.accountant.num_releases
+    assert count < 20 and svi.accountant.get_epsilon() <= 1.0
+    torch.testing.assert_close(svi.guide.median()["w"], found.mean)
+    with pytest.raises(PrivacyError):
+        svi.step(x[:100], y[:100])
+    assert svi.accountant.num_releases == count
+    pyro.clear_param_store()
+    run = swap()
+    run.run(x, y, progress=False)
+    torch.testing.assert_close(run.posterior().mean, found.mean)
 
 
-def test_evaluate_loss_is_refused(monkeypatch):
-    with pytest.raises(PrivacyError, match="loss_clip"):
-        Fixture(monkeypatch).svi.evaluate_loss(*regression_data())
+def test_a_loop_that_ends_warns_as_a_run_does(as_users_run_it):
+    accountant = PrivacyAccountant(epsilon=0.01)
+    svi, data = swap(accountant=accountant), regression_data(100)
+    with pytest.warns(ConvergenceWarning, match="^(do not publish|check)") as caught:
+        for _ in range(20):
+            svi.step(*data)
+    assert [each.filename for each in caught if each.category is ConvergenceWarning] == [__file__]
+    with pytest.warns(ConvergenceWarning):
+        svi.finish()
+    with pytest.raises(ConfigurationError, match="no step was taken"):
+        swap().finish()
 
 
-def test_prints_where_it_stands():
-    svi = new_paper_dpsvi(logistic, AutoNormal(logistic), num_steps=5, noise_multiplier=1.5)
-    svi.step(*regression_data())
-    assert repr(svi).startswith(
-        "PaperDPSVI(num_steps=5, noise_multiplier=1.5, steps_done=1, clipped="
-    )
-
-
-def test_threads_with_equal_seeds_draw_different_noise():
-    """They find the same position before, and not at the release."""
-    accountant, gate, released = PrivacyAccountant(), threading.Barrier(2), []
-
-    def work():
-        svi = new_paper_dpsvi(logistic, AutoNormal(logistic), accountant=accountant, generator=7)
-        sampler = RecordSampler("full", 10, 1.0)
-        clipped = ClippedSum([Block(3, 1.0)])
-        gate.wait()
-        released.extend(svi._release(clipped, sampler))
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(released) == 2 and accountant.num_releases == 2
-    assert not (released[0] == released[1]).any()
-
-
-def test_earlier_values_are_noted(monkeypatch):
-    """Values from before the first step are not covered, and the ledger says so."""
-    data = regression_data()
-    fresh = Fixture(monkeypatch, guide=handwritten_guide)
-    fresh.svi.step(*data)
-    assert fresh.svi.accountant.notes == ()
-    again = Fixture(monkeypatch, guide=handwritten_guide)
-    again.svi.step(*data)
-    assert "before" in " ".join(again.svi.accountant.notes)
-
-
-def test_a_state_has_bound_and_optimizer():
-    """An adapted bound, and what the optimizer remembers, go on from the file."""
-    data, options = regression_data(), dict(max_grad_norm=AdaptiveClip(), num_steps=10)
-    first = new_paper_dpsvi(logistic, handwritten_guide, **options)
-    for _ in range(6):
+@pytest.mark.every_case
+@pytest.mark.parametrize("model", [logistic, product])
+def test_a_state_decides(model):
+    data = regression_data(200)
+    first = swap(model, num_steps=10)
+    for _ in range(3):
         first.step(*data)
     state = through_a_file(first.state_dict())
-    pyro.clear_param_store()
-    second = new_paper_dpsvi(logistic, handwritten_guide, **options)
+    second = swap(model, num_steps=10)
     second.load_state_dict(state)
-    assert second.state_dict()["bound"] == first.state_dict()["bound"] != AdaptiveClip().initial
+    assert type(second._inference) is type(first._inference)
     second.run(*data, progress=False)
-    optimizer = second.state_dict()["optimizer"]
-    assert all(float(each["state"][0]["step"]) == 10 for each in optimizer.values())
+    assert second.accountant.num_releases > 3 and second.accountant.get_epsilon() <= 1.0
+    third = swap(model, num_steps=10)
+    with pytest.raises(ConfigurationError):
+        third.load_state_dict({"looks": 1})
+    with pytest.raises(ConfigurationError):
+        third.load_state_dict({})
+    third.run(*data, progress=False)
 
 
-def test_cleared_parameter_store_is_noticed(monkeypatch):
-    """Stale parameters would silently get zero gradients."""
-    data = regression_data()
-    svi = Fixture(monkeypatch, guide=handwritten_guide).svi
-    svi.step(*data)
-    pyro.clear_param_store()
-    svi.step(*data)
-    assert pyro.param("loc").abs().max() > 0
+@pytest.mark.every_case
+@pytest.mark.parametrize("model", [logistic, product])
+def test_one_front_for_both(model):
+    optim = pyro.optim.Adam({"lr": 0.01})
+    svi, data = swap(model, optim=optim, num_steps=20), regression_data(200)
+    assert svi.optim is optim and svi.num_steps is not None and svi.last_run is None
+    svi.run(*data, progress=False)
+    assert repr(svi).startswith("DPSVI(") and "<table" in svi._repr_html_()
+    assert repr(svi.last_run).startswith("DPSVI: ") and svi.max_grad_norm is None
+    assert "DPSVI" in str(svi.accountant.report()) or svi.accountant.num_releases
+    assert svi.explain().status == svi.posterior().status
+    assert svi.predictive(5)(*regression_data(200))["y"].shape == (5, 200)
+    with pytest.raises(PrivacyError, match="evaluate_loss"):
+        svi.evaluate_loss(*data)
+    with pytest.raises(AttributeError):
+        svi.no_such_setting  # noqa: B018
+    for copied in (copy.copy, copy.deepcopy):
+        with pytest.raises(PrivacyError, match="A DPSVI holds the data"):
+            copied(svi)
+    svi.microbatch_size = 50
+    assert svi._inference.microbatch_size == svi._gradients.microbatch_size == 50
 
 
-@pytest.mark.parametrize(
-    "optim",
-    [
-        lambda: pyro.optim.Adagrad({"lr": 0.1}),
-        lambda: pyro.optim.ClippedAdam({"lr": 0.1, "clip_norm": 1.0}),
-        lambda: pyro.optim.SGD({"lr": 0.1, "momentum": 0.9}),
-        lambda: pyro.optim.AdagradRMSProp({"eta": 0.1}),
-        lambda: pyro.optim.RMSprop({"lr": 0.1}, {"clip_norm": 3.0}),
-        lambda: pyro.optim.ExponentialLR(
-            {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.1}, "gamma": 0.9}
-        ),
-        lambda: pyro.optim.Adam(lambda name: {"lr": 0.1 if "loc" in name else 0.01}),
-    ],
-)
-def test_any_pyro_optimizer(optim):
-    """Also with parameters that get no gradient; and its state loads with weights only."""
-
-    def guide(x, y):
-        pyro.param("unused", torch.ones(2))
-        handwritten_guide(x, y)
-
-    svi = PaperDPSVI(
-        logistic,
-        guide,
-        optim(),
-        Trace_ELBO(),
-        accountant=PrivacyAccountant(),
-        noise_multiplier=1.0,
-        sampling="full",
-    )
-    data = regression_data()
-    for _ in range(3):
-        svi.step(*data)
-    assert pyro.param("loc").abs().min() > 0
-    assert torch.equal(pyro.param("unused"), torch.ones(2))
-    buffer = io.BytesIO()
-    torch.save(svi.state_dict(), buffer)
-    buffer.seek(0)
-    torch.load(buffer, weights_only=True)
+def test_values_of_before_are_noted_by_both_methods():
+    for model in (logistic, product):
+        svi = swap(model, num_steps=2)
+        svi.guide(*regression_data(60))
+        svi.step(*regression_data(60))
+        (note,) = [each for each in svi.accountant.notes if "had values before" in each]
+        assert "DPSVI" in note
 
 
-def test_run_returns_the_private_losses(monkeypatch):
-    fixture = Fixture(monkeypatch, loss_clip=1.0, num_steps=4, sampling="full")
-    assert len(fixture.svi.run(*regression_data(), progress=False)) == 4
-    with pytest.raises(ConfigurationError, match="done"):
-        fixture.svi.run(*regression_data(), progress=False)
-
-
-@pytest.mark.parametrize("jit", ["none", "trace"])
-def test_gradients_from_elsewhere_are_not_applied(jit):
-    """A gradient that a leaf already has may come from the data."""
-
-    def guide(x, y):
-        pyro.param("unused", torch.zeros(2))
-        handwritten_guide(x, y)
-
-    svi = new_paper_dpsvi(logistic, guide, sampling="full", jit=jit)
-    data = regression_data()
-    svi.step(*data)
-    leaf = pyro.param("unused").unconstrained()
-    leaf.grad = torch.ones(2)
-    svi.step(*data)
-    assert torch.equal(leaf.detach(), torch.zeros(2))
-
-
-@pytest.mark.parametrize(
-    ("optim", "words"),
-    [
-        (pyro.optim.Adam({"lr": -1.0}), "Invalid learning rate"),
-        (pyro.optim.Adam({"nonsense": 1}), "nonsense"),
-        (pyro.optim.Adam(lambda name: None), "dictionary"),
-        (pyro.optim.PyroOptim(torch.optim.LBFGS, {"lr": 0.1}), "LBFGS.step needs a closure"),
-    ],
-)
-def test_an_optimizer_that_cannot_be_made_spends_nothing(optim, words):
-    accountant = PrivacyAccountant()
-    svi = PaperDPSVI(
-        logistic,
-        handwritten_guide,
-        optim,
-        Trace_ELBO(),
-        accountant=accountant,
-        noise_multiplier=1.0,
-    )
-    with pytest.raises(ConfigurationError, match=words):
-        svi.step(*regression_data())
-    assert accountant.num_releases == 0
-
-
-def scheduled(name, **options):
-    settings = {"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.1}}
-    return getattr(pyro.optim, name)(settings | options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("ExponentialLR", {"gamma": 0.9}),
-        ("MultiStepLR", {"milestones": [2, 5]}),
-        ("OneCycleLR", {"max_lr": 0.3, "total_steps": 10}),
-        ("LambdaLR", {"lr_lambda": lambda t: 1 / (1 + t)}),
-    ],
-)
-def test_run_steps_a_scheduler(name, options):
-    """Once for each step, also of a resumed run; who loops over step() does so himself."""
-
-    def make():
-        pyro.clear_param_store()
-        optim = scheduled(name, **options)
-        return new_paper_dpsvi(
-            logistic, handwritten_guide, optim=optim, num_steps=8, sampling="full"
-        )
-
-    def rates(svi):
-        return [each.get_last_lr()[0] for each in svi.optim.optim_objs.values()]
-
-    leaf = torch.zeros(1, requires_grad=True)
-    expected = scheduled(name, **options)._get_optim(leaf)
-    for _ in range(8):
-        expected.optimizer.step()
-        expected.step()
-    data, whole, first = regression_data(), make(), make()
-    for _ in range(3):
-        first.step(*data)
-        first.optim.step()
-    state = first.state_dict()
-    resumed = make()
-    resumed.load_state_dict(state)
-    resumed.run(*data, progress=False)
-    assert rates(resumed) == pytest.approx(expected.get_last_lr() * 2)
-    pyro.clear_param_store()
-    whole.run(*data, progress=False)
-    assert rates(whole) == pytest.approx(expected.get_last_lr() * 2)
-    alone = make()
-    alone.step(*data)
-    alone.step(*data)
-    assert all(each.last_epoch == 0 for each in alone.optim.optim_objs.values())
-
-
-def test_a_scheduler_that_goes_by_a_loss():
-    """It gets the private one, or nothing is spent."""
-
-    def make(**options):
-        pyro.clear_param_store()
-        optim = scheduled("ReduceLROnPlateau", patience=0, threshold=1e9, threshold_mode="abs")
-        return new_paper_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=4, **options)
-
-    svi = make()
-    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau.*loss_clip"):
-        svi.run(*regression_data(), progress=False)
-    assert svi.accountant.num_releases == 0
-    svi = make(loss_clip=1.0)
-    losses = svi.run(*regression_data(), progress=False)
-    for each in svi.optim.optim_objs.values():
-        assert each.best == losses[0]
-        assert each.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.1**3)
-
-
-def test_a_scheduler_that_fails_is_a_typed_error():
-    optim = scheduled("LambdaLR", lr_lambda=lambda t: 1 / (2 - t))
-    svi = new_paper_dpsvi(logistic, handwritten_guide, optim=optim, num_steps=4)
-    with pytest.raises(ConfigurationError, match="optim failed.*ZeroDivisionError"):
-        svi.run(*regression_data(), progress=False)
-    assert svi.accountant.num_releases == 2
-
-
-@pytest.mark.parametrize(
-    ("optim", "words"),
-    [
-        (pyro.optim.Adam({"lr": 0.1}, {"nonsense": 1}), "optim failed"),
-        (pyro.optim.SGD({"lr": math.inf}), "'loc' became NaN or infinite|'scale' became"),
-        (pyro.optim.SGD({"lr": 1e5}), "'scale' became"),  # finite where it is unconstrained
-    ],
-)
-@pytest.mark.parametrize("jit", ["none", "trace"])
-def test_a_step_never_leaves_parameters_that_are_not_finite(optim, words, jit):
-    accountant = PrivacyAccountant()
-    svi = PaperDPSVI(
-        logistic,
-        handwritten_guide,
-        optim,
-        Trace_ELBO(),
-        accountant=accountant,
-        noise_multiplier=1.0,
-        generator=0,
-        jit=jit,
-    )
-    with pytest.raises(ConfigurationError, match=words):
-        for _ in range(20):
-            svi.step(*regression_data())
-    spent = accountant.num_releases
-    assert spent == svi._steps
-    assert all(leaf.grad is None for leaf in svi._prepared.parameters.values())
-    if "became" in words:  # nothing more is spent on them
-        with pytest.raises(PrivacyError):
-            svi.step(*regression_data())
-        assert accountant.num_releases == spent
-
-
-@pytest.mark.filterwarnings("ignore:Encountered NaN")
-def test_parameters_that_start_as_nan_spend_nothing():
-    def guide(x, y):
-        loc = pyro.param("start", torch.full((3,), math.nan))
-        pyro.sample("w", dist.Normal(loc, 1.0).to_event(1))
-
-    svi = new_paper_dpsvi(logistic, guide)
-    with pytest.raises(ConfigurationError, match="'start' is NaN or infinite before"):
-        svi.step(*regression_data())
-    assert svi.accountant.num_releases == 0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"noise_multiplier": 1e300},
-        {"noise_multiplier": 1e40, "max_grad_norm": 1e40},
-        {"sample_rate": 1e-300},
-    ],
-)
-def test_noise_beyond_the_numbers_spends_nothing(options):
-    svi = new_paper_dpsvi(logistic, handwritten_guide, **options)
-    with pytest.raises(ConfigurationError, match="noise would have"):
-        svi.step(*regression_data())
-    assert svi.accountant.num_releases == 0
-
-
-@pytest.mark.parametrize("particles", [0, -1, 1.5])
-def test_bad_number_of_particles(particles):
-    with pytest.raises(ConfigurationError, match="num_particles"):
-        PaperDPSVI(
-            logistic,
-            handwritten_guide,
-            pyro.optim.Adam({}),
-            Trace_ELBO(num_particles=particles),
-            accountant=PrivacyAccountant(),
-            noise_multiplier=1.0,
-        )
+@pytest.mark.every_case
+@pytest.mark.parametrize("model", [logistic, product])
+def test_numbers_without_noise(model):
+    svi, data = swap(model, num_steps=2), regression_data(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotPrivateWarning)
+        before = nonprivate(svi).gradient_norms(*data)
+        assert before.shape == (60,) and (type(svi._inference) is Looks) == (model is logistic)
+    assert svi.accountant.get_epsilon() == math.inf
+    unlimited = swap(model, num_steps=2, accountant=PrivacyAccountant(), noise_multiplier=0.0)
+    unlimited.step(*data)
+    with pytest.warns(NotPrivateWarning, match="loss of DPSVI after 1 steps"):
+        assert math.isfinite(nonprivate(unlimited).loss(*data))

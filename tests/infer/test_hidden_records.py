@@ -9,12 +9,13 @@ import pytest
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyro_dp import DPSVI, PrivacyAccountant
+from pyro_dp import PrivacyAccountant
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.svi.gradient_regression import regressed, total_information
 from pyro_dp.infer.svi.hidden_records import hidden
 from pyro_dp.infer.svi.histogram_bound import HistogramBound
 from pyro_dp.infer.svi.released_gradients import ReleasedGradients
+from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
 from pyro_dp.mechanism.norm_histogram import Bins, Norms
 
 _N = 8000
@@ -138,7 +139,9 @@ def test_a_rare_outcome_is_learnt():
 
     pyro.set_rng_seed(0)
     accountant = PrivacyAccountant(epsilon=1.0)
-    svi = DPSVI(model, AutoMultivariateNormal(model), accountant=accountant, generator=0)
+    svi = StochasticGradientVI(
+        model, AutoMultivariateNormal(model), accountant=accountant, generator=0
+    )
     svi.run(x, y, progress=False)
     found = svi.posterior()
     assert svi.clipped_fraction.fraction < 0.05

@@ -125,7 +125,7 @@ def test_steps_are_as_long_as_planned():
     for step in range(2, 12):
         svi.step(*data)
         after = values()["AutoNormal.locs.w"]
-        most = svi._plan(3, svi._prepared.sampler).step_size(step - 1)
+        most = svi._gradients._plan(3, svi._gradients._prepared.sampler).step_size(step - 1)
         length = (after - before).norm() / math.sqrt(3)
         assert 0.05 * most < length < 1.5 * most
         before = after
@@ -300,7 +300,7 @@ def test_a_bound_that_is_far_too_small(as_users_run_it):
 def test_a_bound_that_is_far_too_large(as_users_run_it):
     svi, texts = fitted(1e3)
     assert len(texts) == 1 and "far above the records' gradients" in texts[0]
-    assert "max_grad_norm=None" in texts[0] and svi._bound == svi.max_grad_norm == 1e3
+    assert "max_grad_norm=None" in texts[0] and svi._gradients._bound == svi.max_grad_norm == 1e3
 
 
 @pytest.mark.parametrize("bound", [1.0, None])
@@ -313,7 +313,7 @@ def test_a_loss_that_is_a_mean(as_users_run_it, bound):
 
     svi, texts = fitted(bound, scaled)
     if bound is None:
-        assert texts == [] and svi._bound < 0.01
+        assert texts == [] and svi._gradients._bound < 0.01
     else:
         (text,) = texts
         times = float(text.split("about ")[1].split(" times")[0].replace(",", ""))
@@ -322,7 +322,7 @@ def test_a_loss_that_is_a_mean(as_users_run_it, bound):
 
 def test_a_bound_that_is_about_right_is_kept_in_silence(as_users_run_it):
     svi, texts = fitted(4.0)
-    assert texts == [] and svi._bound == 4.0 and svi.posterior().status.is_ok
+    assert texts == [] and svi._gradients._bound == 4.0 and svi.posterior().status.is_ok
     assert svi.clipped_fraction.fraction < 0.05
 
 
@@ -345,7 +345,7 @@ def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
     texts = told(lambda: svi.run(*problem.data, progress=False), ConvergenceWarning)
     assert len(texts) == 1 and NOT_IN in texts[0]
     averaged = []
-    for key, leaf in svi._prepared.parameters.items():
+    for key, leaf in svi._gradients._prepared.parameters.items():
         mean = torch.stack([each[key] for each in iterates[-40:]]).mean(0)
         averaged.append(torch.allclose(leaf, mean, rtol=1e-9))
         assert averaged[-1] or torch.equal(leaf, iterates[-1][key])
@@ -403,7 +403,10 @@ def test_a_run_goes_on_from_its_state(name):
 
 
 def test_a_private_run_goes_on_to_the_end_of_its_plan():
-    data, options = regression_data(200), dict(num_steps=40, noise_multiplier=None)
+    data, options = (
+        regression_data(200),
+        dict(num_steps=40, noise_multiplier=None, max_grad_norm=2.0),
+    )
     first = swapped(accountant=PrivacyAccountant(epsilon=5.0), **options)
     for _ in range(15):
         first.step(*data)

@@ -65,7 +65,7 @@ MUTATIONS = [
         "with_bit",
         "torch.where(norms <= bound, 0.5, -0.5)",
         "torch.where(norms <= bound, 1.0, -1.0)",
-        "test_dpsvi.py",
+        "test_paper_dpsvi.py",
     ),
     Mutation(
         "a clipped fraction that is the fraction within",
@@ -107,7 +107,7 @@ MUTATIONS = [
         "RecordSampler.draw",
         "stream.binomial(size, self.rate)",
         "round(size * self.rate)",
-        "test_sampling.py test_dpsvi.py",
+        "test_sampling.py test_paper_dpsvi.py",
     ),
     Mutation(
         "the records of each block are those of the first",
@@ -149,28 +149,28 @@ MUTATIONS = [
         "IterativeMechanism._account_and_release",
         "event = _event(noise_multiplier, rate, sampler.sampling)",
         "event = _event(noise_multiplier, rate / 2, 'poisson')",
-        "test_dpsvi.py",
+        "test_paper_dpsvi.py",
     ),
     Mutation(
         "fixed batches: the requested rate, not B / N",
         "RecordSampler.sample_rate",
         'return self.batch_size / self.size if self.sampling == "fixed" else self.rate',
         "return self.rate",
-        "test_sampling.py test_dpsvi.py",
+        "test_sampling.py test_paper_dpsvi.py",
     ),
     Mutation(
         "the same noise stream in two runs",
         "Randomness.stream",
         "seed = _SystemEntropy()",
         "seed = np.random.SeedSequence(0)",
-        "test_streams.py test_dpsvi.py",
+        "test_streams.py test_paper_dpsvi.py",
     ),
     Mutation(
         "the same noise in every step",
         "Randomness.stream",
         "place = (_PURPOSES.index(purpose), position, *self._rank)",
         "place = (_PURPOSES.index(purpose), 0, *self._rank)",
-        "test_streams.py test_dpsvi.py",
+        "test_streams.py test_paper_dpsvi.py",
     ),
     Mutation(
         "sampling and noise from one stream",
@@ -374,7 +374,7 @@ MUTATIONS = [
         "IterativeMechanism._account_and_release",
         "if noise_multiplier and noise_multiplier * bound / rate > LARGEST:",
         "if False:",
-        "test_dpsvi.py::test_noise_beyond_the_numbers_spends_nothing",
+        "test_paper_dpsvi.py::test_noise_beyond_the_numbers_spends_nothing",
     ),
     Mutation(
         "a broken record's factor in the sum",
@@ -402,7 +402,7 @@ MUTATIONS = [
         "Block.noise",
         "multiplier * self.bound / math.sqrt(self.share)",
         "multiplier * self.bound",
-        "test_clipped_fraction.py test_automatic_dpsvi.py",
+        "test_clipped_fraction.py test_stochastic_gradient_vi.py",
     ),
     Mutation(
         "a group of large norms that is taken for noise",
@@ -472,7 +472,7 @@ MUTATIONS = [
         "RunResult.add",
         "self.returned.append(step.value)",
         "self.last = step; self.returned.append(step.value)",
-        "test_dpsvi.py",
+        "test_paper_dpsvi.py",
     ),
     Mutation(
         "a cluster whose ranks sample with one seed",

@@ -25,13 +25,12 @@ def data():
     return demo.load()
 
 
-@pytest.mark.parametrize("method", ["dpsvi", "dpsep"])
-def test_demo(tmp_path, monkeypatch, capsys, as_users_run_it, method):
+def test_demo(tmp_path, monkeypatch, capsys, as_users_run_it):
     """Table, spending, picture and report."""
     pytest.importorskip("statsmodels")
     torch.set_default_dtype(torch.float32)
     monkeypatch.chdir(tmp_path)
-    assert demo.main(["--method", method, "--epsilon", "2", "--seed", "0"]) == 0
+    assert demo.main(["--epsilon", "2", "--seed", "0"]) == 0
     captured = capsys.readouterr()
     printed = captured.out
     assert "Fitting" not in captured.err  # there is no terminal
@@ -48,12 +47,8 @@ def test_demo(tmp_path, monkeypatch, capsys, as_users_run_it, method):
     assert "1.506 +- 0.090" in printed and "1.857 +- 0.083" in printed  # the exact posterior
     assert (tmp_path / "pyro_dp_demo.png").read_bytes().startswith(b"\x89PNG")
     report = (tmp_path / "pyro_dp_report.html").read_text()
-    for text in ("Who sees a doctor?", "a person-year", "20,190", method.upper()):
+    for text in ("Who sees a doctor?", "a person-year", "20,190", "DPSVI"):
         assert text in report
-
-
-def test_dpsep_is_the_default():
-    assert demo.parse([]).method == "dpsep"
 
 
 def test_the_reference_is_the_posterior(data):
@@ -126,7 +121,7 @@ def test_all_private_markers_are_hollow_or_none(tmp_path, status):
 
 def test_pictures_for_light_and_dark_pages(tmp_path):
     """Well-formed SVG with its text as text, and the same in each run."""
-    heading, found = demo.title("dpsep", 1.0, 1e-5, 20_190), []
+    heading, found = demo.title(1.0, 1e-5, 20_190), []
     for name, dark in (("light", False), ("again", False), ("dark", True)):
         path = tmp_path / f"{name}.svg"
         demo.draw(*made_up(), CHECK, heading, path, dark)
@@ -166,11 +161,11 @@ def test_warnings_are_wrapped(data, tmp_path, monkeypatch, capsys):
     assert lines[0].startswith("Warning: Much was cut off.") and max(map(len, lines)) <= 100
 
 
-def test_dpsep_arrives(data):
+def test_dpsvi_arrives(data):
     """At epsilon = 8, where noise hides little, near the exact means."""
     torch.set_default_dtype(torch.float32)
     mean, sd = demo.exact(*data)
-    found = demo.fit("dpsep", *data, demo.PrivacyAccountant(8.0), seed=0)
+    found = demo.fit(*data, demo.PrivacyAccountant(8.0), seed=0)
     assert ((found.mean - mean).abs() / sd).max() < 1.5
     assert (found.stddev / sd - 1).abs().max() < 0.2
     assert demo.covers((mean, sd), (found.mean, found.stddev)).all()

@@ -112,7 +112,8 @@ USES = {
     """,  # all but the first two: how noisy is what was released
     ".stream": """
         mechanism.iterative.IterativeMechanism._account_and_release
-        mechanism.iterative.IterativeMechanism._sample infer.svi.dpsvi.DPSVI.step
+        mechanism.iterative.IterativeMechanism._sample
+        infer.svi.stochastic_gradient_vi.StochasticGradientVI.step
         infer.ep.stochastic_ep.StochasticEP._clipped_sum baselines.dpsgld.DPSGLD.step
         vips.inference.VIPS._release_expected mechanism.nonprivate.NonPrivate._read
         records.structure_checks._stream vips.isolated_model._public_draws

@@ -29,7 +29,7 @@ MUTATIONS = [
         "RecordMode.__torch_function__",
         "        answer = DRAWING.get(func)\n",
         "        answer = None\n",
-        "test_record_term.py test_dpsvi.py",
+        "test_record_term.py test_paper_dpsvi.py",
     ),
     Mutation(
         "what is written for each record is forgotten",
@@ -64,7 +64,7 @@ MUTATIONS = [
         "Draw.sample",
         "stream.drawn(kind, indices, position,",
         "stream.drawn(kind, indices.argsort(), position,",
-        "test_record_term.py test_dpsvi.py",
+        "test_record_term.py test_paper_dpsvi.py",
     ),
     Mutation(
         "a guide that reads x.mean() goes unnoticed",
@@ -78,7 +78,7 @@ MUTATIONS = [
         "draw_particle",
         "records.arguments(records.placeholder())",
         "records._with_tables(records.rows(torch.arange(records.plate.size)))",
-        "test_record_term.py test_dpsvi.py test_global_draw.py",
+        "test_record_term.py test_paper_dpsvi.py test_global_draw.py",
     ),
     Mutation(
         "initial values from the data",
@@ -107,7 +107,7 @@ MUTATIONS = [
         "OneRecord._process_message",
         'msg["scale"] * frame.size / frame.full_size',
         'msg["scale"] * 1.0',
-        "test_dpsvi.py",
+        "test_paper_dpsvi.py",
     ),
     Mutation(
         "a parameter that only some records have",

@@ -16,6 +16,7 @@ from pyro_dp.infer.model_prior import model_prior
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_factor import Prior
 from pyro_dp.records.global_draw import draw_particle
+from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
@@ -63,7 +64,6 @@ class EPProblem:
         return self.guide.starts_anywhere and self.prior.is_gaussian and straight
 
     @staticmethod
-    @torch.enable_grad()
     def build(
         model: Callable,
         guide: Callable,
@@ -72,9 +72,20 @@ class EPProblem:
         microbatch_size: int | None,
     ) -> "EPProblem":
         """:raises ModelError: model, guide and records do not fit, or not with these moments."""
-        term, _ = build_record_term(
-            TraceEnum_ELBO(), model, guide, records, microbatch_size=microbatch_size
-        )
+        term = record_term(model, guide, records, microbatch_size)
+        problem = EPProblem.of(term, model, guide, moments)
+        problem.check()
+        return problem
+
+    @staticmethod
+    @torch.enable_grad()
+    def of(term: RecordTerm, model: Callable, guide: Callable, moments: str) -> "EPProblem":
+        """The records themselves are not looked at.
+
+        :param term: of one record, from :func:`record_term`.
+        :raises ModelError: model and guide do not fit, or not with these moments.
+        """
+        records = term.records
         if term.local:
             raise ModelError(_NO_ROWS.format(names=term.local.listed))
         if term.draws:
@@ -97,10 +108,26 @@ class EPProblem:
             likelihood = Likelihood(term, particle)
             _require_smooth(likelihood, mean[places])
             method = _choose_moments(likelihood, mean[places], moments)
-            indices = torch.tensor(records.examples(), device=records.device)
-            method.check(mean[places], indices, records.rows(indices))
         widths = [latent.stop - latent.start for latent in seen]
         return EPProblem(gaussian, likelihood, prior, method, places, widths)
+
+    @torch.enable_grad()
+    def check(self) -> None:
+        """:raises ModelError: what holds on placeholders does not hold on some records."""
+        records = self.likelihood.term.records
+        indices = torch.tensor(records.examples(), device=records.device)
+        mean, _ = self.guide.read()
+        with forked_rng():
+            self.moments.check(mean[self.places], indices, records.rows(indices))
+
+
+@torch.enable_grad()
+def record_term(
+    model: Callable, guide: Callable, records: Records, microbatch_size: int | None
+) -> RecordTerm:
+    """One record's term of the log likelihood, with enumerated latents summed out."""
+    loss = TraceEnum_ELBO()
+    return build_record_term(loss, model, guide, records, microbatch_size=microbatch_size)[0]
 
 
 def _require_proper(mean: Tensor, covariance: Tensor) -> None:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import pyro
 import torch
 from torch import Tensor
 
@@ -28,7 +27,6 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
-from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.utils.errors import (
     ClippingWarning,
@@ -117,6 +115,9 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
     @abc.abstractmethod
     def _shaping_settings(self) -> dict[str, Any]:
         """The settings that decide what a state means."""
+
+    def _problem(self, records: Records) -> EPProblem:
+        return EPProblem.build(self.model, self.guide, records, self.moments, self.microbatch_size)
 
     @whole_step
     @torch.no_grad()
@@ -226,10 +227,8 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         return [kind(f"{status}. {self._remedies[status.cause]}")]
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedSites:
-        started, before = initialised(self.guide), set(pyro.get_param_store().keys())
-        problem = EPProblem.build(
-            self.model, self.guide, records, self.moments, self.microbatch_size
-        )
+        started, before = self._values_before()
+        problem = self._problem(records)
         known = self._known
         if known is not None and not torch.equal(problem.places, known.problem.places):
             raise ModelError("The latents that records see changed between two steps.")

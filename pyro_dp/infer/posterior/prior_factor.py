@@ -1,5 +1,6 @@
 """The prior as a Gaussian factor."""
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -85,7 +86,10 @@ class Prior:
         """Gradients (K, d) and Hessians (K, d, d) at K points."""
         if self._vectorizes:
             try:
-                gradients, hessians = torch.func.vmap(self._derivatives)(points)
+                with warnings.catch_warnings():
+                    # A simplex has an operation that is slow in batches.
+                    warnings.filterwarnings("ignore", message="There is a performance drop")
+                    gradients, hessians = torch.func.vmap(self._derivatives)(points)
                 return gradients, hessians
             except (RuntimeError, ValueError, ModelError):  # the model branches on its latents
                 self._vectorizes = False

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.posterior.status import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
-from pyro_dp.infer.svi.dpsvi import DPSVI
 from pyro_dp.infer.svi.eager_step import PreparedGradient, Report
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.infer.svi.saved_run import SavedRun
+from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
 from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFraction
@@ -25,7 +25,7 @@ from pyro_dp.utils.validation import require_flag
 _OF_PLAN = ("lengths", "num_steps", "histogram")  # in a state
 
 
-class PaperDPSVI(DPSVI):
+class PaperDPSVI(StochasticGradientVI):
     """Algorithm 1 of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
 
     It is for comparisons with papers. The optimizer's steps are taken as they are, and the guide
@@ -51,6 +51,7 @@ class PaperDPSVI(DPSVI):
     :raises ConfigurationError: as :class:`DPSVI`; or there is no ``optim``.
     """
 
+    _known_as = ""
     _report_name = "report_clipping"
     _plans = False
 

@@ -1,4 +1,4 @@
-"""DPSVI without an optim: the contract, what it keeps and chooses, what its guide holds at last."""
+"""Gradient steps without an optim: the contract, what is kept and chosen, what the guide holds."""
 
 import math
 import warnings
@@ -29,7 +29,6 @@ from releases import Releases, take
 from torch.distributions import constraints
 
 from pyro_dp import (
-    DPSVI,
     ConfigurationError,
     ConvergenceWarning,
     PrivacyAccountant,
@@ -37,6 +36,7 @@ from pyro_dp import (
     SubsampledGaussian,
 )
 from pyro_dp.infer.svi.step_plan import StepPlan
+from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
 from pyro_dp.infer.svi.traced_step import TracedStep
 
 
@@ -59,7 +59,9 @@ class TestContract(InferenceContract):
     def make(self, variant, **options):
         problem = PROBLEMS[variant]()
         loss = problem.loss if variant == "particles" else None
-        return DPSVI(problem.model, problem.guide, **({"loss": loss} | problem.options | options))
+        return StochasticGradientVI(
+            problem.model, problem.guide, **({"loss": loss} | problem.options | options)
+        )
 
     def data(self, variant):
         return PROBLEMS[variant]().data
@@ -87,7 +89,7 @@ class TestContract(InferenceContract):
 
 def new(model=logistic, guide=None, **options):
     settings = dict(accountant=PrivacyAccountant(), noise_multiplier=1.0, generator=0) | options
-    return DPSVI(model, guide or AutoMultivariateNormal(model), **settings)
+    return StochasticGradientVI(model, guide or AutoMultivariateNormal(model), **settings)
 
 
 def budget():
@@ -110,7 +112,7 @@ def test_what_was_released_is_kept(monkeypatch, name, jit):
     seen = Releases(monkeypatch)
     settings = dict(noise_multiplier=2.0, max_grad_norm=0.5, sample_rate=0.4, generator=0, jit=jit)
     optim = pyro.optim.Adam({"lr": 0.02})
-    svi = DPSVI(
+    svi = StochasticGradientVI(
         problem.model,
         problem.guide,
         optim,
@@ -243,7 +245,9 @@ def test_a_guide_of_low_rank_finds_the_same():
         pyro.clear_param_store()
         guide = kind(logistic)
         accountant = PrivacyAccountant(epsilon=20.0)
-        svi = DPSVI(logistic, guide, accountant=accountant, num_steps=200, generator=0)
+        svi = StochasticGradientVI(
+            logistic, guide, accountant=accountant, num_steps=200, generator=0
+        )
         svi.run(*data, progress=False)
         found.append(svi.posterior())
     expected, posterior = found
@@ -307,7 +311,7 @@ def test_graphs_change_nothing():
 def test_nothing_need_be_said():
     """Steps, rate and noise follow from N and the budget; all of it is spent, and no more."""
     accountant = budget()
-    svi = DPSVI(logistic, AutoNormal(logistic), accountant=accountant)
+    svi = StochasticGradientVI(logistic, AutoNormal(logistic), accountant=accountant)
     with pytest.raises(ConfigurationError, match="by the first step"):
         svi.noise_multiplier  # noqa: B018
     svi.step(*regression_data())
@@ -445,7 +449,7 @@ def test_the_bound_follows_the_norms(monkeypatch):
     x, y = regression_data(4000)
     fixture = Fixture(
         monkeypatch,
-        kind=DPSVI,
+        kind=StochasticGradientVI,
         max_grad_norm=None,
         noise_multiplier=1.0,
         num_steps=50,

@@ -1,11 +1,10 @@
-"""DPSVI: stochastic variational inference with a private gradient.
+"""Stochastic variational inference with a private gradient.
 
 Algorithm 1 of Jälkö, Dikmen & Honkela 2017 (DPVI, arXiv 1610.08749), for any Pyro model with a
 plate of individuals.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -39,7 +38,6 @@ from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.norm_histogram import SIZE, with_bins
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.local_parameters import FIXED, NOTE
 from pyro_dp.records.losses import Loss, as_elbo
 from pyro_dp.records.plate import PrivatePlate
@@ -53,6 +51,7 @@ from pyro_dp.utils.errors import (
     PrivacyError,
     PrivacyWarning,
 )
+from pyro_dp.utils.user_warning import warn_user
 from pyro_dp.utils.validation import require_choice, require_number, require_scale, same
 
 _DONE = (
@@ -63,7 +62,7 @@ _OF_PAPER = (
     "load_state_dict: this state has no plan. PaperDPSVI takes the states that DPSVI with an optim "
     "saved in version 0.1."
 )
-_NAN = (
+NAN = (
     "step() returns nan: the loss on the data is not private. Pass loss_clip=... to DPSVI to "
     "release a private one with each step."
 )
@@ -75,151 +74,19 @@ _PER_RECORD = (
 )
 
 
-class DPSVI(PrivateInference[PreparedGradient], Forecasted):
-    """Differentially private ``pyro.infer.SVI``: same model and guide; one accountant.
+class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
+    """Noisy gradients of the ELBO: :class:`~pyro_dp.DPSVI` where a model has no evidence.
 
-    Each step samples records, clips what each of them adds to the gradient to norm C, adds noise
-    N(0, (sigma C)^2 I) to the sum, and divides by the public sample rate. Prior, entropy and all
-    else outside the private plate carry no data and enter exactly.
+    Arguments, guarantee and limits are those of DPSVI.
 
-    **The literal swap.** Change ``SVI`` to ``DPSVI``, add an ``accountant``, and keep ``optim`` and
-    ``loss``. No further setting is needed. C follows a released histogram of the records' norms
-    (:mod:`pyro_dp.infer.svi.histogram_bound`). After the last step the guide holds what
-    :meth:`posterior` returns: the posterior that follows from all released gradients, with the
-    noise in its width.
-
-    **The optimizer decides where to look, not what is found.** With a Gaussian guide, ``optim``
-    gives the direction of each step and the plan gives its length
-    (:class:`~pyro_dp.infer.svi.public_optimizer.Graft`), so the result does not depend on the
-    learning rate. With another guide (networks, flows, latents per record) ``optim`` steps as it
-    does in ``SVI``, and the guide ends at the mean of the last half of the iterates, or at the last
-    iterate of parameters that are still on their way. Those intervals do not include the noise; a
-    :class:`ConvergenceWarning` at the end of :meth:`run` says so. :class:`PaperDPSVI` is Algorithm
-    1 of the paper, with its last iterate.
-
-    **A loop is a run.** ``for _ in range(n): svi.step(x, y)`` follows the plan of ``num_steps``
-    steps. Where their noise is calibrated, the accountant counts all of them from the first step
-    on. The last step writes the result into the guide, and :meth:`finish` does so earlier.
-
-    **Guarantee.** The sequence of parameters, bounds, posteriors and private losses is (epsilon,
-    delta)-differentially private for one element of the private plate, with epsilon =
-    ``accountant.get_epsilon()`` under the accountant's neighbouring relation, for finite data.
-    Gradient, loss and the histogram of the norms are blocks of one release. A record
-    moves each by its bound at most: C, L or 1 (its norm lies in one bin). Divided by its own
-    noise, sigma bound / sqrt(share), the blocks together move by 1 / sigma at most, as the shares
-    sum to 1: one Gaussian event of noise multiplier sigma. The next C, the step sizes and
-    posteriors are made from what was released: post-processing. Parameters with a row per record
-    are no part of it.
-
-    **Not protected.** The number N of records, the sample rate and all other settings; arguments
-    without a row per record; numbers that were made from the data beforehand, where no check can
-    recognise them; values that parameters or optimizer had before; the choice of model and
-    settings, where it was made by looking at the data; what a model keeps where Python cannot look
-    (files, other processes); running times; errors of the structural checks, which are for the
-    curator.
-
-    **Private, and not protected if published.** Parameters with a row per record, of guides with
-    latents per record: row i is learnt from record i without noise, behind a privacy wall
-    (:mod:`pyro_dp.records.local_parameters`). They are in Pyro's parameter store, for the curator.
-    What guide, ``Predictive``, ``median()`` or ``quantiles()`` say of the training records' own
-    latents is as sensitive as the data, and the ledger notes it; what they say of global latents is
-    covered. Record i must be the same individual in every step.
-
-    :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
-        observations.
-    :param guide: Pyro guide: any reparameterised autoguide, or hand-written. Latents inside the
-        plate have parameters that are computed from the record (amortisation), or a row of
-        parameters per record: a dimension of length N that is read at the plate's index,
-        ``loc[idx]``, or subsampled by Pyro (``event_dim``, ``AutoNormal``, ``AutoDelta``).
-    :param optim: a ``pyro.optim`` optimizer that steps without a closure; ``None``: Adam. What it
-        clips itself (``clip_norm``) is the finished gradient, which protects nobody and costs
-        nothing. :meth:`run` calls the ``step()`` of a scheduler, such as
-        ``pyro.optim.ExponentialLR``, after each private step. A ``ReduceLROnPlateau`` gets the
-        private loss and needs ``loss_clip``. In a loop over :meth:`step` you call it yourself, as
-        with ``SVI``. States include the scheduler's.
-    :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, one or several
-        particles, also with ``Jit``, which is not used: ``jit`` is. ``None``: the third where the
-        model marks latents to be enumerated, else the first. ``TraceGraph_ELBO`` is taken as
-        ``Trace_ELBO``, whose gradient has the same mean: draws without a reparameterisation
-        (global ones need ``privatize="parameters"``) enter by their score, weighted with all of a
-        record's term, without baselines and without a search for what depends on what. Or a loss
-        of your own, as for Pyro's ``SVI``: a function ``loss(model, guide, *args, **kwargs)``, or a
-        subclass of ``ELBO`` with ``differentiable_loss``. It is run on what lies outside the plate,
-        and on each record alone, so it must be a sum over sites: that the loss of two records is
-        that of both and of the outside is checked on made-up rows, before anything is spent. Its
-        attributes may change between steps (annealing). There is no :meth:`posterior` regressed
-        from its gradients, for the prior in it is not known.
-    :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
-        after the other.
-    :param num_steps: steps of the plan; ``None``: 1000.
-    :param noise_multiplier: standard deviation sigma of the noise in units of C, before the other
-        blocks take their share of the cost. ``None``: the smallest that fits what remains of the
-        budget at the first step. 0: a non-private reference.
-    :param max_grad_norm: C, the norm to which one record's part of the release is clipped;
-        ``math.inf`` needs ``noise_multiplier=0``. ``None``: C is chosen, and chosen anew as the run
-        goes on, where noise and clipping together cost least. With more latents than a quarter of
-        ``num_steps`` it is the median norm. With ``noise_multiplier=0`` nothing is clipped. Either
-        way a histogram of the norms takes 5% of the cost of each release. With ``None`` it also
-        takes all of the first release.
-    :param plate: name of the private plate; found if exactly one plate holds observations.
-    :param sample_rate: expected fraction of the records in a step, in (0, 1]. ``None`` takes
-        subsample_size / size from the plate; where that is 1, 0.05, or 1000 records if that is
-        more.
-    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
-        only); "full".
-    :param privatize: "latents" releases the gradient with respect to the global latents in
-        unconstrained coordinates (and the parameters used inside the plate) and pulls it back
-        through the guide: the noise has the dimension of the latents, whatever the guide. It
-        contains the aligned gradients of DPVIm (Jälkö et al. 2022, arXiv 2210.15961).
-        "parameters" releases the gradient with respect to all parameters, as Algorithm 1.
-    :param microbatch_size: at most so many per-record gradients are held at a time; the result is
-        the same.
-    :param slice_data: True: model and guide are written for whole tensors (``with
-        pyro.plate("data", len(x))``), and are shown rows of them; False: they read their arguments
-        at the plate's indices; "auto": what the model does is found on placeholders.
-    :param jit: "trace": model and guide are traced once, and steps run no Pyro code; "compile": the
-        same, as machine code (needs a C++ compiler); "none": Pyro code in every step. Graphs are
-        checked against the model in the first steps. What cannot be traced falls back to "none"
-        with a warning: the public part alone where the records can, else both.
-    :param loss_clip: L > 0 releases the loss too: each record's is clipped to [-L, L] nats and
-        joins the release as a further block.
-    :param loss_share: part of the privacy cost (of sigma^-2) that the loss takes from the gradient,
-        in (0, 1): the loss's noise has standard deviation sigma L / sqrt(loss_share), the
-        gradient's grows by 1 / sqrt(1 - loss_share).
-    :param local_optim: settings of the Adam that moves rows of parameters per record. Each row
-        moves on its own and without noise, by the unscaled gradient of its record's term, in the
-        steps that sample the record. ``None``: step sizes fall from 0.1 to 0.01.
-    :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
-        against anyone who can guess the seed, and runs with equal seeds and separate accountants
-        share their noise; the ledger says so. What is public has Pyro's own generators, the guide's
-        start and its draws among it: ``pyro.set_rng_seed`` for these.
-    :param secure: noise and sampling from the operating system's cryptographic generator, sums and
-        noise in integers: against attacks on floating-point numbers and on generators, listed in
-        :mod:`pyro_dp.mechanism.fixed_point`. Refused with ``generator``.
-    :param cluster: processes that share the work, each with its own records: :class:`Cluster`; or
-        owners who do not show them to each other: :class:`pyro_dp.federated.Federation`.
-    :raises ConfigurationError: a setting is out of range or does not fit the others; at the first
-        step, parameters per record with ``sampling="fixed"``; with a ``cluster``, latents or
-        parameters per record.
-    :raises ClusterError: another process of the cluster failed, or is lost.
-
-    >>> import pyro, torch
-    >>> import pyro.distributions as dist
-    >>> from pyro.infer.autoguide import AutoNormal
-    >>> from pyro_dp import DPSVI, PrivacyAccountant
-    >>> def model(y):
-    ...     rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
-    ...     with pyro.plate("people", len(y)):
-    ...         pyro.sample("y", dist.Poisson(rate), obs=y)
-    >>> y = torch.arange(2000) % 4  # 0, 1, 2, 3, 0, ... their mean is 1.5
-    >>> accountant = PrivacyAccountant(epsilon=1.0)
-    >>> svi = DPSVI(model, AutoNormal(model), accountant=accountant, num_steps=50, generator=0)
-    >>> result = svi.run(y, progress=False)
-    >>> print(f"{svi.posterior().quantiles([0.5])['rate'].item():.1f}")
-    1.5
-    >>> accountant.get_epsilon() <= 1.0
-    True
+    Gradient, loss and the histogram of the norms are blocks of one release. A record moves each by
+    its bound at most: C, L or 1 (its norm lies in one bin). Divided by its own noise,
+    sigma bound / sqrt(share), the blocks together move by 1 / sigma at most, as the shares sum to
+    1: one Gaussian event of noise multiplier sigma. The next C, the step sizes and posteriors are
+    made from what was released: post-processing.
     """
+
+    _known_as = "DPSVI"
 
     def __init__(
         self,
@@ -312,7 +179,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         """
         prepared = self._prepare(args, kwargs)
         if self._loops and self._steps == 0 and self.loss_clip is None:
-            warnings.warn(PrivacyWarning(_NAN), stacklevel=4)
+            warn_user(PrivacyWarning(NAN))
         opens = self._opens
         step = prepared.step.eager.of_norms_alone() if opens else prepared.step
         position = self.accountant.position
@@ -374,7 +241,7 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
             raise ConfigurationError("finish() ends a loop over step(), and no step was taken yet.")
         self._conclude(self._prepared)
         for warning in self._warnings():
-            warnings.warn(warning, stacklevel=2)
+            warn_user(warning)
 
     def _stop_early(self, num_steps: int) -> None:
         super()._stop_early(num_steps)
@@ -522,9 +389,8 @@ class DPSVI(PrivateInference[PreparedGradient], Forecasted):
         return self._steps <= 3 or self._steps % 10 == 0 or self._steps == self.num_steps
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedGradient:
-        store = pyro.get_param_store()
-        before = set(store.keys()) | self._loaded.waiting.keys()
-        started = initialised(self.guide)
+        started, before = self._values_before()
+        before = before | self._loaded.waiting.keys()
         if self.loss is None:
             self.loss = TraceEnum_ELBO() if records.plate.enumerates else Trace_ELBO()
         users = (as_elbo(self.loss), self.model, self.guide)

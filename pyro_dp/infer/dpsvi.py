@@ -1,0 +1,456 @@
+"""DPSVI: variational inference with a private likelihood.
+
+Where records see linear predictors, it looks as :class:`~pyro_dp.DPSEP` does. Elsewhere it takes
+the gradient steps of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from pyro.optim import PyroOptim
+from torch import Tensor
+
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.infer.ep.dpsep import DPSEP, ENGINES
+from pyro_dp.infer.ep.problem import EPProblem, record_term
+from pyro_dp.infer.ep.site_factors import LARGEST_FULL
+from pyro_dp.infer.posterior.evidence import Evidence
+from pyro_dp.infer.posterior.forecasted import Forecasted
+from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.svi.row_adam import RowAdam
+from pyro_dp.infer.svi.stochastic_gradient_vi import NAN, StochasticGradientVI
+from pyro_dp.mechanism.cluster import Cluster
+from pyro_dp.mechanism.iterative import whole_step
+from pyro_dp.mechanism.nonprivate import Readable
+from pyro_dp.mechanism.released_step import Callback
+from pyro_dp.mechanism.run_result import RunResult
+from pyro_dp.records.losses import Loss, OwnLoss, as_elbo
+from pyro_dp.records.new_records import NewRecords
+from pyro_dp.records.records import Records
+from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError, PrivacyWarning
+from pyro_dp.utils.user_warning import warn_user
+
+_NOT_LINEAR = "Records do not see few linear predictors of the latents."
+_NO_EVIDENCE = (
+    "This run takes gradient steps, which leave no evidence. DPSEP has it for every smooth "
+    "likelihood with a Gaussian guide."
+)
+_NOT_STARTED = "finish() ends a loop over step(), and no step was taken yet."
+
+
+class NoEvidence(ModelError):
+    """Model or guide are not made for looks. It is decided without the records."""
+
+
+class Looks(DPSEP):
+    """The looks of :class:`~pyro_dp.DPSEP`, in loops that are longer than the looks.
+
+    It serves models whose records see linear predictors of the latents.
+    """
+
+    _known_as = "DPSVI"
+    _loops = True  # over step(), as long as run() is not called
+
+    @whole_step
+    def step(self, *args: Any, **kwargs: Any) -> float:
+        """Make the next look, if one is left. The steps after the last look cost nothing.
+
+        :returns: nan.
+        """
+        if self._steps and self._finished:
+            self._look_at(args, kwargs)  # other data are refused
+            return math.nan
+        self._prepare(args, kwargs)
+        if self._loops and self._steps == 0:
+            warn_user(PrivacyWarning(NAN))
+        super().step(*args, **kwargs)
+        if self._loops and self._finished:
+            self.finish()
+        return math.nan
+
+    def finish(self) -> None:
+        """As :meth:`DPSVI.finish`: the guide holds the result anyway."""
+        for warning in self._warnings():
+            warn_user(warning)
+
+    def _planned(self, args: tuple, kwargs: dict) -> int:
+        self._loops = False
+        return super()._planned(args, kwargs)
+
+    def _problem(self, records: Records) -> EPProblem:
+        """:raises NoEvidence: by what is public, gradient steps serve model and guide better."""
+        term = record_term(self.model, self.guide, records, self.microbatch_size)
+        if term.answers:
+            raise NoEvidence(_NOT_LINEAR)
+        try:
+            problem = EPProblem.of(term, self.model, self.guide, "linear")
+        except ModelError as reason:
+            raise NoEvidence(str(reason)) from None
+        if problem.moments.curved or len(problem.places) > LARGEST_FULL:
+            raise NoEvidence(_NOT_LINEAR)
+        problem.check()
+        return problem
+
+
+class DPSVI(Readable, Forecasted):
+    """Differentially private ``pyro.infer.SVI``: same model and guide; one accountant.
+
+    **The literal swap.** Change ``SVI`` to ``DPSVI``, add an ``accountant``, and keep ``optim`` and
+    ``loss``. No further setting is needed. After the last step the guide holds what
+    :meth:`posterior` returns, with the noise in its width.
+
+    **Two methods.** The first step chooses by the model, on placeholders:
+
+    * *Evidence.* If records see linear predictors of the latents and the guide is Gaussian, a run
+      makes some ten looks at all records, as :class:`DPSEP` does. Generalised linear models are of
+      this kind, also with hierarchical priors. The result does not depend on ``optim``, ``loss``,
+      ``num_steps``, ``sample_rate`` or ``jit``. :attr:`evidence` is the likelihood that was found.
+    * *Gradients.* Each step samples records. It clips what each of them adds to the gradient to
+      norm C, adds noise N(0, (sigma C)^2 I) to the sum, and divides by the public sample rate.
+      Prior, entropy and all else outside the private plate carry no data and enter exactly. C
+      follows a released histogram of the records' norms
+      (:mod:`pyro_dp.infer.svi.histogram_bound`). This serves every other model. These settings
+      belong to gradients, and choose them: a ``noise_multiplier`` above 0, ``max_grad_norm``,
+      ``loss_clip``, ``local_optim``, ``privatize="parameters"`` and a loss of your own.
+
+    **Gradient steps do not depend on the learning rate** if the guide is Gaussian: ``optim`` gives
+    the direction of each step and the plan gives its length
+    (:class:`~pyro_dp.infer.svi.public_optimizer.Graft`). With another guide (networks, flows,
+    latents per record) ``optim`` steps as it does in ``SVI``, and the guide ends at the mean of the
+    last half of the iterates, or at the last iterate of parameters that are still on their way.
+    Those intervals do not include the noise; a :class:`ConvergenceWarning` at the end of
+    :meth:`run` says so. :class:`PaperDPSVI` is Algorithm 1 of the paper, with its last iterate.
+
+    **A loop is a run.** ``for _ in range(n): svi.step(x, y)`` makes the looks, or follows the plan
+    of ``num_steps`` steps. Where the noise is calibrated, the accountant counts all of them from
+    the first step on. The last step writes the result into the guide, and :meth:`finish` does so
+    earlier. Steps after the last look cost nothing.
+
+    **Guarantee.** The sequence of parameters, bounds, posteriors and private losses is (epsilon,
+    delta)-differentially private for one element of the private plate, with epsilon =
+    ``accountant.get_epsilon()`` under the accountant's neighbouring relation, for finite data.
+    Looks have the proof of :class:`DPSEP` (docs/proofs/evidence.md). A gradient step releases
+    gradient, loss and histogram of norms as blocks of one Gaussian event of noise multiplier sigma
+    (:class:`~pyro_dp.infer.svi.stochastic_gradient_vi.StochasticGradientVI`). The method is chosen
+    without the records. Parameters with a row per record are no part of it.
+
+    **Not protected.** The number N of records, the sample rate and all other settings; arguments
+    without a row per record; numbers that were made from the data beforehand, where no check can
+    recognise them; values that parameters or optimizer had before; the choice of model and
+    settings, where it was made by looking at the data; what a model keeps where Python cannot look
+    (files, other processes); running times; errors of the structural checks, which are for the
+    curator.
+
+    **Private, and not protected if published.** Parameters with a row per record, of guides with
+    latents per record: row i is learnt from record i without noise, behind a privacy wall
+    (:mod:`pyro_dp.records.local_parameters`). They are in Pyro's parameter store, for the curator.
+    What guide, ``Predictive``, ``median()`` or ``quantiles()`` say of the training records' own
+    latents is as sensitive as the data, and the ledger notes it; what they say of global latents is
+    covered. Record i must be the same individual in every step.
+
+    :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
+        observations.
+    :param guide: Pyro guide: any reparameterised autoguide, or hand-written. Latents inside the
+        plate have parameters that are computed from the record (amortisation), or a row of
+        parameters per record: a dimension of length N that is read at the plate's index,
+        ``loc[idx]``, or subsampled by Pyro (``event_dim``, ``AutoNormal``, ``AutoDelta``).
+    :param optim: a ``pyro.optim`` optimizer that steps without a closure; ``None``: Adam. What it
+        clips itself (``clip_norm``) is the finished gradient, which protects nobody and costs
+        nothing. :meth:`run` calls the ``step()`` of a scheduler, such as
+        ``pyro.optim.ExponentialLR``, after each private step. A ``ReduceLROnPlateau`` gets the
+        private loss and needs ``loss_clip``. In a loop over :meth:`step` you call it yourself, as
+        with ``SVI``. States include the scheduler's.
+    :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, one or several
+        particles, also with ``Jit``, which is not used: ``jit`` is. ``None``: the third where the
+        model marks latents to be enumerated, else the first. ``TraceGraph_ELBO`` is taken as
+        ``Trace_ELBO``, whose gradient has the same mean: draws without a reparameterisation
+        (global ones need ``privatize="parameters"``) enter by their score, weighted with all of a
+        record's term, without baselines and without a search for what depends on what. Or a loss
+        of your own, as for Pyro's ``SVI``: a function ``loss(model, guide, *args, **kwargs)``, or a
+        subclass of ``ELBO`` with ``differentiable_loss``. It is run on what lies outside the plate,
+        and on each record alone, so it must be a sum over sites: that the loss of two records is
+        that of both and of the outside is checked on made-up rows, before anything is spent. Its
+        attributes may change between steps (annealing). There is no :meth:`posterior` regressed
+        from its gradients, for the prior in it is not known.
+    :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
+        after the other.
+    :param num_steps: steps of the plan; ``None``: 1000.
+    :param noise_multiplier: standard deviation sigma of the noise in units of C, before the other
+        blocks take their share of the cost. ``None``: the smallest that fits what remains of the
+        budget at the first step. 0: a non-private reference.
+    :param max_grad_norm: C, the norm to which one record's part of the release is clipped;
+        ``math.inf`` needs ``noise_multiplier=0``. ``None``: C is chosen, and chosen anew as the run
+        goes on, where noise and clipping together cost least. With more latents than a quarter of
+        ``num_steps`` it is the median norm. With ``noise_multiplier=0`` nothing is clipped. Either
+        way a histogram of the norms takes 5% of the cost of each release. With ``None`` it also
+        takes all of the first release.
+    :param plate: name of the private plate; found if exactly one plate holds observations.
+    :param sample_rate: expected fraction of the records in a step, in (0, 1]. ``None`` takes
+        subsample_size / size from the plate; where that is 1, 0.05, or 1000 records if that is
+        more.
+    :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
+        only); "full".
+    :param privatize: "latents" releases the gradient with respect to the global latents in
+        unconstrained coordinates (and the parameters used inside the plate) and pulls it back
+        through the guide: the noise has the dimension of the latents, whatever the guide. It
+        contains the aligned gradients of DPVIm (Jälkö et al. 2022, arXiv 2210.15961).
+        "parameters" releases the gradient with respect to all parameters, as Algorithm 1.
+    :param microbatch_size: at most so many per-record gradients are held at a time; the result is
+        the same.
+    :param slice_data: True: model and guide are written for whole tensors (``with
+        pyro.plate("data", len(x))``), and are shown rows of them; False: they read their arguments
+        at the plate's indices; "auto": what the model does is found on placeholders.
+    :param jit: "trace": model and guide are traced once, and steps run no Pyro code; "compile": the
+        same, as machine code (needs a C++ compiler); "none": Pyro code in every step. Graphs are
+        checked against the model in the first steps. What cannot be traced falls back to "none"
+        with a warning: the public part alone where the records can, else both.
+    :param loss_clip: L > 0 releases the loss too: each record's is clipped to [-L, L] nats and
+        joins the release as a further block.
+    :param loss_share: part of the privacy cost (of sigma^-2) that the loss takes from the gradient,
+        in (0, 1): the loss's noise has standard deviation sigma L / sqrt(loss_share), the
+        gradient's grows by 1 / sqrt(1 - loss_share).
+    :param local_optim: settings of the Adam that moves rows of parameters per record. Each row
+        moves on its own and without noise, by the unscaled gradient of its record's term, in the
+        steps that sample the record. ``None``: step sizes fall from 0.1 to 0.01.
+    :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
+        against anyone who can guess the seed, and runs with equal seeds and separate accountants
+        share their noise; the ledger says so. What is public has Pyro's own generators, the guide's
+        start and its draws among it: ``pyro.set_rng_seed`` for these.
+    :param secure: noise and sampling from the operating system's cryptographic generator, sums and
+        noise in integers: against attacks on floating-point numbers and on generators, listed in
+        :mod:`pyro_dp.mechanism.fixed_point`. Refused with ``generator``.
+    :param cluster: processes that share the work, each with its own records: :class:`Cluster`; or
+        owners who do not show them to each other: :class:`pyro_dp.federated.Federation`.
+    :raises ConfigurationError: a setting is out of range or does not fit the others; at the first
+        step, parameters per record with ``sampling="fixed"``; with a ``cluster``, latents or
+        parameters per record.
+    :raises ClusterError: another process of the cluster failed, or is lost.
+
+    >>> import pyro, torch
+    >>> import pyro.distributions as dist
+    >>> from pyro.infer.autoguide import AutoNormal
+    >>> from pyro_dp import DPSVI, PrivacyAccountant
+    >>> def model(y):
+    ...     rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+    ...     with pyro.plate("people", len(y)):
+    ...         pyro.sample("y", dist.Poisson(rate), obs=y)
+    >>> y = torch.arange(2000) % 4  # 0, 1, 2, 3, 0, ... their mean is 1.5
+    >>> accountant = PrivacyAccountant(epsilon=1.0)
+    >>> svi = DPSVI(model, AutoNormal(model), accountant=accountant, num_steps=50, generator=0)
+    >>> result = svi.run(y, progress=False)
+    >>> print(f"{svi.posterior().quantiles([0.5])['rate'].item():.1f}")
+    1.5
+    >>> accountant.get_epsilon() <= 1.0
+    True
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        guide: Callable,
+        optim: PyroOptim | None = None,
+        loss: Loss | None = None,
+        *,
+        accountant: PrivacyAccountant,
+        num_steps: int | None = None,
+        noise_multiplier: float | None = None,
+        max_grad_norm: float | None = None,
+        plate: str | None = None,
+        sample_rate: float | None = None,
+        sampling: str = "poisson",
+        privatize: str = "latents",
+        microbatch_size: int | None = None,
+        slice_data: bool | str = "auto",
+        jit: str = "trace",
+        loss_clip: float | None = None,
+        loss_share: float = 0.05,
+        local_optim: RowAdam | None = None,
+        generator: torch.Generator | int | None = None,
+        secure: bool = False,
+        cluster: Cluster | None = None,
+    ):
+        settings = {name: value for name, value in locals().items() if name != "self"}
+        self._gradients = StochasticGradientVI(**settings)
+        self._inference: StochasticGradientVI | Looks = self._gradients
+        if accountant.engine in ENGINES and not _of_gradients(settings):
+            known = inspect.signature(DPSEP).parameters.keys() - {"jit"}
+            self._inference = Looks(**{name: settings[name] for name in known & settings.keys()})
+
+    def run(
+        self,
+        *args: Any,
+        progress: bool = True,
+        callbacks: Sequence[Callback] = (),
+        **kwargs: Any,
+    ) -> RunResult:
+        """Make the looks, or the steps that are left of ``num_steps``, with a progress bar.
+
+        Interrupts, callbacks and early stops are those of
+        :meth:`~pyro_dp.mechanism.iterative.IterativeMechanism.run`.
+
+        :param args: the data, as of the model; so are kwargs.
+        :param progress: show a progress bar.
+        :param callbacks: functions of a :class:`ReleasedStep`, called after each step. If one of
+            them returns True, the run stops after this step. ``run`` goes on later.
+        :returns: the private losses, if there are any, with noise, clipping, times, and why the run
+            stopped.
+        :raises ConfigurationError: all steps are done. A callback returns neither None nor a bool.
+            A scheduler needs a metric, and there is no private loss.
+        :raises ModelError: model, guide or data do not fit; nothing was spent.
+        :raises PrivacyBudgetExceeded: the run does not fit the budget; nothing was spent.
+        """
+        options: Any = {"progress": progress, "callbacks": callbacks}
+        return self._on_data(lambda each: each.run(*args, **options, **kwargs))
+
+    def step(self, *args: Any, **kwargs: Any) -> float:
+        """Make one look or one private gradient step, given the full data.
+
+        :returns: the private loss in nats if ``loss_clip`` is set, else nan.
+        :raises ModelError: model, guide or data do not fit; nothing was spent.
+        :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
+        :raises ConfigurationError: all steps of the plan are done; or the optimizer fails, or makes
+            a parameter NaN or infinite.
+        """
+        return self._on_data(lambda each: each.step(*args, **kwargs))
+
+    def finish(self) -> None:
+        """End a loop over :meth:`step` early: write what was found into the guide.
+
+        The last step of the plan does so by itself. Nothing of the plan's cost is returned.
+
+        :raises ConfigurationError: no step was taken yet.
+        """
+        if not self._steps:
+            raise ConfigurationError(_NOT_STARTED)
+        self._inference.finish()
+
+    def posterior(self, noise_aware: bool = True) -> Posterior:
+        """The posterior of the guide's unconstrained latents, from all releases so far.
+
+        It follows from the looks and the exact prior. In a run of gradients, these are regressed on
+        the public draws where they were taken (:mod:`pyro_dp.infer.svi.gradient_regression`). Where
+        they decide no posterior, it is the guide as it is. Its ``status`` says why, and whether the
+        intervals can be published.
+
+        :param noise_aware: include the uncertainty that the noise adds.
+        :raises ConfigurationError: no step was taken yet, or the guide is no Gaussian.
+        """
+        return self._inference.posterior(noise_aware)
+
+    @property
+    def evidence(self) -> Evidence:
+        """The likelihood of the latents, from the looks so far, apart from the prior.
+
+        :raises ConfigurationError: there was no look yet, or the run takes gradient steps.
+        """
+        if isinstance(self._inference, Looks):
+            return self._inference.evidence
+        raise ConfigurationError(_NO_EVIDENCE)
+
+    def state_dict(self, **options: bool) -> dict[str, Any]:
+        """Everything that a new object needs to go on with this run.
+
+        It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
+        streams are not part of it: a resumed run draws fresh ones, also with a seed, for the state
+        may be older than what was released with it.
+
+        :param options: of a run of gradients, ``include_private_local_state=True`` adds the rows of
+            parameters per record, with their moments. They are as sensitive as the data, and no
+            guarantee covers them: such a state is for the curator only. Without them, a resumed run
+            starts these parameters afresh.
+        """
+        return self._inference.state_dict(**options)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state. A state decides between looks and gradients.
+
+        After a crash: open the accountant's journal, then load the last state. The ledger stays
+        that of the journal. What was released after the state is paid for and lost, and the steps
+        that are left share the budget that is left. Without a journal, load into a new accountant a
+        state that was saved after the last release.
+
+        Rows of parameters per record are taken up if the state has them, and else left as they are.
+
+        :raises ConfigurationError: it is not a state of this inference; nothing was changed.
+        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
+            journal; nothing was changed.
+        """
+        has_looks = isinstance(state, dict) and "looks" in state
+        inference = self._inference if has_looks else self._gradients
+        inference.load_state_dict(state)
+        self._inference = inference
+
+    @property
+    def last_run(self) -> RunResult | None:
+        """The result of the last :meth:`run`, even if it was interrupted; None before the first."""
+        return self._inference.last_run
+
+    def _on_data(self, call: Callable[[Any], Any]) -> Any:
+        """What the method that serves the model returns."""
+        try:
+            return call(self._inference)
+        except NoEvidence:
+            if self._inference is self._gradients or self._steps:
+                raise
+        self._gradients.take_over(self._inference)
+        self._inference = self._gradients
+        return call(self._inference)
+
+    def _read_from(self, name: str, args: tuple, kwargs: dict) -> Any:
+        inference = self._gradients if name == "loss" else self._inference
+        if inference is self._inference:
+            self._on_data(lambda each: each._look_at(args, kwargs))
+            return self._inference
+        return inference
+
+    @property
+    def _ranks(self) -> Any:
+        return self._inference._ranks
+
+    @property
+    def _steps(self) -> int:
+        return self._inference._steps
+
+    def _noise_parts(self) -> Mapping[str, Tensor]:
+        return self._inference._noise_parts()
+
+    def _new_records(self) -> NewRecords | None:
+        return self._inference._new_records()
+
+    def __getattr__(self, name: str) -> Any:
+        """Settings and results of the method that runs, and settings of gradients."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        runs, other = self._inference, self._gradients
+        return getattr(runs if name in dir(runs) else other, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+            return
+        for inference in {self._gradients, self._inference}:
+            setattr(inference, name, value)
+
+    def __repr__(self) -> str:
+        return repr(self._inference)
+
+    def _repr_html_(self) -> str:
+        return self._inference._repr_html_()
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivacyError("A DPSVI holds the data: save its state_dict() instead.")
+
+
+def _of_gradients(settings: Mapping[str, Any]) -> bool:
+    """Whether there is a setting of gradient steps."""
+    names = ("max_grad_norm", "loss_clip", "local_optim")
+    loss = settings["loss"]
+    return (
+        bool(settings["noise_multiplier"])
+        or settings["privatize"] == "parameters"
+        or any(settings[name] is not None for name in names)
+        or (loss is not None and isinstance(as_elbo(loss), OwnLoss))
+    )
