@@ -659,7 +659,7 @@ def init_to_value_with_rows(x):
     hidden = pyro.poutine.block(mixture_of_known_shares, hide=["z"])
     guide = AutoNormal(hidden, init_loc_fn=init_to_value(values={"locs": x[[0, 22]]}))
     # With more noise than the others: what is found is near the data's own numbers.
-    return dpsep(mixture_of_known_shares, guide, x, noise_multiplier=3.0)
+    return dpsep(mixture_of_known_shares, guide, x, noise_multiplier=4.0)
 
 
 def mixture_of_known_shares(x):
@@ -1099,7 +1099,7 @@ def clusters(x):
     hidden = pyro.poutine.block(mixture_of_known_shares, hide=["z"])
     guide = AutoNormal(hidden, init_loc_fn=init_to_value(values={"locs": start}))
     # With more noise than the others: what is found is near the data's own numbers.
-    return dpsep(mixture_of_known_shares, guide, x, noise_multiplier=3.0)
+    return dpsep(mixture_of_known_shares, guide, x, noise_multiplier=4.0)
 
 
 @honest(points)

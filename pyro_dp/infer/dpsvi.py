@@ -1,7 +1,7 @@
 """DPSVI: variational inference with a private likelihood.
 
-Where records see linear predictors, it looks as :class:`~pyro_dp.DPSEP` does. Elsewhere it takes
-the gradient steps of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
+If records see linear predictors, it looks as :class:`~pyro_dp.DPSEP` does. Otherwise it takes the
+gradient steps of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
 """
 
 import inspect
@@ -108,125 +108,127 @@ class DPSVI(Readable, Forecasted):
       makes some ten looks at all records, as :class:`DPSEP` does. Generalised linear models are of
       this kind, also with hierarchical priors. The result does not depend on ``optim``, ``loss``,
       ``num_steps``, ``sample_rate`` or ``jit``. :attr:`evidence` is the likelihood that was found.
-    * *Gradients.* Each step samples records. It clips what each of them adds to the gradient to
-      norm C, adds noise N(0, (sigma C)^2 I) to the sum, and divides by the public sample rate.
-      Prior, entropy and all else outside the private plate carry no data and enter exactly. C
-      follows a released histogram of the records' norms
-      (:mod:`pyro_dp.infer.svi.histogram_bound`). This serves every other model. These settings
-      belong to gradients, and choose them: a ``noise_multiplier`` above 0, ``max_grad_norm``,
-      ``loss_clip``, ``local_optim``, ``privatize="parameters"`` and a loss of your own.
+    * *Gradients.* Each step samples records and clips their gradients to norm C. It adds noise
+      N(0, (sigma C)^2 I) to their sum, and divides by the public sample rate. Prior, entropy and
+      all else outside the private plate carry no data and enter exactly. C follows a released
+      histogram of the records' norms (:mod:`pyro_dp.infer.svi.histogram_bound`).
 
-    **Gradient steps do not depend on the learning rate** if the guide is Gaussian: ``optim`` gives
-    the direction of each step and the plan gives its length
+    Every other model takes gradients. So does any model if one of their settings is used: a
+    ``noise_multiplier`` above 0, ``max_grad_norm``, ``loss_clip``, ``local_optim``,
+    ``privatize="parameters"`` or a loss of your own.
+
+    **Gradient steps do not depend on the learning rate** if the guide is Gaussian. ``optim`` gives
+    the direction of each step, and the plan gives its length
     (:class:`~pyro_dp.infer.svi.public_optimizer.Graft`). With another guide (networks, flows,
-    latents per record) ``optim`` steps as it does in ``SVI``, and the guide ends at the mean of the
-    last half of the iterates, or at the last iterate of parameters that are still on their way.
-    Those intervals do not include the noise; a :class:`ConvergenceWarning` at the end of
-    :meth:`run` says so. :class:`PaperDPSVI` is Algorithm 1 of the paper, with its last iterate.
+    latents per record) ``optim`` steps as it does in ``SVI``. The guide ends at the mean of the
+    last half of the iterates. Parameters that have not converged keep the last iterate. Those
+    intervals do not include the noise, and a :class:`ConvergenceWarning` at the end of :meth:`run`
+    says so. :class:`PaperDPSVI` is Algorithm 1 of the paper, with its last iterate.
 
     **A loop is a run.** ``for _ in range(n): svi.step(x, y)`` makes the looks, or follows the plan
-    of ``num_steps`` steps. Where the noise is calibrated, the accountant counts all of them from
-    the first step on. The last step writes the result into the guide, and :meth:`finish` does so
+    of ``num_steps`` steps. If the noise is calibrated, the accountant counts all of them from the
+    first step on. The last step writes the result into the guide, and :meth:`finish` does so
     earlier. Steps after the last look cost nothing.
 
-    **Guarantee.** The sequence of parameters, bounds, posteriors and private losses is (epsilon,
-    delta)-differentially private for one element of the private plate, with epsilon =
-    ``accountant.get_epsilon()`` under the accountant's neighbouring relation, for finite data.
-    Looks have the proof of :class:`DPSEP` (docs/proofs/evidence.md). A gradient step releases
-    gradient, loss and histogram of norms as blocks of one Gaussian event of noise multiplier sigma
+    **Guarantee.** All parameters, bounds, posteriors and private losses together are (epsilon,
+    delta)-differentially private for one element of the private plate, for finite data. Epsilon is
+    ``accountant.get_epsilon()``, under the accountant's neighbouring relation. Looks have the proof
+    of :class:`DPSEP` (docs/proofs/evidence.md). A gradient step releases gradient, loss and
+    histogram of norms as blocks of one Gaussian event of noise multiplier sigma
     (:class:`~pyro_dp.infer.svi.stochastic_gradient_vi.StochasticGradientVI`). The method is chosen
-    without the records. Parameters with a row per record are no part of it.
+    without the records. Parameters with a row per record are not covered.
 
-    **Not protected.** The number N of records, the sample rate and all other settings; arguments
-    without a row per record; numbers that were made from the data beforehand, where no check can
-    recognise them; values that parameters or optimizer had before; the choice of model and
-    settings, where it was made by looking at the data; what a model keeps where Python cannot look
-    (files, other processes); running times; errors of the structural checks, which are for the
-    curator.
+    **Not protected.**
 
-    **Private, and not protected if published.** Parameters with a row per record, of guides with
-    latents per record: row i is learnt from record i without noise, behind a privacy wall
-    (:mod:`pyro_dp.records.local_parameters`). They are in Pyro's parameter store, for the curator.
-    What guide, ``Predictive``, ``median()`` or ``quantiles()`` say of the training records' own
-    latents is as sensitive as the data, and the ledger notes it; what they say of global latents is
-    covered. Record i must be the same individual in every step.
+    * The number N of records, the sample rate and all other settings.
+    * Arguments without a row per record.
+    * Numbers that were made from the data beforehand and that no check can recognise.
+    * Values that parameters or optimizer had before.
+    * The choice of model and settings, if it was made by looking at the data.
+    * Whatever a model keeps where Python cannot look (files, other processes).
+    * Running times.
+    * Errors of the structural checks, which are for the curator.
+
+    **Private, and not protected if published.** A guide with latents per record may have parameters
+    with a row per record. Row i is learnt from record i without noise, behind a privacy wall
+    (:mod:`pyro_dp.records.local_parameters`). The rows are in Pyro's parameter store, for the
+    curator. Guide, ``Predictive``, ``median()`` and ``quantiles()`` reveal as much about the
+    training records' own latents as the data do, and the ledger notes it. Their results about
+    global latents are covered. Record i must be the same individual in every step.
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations.
     :param guide: Pyro guide: any reparameterised autoguide, or hand-written. Latents inside the
         plate have parameters that are computed from the record (amortisation), or a row of
-        parameters per record: a dimension of length N that is read at the plate's index,
-        ``loc[idx]``, or subsampled by Pyro (``event_dim``, ``AutoNormal``, ``AutoDelta``).
-    :param optim: a ``pyro.optim`` optimizer that steps without a closure; ``None``: Adam. What it
-        clips itself (``clip_norm``) is the finished gradient, which protects nobody and costs
-        nothing. :meth:`run` calls the ``step()`` of a scheduler, such as
-        ``pyro.optim.ExponentialLR``, after each private step. A ``ReduceLROnPlateau`` gets the
-        private loss and needs ``loss_clip``. In a loop over :meth:`step` you call it yourself, as
-        with ``SVI``. States include the scheduler's.
-    :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, one or several
-        particles, also with ``Jit``, which is not used: ``jit`` is. ``None``: the third where the
-        model marks latents to be enumerated, else the first. ``TraceGraph_ELBO`` is taken as
-        ``Trace_ELBO``, whose gradient has the same mean: draws without a reparameterisation
-        (global ones need ``privatize="parameters"``) enter by their score, weighted with all of a
-        record's term, without baselines and without a search for what depends on what. Or a loss
-        of your own, as for Pyro's ``SVI``: a function ``loss(model, guide, *args, **kwargs)``, or a
-        subclass of ``ELBO`` with ``differentiable_loss``. It is run on what lies outside the plate,
-        and on each record alone, so it must be a sum over sites: that the loss of two records is
-        that of both and of the outside is checked on made-up rows, before anything is spent. Its
-        attributes may change between steps (annealing). There is no :meth:`posterior` regressed
-        from its gradients, for the prior in it is not known.
+        parameters per record. A row is read at the plate's index, ``loc[idx]``, or subsampled by
+        Pyro (``event_dim``, ``AutoNormal``, ``AutoDelta``).
+    :param optim: a ``pyro.optim`` optimizer that steps without a closure; ``None``: Adam. Its own
+        ``clip_norm`` clips the finished gradient, which protects nobody and costs nothing.
+        :meth:`run` calls the ``step()`` of a scheduler, such as ``pyro.optim.ExponentialLR``, after
+        each private step. A ``ReduceLROnPlateau`` gets the private loss and needs ``loss_clip``. In
+        a loop over :meth:`step` you call it yourself, as with ``SVI``. States include the
+        scheduler's.
+    :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, with one or several
+        particles. Forms with ``Jit`` are taken as those without. ``None``: the third if the model
+        marks latents to be enumerated, else the first. ``TraceGraph_ELBO`` is taken as
+        ``Trace_ELBO``, whose gradient has the same mean. Draws without a reparameterisation enter
+        by their score, weighted with all of a record's term, without baselines. (Global ones need
+        ``privatize="parameters"``.) Or a loss of your own, as for Pyro's ``SVI``: a function
+        ``loss(model, guide, *args, **kwargs)``, or a subclass of ``ELBO`` with
+        ``differentiable_loss``. It is run on everything outside the plate, and on each record
+        alone, so it must be a sum over sites. That is checked on made-up rows, before anything is
+        spent. Its attributes may change between steps (annealing). No :meth:`posterior` is
+        regressed from its gradients, because its prior could be anything.
     :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
         after the other.
-    :param num_steps: steps of the plan; ``None``: 1000.
-    :param noise_multiplier: standard deviation sigma of the noise in units of C, before the other
-        blocks take their share of the cost. ``None``: the smallest that fits what remains of the
-        budget at the first step. 0: a non-private reference.
-    :param max_grad_norm: C, the norm to which one record's part of the release is clipped;
-        ``math.inf`` needs ``noise_multiplier=0``. ``None``: C is chosen, and chosen anew as the run
-        goes on, where noise and clipping together cost least. With more latents than a quarter of
-        ``num_steps`` it is the median norm. With ``noise_multiplier=0`` nothing is clipped. Either
-        way a histogram of the norms takes 5% of the cost of each release. With ``None`` it also
-        takes all of the first release.
+    :param num_steps: gradient steps of the plan; ``None``: 1000.
+    :param noise_multiplier: standard deviation sigma of a gradient's noise in units of C, before
+        the other blocks take their share of the cost. ``None``: the smallest that fits the
+        remaining budget at the first step. 0: a non-private reference.
+    :param max_grad_norm: C, the norm to which one record's gradient is clipped; ``math.inf`` needs
+        ``noise_multiplier=0``. ``None``: C is chosen, and chosen anew as the run goes on, where
+        noise and clipping together cost least. With more latents than a quarter of ``num_steps`` it
+        is the median norm. A histogram of the norms takes 5% of the cost of each release, and all
+        of the first one if C is chosen.
     :param plate: name of the private plate; found if exactly one plate holds observations.
-    :param sample_rate: expected fraction of the records in a step, in (0, 1]. ``None`` takes
-        subsample_size / size from the plate; where that is 1, 0.05, or 1000 records if that is
-        more.
+    :param sample_rate: expected fraction of the records in a gradient step, in (0, 1]. ``None``
+        takes subsample_size / size from the plate. If that is 1, the rate is 0.05, or 1000 records
+        if that is more.
     :param sampling: "poisson"; "fixed" (uniform subsets of floor(rate N) records; replace-one
         only); "full".
     :param privatize: "latents" releases the gradient with respect to the global latents in
-        unconstrained coordinates (and the parameters used inside the plate) and pulls it back
-        through the guide: the noise has the dimension of the latents, whatever the guide. It
+        unconstrained coordinates, and the parameters used inside the plate. It is pulled back
+        through the guide, so the noise has the dimension of the latents, whatever the guide. It
         contains the aligned gradients of DPVIm (Jälkö et al. 2022, arXiv 2210.15961).
         "parameters" releases the gradient with respect to all parameters, as Algorithm 1.
-    :param microbatch_size: at most so many per-record gradients are held at a time; the result is
-        the same.
-    :param slice_data: True: model and guide are written for whole tensors (``with
-        pyro.plate("data", len(x))``), and are shown rows of them; False: they read their arguments
-        at the plate's indices; "auto": what the model does is found on placeholders.
-    :param jit: "trace": model and guide are traced once, and steps run no Pyro code; "compile": the
-        same, as machine code (needs a C++ compiler); "none": Pyro code in every step. Graphs are
-        checked against the model in the first steps. What cannot be traced falls back to "none"
-        with a warning: the public part alone where the records can, else both.
-    :param loss_clip: L > 0 releases the loss too: each record's is clipped to [-L, L] nats and
+    :param microbatch_size: at most so many records are held at a time; the result is the same.
+    :param slice_data: True says that model and guide are written for whole tensors (``with
+        pyro.plate("data", len(x))``), and they get rows of them. False says that they read their
+        arguments at the plate's indices. "auto" finds out on placeholders.
+    :param jit: with "trace", model and guide are traced once, and gradient steps run no Pyro code.
+        "compile" makes machine code of it (needs a C++ compiler). "none" runs Pyro code in every
+        step. Graphs are checked against the model in the first steps. A model that cannot be traced
+        falls back to "none" with a warning.
+    :param loss_clip: L > 0 releases the loss too. Each record's is clipped to [-L, L] nats and
         joins the release as a further block.
-    :param loss_share: part of the privacy cost (of sigma^-2) that the loss takes from the gradient,
-        in (0, 1): the loss's noise has standard deviation sigma L / sqrt(loss_share), the
-        gradient's grows by 1 / sqrt(1 - loss_share).
+    :param loss_share: the loss's part of the privacy cost (of sigma^-2), in (0, 1). The loss's
+        noise has standard deviation sigma L / sqrt(loss_share). The gradient's grows by
+        1 / sqrt(1 - loss_share).
     :param local_optim: settings of the Adam that moves rows of parameters per record. Each row
         moves on its own and without noise, by the unscaled gradient of its record's term, in the
         steps that sample the record. ``None``: step sizes fall from 0.1 to 0.01.
-    :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. No guarantee
-        against anyone who can guess the seed, and runs with equal seeds and separate accountants
-        share their noise; the ledger says so. What is public has Pyro's own generators, the guide's
-        start and its draws among it: ``pyro.set_rng_seed`` for these.
-    :param secure: noise and sampling from the operating system's cryptographic generator, sums and
-        noise in integers: against attacks on floating-point numbers and on generators, listed in
-        :mod:`pyro_dp.mechanism.fixed_point`. Refused with ``generator``.
-    :param cluster: processes that share the work, each with its own records: :class:`Cluster`; or
-        owners who do not show them to each other: :class:`pyro_dp.federated.Federation`.
-    :raises ConfigurationError: a setting is out of range or does not fit the others; at the first
-        step, parameters per record with ``sampling="fixed"``; with a ``cluster``, latents or
-        parameters per record.
+    :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. There is no
+        guarantee against anyone who can guess the seed. Runs with equal seeds and separate
+        accountants share their noise; the ledger says so. The guide's start and its draws are
+        public and come from Pyro's own generators: use ``pyro.set_rng_seed`` for these.
+    :param secure: noise and sampling come from the operating system's cryptographic generator, and
+        sums and noise are integers. It guards against the attacks on floating-point numbers and on
+        generators in :mod:`pyro_dp.mechanism.fixed_point`. Refused with ``generator``.
+    :param cluster: a :class:`Cluster` of processes that share the work, each with its own records.
+        Owners who do not show records to each other use a :class:`pyro_dp.federated.Federation`.
+    :raises ConfigurationError: a setting is out of range or does not fit the others. At the first
+        step: parameters per record with ``sampling="fixed"``, or latents or parameters per record
+        with a ``cluster``.
     :raises ClusterError: another process of the cluster failed, or is lost.
 
     >>> import pyro, torch
@@ -306,7 +308,7 @@ class DPSVI(Readable, Forecasted):
         return self._on_data(lambda each: each.run(*args, **options, **kwargs))
 
     def step(self, *args: Any, **kwargs: Any) -> float:
-        """Make one look or one private gradient step, given the full data.
+        """Make one look or one private gradient step from the full data.
 
         :returns: the private loss in nats if ``loss_clip`` is set, else nan.
         :raises ModelError: model, guide or data do not fit; nothing was spent.
@@ -331,7 +333,7 @@ class DPSVI(Readable, Forecasted):
         """The posterior of the guide's unconstrained latents, from all releases so far.
 
         It follows from the looks and the exact prior. In a run of gradients, these are regressed on
-        the public draws where they were taken (:mod:`pyro_dp.infer.svi.gradient_regression`). Where
+        the public draws where they were taken (:mod:`pyro_dp.infer.svi.gradient_regression`). If
         they decide no posterior, it is the guide as it is. Its ``status`` says why, and whether the
         intervals can be published.
 
@@ -354,12 +356,12 @@ class DPSVI(Readable, Forecasted):
         """Everything that a new object needs to go on with this run.
 
         It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
-        streams are not part of it: a resumed run draws fresh ones, also with a seed, for the state
-        may be older than what was released with it.
+        streams are not part of it. A resumed run draws fresh ones, also with a seed, because
+        releases may have followed the state.
 
-        :param options: of a run of gradients, ``include_private_local_state=True`` adds the rows of
-            parameters per record, with their moments. They are as sensitive as the data, and no
-            guarantee covers them: such a state is for the curator only. Without them, a resumed run
+        :param options: ``include_private_local_state=True`` adds the rows of parameters per record,
+            with their moments, to a state of gradients. They are as sensitive as the data, and no
+            guarantee covers them. Such a state is for the curator only. Without them, a resumed run
             starts these parameters afresh.
         """
         return self._inference.state_dict(**options)
@@ -368,11 +370,11 @@ class DPSVI(Readable, Forecasted):
         """Continue from a saved state. A state decides between looks and gradients.
 
         After a crash: open the accountant's journal, then load the last state. The ledger stays
-        that of the journal. What was released after the state is paid for and lost, and the steps
-        that are left share the budget that is left. Without a journal, load into a new accountant a
-        state that was saved after the last release.
+        that of the journal. Releases after the state are paid for and lost, and the remaining steps
+        share the remaining budget. Without a journal, load into a new accountant a state that was
+        saved after the last release.
 
-        Rows of parameters per record are taken up if the state has them, and else left as they are.
+        Rows of parameters per record are taken up if the state has them, and stay otherwise.
 
         :raises ConfigurationError: it is not a state of this inference; nothing was changed.
         :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
@@ -389,7 +391,7 @@ class DPSVI(Readable, Forecasted):
         return self._inference.last_run
 
     def _on_data(self, call: Callable[[Any], Any]) -> Any:
-        """What the method that serves the model returns."""
+        """The call's result from the method that serves the model."""
         try:
             return call(self._inference)
         except NoEvidence:

@@ -124,7 +124,7 @@ class IterativeMechanism(abc.ABC):
 
     @property
     def _name(self) -> str:
-        """What users call it."""
+        """Its name to users."""
         return self._known_as or type(self).__name__
 
     @abc.abstractmethod

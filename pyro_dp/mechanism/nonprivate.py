@@ -32,7 +32,7 @@ _PEERS = "nonprivate() reads from one process: make an inference without a clust
 
 
 class Readable(abc.ABC):
-    """What users call one inference, and is several."""
+    """Several inferences with one name to users."""
 
     @property
     @abc.abstractmethod

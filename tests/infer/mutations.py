@@ -555,8 +555,15 @@ MUTATIONS = [
     Mutation(
         "looks: a curvature whose noise is left in it",
         "_denoised",
-        "(values - pushed)",
-        "values",
+        "left = values - pushed",
+        "left = values",
+        "test_pooled_looks.py",
+    ),
+    Mutation(
+        "looks: the larger ones of noisy eigenvalues win",
+        "_denoised",
+        "((upper + lower) / 2)",
+        "upper",
         "test_pooled_looks.py",
     ),
     Mutation(

@@ -1,4 +1,4 @@
-"""DPSVI: looks where records see linear predictors, gradient steps elsewhere; one front for both."""
+"""DPSVI: looks where records see linear predictors, gradient steps elsewhere, one front."""
 
 import copy
 import math
@@ -210,7 +210,7 @@ def test_the_posterior_is_that_of_dpsep(change):
     assert svi.accountant.get_epsilon() == accountant.get_epsilon() <= 1.0
 
 
-# Loops, states, and what is asked of both.
+# Loops, states, and requests to both methods.
 
 
 def test_a_loop_may_be_longer_than_the_looks():
@@ -308,3 +308,18 @@ def test_numbers_without_noise(model):
     unlimited.step(*data)
     with pytest.warns(NotPrivateWarning, match="loss of DPSVI after 1 steps"):
         assert math.isfinite(nonprivate(unlimited).loss(*data))
+
+
+def test_more_latents_than_the_records_can_tell():
+    """65 latents and 100 records: the intervals are the prior's, and the status says so."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 2.0).expand([65]).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x @ w, 0.75), obs=y)
+
+    x = torch.randn(100, 65)
+    svi = swap(model)
+    svi.run(x, x[:, 0] + torch.randn(100), progress=False)
+    found = svi.posterior()
+    assert found.status.level == "do not publish" and (found.stddev > 1.8).all()

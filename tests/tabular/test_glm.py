@@ -606,21 +606,6 @@ def test_arviz_has_the_rows_with_an_outcome():
     assert "observed_data" not in found.groups()
 
 
-def test_dpsvi():
-    glm = without_noise(
-        schema(*MAIN, "any"),
-        f"any ~ {RIGHT}",
-        family="logistic",
-        method="dpsvi",
-        max_grad_norm=torch.inf,
-        optim=pyro.optim.Adam({"lr": 0.01}),
-    )
-    result = fitted(glm, frame())
-    table = result.summary()
-    assert result.explain().names == tuple(TRUTH)
-    assert list(table.index) == list(TRUTH) and np.isfinite(table[["mean", "sd"]]).all(axis=None)
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -636,7 +621,7 @@ def test_dpsvi():
         (dict(group="age"), "declared as Category"),
         (dict(group="person"), "the schema's unit"),
         (dict(group="chronic"), "different ones"),
-        (dict(method="svi"), "method"),
+        (dict(method="dpsvi"), "no setting of PrivateGLM"),
         (dict(schema={"age": 1}), "must be a Schema"),
     ],
 )

@@ -82,7 +82,7 @@ class EPProblem:
     def of(term: RecordTerm, model: Callable, guide: Callable, moments: str) -> "EPProblem":
         """The records themselves are not looked at.
 
-        :param term: of one record, from :func:`record_term`.
+        :param term: one record's, from :func:`record_term`.
         :raises ModelError: model and guide do not fit, or not with these moments.
         """
         records = term.records
@@ -113,7 +113,7 @@ class EPProblem:
 
     @torch.enable_grad()
     def check(self) -> None:
-        """:raises ModelError: what holds on placeholders does not hold on some records."""
+        """:raises ModelError: some records do not behave like placeholders."""
         records = self.likelihood.term.records
         indices = torch.tensor(records.examples(), device=records.device)
         mean, _ = self.guide.read()

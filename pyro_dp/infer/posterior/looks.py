@@ -225,7 +225,10 @@ def _denoised(values: Tensor, variance: float, least: float) -> Tensor:
     pushed = 2 * variance * (apart / (apart.square() + variance).clamp(min=1e-300)).sum(dim=1)
     mean = max(values.mean().item(), (2 * variance / len(values)) ** 0.5, least)
     floor = min(mean, max(variance**0.5, 1e-9 * mean))
-    return (values - pushed).cummax(dim=0).values.clamp(min=floor)
+    left = values - pushed
+    # In ascending order, without a preference for the larger ones.
+    upper, lower = left.cummax(dim=0).values, left.flip(0).cummin(dim=0).values.flip(0)
+    return ((upper + lower) / 2).clamp(min=floor)
 
 
 def _sum(weights: Tensor, values: Sequence[Tensor]) -> Tensor:

@@ -80,10 +80,10 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     Arguments, guarantee and limits are those of DPSVI.
 
     Gradient, loss and the histogram of the norms are blocks of one release. A record moves each by
-    its bound at most: C, L or 1 (its norm lies in one bin). Divided by its own noise,
-    sigma bound / sqrt(share), the blocks together move by 1 / sigma at most, as the shares sum to
-    1: one Gaussian event of noise multiplier sigma. The next C, the step sizes and posteriors are
-    made from what was released: post-processing.
+    its bound at most: C, L or 1 (its norm lies in one bin). Their noise has standard deviation
+    sigma bound / sqrt(share), and the shares sum to 1. So the blocks together move by 1 / sigma at
+    most in units of their noise: one Gaussian event of noise multiplier sigma. The next C, the step
+    sizes and posteriors are made from releases, which is post-processing.
     """
 
     _known_as = "DPSVI"
@@ -167,7 +167,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     @whole_step
     @torch.enable_grad()
     def step(self, *args: Any, **kwargs: Any) -> float:
-        """One private gradient step of the plan, given the full data.
+        """Make one private gradient step of the plan from the full data.
 
         With ``max_grad_norm=None`` the first one releases the norms alone, and moves nothing.
 
@@ -253,16 +253,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self._concluded = self._history.conclude(prepared.parameters, self._clipping)
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
-        """The posterior of the guide's unconstrained latents, from all releases so far.
-
-        The released gradients are regressed on the public draws where they were taken
-        (:mod:`pyro_dp.infer.svi.gradient_regression`), and the prior joins in closed form. Where
-        these gradients decide no posterior, it is the guide as it is. Its ``status`` says why, and
-        whether the intervals can be published.
-
-        :param noise_aware: include the uncertainty that the noise adds.
-        :raises ConfigurationError: no step was taken yet, or the guide is no Gaussian.
-        """
+        """As :meth:`~pyro_dp.DPSVI.posterior`, from the released gradients."""
         return self._history.posterior(noise_aware, self._clipping, self._status)
 
     def _noise_parts(self) -> Mapping[str, Tensor]:
@@ -270,7 +261,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
     @property
     def _clipping(self) -> Clipping | None:
-        """What the bound does to the gradients, where it is known."""
+        """The effect of the bound on the gradients, once there is a histogram."""
         return None if self._histogram is None else Clipping(self._histogram, self._bound)
 
     @property
@@ -306,16 +297,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         )
 
     def state_dict(self, *, include_private_local_state: bool = False) -> dict[str, Any]:
-        """Unconstrained parameters, optimizer, history of releases, step count and accountant.
-
-        It loads with ``torch.load(weights_only=True)``. All of it was released or is public. Random
-        streams are not part of it: a resumed run draws fresh ones, also with a seed, for the state
-        may be older than what was released with it.
-
-        :param include_private_local_state: add the rows of parameters per record, with their
-            moments. They are as sensitive as the data, and no guarantee covers them: such a state
-            is for the curator only. Without them, a resumed run starts these parameters afresh.
-        """
+        """As :meth:`~pyro_dp.DPSVI.state_dict`."""
         known = self._prepared
         parameters = (known.parameters if known else {}) | self._loaded.waiting
         local = known.term.local.leaves if known else {}
@@ -333,18 +315,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state. Parameters that do not exist yet are set in the first step.
+        """As :meth:`~pyro_dp.DPSVI.load_state_dict`.
 
-        After a crash: open the accountant's journal, then load the last state. The ledger stays
-        that of the journal; what was released after the state is paid for and lost, and a
-        calibrated run calibrates its noise again, for the steps and the budget that are left.
-        Without a journal, load into a new accountant a state that was saved after the last release.
-
-        Rows of parameters per record are taken up if the state has them, and else left as they are.
-
-        :raises ConfigurationError: it is not a state of this inference; nothing was changed.
-        :raises PrivacyError: its ledger counts less than the accountant's, or more than that of its
-            journal; nothing was changed.
+        Parameters that do not exist yet are set in the first step.
         """
         if self._saved_plan and isinstance(state, dict) and "num_steps" not in state:
             raise ConfigurationError(_OF_PAPER)
@@ -450,7 +423,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         return usual_steps()
 
     def _row_adam(self, name: str) -> RowAdam:
-        """What moves the rows of this parameter."""
+        """Moves the rows of this parameter."""
         return self._local_optim or RowAdam()  # its step size is chosen in each step
 
     def _move(
@@ -521,7 +494,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
     @property
     def _report(self) -> Report | None:
-        """What makes the block of the norms."""
+        """Makes the block of the norms."""
         return with_bins if self._measures else None
 
     def _noise(self, block: Block, sampler: RecordSampler) -> float:
