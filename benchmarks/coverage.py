@@ -1,10 +1,9 @@
-"""Do intervals cover, if nobody sets anything? DPSEP and DPSVI, 95% intervals.
+"""Do intervals cover, if nobody sets anything? DPSVI, 95% intervals.
 
 Logistic regressions of sep_regression.py (nine standard normal features and an intercept, N =
 20,000 and 5,000): prior N(0, I), labels from the model, delta=1e-5, add or remove one record,
 AutoMultivariateNormal, no setting. Each data set has ten coefficients, drawn from the prior, and
-noise of its own: an interval that knows of everything covers 95% of the true coefficients. A cell
-has --seeds data sets.
+its own noise, so honest intervals cover 95% of the true coefficients. A cell has --seeds data sets.
 
     python benchmarks/coverage.py
 """
@@ -24,12 +23,11 @@ from sep_regression import DIM, model_of
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp import DPSEP, DPSVI, PrivacyAccountant
+from pyro_dp import DPSVI, PrivacyAccountant
 
 RESULTS = Path(__file__).parent / "results" / "coverage.csv"
-METHODS = {"DPSEP": DPSEP, "DPSVI": DPSVI}
 CELLS = list(itertools.product((20_000, 5_000), (1.0, 0.3)))
-FIELDS = ("method", "size", "epsilon", "seed", "coefficient", "plain", "covered", "doubtful")
+FIELDS = ("size", "epsilon", "seed", "coefficient", "plain", "covered", "doubtful")
 
 
 def simulate(size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,20 +39,18 @@ def simulate(size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return x, torch.bernoulli(torch.sigmoid(x @ w), generator=generator), w
 
 
-def measured(method: str, size: int, epsilon: float, seed: int) -> list[tuple[int, int, int]]:
+def measured(size: int, epsilon: float, seed: int) -> list[tuple[int, int, int]]:
     """Of each coefficient: in the plain interval, in the noise-aware one, status not ok."""
     x, y, w = simulate(size, seed)
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     model = model_of("logistic")
     accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
-    inference = METHODS[method](
-        model, AutoMultivariateNormal(model), accountant=accountant, generator=seed
-    )
+    svi = DPSVI(model, AutoMultivariateNormal(model), accountant=accountant, generator=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        inference.run(x, y, progress=False)
-        posteriors = [inference.posterior(noise_aware=aware) for aware in (False, True)]
+        svi.run(x, y, progress=False)
+        posteriors = [svi.posterior(noise_aware=aware) for aware in (False, True)]
     inside = []
     for posterior in posteriors:
         lower, upper = posterior.intervals(0.95)["w"]
@@ -63,12 +59,12 @@ def measured(method: str, size: int, epsilon: float, seed: int) -> list[tuple[in
     return [tuple(map(int, row)) for row in zip(*inside, to_check, strict=True)]
 
 
-def run(methods: list[str], seeds: int, path: Path) -> None:
+def run(seeds: int, path: Path) -> None:
     """Append what is missing."""
     if not path.exists():
         path.write_text(",".join(FIELDS) + "\n")
-    done = set(pd.read_csv(path)[list(FIELDS[:4])].itertuples(index=False, name=None))
-    cells = [(m, *cell, seed) for m in methods for seed in range(seeds) for cell in CELLS]
+    done = set(pd.read_csv(path)[list(FIELDS[:3])].itertuples(index=False, name=None))
+    cells = [(*cell, seed) for seed in range(seeds) for cell in CELLS]
     for cell in tqdm([cell for cell in cells if cell not in done]):
         rows = measured(*cell)
         with path.open("a") as file:
@@ -76,14 +72,14 @@ def run(methods: list[str], seeds: int, path: Path) -> None:
 
 
 def report(path: Path) -> str:
-    header = ["method", "N", "epsilon", "intervals", "plain", "noise-aware"]
+    header = ["N", "epsilon", "intervals", "plain", "noise-aware"]
     header += ["status ok", "not ok", "share not ok"]
     lines = [header, ["---"] * len(header)]
-    for (method, size, epsilon), cell in pd.read_csv(path).groupby(["method", "size", "epsilon"]):
+    for (size, epsilon), cell in pd.read_csv(path).groupby(["size", "epsilon"]):
         marked = cell.doubtful == 1
         parts = [cell.plain, cell.covered, cell.covered[~marked], cell.covered[marked]]
         shares = [f"{part.mean():.3f}" if len(part) else "" for part in parts]
-        line = [method, f"{size:,}", f"{epsilon:g}", f"{len(cell):,}", *shares]
+        line = [f"{size:,}", f"{epsilon:g}", f"{len(cell):,}", *shares]
         lines.append([*line, f"{marked.mean():.2f}"])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -91,14 +87,13 @@ def report(path: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=200, help="data sets of a cell (default 200)")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true", help="make the table of what there is")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     if not options.report:
-        run(options.methods, options.seeds, options.out)
+        run(options.seeds, options.out)
     table = report(options.out)
     print(table)
     if options.out == RESULTS:

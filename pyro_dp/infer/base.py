@@ -271,11 +271,15 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         return self._before
 
     def take_over(self, other: "PrivateInference") -> None:
-        """Start where another inference, which has released nothing, has begun to look.
+        """Start as another inference, which has released nothing, began to look.
 
-        :param other: its values before are not earlier values here.
+        :param other: parameters that its look made are not earlier values here.
         """
         self._handed = other._before
+        if self._handed is not None and not initialised(self.guide):
+            store = pyro.get_param_store()
+            for name in store.keys() - self._handed[1]:
+                del store[name]
 
     def _note_earlier_values(self) -> None:
         if self._steps == 0:

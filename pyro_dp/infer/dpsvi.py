@@ -89,7 +89,7 @@ class Looks(DPSEP):
             problem = EPProblem.of(term, self.model, self.guide, "linear")
         except ModelError as reason:
             raise NoEvidence(str(reason)) from None
-        if problem.moments.curved or len(problem.places) > LARGEST_FULL:
+        if problem.moments.turns or len(problem.places) > LARGEST_FULL:
             raise NoEvidence(_NOT_LINEAR)
         problem.check()
         return problem

@@ -286,6 +286,27 @@ def test_one_front_for_both(model):
     assert svi._inference.microbatch_size == svi._gradients.microbatch_size == 50
 
 
+def test_rows_of_records_start_anew_after_the_attempt():
+    """A guide with a row per record makes its parameters in the method that takes it."""
+
+    def model(y):
+        centre = pyro.sample("centre", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            effect = pyro.sample("effect", dist.Normal(centre, 1.0))
+            pyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+    def guide(y):
+        rows = pyro.param("rows", lambda: torch.zeros(len(y)))
+        pyro.sample("centre", dist.Normal(pyro.param("loc", torch.tensor(0.0)), 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("effect", dist.Normal(rows, 1.0))
+
+    svi = swap(model, lambda model: guide, num_steps=3)
+    svi.run(regression_data(60)[1], progress=False)
+    assert type(svi._inference) is StochasticGradientVI
+    assert not any("had values before" in note for note in svi.accountant.notes)
+
+
 def test_values_of_before_are_noted_by_both_methods():
     for model in (logistic, product):
         svi = swap(model, num_steps=2)

@@ -315,3 +315,24 @@ def test_prior_times_evidence_is_a_fixed_point(latents):
         torch.testing.assert_close((factor * likelihood).mean, q.mean)
         found.append(q.mean)
     torch.testing.assert_close(*found, rtol=0.0, atol=0.01)
+
+
+def many_effects():
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    return pyro.sample("effects", dist.Normal(0.0, scale).expand([20]).to_event(1)).sum()
+
+
+def test_a_scale_that_starts_uncertain_is_not_lost():
+    """Its draws are so far apart that the effects' precision is 10^5 times what it will be."""
+    prior, start = prior_of(many_effects), torch.zeros(21).double()
+    precision = torch.diag(torch.tensor([0.0] + [25.0] * 20).double())
+    peak = torch.cat([torch.zeros(1), torch.linspace(-1.0, 1.0, 20)]).double()
+    likelihood = Gaussian(precision @ peak, precision)
+    known = prior.factor(start, 0.1 * torch.eye(21).double())
+    uncertain = Gaussian(known.eta, known.precision.diagonal().clone().diag())
+    uncertain.precision[0, 0] = 0.05
+    one, other = (
+        combined(prior, lambda _: likelihood, start, before)[1] for before in (known, uncertain)
+    )
+    torch.testing.assert_close(one.mean, other.mean, rtol=0.0, atol=0.02)
+    assert other.mean.abs().max() < 2.0

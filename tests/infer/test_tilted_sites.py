@@ -376,6 +376,25 @@ def test_curved_is_said_of_predictors_that_are_not_linear(model):
     assert Problem(model, x, y, plate="data").moments.curved == (model is curved)
 
 
+def test_predictors_that_turn():
+    """A curve of a linear predictor is one of its kind. A product or a sum of curves is not."""
+    kinds = {
+        "probit": lambda w: torch.special.ndtr(w[0] - w[1]),
+        "scale": lambda w: 10 * torch.sigmoid(w[1]),
+        "product": lambda w: w[0] * w[1],
+        "sum": lambda w: w[0].exp() + w[1].exp(),
+    }
+    for kind, predictor in kinds.items():
+
+        def model(y, predictor=predictor):
+            w = latents()
+            with pyro.plate("data", len(y)) as idx:
+                pyro.sample("y", dist.Normal(predictor(w), 1.0), obs=y[idx])
+
+        moments = Problem(model, torch.randn(5)).moments
+        assert moments.curved and moments.turns == (kind in ("product", "sum"))
+
+
 def test_a_single_linear_latent_is_not_curved():
     """And there is no warning."""
 

@@ -58,7 +58,7 @@ _TOO_MANY = (
     "more than {most}. Use DPSVI, or PaperDPSEP with precision='diagonal'."
 )
 _CURVED = (
-    "records see products or curves of the {dim} latents, and the evidence is quadratic in them"
+    "records see products or sums of curves of the {dim} latents, and the evidence is quadratic"
 )
 _GAUSSIANS = ("posterior", "aware", "prior", "first_prior")
 
@@ -348,7 +348,7 @@ class EPState:
                 return Status(CHECK, reason, CLIPPING)
             reason = f"the looks were {share:.1f} standard deviations too far away to be sure"
             return Status(CHECK, reason, STEPS)
-        if self.problem.moments.curved and self.plan.multiplier > 0:
+        if self.problem.moments.turns and self.plan.multiplier > 0:
             return Status(CHECK, _CURVED.format(dim=self.plan.dim), STEPS)
         return Status()
 

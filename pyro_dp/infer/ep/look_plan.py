@@ -32,7 +32,7 @@ _LEAST_WEIGHT = 0.1
 # Weights that do not depend on the outcome cause bias only if the model is wrong. Symmetric
 # residuals cancel if the model is right.
 _ALIGNED = {
-    Residuals.BOUNDED: 1 / 20_000,
+    Residuals.BOUNDED: 1 / 8_000,
     Residuals.NORMAL: 1 / 8,
     Residuals.SCALED: 1 / 8,
     Residuals.OTHER: 1.0,

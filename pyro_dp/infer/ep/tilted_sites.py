@@ -46,6 +46,8 @@ class LinearMoments:
     :ivar families: of the observed distributions.
     :ivar design: by which a batch's sites come of one product, or None.
     :ivar curved: whether these numbers are no linear function of the latents.
+    :ivar turns: whether they are no function of linear predictors, either. A probit is curved, and
+        a product of latents turns.
     :ivar residuals: one of :class:`~pyro_dp.infer.ep.observation_family.Residuals`, of all.
     :ivar careful: whether the first steps should be short; here, where they are curved.
     :raises NotLinear: it does not; the text says why.
@@ -69,11 +71,15 @@ class LinearMoments:
         placeholders = [value.unsqueeze(0) for value in row]
         if not self._agrees(z, index.reshape(1), placeholders):
             raise NotLinear("its parameters are not all that the likelihood depends on")
-        elsewhere = z + torch.cos(torch.arange(1.0, len(z) + 1).to(z))  # an irregular direction
-        here, there = (
-            self._predictors(at, index.reshape(1), placeholders) for at in (z, elsewhere)
+        numbers = torch.arange(1.0, len(z) + 1).to(z)
+        points = z, z + torch.cos(numbers), z - torch.sin(2 * numbers)  # in irregular directions
+        here, there, elsewhere = (
+            self._predictors(at, index.reshape(1), placeholders) for at in points
         )
         self.curved = not all(agree(a[2], b[2]) for a, b in zip(here, there, strict=True))
+        self.turns = not all(  # at z itself a product may have no gradient
+            _are_parallel(a[2], b[2]) for a, b in zip(there, elsewhere, strict=True)
+        )
         self.careful = self.curved
         kinds = {family.residuals for family in self.families}
         if len(kinds) > 1 or (self.curved and kinds != {Residuals.BOUNDED}):
@@ -168,7 +174,7 @@ class SteinMoments:
     name = "stein"
     residuals = Residuals.OTHER
     design = None
-    curved = False  # the curvature is that of the likelihood itself, and not weak
+    curved = turns = False  # the curvature is that of the likelihood itself, and not weak
     careful = True  # the draws say little of a site that is far off
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
@@ -225,6 +231,12 @@ class SteinMoments:
             return gradient, (gradient, value)
 
         return torch.func.jacrev(with_gradient, has_aux=True)(z)
+
+
+def _are_parallel(one: Tensor, other: Tensor) -> bool:
+    """Whether all gradients of the predictors have the same directions, (..., d) each."""
+    product = (one * other).sum(-1).square()
+    return agree(product, one.square().sum(-1) * other.square().sum(-1))
 
 
 def _site(gradient: Tensor, curvature: Tensor, root: Tensor) -> Dense:

@@ -16,6 +16,7 @@ _STEP = 0.5  # weight of a newly refined factor, if the prior is not Gaussian
 _MOST_ROUNDS = 50
 _ROUNDS = 3  # rounds if the prior is Gaussian: the mean and the noise depend on each other
 _SETTLED = 1e-4  # longest step of the last round, in standard deviations
+_LONGEST = 2.0  # standard deviations
 
 
 class Prior:
@@ -120,8 +121,10 @@ def combined(
     """The Gaussian q that is closest to prior * evidence, in KL(q || prior * evidence).
 
     It is found by the natural gradient of variational inference. If the prior is not Gaussian, each
-    round takes half a step. The evidence must include its noise. Without its noise, it would draw
-    effects to their mean, and the scale of a hierarchy would shrink until it is lost.
+    round takes half a step, and no more than two standard deviations. (The precision of a hierarchy
+    grows exponentially as the logarithm of its scale falls. A longer step would never return.) The
+    evidence must include its noise. Without its noise, it would draw effects to their mean, and the
+    scale of a hierarchy would shrink until it is lost.
 
     :param evidence: the likelihood as a factor for a posterior of this mean (d,).
     :param mean: the mean at the start of the search, (d,).
@@ -135,7 +138,13 @@ def combined(
         before = before ** (1 - step) * prior.factor(mean, covariance) ** step
         found = before * likelihood
         way = found.mean - mean
-        mean = mean + step * way
+        far = 1.0 if prior.is_gaussian else _within(way, covariance.diagonal().sqrt())
+        mean = mean + step * far * way
         if (way.square() / covariance.diagonal()).max() < _SETTLED**2:
             break
     return before, found
+
+
+def _within(way: Tensor, sds: Tensor) -> float:
+    """The part of a way that is not too long to trust."""
+    return min(1.0, _LONGEST / max((way.abs() / sds).max().item(), _SETTLED))

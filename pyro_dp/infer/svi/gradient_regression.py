@@ -188,21 +188,6 @@ def regressed(history: ReleasedGradients, prior: Prior, bias: float = 0.0) -> Re
     )
 
 
-def total_information(history: ReleasedGradients) -> float:
-    """The trace of H, which by Bartlett's identity is the expected sum of the squared norms of the
-    records' gradients. By the last half of the releases, and a standard deviation less: draws
-    follow the noise, which makes slopes look steep. 0 where it does not stand out of the noise.
-    """
-    count, dim = history.draws.shape
-    late = (torch.arange(count) >= count // 2).double()
-    if late.sum() < FEWEST * dim:
-        return 0.0
-    found = _Slopes.of(history, late)
-    sd = (found.error.diagonal() * found.variance).sum().sqrt()
-    trace = found.slopes.trace()
-    return (trace - sd).item() if trace > 2 * sd else 0.0
-
-
 @dataclass(frozen=True, eq=False)
 class _Slopes:
     """Weighted least squares of the gradients on the draws.

@@ -1,7 +1,7 @@
 """The bound of a record's gradient, from the histograms of norms that its releases bring."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.svi.gradient_bound import bias, bound, read
-from pyro_dp.infer.svi.hidden_records import hidden
 from pyro_dp.mechanism.blocks import LEAST_BOUND
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.norm_histogram import SIZE, Norms
@@ -41,7 +40,6 @@ class HistogramBound:
     :param steps: number of them.
     :param next_reading: number at which C is chosen anew.
     :param bound: C.
-    :param information: of all records, as far as it was known when C was chosen.
     :param typical: norm of a record by the first histogram. (By the latest it would drift away
         where the noise hides all.)
     """
@@ -56,7 +54,6 @@ class HistogramBound:
     steps: int = 0
     next_reading: int = 1
     bound: float = math.inf
-    information: float = 0.0
     typical: float | None = None
 
     @staticmethod
@@ -64,15 +61,12 @@ class HistogramBound:
         """Before the first histogram."""
         return HistogramBound(size, dim, noise, of_many, torch.zeros(SIZE, dtype=torch.float64))
 
-    def updated(
-        self, counts: Tensor, sd: float, rate: float, information: Callable[[], float] = float
-    ) -> "HistogramBound":
+    def updated(self, counts: Tensor, sd: float, rate: float) -> "HistogramBound":
         """With one more histogram.
 
         :param counts: released estimate of all records' bins, (SIZE,).
         :param sd: of its noise in a bin.
         :param rate: of sampling.
-        :param information: says what the records tell of the latents in all, or 0.0: not known.
         """
         steps = self.steps + 1
         # Sampling adds N (1 - rate) / rate to the squared distance of all bins together.
@@ -88,8 +82,6 @@ class HistogramBound:
         )
         if steps < self.next_reading:
             return new
-        if not self.of_many:
-            new = replace(new, information=information() or self.information)
         norms = new._norms()
         chosen = norms.median if self.of_many else bound(norms, self.dim, self.noise)
         return replace(
@@ -117,20 +109,10 @@ class HistogramBound:
 
         :param bounds: of T releases, (T,).
         """
-        seen = self._seen()
-        taken = bias(seen, np.append(bounds.numpy(), self.bound), self.dim)
-        found = torch.as_tensor(taken[:-1] - taken[-1]).clamp(min=0.0)
-        group = hidden(seen, self.information, math.sqrt(self.variance))
-        if group is None:
-            return found
-        return found + group.count * (group.norm - bounds).clamp(min=0.0) / math.sqrt(self.dim)
+        taken = bias(self._norms(), np.append(bounds.numpy(), self.bound), self.dim)
+        return torch.as_tensor(taken[:-1] - taken[-1]).clamp(min=0.0)
 
     def _norms(self) -> Norms:
-        seen = self._seen()
-        group = hidden(seen, self.information, math.sqrt(self.variance))
-        return seen if group is None else group.among(seen)
-
-    def _seen(self) -> Norms:
         counts, sd = self.counts.cpu().numpy(), math.sqrt(self.variance)
         if self.typical is None:
             return read(counts, sd, self.size, math.sqrt(self.dim), _SPREAD)
@@ -149,15 +131,14 @@ class HistogramBound:
         names = {each.name for each in fields(HistogramBound)}
         if not isinstance(state, Mapping):
             raise ConfigurationError(_DAMAGED)
-        state = {"information": 0.0} | dict(state)  # which earlier versions did not ask for
+        # Version 0.2.0 kept another number.
+        state = {name: value for name, value in state.items() if name != "information"}
         if state.keys() != names:
             raise ConfigurationError(_DAMAGED)
         for name in ("size", "dim", "steps", "next_reading"):
             require_count(f"histogram.{name}", state[name])
-        for name in ("noise", "variance", "weight", "bound", "information", "typical"):
-            least = name == "information"  # which may be 0
-            text = f"histogram.{name}"
-            require_number(text, state[name], above=0.0, below=math.inf, or_equal=least)
+        for name in ("noise", "variance", "weight", "bound", "typical"):
+            require_number(f"histogram.{name}", state[name], above=0.0, below=math.inf)
         if not isinstance(state["of_many"], bool):
             raise ConfigurationError(_DAMAGED)
         counts = state["counts"]

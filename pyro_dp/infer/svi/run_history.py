@@ -22,7 +22,7 @@ from pyro_dp.infer.posterior.status import (
     Status,
 )
 from pyro_dp.infer.svi.clipping import Clipping
-from pyro_dp.infer.svi.gradient_regression import FEWEST, Regressed, total_information
+from pyro_dp.infer.svi.gradient_regression import FEWEST, Regressed
 from pyro_dp.infer.svi.iterate_averages import IterateAverages
 from pyro_dp.infer.svi.regression_problem import NotRegressed, RegressionProblem, gaussian_guide
 from pyro_dp.infer.svi.released_gradients import ReleasedGradients
@@ -142,22 +142,6 @@ class RunHistory:
     def regresses(self) -> bool:
         """Whether there may be a posterior from a regression, for all that is known so far."""
         return self._why is None
-
-    @torch.no_grad()
-    def total_information(self, clipping: Clipping) -> float:
-        """Of all records about the latents, in the units of squared norms of their gradients;
-        0 where it is not known.
-
-        :param clipping: what the bounds so far took away.
-        """
-        gradients = self._kept()
-        if gradients is None or not len(gradients):
-            return 0.0
-        self._cut(gradients, clipping)
-        try:
-            return total_information(gradients) / self._particles
-        except (ArithmeticError, torch.linalg.LinAlgError):
-            return 0.0
 
     def add_iterate(self, step: int, parameters: Mapping[str, Tensor]) -> None:
         """Unconstrained parameters after this step, from 1."""

@@ -514,7 +514,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     def _read_report(
         self, others: list[Tensor], block: Block, size: int, prepared: PreparedGradient
     ) -> None:
-        """The last block, if it tells of norms: it is kept, and moves a bound that follows them."""
+        """Keep the last block, if it has norms, and move the bound that follows them."""
         if self._measures:
             self._read_bins(others.pop(), block, size, prepared.sampler)
 
@@ -526,8 +526,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
                 sampler.size, size, plan.noise, of_many=plan.is_of_many
             )
         sd, rate = self._noise(block, sampler), sampler.sample_rate
-        told = partial(self._history.total_information, Clipping(self._histogram, self._bound))
-        self._histogram = self._histogram.updated(counts, sd, rate, told)
+        self._histogram = self._histogram.updated(counts, sd, rate)
         if self.max_grad_norm is None:
             self._bound = self._histogram.bound
 
