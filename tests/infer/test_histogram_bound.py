@@ -84,7 +84,9 @@ def test_of_many_latents_it_is_the_median():
     assert found.bound == pytest.approx(torch.randn(10**5, 4).norm(dim=1).median().item(), rel=0.1)
     assert found.clipped(found.bound).fraction == pytest.approx(0.5, abs=0.1)
     assert HistogramBound.resumed(found.state()).of_many
-    assert HistogramBound.resumed(found.state() | {"information": 3.0}).of_many  # of 0.2.0
+    assert HistogramBound.resumed(
+        found.state() | {"information": 3.0}
+    ).of_many  # version 0.2.0 had it
 
 
 def test_what_is_clipped():

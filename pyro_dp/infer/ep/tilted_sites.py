@@ -71,8 +71,8 @@ class LinearMoments:
         placeholders = [value.unsqueeze(0) for value in row]
         if not self._agrees(z, index.reshape(1), placeholders):
             raise NotLinear("its parameters are not all that the likelihood depends on")
-        numbers = torch.arange(1.0, len(z) + 1).to(z)
-        points = z, z + torch.cos(numbers), z - torch.sin(2 * numbers)  # in irregular directions
+        angles = torch.arange(1.0, len(z) + 1).to(z)
+        points = z, z + torch.cos(angles), z - torch.sin(2 * angles)  # in irregular directions
         here, there, elsewhere = (
             self._predictors(at, index.reshape(1), placeholders) for at in points
         )

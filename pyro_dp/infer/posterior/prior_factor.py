@@ -63,7 +63,7 @@ class Prior:
     def factor(self, mean: Tensor, covariance: Tensor) -> Gaussian:
         """Of the kind (full or diagonal) that the covariance has.
 
-        :param mean: of the current posterior, (d,).
+        :param mean: the current posterior's mean, (d,).
         :param covariance: (d, d) or (d,).
         """
         if self._gaussian is not None:
@@ -146,5 +146,5 @@ def combined(
 
 
 def _within(way: Tensor, sds: Tensor) -> float:
-    """The part of a way that is not too long to trust."""
+    """The part of a step that is not too long to trust."""
     return min(1.0, _LONGEST / max((way.abs() / sds).max().item(), _SETTLED))
