@@ -567,7 +567,7 @@ def train(
     own = shard(rank, cuts)
     if mine and failure.how == "NaN":
         own[0][0] = torch.nan
-    while inference._steps < 8:
+    while inference._steps < 8 and not getattr(inference, "_finished", False):
         if mine and failure.how == "changed" and inference._steps == LATER:
             own = (own[0] + 1.0, own[1])
         elif mine and failure.how == "shorter" and inference._steps == LATER:
