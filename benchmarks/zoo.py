@@ -135,9 +135,15 @@ def fitted(entry: Entry, name: str, patience: float) -> Fit:
         _require_patience(inference, data, patience)
         inference.run(*data, progress=False)
         if name != "DPSEP":
-            fit.graph = isinstance(inference._prepared.step, TracedStep)
+            fit.graph = _is_traced(inference)
         fit.elbo = elbo(entry, model, guide, data)
     return fit
+
+
+def _is_traced(inference: DPSVI) -> bool:
+    """Whether gradient steps run in a graph; looks have none."""
+    prepared = inference._gradients._prepared
+    return prepared is not None and isinstance(prepared.step, TracedStep)
 
 
 def _svi(entry: Entry, step_size: float) -> float:
@@ -192,7 +198,7 @@ def timed(entry: Entry) -> Fit:
                 run[2] = _block(*run)
             if time.perf_counter() - began > TIMED:
                 break
-        fit.graph = isinstance(runs["epsilon 4"][0]._prepared.step, TracedStep)
+        fit.graph = _is_traced(runs["epsilon 4"][0])
         fit.svi_ms, fit.ms = (1e3 * statistics.median(run[3]) for run in runs.values())
     return fit
 

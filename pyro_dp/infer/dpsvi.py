@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
+from pyro.distributions import Bernoulli, Binomial, Normal, Poisson
 from pyro.optim import PyroOptim
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.ep.dpsep import DPSEP, ENGINES
 from pyro_dp.infer.ep.problem import EPProblem, record_term
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL
+from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
@@ -33,6 +35,7 @@ from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError, PrivacyWarning
 from pyro_dp.utils.user_warning import warn_user
 
+_OUTCOMES = Bernoulli, Binomial, Normal, Poisson  # looks were measured on these
 _NOT_LINEAR = "Records do not see few linear predictors of the latents."
 _NO_EVIDENCE = (
     "This run takes gradient steps, which leave no evidence. DPSEP has it for every smooth "
@@ -89,7 +92,7 @@ class Looks(DPSEP):
             problem = EPProblem.of(term, self.model, self.guide, "linear")
         except ModelError as reason:
             raise NoEvidence(str(reason)) from None
-        if problem.moments.turns or len(problem.places) > LARGEST_FULL:
+        if not _is_served(problem.moments) or len(problem.places) > LARGEST_FULL:
             raise NoEvidence(_NOT_LINEAR)
         problem.check()
         return problem
@@ -105,9 +108,10 @@ class DPSVI(Readable, Forecasted):
     **Two methods.** The first step chooses by the model, on placeholders:
 
     * *Evidence.* If records see linear predictors of the latents and the guide is Gaussian, a run
-      makes some ten looks at all records, as :class:`DPSEP` does. Generalised linear models are of
-      this kind, also with hierarchical priors. The result does not depend on ``optim``, ``loss``,
-      ``num_steps``, ``sample_rate`` or ``jit``. :attr:`evidence` is the likelihood that was found.
+      makes some ten looks at all records, as :class:`DPSEP` does. Regressions of Normal, Bernoulli,
+      binomial and Poisson outcomes are of this kind, also with hierarchical priors. The result does
+      not depend on ``optim``, ``loss``, ``num_steps``, ``sample_rate`` or ``jit``.
+      :attr:`evidence` is the likelihood that was found.
     * *Gradients.* Each step samples records and clips their gradients to norm C. It adds noise
       N(0, (sigma C)^2 I) to their sum, and divides by the public sample rate. Prior, entropy and
       all else outside the private plate carry no data and enter exactly. C follows a released
@@ -444,6 +448,15 @@ class DPSVI(Readable, Forecasted):
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError("A DPSVI holds the data: save its state_dict() instead.")
+
+
+def _is_served(moments: LinearMoments | SteinMoments) -> bool:
+    """Whether records see linear predictors of outcomes of these kinds."""
+    return (
+        isinstance(moments, LinearMoments)
+        and not moments.turns
+        and all(issubclass(family.distribution, _OUTCOMES) for family in moments.families)
+    )
 
 
 def _of_gradients(settings: Mapping[str, Any]) -> bool:

@@ -53,6 +53,13 @@ def branching(x, y):
         pyro.sample("y", dist.Bernoulli(logits=logits if (y[idx] >= 0).all() else -w), obs=y[idx])
 
 
+def gamma(x, y):
+    """Linear predictors of an outcome whose looks nobody has measured."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Gamma(2.0, (x[idx] @ w).exp()), obs=y[idx] + 1.0)
+
+
 def scaled(x, y):
     with poutine.scale(scale=1 / len(x)):
         logistic(x, y)
@@ -88,7 +95,7 @@ def test_linear_predictors_have_evidence(model, guide):
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("model", [product, branching])
+@pytest.mark.parametrize("model", [product, branching, gamma])
 @pytest.mark.filterwarnings("ignore:The model branches")
 def test_other_models_take_gradients(model):
     svi = swap(model, num_steps=3)

@@ -49,7 +49,7 @@ class Family:
     def __init__(self, site: dict):
         base = innermost(site["fn"])
         self.name = site["name"]
-        self._class = type(base)
+        self.distribution = type(base)
         names = _parameter_names(base)
         self._varying = [n for n in names if getattr(base, n).requires_grad]
         self._constant = [n for n in names if n not in self._varying]
@@ -125,15 +125,15 @@ class Family:
             for name, number in zip(self._varying, numbers.unbind(-1), strict=True):
                 parameters[name] = self._transforms[name](number)
         with pyro.validation_enabled(False):  # a broken record would raise for all
-            log_prob = self._class(**parameters).log_prob(value)
+            log_prob = self.distribution(**parameters).log_prob(value)
         return torch.where(weight == 0, 0.0, log_prob) * weight
 
     @property
     def kind(self) -> type[Distribution] | None:
         """Bernoulli, or Normal of constant scale, if it is exactly that class; else None."""
-        if self._class in (Bernoulli, pyro.distributions.Bernoulli):
+        if self.distribution in (Bernoulli, pyro.distributions.Bernoulli):
             return Bernoulli
-        known = self._class in (Normal, pyro.distributions.Normal)
+        known = self.distribution in (Normal, pyro.distributions.Normal)
         return Normal if known and self._varying == ["loc"] else None
 
     @property
@@ -141,7 +141,7 @@ class Family:
         """One of :class:`Residuals`."""
         if self._labels:
             return Residuals.BOUNDED
-        if self._class not in (Normal, pyro.distributions.Normal):
+        if self.distribution not in (Normal, pyro.distributions.Normal):
             return Residuals.OTHER
         return Residuals.NORMAL if self.kind is Normal else Residuals.SCALED
 
