@@ -700,7 +700,34 @@ def more_failures() -> dict[str, list[str]]:
     return failures(MORE)
 
 
-ALWAYS = (equality, secure, samples, differences, failures)
+def product(x, y):
+    """Records see a product of latents, which has no looks."""
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    w = pyro.sample("w", dist.Normal(torch.zeros(DIM), 2.0).to_event(1))
+    with pyro.plate("people", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=scale * (x @ w)), obs=y)
+
+
+def methods() -> dict[str, list[Any]]:
+    """DPSVI with nothing set on two ranks: its method, steps and releases, and what it found."""
+
+    def body(rank):
+        results = []
+        for each, rounds in ((model, 25), (product, 5)):
+            fresh()
+            accountant, cluster = PrivacyAccountant(3.0), Cluster(timeout=30)
+            given = dict(accountant=accountant, cluster=cluster, num_steps=5, jit="none")
+            svi = DPSVI(each, AutoNormal(each), **given)
+            for _ in range(rounds):
+                svi.step(*shard(rank, [0, 30, 60]))
+            counts = type(svi._inference).__name__, svi._steps, accountant.num_releases
+            results.append([*counts, found(svi)])
+        return results
+
+    return {str(rank): each.value for rank, each in enumerate(ranks(2, body))}
+
+
+ALWAYS = (equality, secure, samples, differences, failures, methods)
 SLOW = (equality_of_all, more_failures)
 TRIALS = {each.__name__: each for each in (*ALWAYS, *SLOW)}
 

@@ -748,8 +748,7 @@ class PrivacyAccountant:
         :param model: Pyro model, as is ``guide``; both, and Pyro's parameters, stay what they are.
         :param args: made-up arguments of the model, as are ``kwargs``. What observed sites observe
             must be an argument, or a column of one.
-        :param inference: the class that will be run, :class:`DPSEP` or :class:`DPSVI`. There is no
-            default: each has intervals of its own.
+        :param inference: the class that will be run, :class:`DPSVI` or :class:`DPSEP`.
         :param epsilons: budgets, in nats, > 0.
         :param num_draws: of the prior predictive.
         :param seed: of these, and of the runs: equal seeds make equal forecasts.

@@ -271,11 +271,14 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         return self._before
 
     def take_over(self, other: "PrivateInference") -> None:
-        """Start as another inference, which has released nothing, began to look.
+        """Start where another inference of the same call has begun to look.
 
         :param other: parameters that its look made are not earlier values here.
         """
         self._handed = other._before
+
+    def start_anew(self) -> None:
+        """Drop parameters that the other inference's look made. They may have its shapes."""
         if self._handed is not None and not initialised(self.guide):
             store = pyro.get_param_store()
             for name in store.keys() - self._handed[1]:

@@ -402,15 +402,16 @@ class DPSVI(Readable, Forecasted):
             if self._inference is self._gradients or self._steps:
                 raise
         self._gradients.take_over(self._inference)
+        self._gradients.start_anew()
         self._inference = self._gradients
         return call(self._inference)
 
     def _read_from(self, name: str, args: tuple, kwargs: dict) -> Any:
-        inference = self._gradients if name == "loss" else self._inference
-        if inference is self._inference:
-            self._on_data(lambda each: each._look_at(args, kwargs))
+        self._on_data(lambda each: each._look_at(args, kwargs))
+        if name != "loss" or self._inference is self._gradients:
             return self._inference
-        return inference
+        self._gradients.take_over(self._inference)
+        return self._gradients
 
     @property
     def _ranks(self) -> Any:

@@ -170,6 +170,22 @@ def test_records_do_not_choose(model, value):
         assert (type(svi._inference) is Looks) == (model is logistic)
 
 
+@pytest.mark.filterwarnings("ignore:Gradients are taken one record at a time")
+def test_records_unlike_the_placeholders_are_an_error():
+    """They must not choose gradients: the method would say something about them."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(x)) as idx:
+            scale = torch.ones(()) if (x[idx, 0] == 1.0).all().item() else w[1].exp()
+            pyro.sample("y", dist.Normal(x[idx] @ w, scale), obs=y[idx])
+
+    svi = swap(model)
+    with pytest.raises(ModelError, match="otherwise than they did on placeholder data"):
+        svi.step(*regression_data(60))
+    assert type(svi._inference) is Looks and svi.accountant.num_releases == 0
+
+
 def test_after_a_release_the_method_stays():
     """A model that is no longer linear is an error, and not another method."""
     curved = False
@@ -336,6 +352,7 @@ def test_numbers_without_noise(model):
     unlimited.step(*data)
     with pytest.warns(NotPrivateWarning, match="loss of DPSVI after 1 steps"):
         assert math.isfinite(nonprivate(unlimited).loss(*data))
+    assert not any("had values before" in note for note in unlimited.accountant.notes)
 
 
 def test_more_latents_than_the_records_can_tell():

@@ -355,7 +355,7 @@ def changing(x, y):
 def test_data_that_behave_differently_from_placeholders_are_refused(moments):
     x, y = torch.ones(4, 2), torch.full((4,), 3.0)
     x[0] = 2.0
-    with pytest.warns(UserWarning, match=SLOW), pytest.raises(ModelError, match="Use moments="):
+    with pytest.warns(UserWarning, match=SLOW), pytest.raises(ModelError, match="moments='stein'"):
         Problem(changing, x, y, moments=moments)
 
 

@@ -62,6 +62,15 @@ def test_ranks_find_what_one_process_finds():
     require_equal(dict(results("equality")))
 
 
+def test_dpsvi_has_the_same_method_on_all_ranks():
+    """Also in a loop that is longer than the looks, and after an attempt that failed."""
+    first, second = results("methods").values()
+    assert first == second
+    (looks, *counts, _), (gradients, *others, _) = first
+    assert (looks, gradients) == ("Looks", "StochasticGradientVI")
+    assert counts[0] == counts[1] < 25 and others == [5, 5]
+
+
 @pytest.mark.slow
 def test_all_methods_find_what_one_process_finds():
     require_equal(dict(results("equality_of_all")))

@@ -102,7 +102,7 @@ class LinearMoments:
         if not self._agrees(z, indices, rows):
             raise ModelError(
                 "The observed distributions depend on the latents otherwise than they did on "
-                "placeholder data. Use moments='stein'."
+                "placeholder data. Use DPSEP(..., moments='stein')."
             )
 
     def spread(self, covariance: Tensor) -> Tensor:
