@@ -560,6 +560,27 @@ MUTATIONS = [
         "test_pooled_looks.py",
     ),
     Mutation(
+        "DPSVI's method follows the records",
+        "Looks._problem",
+        'EPProblem.of(term, self.model, self.guide, "linear")',
+        "EPProblem.build(self.model, self.guide, records, 'linear', self.microbatch_size)",
+        "test_dpsvi.py",
+    ),
+    Mutation(
+        "DPSVI's second method takes its own attempt for earlier values",
+        "PrivateInference.take_over",
+        "self._handed = other._before",
+        "self._handed = None",
+        "test_dpsvi.py",
+    ),
+    Mutation(
+        "DPSVI's second method keeps parameters of the attempt",
+        "PrivateInference.start_anew",
+        "del store[name]",
+        "pass",
+        "test_dpsvi.py",
+    ),
+    Mutation(
         "prior times evidence: steps of any length",
         "_within",
         "return min(1.0, _LONGEST",

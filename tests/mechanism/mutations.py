@@ -189,8 +189,8 @@ MUTATIONS = [
     Mutation(
         "the norm of one factor of an outer product",
         "OuterProducts.squared_norms",
-        "return Rows(self.left).squared_norms() * Rows(self.right).squared_norms()",
-        "return Rows(self.left).squared_norms()",
+        "return (ours + tiny) * (theirs + tiny)",
+        "return ours + tiny",
         "test_outer_products.py",
     ),
     Mutation(

@@ -55,7 +55,7 @@ MUTATIONS = [
     Mutation(
         "selection: a trial releases what it likes",
         "TrialAccountant.record",
-        "if count > left:",
+        "if not admitted:",
         "if False:",
         "test_private_selection.py",
     ),
