@@ -27,7 +27,7 @@ import pyro
 import torch
 from cluster_runs import data, fresh, make, shard
 
-from pyro_dp import VIPS, ClusterError, ClusterWarning, PrivacyAccountant, PrivacyError
+from pyro_dp import DPSEP, VIPS, ClusterError, ClusterWarning, PrivacyAccountant, PrivacyError
 from pyro_dp.federated import AtTrustedAggregator, Federation, ShamirSums, TrustedAggregator
 from pyro_dp.mechanism import fixed_point
 from pyro_dp.mechanism.fixed_point import FixedPointSum
@@ -316,54 +316,66 @@ def dropouts() -> dict[str, Any]:
     return results
 
 
-def _lose_release(vips: VIPS) -> None:
+def _lose_release(inference: VIPS | DPSEP) -> None:
     """As a step that fails between ledger and noise."""
-    with vips.accountant.next_position(vips._run_of_releases()):
-        vips.accountant.record(vips._last_event)
+    reserved = inference._to_reserve(1.0)
+    event = next(iter(reserved)) if isinstance(inference, DPSEP) else inference._last_event
+    with inference.accountant.next_position(inference._run_of_releases(), 1.0, reserved):
+        inference.accountant.record(event)
 
 
-def resumed() -> list[dict[str, Any]]:
+def resumed(method: str = "vips") -> list[list[Any]]:
     """Three steps, a crash in which one holder loses a release, and the rest in new processes."""
     folder = Path(tempfile.mkdtemp())
 
-    def start(index: int, line: PipeLine) -> tuple[Federation, PrivacyAccountant, VIPS]:
+    def start(index: int, line: PipeLine) -> tuple[Federation, PrivacyAccountant, VIPS | DPSEP]:
         warnings.simplefilter("ignore")
         federation = Federation(AtTrustedAggregator(line), holders=3)
         accountant = PrivacyAccountant(epsilon=1.0)
         accountant.journal(folder / f"{index}")
-        return federation, accountant, make("vips", accountant, federation, secure=True)
+        return federation, accountant, make(method, accountant, federation, secure=True)
 
     def before(index: int, line: PipeLine) -> Any:
-        _, accountant, vips = start(index, line)
+        _, accountant, inference = start(index, line)
         for _ in range(2):
-            vips.step(*shard(index, CUTS))
-        torch.save(vips.state_dict(), folder / f"{index}.pt")
+            inference.step(*shard(index, CUTS))
+        torch.save(inference.state_dict(), folder / f"{index}.pt")
         if index == 1:
-            _lose_release(vips)
-        return vips.noise_multiplier
+            _lose_release(inference)
+        return inference.noise_multiplier
 
     def after(index: int, line: PipeLine) -> Any:
-        federation, accountant, vips = start(index, line)
-        vips.load_state_dict(torch.load(folder / f"{index}.pt", weights_only=True))
-        vips.run(*shard(index, CUTS), progress=False)
+        federation, accountant, inference = start(index, line)
+        inference.load_state_dict(torch.load(folder / f"{index}.pt", weights_only=True))
+        inference.run(*shard(index, CUTS), progress=False)
         federation.leave()
         counted = cluster_runs.counted(folder / f"{index}")
-        return [cluster_runs.found(vips), accountant.get_epsilon(), vips.noise_multiplier, counted]
+        return [
+            cluster_runs.found(inference),
+            accountant.get_epsilon(),
+            inference.noise_multiplier,
+            counted,
+        ]
 
     def reloaded(index: int, line: PipeLine) -> Any:
         """In the same processes."""
-        federation, accountant, vips = start(index + 3, line)
+        federation, accountant, inference = start(index + 3, line)
         for _ in range(2):
-            vips.step(*shard(index, CUTS))
+            inference.step(*shard(index, CUTS))
         if index == 1:
-            state = vips.state_dict()
-            _lose_release(vips)
-            vips.load_state_dict(state)
-        vips.run(*shard(index, CUTS), progress=False)
+            state = inference.state_dict()
+            _lose_release(inference)
+            inference.load_state_dict(state)
+        inference.run(*shard(index, CUTS), progress=False)
         federation.leave()
-        return [cluster_runs.found(vips), accountant.get_epsilon(), vips.noise_multiplier]
+        return [cluster_runs.found(inference), accountant.get_epsilon(), inference.noise_multiplier]
 
     return [[each.value for each in holders(3, trial)] for trial in (before, after, reloaded)]
+
+
+def looks_resumed() -> list[list[Any]]:
+    """The same for DPSEP, which divides its budget between looks."""
+    return resumed("sep")
 
 
 def refusals() -> dict[str, Any]:
@@ -507,7 +519,7 @@ def _outcome(
     return [said, accountant.num_releases, vips._steps]
 
 
-TRIALS = (equality, nothing_set, uploads, dropouts, resumed, refusals, shamir)
+TRIALS = (equality, nothing_set, uploads, dropouts, resumed, looks_resumed, refusals, shamir)
 
 if __name__ == "__main__":
     cluster_runs.warm_up()

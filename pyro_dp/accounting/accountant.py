@@ -482,7 +482,8 @@ class PrivacyAccountant:
                     f"This process counts {self._counts[event]} releases of {brief(event)}, and "
                     f"the one that counts for the cluster {counts.get(event, 0)}: {_ONE_LEDGER}"
                 )
-            if Counter(counts) + saved.origins.all_reserved() != self._counted():
+            ours = Counter(self._counts), self._origins.all_reserved()
+            if (Counter(counts), saved.origins.all_reserved()) != ours:
                 self._adopt(saved)
 
     def mirror(self, event: Event) -> None:

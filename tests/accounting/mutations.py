@@ -432,6 +432,13 @@ MUTATIONS = [
         "test_cluster.py",
     ),
     Mutation(
+        "a mirror that takes a planned release for one that was made",
+        "PrivacyAccountant.follow",
+        "if (Counter(counts), saved.origins.all_reserved()) != ours:",
+        "if Counter(counts) + saved.origins.all_reserved() != sum(ours, Counter()):",
+        "test_cluster.py",
+    ),
+    Mutation(
         "a mirror that saves",
         "PrivacyAccountant._refuse_mirror",
         "if self._follows:",

@@ -525,6 +525,13 @@ MUTATIONS = [
         "test_dpsep_budget.py",
     ),
     Mutation(
+        "DPSEP: ranks that go on with their own shares of the budget",
+        "DPSEP._catch_up",
+        "spent = max(self._ranks.exchange(spent))",
+        "self._ranks.exchange(spent)",
+        "test_federation.py",
+    ),
+    Mutation(
         "evidence: mu of the other relation",
         "DPSEP.evidence",
         "2.0 if replaces else 1.0",

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import cluster_runs
@@ -28,6 +29,7 @@ from pyro_dp import (
     SubsampledGaussian,
     nonprivate,
 )
+from pyro_dp.accounting.origins import Origin
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.fixed_point import FixedPointSum
@@ -144,6 +146,7 @@ def test_a_callback_of_one_rank_stops_all():
     assert first[-3:-1] == [2, "a callback stopped it"]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", cluster_runs.SOME)
 def test_failures(case):
     """Typed errors in time, nothing before the ledger, and another number of ranks goes on."""
@@ -151,6 +154,7 @@ def test_failures(case):
 
 
 @pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", cluster_runs.MORE)
 def test_more_failures(case):
     assert results("more_failures")[case] == []
@@ -306,6 +310,19 @@ def test_a_mirror_shows_another_ledger():
         mirror.follow(leader.state_dict())
     with pytest.raises(PrivacyError, match="follows none"):
         leader.mirror(EVENT)
+
+
+def test_a_mirror_tells_a_planned_release_from_one_that_was_made():
+    leader, mirror = PrivacyAccountant(9.0), PrivacyAccountant(9.0)
+    run = Origin.now("DPSEP", seeded=False, secure=False, reservation="one")
+    with leader.next_position(run, 1.0, Counter({EVENT: 3})):
+        leader.record(EVENT)
+    mirror.follow(leader.state_dict())
+    with leader.next_position(run, 1.0, Counter({EVENT: 2})):
+        leader.record(EVENT)
+    mirror.follow(leader.state_dict())
+    assert mirror.num_releases == 2
+    assert [left for _, left in mirror.reserved] == [{EVENT: 1}]
 
 
 def test_a_mirror_has_no_journal(tmp_path):

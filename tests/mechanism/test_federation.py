@@ -128,6 +128,15 @@ class TestHolders:
         (found, _, sigma), *others = results()["resumed"][2]
         assert all(each[0] == found and each[2] == sigma for each in others)
 
+    @pytest.mark.parametrize("trial", [1, 2], ids=["in new processes", "in the same"])
+    def test_looks_go_on_after_a_crash(self, trial):
+        """One owner has spent a look more: all have its share of the budget left."""
+        found, epsilons = zip(
+            *(each[:2] for each in results()["looks_resumed"][trial]), strict=True
+        )
+        assert found[0] == found[1] == found[2]
+        assert all(each <= 1.0 for each in epsilons) and epsilons[1] > 0.99
+
     def test_a_budget_of_ones_own(self):
         """Nobody pays for a release that one of them refuses."""
         first, second = results()["refusals"]["budget"]

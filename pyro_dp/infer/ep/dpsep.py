@@ -295,11 +295,28 @@ class DPSEP(StochasticEP[EPState]):
         self._noise_multiplier, self._reserves = state["noise_multiplier"], True
         self._behind = self._lost > 0
 
+    def _looks_anew(self, needed: bool) -> bool:
+        anew = super()._looks_anew(needed)
+        if anew and self._ranks is not None:
+            self._behind = any(self._ranks.exchange(self._behind))
+        return anew
+
     def _catch_up(self) -> None:
-        """With the ledger, which has releases that came after the loaded state."""
-        known, sigma = self._approximation, self.noise_multiplier
+        """With the ledger, which has releases that came after the loaded state.
+
+        Ranks go on with the largest share that one of them has spent.
+        """
+        known = self._approximation
+        spent = max(known.spent, 1.0 - self._left()) if self._lost else known.spent
+        if self._ranks is not None:
+            spent = max(self._ranks.exchange(spent))
+        share = min(known.share, 1.0 - spent)
+        self._known, self._behind = replace(known, spent=spent, share=share), False
+
+    def _left(self) -> float:
+        """The share of the budget that the ledger holds for looks to come."""
         left = math.fsum(
-            count * (sigma / event.noise_multiplier) ** 2
+            count * (self.noise_multiplier / event.noise_multiplier) ** 2
             for origin, events in self.accountant.reserved
             if origin.reservation == self._reservation
             for event, count in events.items()
@@ -307,9 +324,7 @@ class DPSEP(StochasticEP[EPState]):
         )
         if left <= _LEAST_SHARE:
             raise PrivacyBudgetExceeded(_ALL_LOST.format(lost=self._lost))
-        spent = max(known.spent, 1.0 - left)
-        share = min(known.share, 1.0 - spent)
-        self._known, self._behind = replace(known, spent=spent, share=share), False
+        return left
 
     def _refuse_steps_beyond_calibration(self) -> None:
         if self._finished and self._noise_multiplier != 0:
