@@ -1,6 +1,6 @@
 """Audits of the package, and of the package with faults planted in it.
 
-Logistic regression; the canary's feature is one that no other record has. Five parts, each a table
+Logistic regression; the canary's feature is one that no other record has. Six parts, each a table
 in results/audit.json:
 
 * ``steps``: one full-batch step of DPSVI at several claimed epsilons, 10,000 trials.
@@ -8,10 +8,12 @@ in results/audit.json:
 * ``whitened``: one release of DPSEP without a bound, sites and histogram together, in a frame that
   is far from the data's: canaries that are long, short, common, and mislabelled. The attacker knows
   both sums, and scores a release along their difference.
+* ``looks``: whole runs of DPSEP with nothing set, all releases seen. The attacker has all other
+  records, and scores by the exact likelihood ratio: no attack is better.
 * ``curve``: one full-batch step of DPSVI at a claimed epsilon of 4, 50,000 trials, five times.
 * ``faults``: planted by replacing functions of the package: bounds and claims.
 
-    python benchmarks/audit.py [--parts steps runs whitened curve faults] [--share 1.0]
+    python benchmarks/audit.py [--parts steps runs whitened looks curve faults] [--share 1.0]
 
 Without --parts, the figure and the table are made again from the results.
 """
@@ -57,6 +59,12 @@ RESULTS = ROOT / "benchmarks" / "results" / "audit.json"
 FIGURE = ROOT / "benchmarks" / "figures" / "audit.png"
 SIZE, DIM, LONG = 100, 4, 20.0
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
+CANARIES = {
+    "long": (1e4 * torch.eye(DIM)[0], 1.0),
+    "short": (1e-3 * torch.eye(DIM)[0], 1.0),
+    "common": (0.5 * torch.ones(DIM), 1.0),
+    "mislabelled": (3.0 * torch.ones(DIM), 0.0),
+}
 
 
 def records(seed: int = 0) -> tuple:
@@ -185,6 +193,56 @@ class WhitenedRelease:
         return lambda released: sum(way @ block for way, block in zip(ways, released, strict=True))
 
 
+class AllLooks:
+    """Runs of DPSEP with nothing set: the log likelihood ratio of everything that was released.
+
+    :param canary: the record that took part or not; (feature, outcome).
+    """
+
+    def __init__(self, data, canary, epsilon: float, seed: int):
+        self.epsilon = epsilon
+        self.generator = torch.Generator().manual_seed(seed)
+        self.data = tuple(column.clone() for column in data)
+        self.data[0][0], self.data[1][0] = canary
+        self.accountant = PrivacyAccountant(epsilon)
+
+    def __call__(self, x, y) -> float:
+        pyro.clear_param_store()
+        self.accountant = PrivacyAccountant(self.epsilon)
+        sep = Attacked(
+            model,
+            AutoDiagonalNormal(model),
+            accountant=self.accountant,
+            generator=self.generator,
+            jit="none",
+        )
+        sep.canary = bool(x[0].any())
+        sep.run(*self.data, progress=False)
+        return sep.ratio
+
+
+class Attacked(DPSEP):
+    """It has all records. The first one takes part, or not."""
+
+    canary = True
+    ratio = 0.0
+
+    def _clipped_sum(self, prepared, at, indices, position):
+        records = torch.arange(SIZE)
+        self.part = super()._clipped_sum(prepared, at, records[:1], position)
+        return super()._clipped_sum(prepared, at, records[int(not self.canary) :], position)
+
+    def _account_and_release(self, clipped, noise_multiplier, sampler):
+        totals = [total.clone() for total in clipped._totals]
+        released = super()._account_and_release(clipped, noise_multiplier, sampler)
+        parts = self.part._totals
+        for block, total, part, noisy in zip(clipped.blocks, totals, parts, released, strict=True):
+            way = part / block.noise(noise_multiplier) ** 2
+            middle = total + (0.5 - self.canary) * part
+            self.ratio += (way @ (noisy - middle)).item()
+        return released
+
+
 def claims(event: SubsampledGaussian, count: int = 1, **settings) -> PrivacyAccountant:
     accountant = PrivacyAccountant(**settings)
     accountant.record(event, count)
@@ -295,15 +353,9 @@ def runs(share: float) -> list[dict]:
 def whitened(share: float) -> list[dict]:
     """Four canaries at each epsilon, each in a frame of its own."""
     rows = []
-    canaries = {
-        "long": (1e4 * torch.eye(DIM)[0], 1.0),
-        "short": (1e-3 * torch.eye(DIM)[0], 1.0),
-        "common": (0.5 * torch.ones(DIM), 1.0),
-        "mislabelled": (3.0 * torch.ones(DIM), 0.0),
-    }
     for epsilon in EPSILONS:
         event = full_batch(epsilon)
-        for seed, (name, canary) in enumerate(canaries.items()):
+        for seed, (name, canary) in enumerate(CANARIES.items()):
             (x, y), _ = records(seed)
             with_it = x.clone(), y.clone()
             with_it[0][0], with_it[1][0] = canary
@@ -317,6 +369,27 @@ def whitened(share: float) -> list[dict]:
                 make_run, claims(event), trials, seed, data=(x, y), canary=canary, score=score
             )
             rows.append(summary(result, inference=f"DPSEP, whitened, {name} canary", seed=seed))
+    return rows
+
+
+def looks(share: float) -> list[dict]:
+    """Four canaries at each epsilon."""
+    rows = []
+    for epsilon in EPSILONS:
+        for seed, (name, canary) in enumerate(CANARIES.items()):
+            data, _ = records(seed)
+            make_run = AllLooks(data, canary, epsilon, seed)
+            make_run(*data)
+            result = run(
+                make_run,
+                make_run.accountant,
+                max(100, int(share * 1000)),
+                seed,
+                data=data,
+                canary=canary,
+                score=float,
+            )
+            rows.append(summary(result, inference=f"DPSEP, all looks, {name} canary", seed=seed))
     return rows
 
 
@@ -441,7 +514,14 @@ def faults(share: float) -> list[dict]:
     return rows
 
 
-PARTS = {"steps": steps, "runs": runs, "whitened": whitened, "curve": curve, "faults": faults}
+PARTS = {
+    "steps": steps,
+    "runs": runs,
+    "whitened": whitened,
+    "looks": looks,
+    "curve": curve,
+    "faults": faults,
+}
 
 
 def table(results: dict) -> str:
@@ -453,7 +533,7 @@ def table(results: dict) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "| inference | claimed epsilon | bounds (99.9%) |", "| --- | --- | --- |"]
     groups = {}
-    for row in results["steps"] + results["runs"] + results["whitened"]:
+    for row in results["steps"] + results["runs"] + results["whitened"] + results["looks"]:
         key = (row["inference"], f"{row['claimed']:.2f}")
         groups.setdefault(key, []).append(f"{row['bound']:.2f}")
     for (inference, claimed), bounds in groups.items():

@@ -231,6 +231,19 @@ class PrivacyAccountant:
             if self._journal is not None:
                 self._journal.clip(origin, fraction, standard_error)
 
+    def note_status(self, origin: Origin, status: str) -> None:
+        """Note whether a run's result can be published, for the report.
+
+        :param origin: the run. A run that is not in the ledger is left out.
+        :param status: one line, from released numbers alone.
+        """
+        with self._lock:
+            if origin not in self._origins:
+                return
+            self._origins.judge(origin, status)
+            if self._journal is not None:
+                self._journal.judge(origin, status)
+
     @property
     def description(self) -> Description:
         """The subject of this ledger, from :meth:`describe`."""

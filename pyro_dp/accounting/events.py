@@ -146,11 +146,9 @@ def together(counts: Mapping[Any, int]) -> SubsampledGaussian:
     return SubsampledGaussian(1 / math.sqrt(precision), 1.0, "full")
 
 
-def require_short_text(name: str, value: Any) -> None:
-    if not (isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_TEXT):
-        raise ConfigurationError(
-            f"{name} must be one line of text of 1 to {LONGEST_TEXT} characters."
-        )
+def require_short_text(name: str, value: Any, longest: int = LONGEST_TEXT) -> None:
+    if not (isinstance(value, str) and value.isprintable() and 0 < len(value) <= longest):
+        raise ConfigurationError(f"{name} must be one line of text of 1 to {longest} characters.")
 
 
 def brief(event: Event) -> str:

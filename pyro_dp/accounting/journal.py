@@ -2,10 +2,9 @@
 
 A journal is a text file that is only ever appended to. Its first line holds the accountant's
 settings; each line after it is what one call added: a release, what a run has reserved, a note, or
-a remark for the report (of which run a release was, which fraction of its records was clipped, what
-the data are). A line
-is a digest and a JSON value; the digest covers the line and, through the digest before it, all
-lines above.
+a remark for the report. Remarks say to which run a release belongs, which fraction of its records
+was clipped, whether its result can be published, and what the data are. A line is a digest and a
+JSON value; the digest covers the line and, through the digest before it, all lines above.
 
 **Why a killed process never counts less than it released.** ``record`` returns, and a value can be
 released, only after the whole line, its newline last, was written and ``fsync`` has returned. So
@@ -142,6 +141,11 @@ class Journal:
         self._append({"clipped": [self._runs[origin], fraction, error]})
         self.origins.clip(origin, fraction, error)
 
+    def judge(self, origin: Origin, status: str) -> None:
+        """Write whether a run's result can be published; otherwise as :meth:`record`."""
+        self._append({"status": [self._runs[origin], status]})
+        self.origins.judge(origin, status)
+
     def describe(self, about: Description) -> None:
         """Write what the ledger is about, if it differs; otherwise as :meth:`record`."""
         if about != self.description:
@@ -245,6 +249,10 @@ class Journal:
         elif "clipped" in value:
             number, *pair = value["clipped"]
             self.origins.clip(self._known_run(number), *clipped_of(pair))
+            return
+        elif "status" in value:
+            number, status = value["status"]
+            self.origins.judge(self._known_run(number), status)
             return
         elif "reserved" in value:
             releases = ledger.from_lines(value["reserved"], self._neighboring)

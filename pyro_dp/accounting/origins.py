@@ -12,7 +12,7 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ GENERATORS = (SECURE_RUN, SEEDED_RUN, ORDINARY_RUN)
 # Gaussian sums over all records that share a fixed mu^2. The number of open ones is not fixed.
 PLANNED, ADAPTIVE, OPEN = "planned", "adaptive", "open"
 PLANS = (PLANNED, ADAPTIVE, OPEN)
+_LONGEST_STATUS = 1000
 
 
 _OPEN_LOOP = (
@@ -120,11 +121,13 @@ class Part:
     :ivar counts: number of releases, by event.
     :ivar bounds: the least C and the largest, by event.
     :ivar clipped: fraction of the records and its standard error, where they were released.
+    :ivar status: whether the result can be published, in a line.
     """
 
     counts: Counter[Event] = field(default_factory=Counter)
     bounds: dict[Event, tuple[float, float]] = field(default_factory=dict)
     clipped: tuple[float, float] | None = None
+    status: str | None = None
 
 
 class Origins:
@@ -143,7 +146,8 @@ class Origins:
     def copy(self) -> "Origins":
         found = Origins()
         for origin, part in self._parts.items():
-            found._parts[origin] = Part(Counter(part.counts), dict(part.bounds), part.clipped)
+            counts, bounds = Counter(part.counts), dict(part.bounds)
+            found._parts[origin] = replace(part, counts=counts, bounds=bounds)
         found._reserved.update({name: Counter(left) for name, left in self._reserved.items()})
         return found
 
@@ -190,6 +194,13 @@ class Origins:
         """
         self._parts[origin].clipped = fraction, error
 
+    def judge(self, origin: Origin, status: str) -> None:
+        """
+        :param status: whether the run's result can be published, in a line.
+        """
+        require_short_text("status", status, _LONGEST_STATUS)
+        self._parts[origin].status = status
+
     def require_provable(self, origin: Origin, event: Event) -> None:
         """No theorem covers adaptive noise beside a number of samples that is left open.
 
@@ -224,6 +235,7 @@ class Origins:
                     for event, count in part.counts.items()
                 ],
                 **({} if part.clipped is None else {"clipped": list(part.clipped)}),
+                **({} if part.status is None else {"status": part.status}),
             }
             for origin, part in self._parts.items()
         ]
@@ -247,6 +259,8 @@ def from_saved(state: Any, counts: Mapping[Event, int], events: Sequence[Event])
                     found.add(Source(origin, bound_of(bound)), event, 0 if number else count)
             if "clipped" in run:
                 found.clip(origin, *clipped_of(run["clipped"]))
+            if "status" in run:
+                found.judge(origin, run["status"])
     except (TypeError, LookupError, ValueError, AttributeError):
         raise ConfigurationError("runs: they are not as they were saved.") from None
     if any(count < 0 for count in found.unknown(counts).values()):

@@ -86,6 +86,7 @@ def report(accountant: Reported, format: str = "markdown") -> str:
         *_looks(entries),
         Heading("What was released"),
         *releases(accountant),
+        *_quality(accountant),
         Heading("What is public"),
         *_public(entries),
         Heading("Random numbers"),
@@ -236,6 +237,21 @@ def _looks(entries: Sequence[LedgerEntry]) -> list[Block]:
             loud=True,
         ),
         Table(("what", "when (UTC)", "times"), rows, "What was read without noise"),
+    ]
+
+
+def _quality(accountant: Reported) -> list[Block]:
+    runs = [(origin, part.status) for origin, part in accountant.runs() if part.status]
+    if not runs:
+        return []
+    rows = [(origin.method, origin.time, status) for origin, status in runs if origin]
+    return [
+        Heading("Quality of the result"),
+        Paragraph(
+            "The status of each run says whether its intervals can be published. It follows from "
+            "released numbers alone."
+        ),
+        Table(("method", "begun (UTC)", "status"), rows, "Status of each run"),
     ]
 
 

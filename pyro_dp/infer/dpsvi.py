@@ -76,6 +76,7 @@ class Looks(DPSEP):
 
     def finish(self) -> None:
         """As :meth:`DPSVI.finish`: the guide holds the result anyway."""
+        self._note_result()
         for warning in self._warnings():
             warn_user(warning)
 
@@ -220,7 +221,8 @@ class DPSVI(Readable, Forecasted):
         1 / sqrt(1 - loss_share).
     :param local_optim: settings of the Adam that moves rows of parameters per record. Each row
         moves on its own and without noise, by the unscaled gradient of its record's term, in the
-        steps that sample the record. ``None``: step sizes fall from 0.1 to 0.01.
+        steps that sample the record. ``None``: the step size is 0.1, and falls to 0.01 in the
+        second half of the run.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. There is no
         guarantee against anyone who can guess the seed. Runs with equal seeds and separate
         accountants share their noise; the ledger says so. The guide's start and its draws are

@@ -212,7 +212,7 @@ class IterativeMechanism(abc.ABC):
                 result.stopped, result.num_steps, bar.total = DONE, self._steps, self._steps
                 bar.refresh()
         self._forget_samples()
-        self._note_clipped()
+        self._note_result()
         slow = [] if self._ranks is None else self._ranks.warnings()
         for warning in [*self._warnings(), *slow]:
             warn_user(warning)
@@ -226,10 +226,19 @@ class IterativeMechanism(abc.ABC):
         """
         return self._last_run
 
-    def _note_clipped(self) -> None:
-        clipped = self._clipped_now()
-        if clipped is not None and self._origin is not None:
+    def _note_result(self) -> None:
+        """Tell the ledger the fraction clipped, and whether the result can be published."""
+        if self._origin is None:
+            return
+        clipped, status = self._clipped_now(), self._status_line()
+        if clipped is not None:
             self.accountant.note_clipped(self._origin, *clipped)
+        if status is not None:
+            self.accountant.note_status(self._origin, status)
+
+    def _status_line(self) -> str | None:
+        """Whether the result can be published; None: nothing judges it."""
+        return None
 
     def _timed_step(
         self, result: RunResult, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -218,6 +218,8 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 return SitePosterior(self.model.marginals(current))
             if self._aware is None:
                 self._aware = self._noise_aware(current)
+                if self._origin is not None:
+                    self.accountant.note_status(self._origin, str(self._aware.status))
             return self._aware
 
     def guide(self, *args: Any, **kwargs: Any) -> None:

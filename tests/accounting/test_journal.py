@@ -311,9 +311,10 @@ def test_runs_and_descriptions_come_back(tmp_path):
                 accountant.record(OTHER)
         accountant.note_clipped(one, 0.5, 0.125)
         accountant.note_clipped(Origin.now("x", seeded=False, secure=True), 0.5, 0.125)
+        accountant.note_status(two, "check: the noise hides one coefficient")
         digest = accountant.journal_digest
     lines = path.read_text().splitlines()
-    assert len(lines) == 1 + 2 + 1 + 8 + 1 and lines[-1].startswith(digest)
+    assert len(lines) == 1 + 2 + 1 + 8 + 2 and lines[-1].startswith(digest)
     again = PrivacyAccountant()
     again.describe(title="mine stays")
     with again.journal(path):
@@ -327,6 +328,7 @@ def test_runs_and_descriptions_come_back(tmp_path):
     assert first[0] == third[0] == one.saved() and second[0] == two.saved()
     assert first[1].bounds == {EVENT: (0.25, 4.0), OTHER: (0.25, 4.0)}
     assert (first[1].clipped, second[1].clipped) == ((0.5, 0.125), None)
+    assert (first[1].status, second[1].status) == (None, "check: the noise hides one coefficient")
     assert second[1].bounds == {} and third[1].counts == {EVENT: 1}
 
 
@@ -386,6 +388,8 @@ def reopened(path):
         [0, 1, {"method": "x", "generator": "secure", "time": "z"}, 1.0, 2],
         {"clipped": [0, 0.5, 0.1]},
         {"clipped": [0, 1.5, 0.1]},
+        {"status": [0, "ok"]},
+        {"status": [0]},
         {"description": {"title": "two\nlines"}},
         {"description": []},
     ],

@@ -179,6 +179,26 @@ def test_bounds_and_the_clipped_fraction():
     assert len(cells(accountant.report())) == 3
 
 
+def test_the_quality_of_each_result():
+    accountant, origin = PrivacyAccountant(), Origin.now("DPSVI", seeded=False, secure=False)
+    other = Origin.now("VIPS", seeded=False, secure=False)
+    for each in (origin, other):
+        with accountant.next_position(each):
+            accountant.record(FULL)
+    assert "Quality of the result" not in accountant.report()
+    accountant.note_status(origin, "do not publish: early")
+    accountant.note_status(origin, "ok")  # the run went on
+    accountant.note_status(Origin.now("another", seeded=False, secure=False), "ok")
+    report = accountant.report()
+    assert "| DPSVI | 2026-01-02T03:04Z | ok |" in report
+    assert "early" not in report and report.count("2026-01-02T03:04Z |") == 1
+    loaded = PrivacyAccountant()
+    loaded.load_state_dict(accountant.state_dict())
+    assert "| DPSVI | 2026-01-02T03:04Z | ok |" in loaded.report()
+    with pytest.raises(ConfigurationError, match="status"):
+        accountant.note_status(origin, "two\nlines")
+
+
 def test_what_was_planned_and_not_released():
     accountant, origin = PrivacyAccountant(5.0), Origin.now("DPSVI", seeded=False, secure=False)
     with accountant.next_position(origin, 1.0, reserves={FULL: 4}):

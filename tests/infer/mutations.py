@@ -567,6 +567,13 @@ MUTATIONS = [
         "test_pooled_looks.py",
     ),
     Mutation(
+        "a loop that keeps its status from the report",
+        "Looks.finish",
+        "self._note_result()",
+        "pass",
+        "test_dpsvi.py",
+    ),
+    Mutation(
         "DPSVI's method follows the records",
         "Looks._problem",
         'EPProblem.of(term, self.model, self.guide, "linear")',

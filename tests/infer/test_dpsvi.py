@@ -94,6 +94,22 @@ def test_linear_predictors_have_evidence(model, guide):
     assert not svi.accountant.notes[1:]  # beside that of the seed
 
 
+@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("model", [logistic, product])
+@pytest.mark.filterwarnings("ignore")
+def test_the_report_has_the_status(model, loop):
+    svi, data = swap(model, num_steps=4), regression_data(60)
+    if loop:
+        for _ in range(3):
+            svi.step(*data)
+        svi.finish()
+    else:
+        svi.run(*data, progress=False)
+    assert f"| DPSVI | {svi._inference._origin.time} | {svi.posterior().status} |" in (
+        svi.accountant.report()
+    )
+
+
 @pytest.mark.every_case
 @pytest.mark.parametrize("model", [product, branching, gamma])
 @pytest.mark.filterwarnings("ignore:The model branches")

@@ -396,6 +396,12 @@ def test_the_status_counts_what_the_noise_hides(name):
     assert "outweigh" not in reason(quiet)
 
 
+def test_the_report_has_the_status():
+    make, data = PROBLEMS["logistic"]
+    vips = noisy(make(), data())
+    assert f"| {vips.posterior().status} |" in vips.accountant.report()
+
+
 def test_steps_that_have_not_arrived_are_to_check():
     data, _ = simulated("logistic", 4000, seed=5)
     few = noisy(MODELS["logistic"](), data, num_steps=2, noise_multiplier=0.1)

@@ -214,6 +214,9 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
             self._known = resumed
             known.problem.guide.write(*resumed.moments(self.noise_aware))
 
+    def _status_line(self) -> str:
+        return str(self._status())
+
     def _shown(self) -> dict[str, Any]:
         known = self._known
         moments = self.moments if known is None else known.problem.moments.name

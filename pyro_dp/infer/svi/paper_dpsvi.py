@@ -105,6 +105,9 @@ class PaperDPSVI(StochasticGradientVI):
     def clipped_fraction(self) -> ClippedFraction | None:
         return self._fractions.mean()
 
+    def _status_line(self) -> None:
+        """The last iterate is the result, and no status judges it."""
+
     @property
     def _clipping_status(self) -> Status:
         clipped = self.clipped_fraction

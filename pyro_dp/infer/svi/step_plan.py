@@ -81,9 +81,12 @@ class StepPlan:
     def row_step_size(self, step: int) -> float:
         """Of parameters per record, whose gradients have no noise of privacy.
 
+        It falls in the second half of the run. Rows of discrete latents travel far, and longest
+        after the global latents have settled.
+
         :param step: from 0.
         """
-        return self._between(*_OF_ROWS, step)
+        return self._between(*_OF_ROWS, max(0.0, 2 * step - self.num_steps))
 
     @property
     def betas(self) -> tuple[float, float]:
@@ -93,5 +96,5 @@ class StepPlan:
         """
         return 0.9, 0.999 if self.regresses else 0.95
 
-    def _between(self, first: float, last: float, step: int) -> float:
+    def _between(self, first: float, last: float, step: float) -> float:
         return float(first * (last / first) ** (step / self.num_steps))

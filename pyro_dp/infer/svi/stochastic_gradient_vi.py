@@ -240,6 +240,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         if self._prepared is None or not self._steps:
             raise ConfigurationError("finish() ends a loop over step(), and no step was taken yet.")
         self._conclude(self._prepared)
+        self._note_result()
         for warning in self._warnings():
             warn_user(warning)
 
@@ -272,6 +273,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             return clipped if found.is_ok else found
         first, other = (found, clipped) if self.max_grad_norm is None else (clipped, found)
         return Status(found.level, f"{first.reason}; {other.reason}", first.cause)
+
+    def _status_line(self) -> str | None:
+        return str(self._status)
 
     @property
     def _clipping_status(self) -> Status:
