@@ -41,6 +41,7 @@ from scipy.special import ndtr, ndtri
 from pyro_dp import (
     DPSEP,
     AuditResult,
+    ConvergenceWarning,
     NotPrivateWarning,
     PaperDPSEP,
     PaperDPSVI,
@@ -383,7 +384,7 @@ def looks(share: float) -> list[dict]:
             result = run(
                 make_run,
                 make_run.accountant,
-                max(100, int(share * 1000)),
+                max(100, int(share * 300)),
                 seed,
                 data=data,
                 canary=canary,
@@ -591,6 +592,7 @@ def figure(results: dict) -> None:
 
 def main() -> None:
     warnings.simplefilter("ignore", NotPrivateWarning)  # made-up data
+    warnings.simplefilter("ignore", ConvergenceWarning)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="*", default=[], choices=tuple(PARTS))
     parser.add_argument("--share", type=float, default=1.0, help="of the trials, for a quick look")

@@ -66,6 +66,7 @@ def test_all_that_is_public_has_its_place():
 
 
 @pytest.mark.filterwarnings("ignore:numpy.core:DeprecationWarning")  # of MPyC
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_example(name):
     """Each by itself, as it stands in the docstring."""

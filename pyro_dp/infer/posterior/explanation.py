@@ -79,12 +79,12 @@ class Explanation:
     ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
     ...     with pyro.plate("people", len(y)):
     ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
-    >>> for epsilon in (0.1, 4.0):
+    >>> for epsilon in (0.3, 4.0):
     ...     accountant = PrivacyAccountant(epsilon)
     ...     sep = DPSEP(model, AutoNormal(model), accountant=accountant, generator=0)
     ...     result = sep.run(torch.linspace(-2.0, 2.0, 500), progress=False)
     ...     print(epsilon, sep.explain().limit)
-    0.1 privacy noise
+    0.3 privacy noise
     4.0 data
     """
 
