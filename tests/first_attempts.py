@@ -1065,7 +1065,7 @@ def step_beyond_the_budget():
     """A step that the budget does not cover."""
     x, y = data()
     accountant = PrivacyAccountant(epsilon=1.0)
-    dpsvi(logistic, accountant=accountant).run(x, y, progress=False)
+    dpsvi(logistic, accountant=accountant, max_grad_norm=1.0).run(x, y, progress=False)
     dpsvi(logistic, accountant=accountant, noise_multiplier=1.0).step(x, y)
 
 
@@ -1102,7 +1102,7 @@ def deep_copy():
     copy.deepcopy(dpsvi(logistic))
 
 
-@attempt("Steps", "'AutoNormal.locs.w'", says="model|another", spends=1)
+@attempt("Steps", "'w' (2)", says="model and guide of the saved run", spends=1)
 def state_of_another_model():
     """The state of another model."""
     x, y = data()

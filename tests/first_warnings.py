@@ -158,7 +158,7 @@ def too_little_budget():
 )
 def outcomes_that_differ_too_much():
     """Counts that are far more spread than a Poisson model has."""
-    return regression(people(3000, unlike=4.0), epsilon=1.0)
+    return regression(people(3000, unlike=6.0), epsilon=1.0)
 
 
 @run(

@@ -69,13 +69,13 @@ SEEN = {
         "hump over both.",
     ),
     "dirichlet_process": Seen(
-        "This one fails, without noise, too: the points outside of the middle are not found. "
-        "Each point's cluster is drawn, not summed out, and its probabilities move by the "
-        "score of that draw, in the steps in which the point takes part. `SVI` gets there by "
-        "2,000 moves of all points. Noise is not what hurts; the Gaussian mixture above, "
-        "which sums clusters out, has no such trouble.",
+        "This one gets only halfway to the outer clouds, without noise, too. "
+        "Each point's cluster is drawn, not summed out. Its probabilities move by the "
+        "score of that draw, and only in steps that sample the point. `SVI` gets there by "
+        "2,000 moves of all points. The Gaussian mixture above sums clusters out, and has no such "
+        "trouble.",
         "Points in three clouds and the centres found: SVI has centres in all three; without "
-        "noise and with it all centres stay in the cloud in the middle.",
+        "noise and with it some centres are on their way to the outer clouds.",
     ),
     "hidden_markov": Seen(
         "`SVI` ends where three chords are one, and so does `DPSVI` without noise and at epsilon "

@@ -161,8 +161,10 @@ def test_the_most_expensive_setting_is_charged():
 
 
 def attempts():
-    other = SubsampledGaussian(9.0, 1.0, "full")
-    yield "another event", lambda own: own.record(other)
+    louder = SubsampledGaussian(9.0, 1.0, "full")
+    yield "a costlier event", lambda own: own.record(SubsampledGaussian(7.0, 1.0, "full"))
+    yield "two cheaper ones", lambda own: own.record(louder, 2)
+    yield "another rate", lambda own: own.record(SubsampledGaussian(99.0, 0.5))
     yield "twice as many", lambda own: own.record(EVENT, 2)
     yield "one after the other", lambda own: [own.record(EVENT) for _ in range(2)]
     yield "a look", lambda own: own.record_nonprivate("loss")

@@ -26,7 +26,6 @@ from pyro_dp.infer.posterior.status import (
 )
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
 
 _GAUSSIANS = ("posterior", "prior", "factor")
@@ -210,11 +209,10 @@ class Approximation:
             "gaussians": {f"_{n}": (each.eta, each.precision) for n, each in gaussians.items()},
         }
 
-    def require_same_latents(self, state: Mapping[str, Any]) -> None:
-        """:raises ModelError: the state is of other latents."""
-        _, precision = state["gaussians"]["_posterior"]
-        if precision.shape != self.posterior.precision.shape:
-            raise ModelError("The latents are not those of the saved run.")
+    @staticmethod
+    def saved_dim(state: Mapping[str, Any]) -> int:
+        """How many coordinates the latents of a saved run have."""
+        return len(state["gaussians"]["_posterior"][0])
 
     def resumed(self, state: Mapping[str, Any], device: torch.device) -> "Approximation":
         """The approximation that :meth:`state` saved, on this problem."""

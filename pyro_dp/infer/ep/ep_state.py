@@ -426,10 +426,10 @@ class EPState:
             "numbers": {n: getattr(self, n) for n in _NUMBERS},
         }
 
-    def require_same_latents(self, state: Mapping[str, Any]) -> None:
-        """:raises ModelError: the state has other latents."""
-        if state["gaussians"]["posterior"]["eta"].shape != self.posterior.eta.shape:
-            raise ModelError("The latents are not those of the saved run.")
+    @staticmethod
+    def saved_dim(state: Mapping[str, Any]) -> int:
+        """How many coordinates the latents of a saved run have."""
+        return len(state["gaussians"]["posterior"]["eta"])
 
     def resumed(self, state: Mapping[str, Any], device: torch.device) -> "EPState":
         """The state that :meth:`state` returned, on this problem."""

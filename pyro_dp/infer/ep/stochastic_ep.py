@@ -39,6 +39,11 @@ from pyro_dp.utils.validation import require_choice, require_flag
 
 A = TypeVar("A", Approximation, EPState)
 
+_OTHER_LATENTS = (
+    "load_state_dict: the latents of the saved run have {saved} coordinates. This guide has {own}: "
+    "{names}. Use the model and guide of the saved run."
+)
+
 
 @dataclass(frozen=True, eq=False)
 class PreparedSites(Prepared):
@@ -284,8 +289,12 @@ def _resumed(approximation: A, state: Mapping[str, Any], device: torch.device) -
     :raises ModelError: the state has other latents.
     :raises ConfigurationError: the state lacks a part.
     """
+    latents = approximation.problem.guide.latents
     try:
-        approximation.require_same_latents(state)
+        saved, own = approximation.saved_dim(state), latents[-1].stop
+        if saved != own:
+            names = ", ".join(f"{each.name!r} ({each.stop - each.start})" for each in latents)
+            raise ModelError(_OTHER_LATENTS.format(saved=saved, own=own, names=names))
         return approximation.resumed(state, device)
     except (KeyError, TypeError, AttributeError):
         raise ConfigurationError("load_state_dict: this state is damaged.") from None
