@@ -236,7 +236,7 @@ def report() -> None:
         "|---|---|---|---|---|---|---|",
     ]
     ratios = []
-    for name in dict.fromkeys(frame.data):
+    for name in DATA:
         problem = Problem(name)
         for epsilon in EPSILONS:
             own = frame[(frame.data == name) & (frame.epsilon == epsilon)]

@@ -6,7 +6,6 @@ from pyro_dp.auditing.audit import audit, audit_one_run
 from pyro_dp.auditing.result import AuditResult
 from pyro_dp.infer.dpsvi import DPSVI
 from pyro_dp.infer.ep.dpsep import DPSEP
-from pyro_dp.infer.ep.kl_bounds import clipped_kl, sep_kl_bound
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.explanation import Explanation
@@ -77,10 +76,8 @@ __all__ = [
     "VIPS",
     "audit",
     "audit_one_run",
-    "clipped_kl",
     "columns",
     "nonprivate",
     "private_selection",
     "selection_epsilon",
-    "sep_kl_bound",
 ]

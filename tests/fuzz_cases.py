@@ -34,9 +34,7 @@ from pyro_dp import (
     ReleasedStep,
     RowAdam,
     SubsampledGaussian,
-    clipped_kl,
     columns,
-    sep_kl_bound,
 )
 from pyro_dp.accounting.origins import Origin
 from pyro_dp.baselines import DPEM, DPSGLD, EP
@@ -639,33 +637,6 @@ _PLAIN: dict[str, tuple[Callable, dict[str, list], tuple[str, ...]]] = {
     ),
     "Cluster": (Cluster, {"timeout": [60.0, 1e-300, 1e300]}, ()),  # in one process: refused
     "RowAdam": (RowAdam, {"lr": [0.1], "betas": [(0.9, 0.99)], "eps": [1e-8]}, ()),
-    "sep_kl_bound": (
-        sep_kl_bound,
-        {
-            "precision": [_EYE, 1e300 * _EYE, _filled(2, 2), _filled(3, 2, value=1.0)],
-            "mean": [_filled(2), _filled(2, value=1e300), _filled(2, value=math.nan)],
-            "eta_noise": [0.1, 0.0, 1e300],
-            "precision_noise": [0.01, 0.0, 1e300],
-            "beta": [0.05, 1e-300, 1.0 - 1e-12],
-            "centre": [None, _filled(2)],
-            "reverse": [False, True],
-        },
-        ("precision", "mean", "eta_noise", "precision_noise", "beta"),
-    ),
-    "clipped_kl": (
-        clipped_kl,
-        {
-            "prior_eta": [_filled(2), _filled(3), _filled(2, value=1e300)],
-            "prior_precision": [_EYE, _filled(2, 2), 1e300 * _EYE],
-            "site_eta": [_filled(4, 2, value=1.0), _filled(0, 2), _filled(4, 2, value=1e300)],
-            "site_precision": [_EYE.expand(4, 2, 2), _filled(4, 2, 2)],
-            "max_factor_norm": [1.0, 1e-300, 1e300, math.inf],
-            "centre": [None, _filled(2)],
-            "weight": [1.0, 1e-300, 1e300],
-            "reverse": [False, True],
-        },
-        ("prior_eta", "prior_precision", "site_eta", "site_precision", "max_factor_norm"),
-    ),
     "columns": (
         _read,
         {

@@ -5,9 +5,9 @@ exported and gives such numbers says so in one of these ways:
 
 * :class:`pyro_dp.baselines.EP`, a posterior without noise, leaves the same line.
 * ``noise_multiplier=0`` is an event of the ledger whose epsilon is infinite.
-* ``perplexity``, ``topic_weights`` and ``pixel_accuracy`` of models, :func:`clipped_kl`,
-  :func:`sep_kl_bound`, :func:`audit` and :func:`audit_one_run` know no ledger. They are for other
-  data, which need no protection, and give a :class:`NotPrivateWarning` at the call.
+* ``perplexity``, ``topic_weights`` and ``pixel_accuracy`` of models, :func:`audit` and
+  :func:`audit_one_run` know no ledger. They are for other data, which need no protection, and give
+  a :class:`NotPrivateWarning` at the call.
 * What holds rows of the records is the curator's: parameters per record, which are never released
   (:mod:`pyro_dp.records.local_parameters`), and data that :class:`DPStandardScaler` has
   transformed.

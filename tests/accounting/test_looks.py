@@ -11,10 +11,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_dp import NotPrivateWarning, audit, audit_one_run, clipped_kl, nonprivate, sep_kl_bound
+from pyro_dp import NotPrivateWarning, audit, audit_one_run, nonprivate
 from pyro_dp.vips import LatentDirichletAllocation, SigmoidBeliefNetwork
 
-EYE = torch.eye(2)
 LDA = LatentDirichletAllocation(2, 3)
 TOPICS = {"topics": dist.Dirichlet(torch.ones(2, 3)).to_event(1)}
 COUNTS = torch.ones(4, 3)
@@ -32,12 +31,6 @@ def first(rows):
 
 
 CALLS = {
-    "sep_kl_bound": lambda: sep_kl_bound(
-        EYE, torch.zeros(2), eta_noise=0.1, precision_noise=0.01, beta=0.1
-    ),
-    "clipped_kl": lambda: clipped_kl(
-        torch.zeros(2), EYE, torch.ones(4, 2), EYE.expand(4, 2, 2), max_factor_norm=1.0
-    ),
     "perplexity": lambda: LDA.perplexity(TOPICS, COUNTS),
     "topic_weights": lambda: LDA.topic_weights(TOPICS, COUNTS),
     "pixel_accuracy": lambda: NETWORK.pixel_accuracy(WEIGHTS, torch.ones(5, 12)),
@@ -91,7 +84,7 @@ def test_what_says_so_says_it_in_its_documentation():
     """And that of nonprivate lists all of them."""
     methods = [LDA.perplexity, LDA.topic_weights, NETWORK.pixel_accuracy]
     listed = inspect.getmodule(nonprivate).__doc__
-    for function in (sep_kl_bound, clipped_kl, audit, *methods):
+    for function in (audit, *methods):
         assert "NotPrivateWarning" in function.__doc__
     for name in CALLS:
         assert name in listed

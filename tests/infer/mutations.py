@@ -422,8 +422,8 @@ MUTATIONS = [
     Mutation(
         "DPSEP: sites that do not pay for the histogram",
         "EPState.blocks",
-        "main = Block(size, bound, 1.0 - share)",
-        "main = Block(size, bound, 1.0)",
+        "bound, 1.0 - share)",
+        "bound, 1.0)",
         "test_automatic_dpsep.py",
     ),
     Mutation(
@@ -455,6 +455,13 @@ MUTATIONS = [
         "test_automatic_dpsep.py",
     ),
     Mutation(
+        "a weight that looks at the outcomes of several rows",
+        "LowRank.largest_residual",
+        "(self._largest * self._lengths.sqrt()).sum(dim=1).square()",
+        "(self._largest.square() * self._lengths).sum(dim=1)",
+        "test_automatic_dpsep.py",
+    ),
+    Mutation(
         "DPSEP: a look that says half its noise",
         "EPState.learned",
         "block.noise(multiplier)",
@@ -467,6 +474,27 @@ MUTATIONS = [
         "(self._rows.norms().square() + self._counted.square()).sqrt()",
         "self._rows.norms()",
         "test_dpsep_budget.py",
+    ),
+    Mutation(
+        "DPSEP: the count of extreme records is not part of the norm",
+        "WithExtremes.norms",
+        "squared + self._counts.square().sum(dim=1, keepdim=True)",
+        "squared",
+        "test_extreme_records.py",
+    ),
+    Mutation(
+        "DPSEP: an extreme record keeps all of its part",
+        "WithExtremes.__init__",
+        "torch.where(ratios >= FROM[0], KEPT, 1.0)",
+        "torch.ones_like(ratios)",
+        "test_extreme_records.py",
+    ),
+    Mutation(
+        "DPSEP: what extreme records lose is forgotten",
+        "EPState.squared_bias",
+        "excess += self.extremes.excess(norms)",
+        "pass",
+        "test_extreme_records.py",
     ),
     Mutation(
         "DPSEP: a broken record counts in the mean weight",

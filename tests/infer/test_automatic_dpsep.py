@@ -79,6 +79,7 @@ class TestContract(InferenceContract):
 
     variants = kinds = tuple(_KINDS)
     slow = ("linear", "nested")
+    younger = (*InferenceContract.younger, "extremes")
     sampled = whole = {}
     at_once = True
     at_an_end, done = PrivacyBudgetExceeded, "are done: start anew"
@@ -286,7 +287,24 @@ def test_a_weight_does_not_look_at_the_outcome():
     assert parts[0.0, 0.02].norm() < 0.1 * parts[0.0, 1e6].norm()
 
 
-def whitened_sites(x, y, bound, model=logistic, root=None):
+def persons(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("people", len(x), dim=-2), pyro.plate("years", 5):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def test_the_weight_of_several_rows_does_not_look_at_the_outcomes():
+    """The residuals of a person's rows may all point to one side."""
+    x = regression_data(size=4)[0].unsqueeze(1).expand(4, 5, 3)
+    parts = []
+    for outcome in (0.0, 1.0):
+        y = torch.full((4, 5), outcome)
+        sites = whitened_sites(x, y, 0.02, model=persons, plate="people")
+        parts.append(torch.stack(sites)[:, 3:-1])
+    torch.testing.assert_close(*parts)
+
+
+def whitened_sites(x, y, bound, model=logistic, root=None, plate=None):
     """Each record's part of the first block of a look with this bound, in a narrow cavity."""
     start = init_to_value(values={"w": torch.ones(3)})
     sep = DPSEP(
@@ -294,6 +312,7 @@ def whitened_sites(x, y, bound, model=logistic, root=None):
         AutoMultivariateNormal(model, init_loc_fn=start, init_scale=1e-4),
         accountant=PrivacyAccountant(),
         noise_multiplier=5.0,
+        plate=plate,
     )
     prepared = sep._prepare((x, y), {})
     known = sep._approximation

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_dp.infer.ep.extreme_records import ExtremeCounts
 from pyro_dp.infer.ep.look_plan import (
     FIRST,
     MOST_WITHOUT_NOISE,
@@ -78,6 +79,7 @@ class EPState:
     :param frame: the next look's; None: the next look is the opening.
     :param looks: all looks without the opening, which reads norms alone.
     :param histograms: histograms of norms, one for each look, if there is noise.
+    :param extremes: number of extreme records; None: no look has counted them.
     :param pooled: all looks together; None: there is no look yet.
     :param scale: mean curvature of a record, all directions together.
     :param alike: number of looks of this share, one after the other, with the next one.
@@ -98,6 +100,7 @@ class EPState:
     frame: Frame | None = None
     looks: tuple[Look, ...] = ()
     histograms: NormHistograms = NormHistograms()
+    extremes: ExtremeCounts | None = None
     pooled: PooledLooks | None = None
     scale: float = 1.0
     radius: float = math.inf
@@ -137,8 +140,9 @@ class EPState:
             return (Block(SIZE, 1.0),)
         bound = self.frame.bound
         size, share = len(self.problem.places) + self.structure.size + 1, histogram_share(bound)
-        main = Block(size, bound, 1.0 - share)
-        return (main, Block(SIZE, 1.0, share)) if share else (main,)
+        if not share:
+            return (Block(size, bound),)
+        return Block(size + self.plan.num_extremes, bound, 1.0 - share), Block(SIZE, 1.0, share)
 
     @property
     def num_blocks(self) -> int:
@@ -184,11 +188,17 @@ class EPState:
         for counts, sd in zip(released[1:], noises[1:], strict=True):
             histograms = histograms.with_one(counts, sd)
         point = at[0].mean[self.problem.places]
-        look, weight = self._look(released[0], point, noises[0], histograms)
+        look, weight, extremes = self._look(released[0], point, noises[0], histograms)
         looks = (*self.looks, look)
         pooled = with_last(looks, self.pooled, self.plan.size, self.plan.bend)
         seen = replace(
-            self, looks=looks, histograms=histograms, pooled=pooled, weight=weight, spent=spent
+            self,
+            looks=looks,
+            histograms=histograms,
+            extremes=extremes,
+            pooled=pooled,
+            weight=weight,
+            spent=spent,
         )
         return seen._moved()
 
@@ -204,22 +214,30 @@ class EPState:
 
     def _look(
         self, released: Tensor, point: Tensor, noise: float, histograms: NormHistograms
-    ) -> tuple[Look, float]:
-        """The look in the latents' coordinates, divided by the mean weight, and that weight."""
+    ) -> tuple[Look, float, ExtremeCounts | None]:
+        """The look in the latents' coordinates, divided by the mean weight.
+
+        :returns: the look, the mean weight, and the number of extreme records so far.
+        """
         frame, dim, size = self._required_frame, self.plan.dim, self.plan.size
-        gradient, curvature, total = released.split([dim, len(released) - dim - 1, 1])
-        weight = 1.0
+        seen = dim + self.structure.size + 1
+        gradient, curvature, total = released[:seen].split([dim, self.structure.size, 1])
+        weight, extremes = 1.0, None
         if frame.bound < math.inf:
             norms = self._norms(point, histograms, (*self.looks, point))
             predicted = norms.weight(np.array([frame.bound]))[0]
             unit = frame.counted * size
             weight = self.plan.mean_weight(total.item() / unit, noise / unit, predicted)
+            if self.plan.num_extremes:
+                counts = ExtremeCounts.read(released[seen:], noise, frame.bound)
+                extremes = counts.after(self.extremes)
         back = torch.linalg.inv(frame.root)
         curvature = back @ unstacked(curvature / frame.weight, dim) @ back
         sd = noise / weight
-        return Look(
+        look = Look(
             point, back @ gradient / weight, curvature / weight, back @ back, sd, sd / frame.weight
-        ), weight
+        )
+        return look, weight, extremes
 
     def _moved(self) -> tuple[float, "EPState"]:
         """The length of the step to which all looks point, and the state after it."""
@@ -309,7 +327,10 @@ class EPState:
         if frame.bound == math.inf:
             return 0.0
         norms = self._norms(self.looks[-1].point, self.histograms, self.looks)
-        return self.plan.squared_bias(norms, frame.bound, self.weight)
+        excess = norms.excess(np.array([frame.bound]))[0].item()
+        if self.extremes is not None:
+            excess += self.extremes.excess(norms)
+        return self.plan.squared_bias(excess / self.weight)
 
     def _bias(self, pooled: PooledLooks, mean: Tensor) -> Tensor:
         """Squared bias of the score by clipping and by a changing curvature, (d, d)."""
@@ -419,6 +440,7 @@ class EPState:
         return {
             "looks": [vars(look) for look in self.looks],
             "counts": self.histograms.state(),
+            "extremes": vars(self.extremes) if self.extremes else None,
             "pooled": vars(self.pooled) if self.pooled else None,
             "frame": vars(self.frame) if self.frame else None,
             "plan": vars(self.plan),
@@ -435,12 +457,14 @@ class EPState:
         """The state that :meth:`state` returned, on this problem."""
         state = pytree.tree_map_only(Tensor, lambda each: each.to(device), dict(state))
         pooled, frame = state["pooled"], state["frame"]
+        extremes = state.get("extremes")  # older states have none
         gaussians: Any = {name: Gaussian(**state["gaussians"][name]) for name in _GAUSSIANS}
         return replace(
             self,
             plan=LookPlan(**state["plan"]),
             looks=tuple(Look(**each) for each in state["looks"]),
             histograms=NormHistograms.resumed(state["counts"]),
+            extremes=ExtremeCounts(**extremes) if extremes else None,
             pooled=PooledLooks(**pooled) if pooled else None,
             frame=Frame(**frame) if frame else None,
             **state["numbers"],

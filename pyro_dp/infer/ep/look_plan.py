@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_dp.infer.ep.extreme_records import FROM, are_counted
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.blocks import LEAST_BOUND
 from pyro_dp.mechanism.norm_histogram import SHARE, Floats, Norms
@@ -121,6 +122,11 @@ class LookPlan:
         """Longest step between two looks, in roots of nats per record."""
         return _LONGEST_STEP[self.residuals]
 
+    @property
+    def num_extremes(self) -> int:
+        """Number of classes of extreme records that a look counts."""
+        return len(FROM) if are_counted(self.residuals) else 0
+
     def mean_weight(self, total: float, noise: float, predicted: float) -> float:
         """The records' mean weight, from the released sum and from the histogram of norms.
 
@@ -170,13 +176,12 @@ class LookPlan:
             cost = cost + 0.5 * self.dim * (norms.weight(bounds, 2) / weight**2 - 1)
         return max(float(bounds[cost.argmin()]), LEAST_BOUND)
 
-    def squared_bias(self, norms: Norms, bound: float, weight: float) -> float:
-        """Squared bias of the score in a direction by clipping, in squared units of the bound.
+    def squared_bias(self, excess: float) -> float:
+        """Squared bias of the score in a direction by clipping.
 
-        :param weight: mean weight of the last look.
+        :param excess: sum of the norms beyond the bound, divided by the mean weight.
         """
-        excess = norms.excess(np.array([bound]))[0] / weight
-        return float(_ALIGNED[self.residuals] * excess**2 / self.dim)
+        return _ALIGNED[self.residuals] * excess**2 / self.dim
 
     def share(self, frame: Frame, before: "Arrival", left: float, looks: int) -> float:
         """The next look's share of the budget.

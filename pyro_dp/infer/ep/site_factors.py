@@ -75,10 +75,10 @@ class LowRank:
         return [self._jacobian @ basis, self._precision, self._inner, self._largest]
 
     def largest_residual(self) -> Tensor:
-        """Squared norm of the residual that other outcomes could have, about; (B,)."""
+        """Squared norm that the residual can reach for other outcomes, (B,)."""
         if self._largest is None:
             return self.residual.square().sum(dim=1)
-        return (self._largest.square() * self._lengths).sum(dim=1)
+        return (self._largest * self._lengths.sqrt()).sum(dim=1).square()
 
     def times(self, vector: Tensor) -> Tensor:
         """Lambda_n vector, (B, d)."""

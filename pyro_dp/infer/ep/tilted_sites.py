@@ -16,6 +16,7 @@ O(1/N) of the cavity, to Monte Carlo error. Two ways to g and B:
   differentiable, enumerated latents included; takes a d x d matrix per record.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -267,11 +268,16 @@ def _quadratic(jacobian: Tensor, covariance: Tensor) -> Tensor:
 
 
 def joined(sites: list[ElementSites]) -> tuple[Tensor, Tensor, Tensor]:
-    """Of all R numbers of a record: A (B, R, R), residuals and what they can be, (B, R) each."""
+    """Of all R numbers of a record: A (B, R, R), residuals and what they can be, (B, R) each.
+
+    What the r numbers of an element can be is divided by the root of r. They do not reach it
+    together.
+    """
+    largest = [each.largest / math.sqrt(each.largest.shape[2]) for each in sites]
     return (
         _joined([_block_diagonal(each.precision) for each in sites]),
         torch.cat([each.residual.flatten(1, 2) for each in sites], dim=1),
-        torch.cat([each.largest.flatten(1, 2) for each in sites], dim=1),
+        torch.cat([each.flatten(1, 2) for each in largest], dim=1),
     )
 
 

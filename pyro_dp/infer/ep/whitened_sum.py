@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_dp.infer.ep.extreme_records import WithExtremes, are_counted
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.infer.ep.site_factors import Factors, Full, FullRows
 from pyro_dp.infer.ep.site_sum import Public, SiteSum
@@ -44,8 +45,10 @@ class WhitenedSum(SiteSum):
     min(1, C / b). If the family bounds the norm, b is its maximum over all outcomes. Such a factor
     does not depend on the outcome. So it leaves the estimating equation unbiased if the model holds
     (Kuensch, Stefanski & Carroll 1989). The sum clips the shortened part, so each part has norm at
-    most C, whatever W, kappa, tau, C and b are. The bin of the norm is a block of bound 1. Both
-    blocks are one Gaussian release.
+    most C, whatever W, kappa, tau, C and b are. If outcomes decide the norms, an extreme
+    record counts: its row r becomes (a r, sqrt(1 - a^2) C e) with e a unit vector of two classes.
+    The norm of that row is at most C, too. The bin of the norm is a block of bound 1. Both blocks
+    are one Gaussian release.
     """
 
     structure: Full
@@ -62,8 +65,12 @@ class WhitenedSum(SiteSum):
         norms = part.norms()
         size = self._size_before_weights(sites, norms, weight)
         longest = size.maximum(norms)
-        weighted = Scaled(Kept(part, norms), (bound / longest).clamp(max=1.0))
-        return [weighted, Bins(size)] if self.num_blocks > 1 else [weighted]
+        weighted: Measured = Scaled(Kept(part, norms), (bound / longest).clamp(max=1.0))
+        if self.num_blocks == 1:
+            return [weighted]
+        if are_counted(self._moments.residuals):
+            weighted = WithExtremes(weighted, longest / bound, bound)
+        return [weighted, Bins(size)]
 
     def _size_before_weights(self, sites: Factors, norms: Tensor, weight: Tensor) -> Tensor:
         """b, (B, 1)."""

@@ -81,7 +81,7 @@ class Explanation:
     ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
     >>> for epsilon in (0.3, 4.0):
     ...     accountant = PrivacyAccountant(epsilon)
-    ...     sep = DPSEP(model, AutoNormal(model), accountant=accountant, generator=0)
+    ...     sep = DPSEP(model, AutoNormal(model), accountant=accountant, generator=3)
     ...     result = sep.run(torch.linspace(-2.0, 2.0, 500), progress=False)
     ...     print(epsilon, sep.explain().limit)
     0.3 privacy noise

@@ -1,5 +1,8 @@
 """How far the noise and the clipping of DP-SEP move a Gaussian posterior, in nats.
 
+The bounds are like those of appendix A of Vinaroz & Park 2022 (arXiv 2111.13219). No inference uses
+them.
+
 Gaussians are given by their natural parameters: precision L, eta = L mean. A symmetric matrix is
 noised in the coordinates in which its Euclidean norm is its Frobenius norm (off-diagonals times
 sqrt 2): N(0, s^2) per coordinate is a matrix E with variance s^2 on the diagonal, s^2/2 off it.
@@ -12,7 +15,6 @@ import torch
 from scipy.special import chdtri, ndtri
 from torch import Tensor
 
-from pyro_dp.accounting.looks import warn_not_private
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import LARGEST, require_number, require_scale
 
@@ -99,7 +101,6 @@ def sep_kl_bound(
     d = len(root)
     mean = _tensor("mean", mean, (d,))
     shift = torch.zeros_like(mean) if centre is None else mean - _tensor("centre", centre, (d,))
-    warn_not_private("sep_kl_bound", "posterior", "one that was released")
 
     half = torch.linalg.solve_triangular(root, torch.eye(d, dtype=root.dtype), upper=False)
     variances = torch.linalg.eigvalsh(half @ half.mT).clamp_min(0.0)  # of q, ascending
@@ -176,7 +177,6 @@ def clipped_kl(
     site_eta = _tensor("site_eta", site_eta, (None, d))
     site_precision = _tensor("site_precision", site_precision, (len(site_eta), d, d))
     _require_symmetric("site_precision", site_precision)
-    warn_not_private("clipped_kl", "records", "sites of data that need no protection")
 
     gradients = site_eta
     if centre is not None:

@@ -1,0 +1,110 @@
+"""Records whose part is far above the bound: a look counts them apart.
+
+A few such records can decide the exact posterior, while clipping cuts most of their part off. The
+noise of a histogram hides them. So an extreme record gives up a fraction of its clipped part, and
+counts in a coordinate of its own instead. Its row keeps the norm C, and so the count costs nothing.
+At epsilon 1, 21 such records are about 4 standard deviations of the count's noise.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_dp.infer.ep.observation_family import Residuals
+from pyro_dp.mechanism.contributions import Measured
+from pyro_dp.mechanism.norm_histogram import Norms
+
+FROM = (4.0, 16.0)  # the least norms of two classes of extreme records, in units of the bound
+KEPT = 0.6  # fraction of its clipped part that an extreme record keeps
+_COUNTED = math.sqrt(1 - KEPT**2)
+_TYPICAL = 1.5  # norm of an extreme record, relative to the least one of its class
+_ALIKE = 0.2  # difference of the logarithms of two looks' bounds
+_SIGNIFICANT = 2.75  # standard deviations
+
+
+def are_counted(residuals: str) -> bool:
+    """Whether looks count extreme records.
+
+    If residuals are bounded, weights do not depend on the outcome. Then clipping causes no bias if
+    the model holds, and a record of a rare group is worth more than its count.
+
+    :param residuals: one of :class:`~pyro_dp.infer.ep.observation_family.Residuals`.
+    """
+    return residuals != Residuals.BOUNDED
+
+
+class WithExtremes:
+    """The clipped parts of B records, and coordinates that count the extreme ones.
+
+    :param parts: the parts, each of norm at most C.
+    :param ratios: norms before clipping, in units of C, (B, 1).
+    :param bound: C.
+    """
+
+    def __init__(self, parts: Measured, ratios: Tensor, bound: Tensor):
+        least = ratios.new_tensor(FROM)
+        reached = (ratios >= least).to(torch.float64)  # (B, classes)
+        own = reached - torch.cat([reached[:, 1:], torch.zeros_like(ratios)], dim=1)
+        self._parts, self._counts = parts, own * (_COUNTED * bound)
+        self._kept = torch.where(ratios >= FROM[0], KEPT, 1.0)
+
+    def norms(self) -> Tensor:
+        squared = (self._parts.norms() * self._kept).square()
+        return (squared + self._counts.square().sum(dim=1, keepdim=True)).sqrt()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        parts = self._parts.weighted_sum(weights * self._kept)
+        return torch.cat([parts, (self._counts * weights).sum(dim=0)])
+
+    def dense(self) -> Tensor:
+        return torch.cat([self._parts.dense() * self._kept, self._counts], dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class ExtremeCounts:
+    """How many records are extreme.
+
+    :param counts: number of records in each class, (classes,), noisy.
+    :param sd: standard deviation of the noise.
+    :param bound: C.
+    """
+
+    counts: Tensor
+    sd: float
+    bound: float
+
+    @staticmethod
+    def read(released: Tensor, noise: float, bound: float) -> "ExtremeCounts":
+        """
+        :param released: the coordinates of a look that count, (classes,).
+        :param noise: standard deviation of the noise in a coordinate.
+        """
+        unit = _COUNTED * bound
+        return ExtremeCounts(released / unit, noise / unit, bound)
+
+    def after(self, before: "ExtremeCounts | None") -> "ExtremeCounts":
+        """The mean with earlier looks, if their bound was about the same."""
+        if before is None or abs(math.log(before.bound / self.bound)) > _ALIKE:
+            return self
+        share = before.sd**2 / (before.sd**2 + self.sd**2)
+        counts = share * self.counts + (1 - share) * before.counts
+        return ExtremeCounts(counts, math.sqrt(share) * self.sd, self.bound)
+
+    def excess(self, norms: Norms) -> float:
+        """Sum of the extreme records' norms beyond the bound, as far as a fit lacks it.
+
+        A class counts if it has significantly more records than the fit has. All count if their
+        sum is significant.
+
+        :param norms: the fit to a histogram.
+        """
+        edges = [each * self.bound for each in (*FROM, math.inf)]
+        more = self.counts.cpu().numpy() - np.histogram(norms.norms, edges, weights=norms.counts)[0]
+        significant = more > _SIGNIFICANT * self.sd
+        if more.sum() > _SIGNIFICANT * math.sqrt(len(FROM)) * self.sd:
+            significant |= more > 0
+        lengths = self.bound * (_TYPICAL * np.array(FROM) - 1)
+        return float((more * lengths)[significant].sum())
