@@ -485,8 +485,8 @@ MUTATIONS = [
     Mutation(
         "DPSEP: an extreme record keeps all of its part",
         "WithExtremes.__init__",
-        "torch.where(ratios >= FROM[0], KEPT, 1.0)",
-        "torch.ones_like(ratios)",
+        "(1.0 - KEPT) * reached",
+        "0.0 * reached",
         "test_extreme_records.py",
     ),
     Mutation(

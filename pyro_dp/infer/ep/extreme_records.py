@@ -49,7 +49,7 @@ class WithExtremes:
         reached = (ratios >= least).to(torch.float64)  # (B, classes)
         own = reached - torch.cat([reached[:, 1:], torch.zeros_like(ratios)], dim=1)
         self._parts, self._counts = parts, own * (_COUNTED * bound)
-        self._kept = torch.where(ratios >= FROM[0], KEPT, 1.0)
+        self._kept = 1.0 - (1.0 - KEPT) * reached[:, :1]
 
     def norms(self) -> Tensor:
         squared = (self._parts.norms() * self._kept).square()

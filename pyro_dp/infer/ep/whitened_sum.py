@@ -45,10 +45,10 @@ class WhitenedSum(SiteSum):
     min(1, C / b). If the family bounds the norm, b is its maximum over all outcomes. Such a factor
     does not depend on the outcome. So it leaves the estimating equation unbiased if the model holds
     (Kuensch, Stefanski & Carroll 1989). The sum clips the shortened part, so each part has norm at
-    most C, whatever W, kappa, tau, C and b are. If outcomes decide the norms, an extreme
-    record counts: its row r becomes (a r, sqrt(1 - a^2) C e) with e a unit vector of two classes.
-    The norm of that row is at most C, too. The bin of the norm is a block of bound 1. Both blocks
-    are one Gaussian release.
+    most C, whatever W, kappa, tau, C and b are. If outcomes decide the norms, extreme records are
+    counted. The row r of such a record becomes (a r, sqrt(1 - a^2) C e), with e the unit vector of
+    its class. The norm of that row is at most C, too. The bin of the norm is a block of bound 1.
+    Both blocks are one Gaussian release.
     """
 
     structure: Full
