@@ -20,6 +20,7 @@ from pyro_dp.infer.ep.problem import EPProblem, record_term
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
 from pyro_dp.infer.posterior.evidence import Evidence
+from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_guide
 from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.svi.row_adam import RowAdam
@@ -32,7 +33,13 @@ from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.records.losses import Loss, OwnLoss, as_elbo
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.records import Records
-from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError, PrivacyWarning
+from pyro_dp.utils.errors import (
+    ConfigurationError,
+    ConvergenceWarning,
+    ModelError,
+    PrivacyError,
+    PrivacyWarning,
+)
 from pyro_dp.utils.user_warning import warn_user
 
 _OUTCOMES = Bernoulli, Binomial, Normal, Poisson  # looks were measured on these
@@ -40,6 +47,11 @@ _NOT_LINEAR = "Records do not see few linear predictors of the latents."
 _NO_EVIDENCE = (
     "This run takes gradient steps, which leave no evidence. DPSEP has it for every smooth "
     "likelihood with a Gaussian guide."
+)
+_NEAR = 1.0  # standard deviations
+_NOT_FITTED = (
+    "The guide {guide} could not be fitted: its mean lies {away:.1f} standard deviations from that "
+    "of posterior(), which is right. Use posterior(), or another start of the guide."
 )
 _NOT_STARTED = "finish() ends a loop over step(), and no step was taken yet."
 
@@ -75,10 +87,17 @@ class Looks(DPSEP):
         return math.nan
 
     def finish(self) -> None:
-        """As :meth:`DPSVI.finish`: the guide holds the result anyway."""
+        """As :meth:`DPSVI.finish`."""
         self._note_result()
         for warning in self._warnings():
             warn_user(warning)
+
+    def _note_result(self) -> None:
+        super()._note_result()
+        guide = self._known.problem.guide if self._known else None
+        if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
+            text = _NOT_FITTED.format(guide=_name(self.guide), away=away)
+            warn_user(ConvergenceWarning(text))
 
     def _planned(self, args: tuple, kwargs: dict) -> int:
         self._loops = False
@@ -90,7 +109,7 @@ class Looks(DPSEP):
         if term.answers:
             raise NoEvidence(_NOT_LINEAR)
         try:
-            problem = EPProblem.of(term, self.model, self.guide, "linear")
+            problem = EPProblem.of(term, self.model, self.guide, "linear", read_guide)
         except ModelError as reason:
             raise NoEvidence(str(reason)) from None
         if not _is_served(problem.moments) or len(problem.places) > LARGEST_FULL:
@@ -108,11 +127,14 @@ class DPSVI(Readable, Forecasted):
 
     **Two methods.** The first step chooses by the model, on placeholders:
 
-    * *Evidence.* If records see linear predictors of the latents and the guide is Gaussian, a run
-      makes some ten looks at all records, as :class:`DPSEP` does. Regressions of Normal, Bernoulli,
-      binomial and Poisson outcomes are of this kind, also with hierarchical priors. The result does
-      not depend on ``optim``, ``loss``, ``num_steps``, ``sample_rate`` or ``jit``.
-      :attr:`evidence` is the likelihood that was found.
+    * *Evidence.* If records see linear predictors of the latents, a run makes some ten looks at all
+      records, as :class:`DPSEP` does. Regressions of Normal, Bernoulli, binomial and Poisson
+      outcomes are of this kind, also with hierarchical priors. The guide is Gaussian, an
+      ``AutoDelta``, or written by hand for the global latents. Unless it is Gaussian, it is fitted
+      to the posterior after the last look
+      (:class:`~pyro_dp.infer.posterior.fitted_guide.FittedGuide`). The result does not depend on
+      ``optim``, ``loss``, ``num_steps``, ``sample_rate`` or ``jit``. :attr:`evidence` is the
+      likelihood that was found.
     * *Gradients.* Each step samples records and clips their gradients to norm C. It adds noise
       N(0, (sigma C)^2 I) to their sum, and divides by the public sample rate. Prior, entropy and
       all else outside the private plate carry no data and enter exactly. C follows a released
@@ -451,6 +473,10 @@ class DPSVI(Readable, Forecasted):
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError("A DPSVI holds the data: save its state_dict() instead.")
+
+
+def _name(guide: Callable) -> str:
+    return getattr(guide, "__name__", type(guide).__name__)
 
 
 def _is_served(moments: LinearMoments | SteinMoments) -> bool:

@@ -7,6 +7,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_dp.infer.posterior.fitted_guide import FittedGuide
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_density import placed
 from pyro_dp.infer.posterior.prior_factor import Prior
@@ -20,7 +21,7 @@ class _Density:
     """The log density on placeholders, as a function of the guide's flat vector (d,)."""
 
     model: Callable
-    guide: GaussianGuide
+    guide: GaussianGuide | FittedGuide
     records: Records
     dtypes: dict[str, torch.dtype]
 
@@ -38,7 +39,10 @@ class _Density:
 
 
 def model_prior(
-    model: Callable, guide: GaussianGuide, records: Records, dtypes: dict[str, torch.dtype]
+    model: Callable,
+    guide: GaussianGuide | FittedGuide,
+    records: Records,
+    dtypes: dict[str, torch.dtype],
 ) -> Prior:
     """The prior of the guide's latents. It reads no record, so it costs no privacy.
 

@@ -581,6 +581,34 @@ MUTATIONS = [
         "test_pooled_looks.py",
     ),
     Mutation(
+        "DPSVI: a guide of another family stays where it started",
+        "Looks._note_result",
+        "isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR",
+        "False",
+        "test_fitted_guide.py",
+    ),
+    Mutation(
+        "a fitted guide has the width of a unit Gaussian",
+        "FittedGuide._draws",
+        "noise @ cholesky(covariance).mT",
+        "noise",
+        "test_fitted_guide.py",
+    ),
+    Mutation(
+        "looks: the bias of clipping is forgotten in their weights",
+        "Look.score_error",
+        "(self.score_sd**2 + self.squared_bias)",
+        "self.score_sd**2",
+        "test_pooled_looks.py",
+    ),
+    Mutation(
+        "DPSEP: looks do not learn their bias",
+        "EPState._with_biases",
+        "if self.plan.multiplier == 0:",
+        "if True:",
+        "test_extreme_records.py",
+    ),
+    Mutation(
         "looks: a curvature that is noise as information",
         "with_last",
         "noises) + back @ doubt @ back",
@@ -604,7 +632,7 @@ MUTATIONS = [
     Mutation(
         "DPSVI's method follows the records",
         "Looks._problem",
-        'EPProblem.of(term, self.model, self.guide, "linear")',
+        'EPProblem.of(term, self.model, self.guide, "linear", read_guide)',
         "EPProblem.build(self.model, self.guide, records, 'linear', self.microbatch_size)",
         "test_dpsvi.py",
     ),

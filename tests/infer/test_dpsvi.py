@@ -12,7 +12,7 @@ from contract import through_a_file
 from problems import PROBLEMS, gamma_poisson, linear, logistic, regression_data
 from pyro import poutine
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoMultivariateNormal, AutoNormal
+from pyro.infer.autoguide import AutoIAFNormal, AutoMultivariateNormal, AutoNormal
 
 from pyro_dp import (
     DPSEP,
@@ -123,10 +123,8 @@ def test_other_models_take_gradients(model):
         svi.evidence  # noqa: B018
 
 
-@pytest.mark.every_case
-@pytest.mark.parametrize("guide", [AutoDelta, AutoIAFNormal])
-def test_other_guides_take_gradients(guide):
-    svi = swap(guide=guide, num_steps=3)
+def test_other_autoguides_take_gradients():
+    svi = swap(guide=AutoIAFNormal, num_steps=3)
     svi.run(*regression_data(60), progress=False)
     assert type(svi._inference) is StochasticGradientVI
 

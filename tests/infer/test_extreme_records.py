@@ -7,7 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.autoguide import AutoMultivariateNormal
+from pyro.infer.autoguide import AutoMultivariateNormal, init_to_value
 
 from pyro_dp import DPSEP, PrivacyAccountant
 from pyro_dp.infer.ep.extreme_records import FROM, KEPT, ExtremeCounts, WithExtremes
@@ -108,3 +108,23 @@ def test_a_few_extreme_records_are_no_longer_missed(cap):
     again = DPSEP(poisson, AutoMultivariateNormal(poisson), accountant=PrivacyAccountant(1.0, 1e-5))
     del state["extremes"]  # older states have none
     again.load_state_dict(state)
+
+
+def test_early_looks_with_small_bounds_do_not_bias_the_mean():
+    """They have little noise for their share of the budget, and cut many large counts."""
+    rng = np.random.default_rng(0)
+    features = np.c_[rng.standard_normal((6_000, 2)), np.ones(6_000)]
+    mean = np.exp(features @ [0.5, -0.3, 0.3])
+    counts = rng.negative_binomial(0.3, 1 / (1 + mean / 0.3))
+    x, y = torch.tensor(features), torch.tensor(counts, dtype=torch.float64)
+    pyro.clear_param_store()
+    exact = exact_mean(x, y)
+    start = init_to_value(values={"w": exact})
+    accountant = PrivacyAccountant(epsilon=4.0, delta=1e-5)
+    guide = AutoMultivariateNormal(poisson, init_loc_fn=start)
+    sep = DPSEP(poisson, guide, accountant=accountant, generator=0)
+    sep.run(x, y, progress=False)
+    away = sep.posterior().mean - exact
+    precision = (x * (x @ exact).exp()[:, None]).mT @ x
+    assert 0.5 * away @ precision @ away < 15  # nats; 39 if looks are weighted by noise alone
+    assert sep.evidence.looks[0].squared_bias > sep.evidence.looks[-1].squared_bias

@@ -123,6 +123,16 @@ def test_looks_from_far_away_count_less(rng):
     assert found.bending(peak + 30.0).trace() > 1e6 * found.bending(found.centre).trace()
 
 
+def test_biased_looks_count_less(rng):
+    """A small bound leaves little noise, and a large bias."""
+    curvature, peak = precision(rng), torch.zeros(DIM)
+    exact = look(peak + 0.01, peak, curvature, torch.eye(DIM), rng, sd=1e-2)
+    biased = look(peak + 0.01, peak + 5.0, curvature, torch.eye(DIM), rng, sd=1e-4)
+    biased = replace(biased, squared_bias=1e10)
+    found = pooled([biased, exact], SIZE, BEND)
+    torch.testing.assert_close(found.estimate, peak, rtol=0.0, atol=1e-2)
+
+
 def test_curvature_is_positive_whatever_the_noise(rng):
     identity, zero = torch.eye(DIM), torch.zeros(DIM)
     closer = 0

@@ -189,18 +189,17 @@ class EPState:
             histograms = histograms.with_one(counts, sd)
         point = at[0].mean[self.problem.places]
         look, weight, extremes = self._look(released[0], point, noises[0], histograms)
-        looks = (*self.looks, look)
-        pooled = with_last(looks, self.pooled, self.plan.size, self.plan.bend)
         seen = replace(
             self,
-            looks=looks,
+            looks=(*self.looks, look),
             histograms=histograms,
             extremes=extremes,
-            pooled=pooled,
             weight=weight,
             spent=spent,
         )
-        return seen._moved()
+        looks = seen._with_biases()
+        pooled = with_last(looks, self.pooled, self.plan.size, self.plan.bend)
+        return replace(seen, looks=looks, pooled=pooled)._moved()
 
     def _opened(self, counts: Tensor, sd: float) -> "EPState":
         """The state after the opening, which sets the scale of the looks to come.
@@ -235,9 +234,31 @@ class EPState:
         curvature = back @ unstacked(curvature / frame.weight, dim) @ back
         sd = noise / weight
         look = Look(
-            point, back @ gradient / weight, curvature / weight, back @ back, sd, sd / frame.weight
+            point=point,
+            score=back @ gradient / weight,
+            curvature=curvature / weight,
+            geometry=back @ back,
+            score_sd=sd,
+            curvature_sd=sd / frame.weight,
+            bound=frame.bound,
         )
         return look, weight, extremes
+
+    def _with_biases(self) -> tuple[Look, ...]:
+        """The looks, with the bias that clipping to their bounds causes, by all histograms.
+
+        An early look has little noise for its share if its bound is small. Without its bias, it
+        would count too much.
+        """
+        if self.plan.multiplier == 0:
+            return self.looks
+        bounds = np.array([look.bound for look in self.looks])
+        norms = self._norms(self.looks[-1].point, self.histograms, self.looks)
+        excess = norms.excess(bounds) / norms.weight(bounds)
+        return tuple(
+            replace(look, squared_bias=self.plan.squared_bias(each.item()))
+            for look, each in zip(self.looks, excess, strict=True)
+        )
 
     def _moved(self) -> tuple[float, "EPState"]:
         """The length of the step to which all looks point, and the state after it."""

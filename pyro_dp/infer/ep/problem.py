@@ -13,6 +13,7 @@ from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.observation_family import NotLinear, innermost
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
 from pyro_dp.infer.model_prior import model_prior
+from pyro_dp.infer.posterior.fitted_guide import FittedGuide
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_factor import Prior
 from pyro_dp.records.global_draw import draw_particle
@@ -42,7 +43,7 @@ MOMENTS = ("auto", "linear", "stein")
 class EPProblem:
     """Model, guide and records, checked.
 
-    :param guide: d latents, one Gaussian.
+    :param guide: d latents, read as one Gaussian.
     :param likelihood: of one record, and which latents it is a function of.
     :param prior: what lies outside the private plate, on all d.
     :param moments: sites of records, on the latents that records see.
@@ -50,7 +51,7 @@ class EPProblem:
     :param widths: how many coordinates each of their sites has.
     """
 
-    guide: GaussianGuide
+    guide: GaussianGuide | FittedGuide
     likelihood: Likelihood
     prior: Prior
     moments: LinearMoments | SteinMoments
@@ -79,10 +80,17 @@ class EPProblem:
 
     @staticmethod
     @torch.enable_grad()
-    def of(term: RecordTerm, model: Callable, guide: Callable, moments: str) -> "EPProblem":
+    def of(
+        term: RecordTerm,
+        model: Callable,
+        guide: Callable,
+        moments: str,
+        read: Callable[..., GaussianGuide | FittedGuide] = GaussianGuide,
+    ) -> "EPProblem":
         """The records themselves are not looked at.
 
         :param term: one record's, from :func:`record_term`.
+        :param read: reads the guide as a Gaussian.
         :raises ModelError: model and guide do not fit, or not with these moments.
         """
         records = term.records
@@ -94,7 +102,7 @@ class EPProblem:
             warnings.warn(_BRANCHES, stacklevel=2)
             term = replace(term, vectorizes=False, answers=())
         with forked_rng():
-            gaussian = GaussianGuide(model, guide, records)
+            gaussian = read(model, guide, records)
             particle = draw_particle(term.loss, model, guide, records)
             dtypes = {name: u.dtype for name, u in particle.latents.items()}
             prior = model_prior(model, gaussian, records, dtypes)

@@ -33,7 +33,7 @@ from pyro_dp.utils.validation import require_count, require_flag
 FORMAT, VERSION = "pyro_dp evidence", 1
 _METHODS = "method must be 'gaussian', 'nuts', or a Pyro guide."
 _LOOK = ("point", "score", "curvature", "geometry")
-_SDS = ("score_sd", "curvature_sd")
+_NUMBERS = ("score_sd", "curvature_sd", "squared_bias")
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,7 @@ class Evidence:
                     "status": vars(part.status),
                     "looks": [
                         {name: getattr(look, name).tolist() for name in _LOOK}
-                        | {name: getattr(look, name) for name in _SDS}
+                        | {name: getattr(look, name) for name in _NUMBERS}
                         for look in part.looks
                     ],
                 }
@@ -477,7 +477,7 @@ def _from_plain(saved: Mapping[str, Any]) -> Evidence:
         looks = []
         for look in part["looks"]:
             values: Any = {n: torch.tensor(look[n], dtype=torch.float64) for n in _LOOK}
-            values |= {name: float(look[name]) for name in _SDS}
+            values |= {name: float(look.get(name, 0.0)) for name in _NUMBERS}
             found = Look(**values)
             _require_shapes(found, start)
             looks.append(found)

@@ -1,7 +1,9 @@
 """Guides that are Gaussian in unconstrained space: read as one Gaussian, and written as one."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import torch
@@ -70,16 +72,14 @@ class GaussianGuide:
         automatic = isinstance(guide, AutoGuide)
         if automatic and not isinstance(guide, _AUTOGUIDES):
             raise ModelError(f"The guide is an {type(guide).__name__}. {_SUPPORTED}")
-        sites, prior, parameters = _run(model, guide, records)
-        # An autoguide draws auxiliary Gaussians, and sets the latents to their images.
-        drawn = {n: s for n, s in sites.items() if automatic and s["infer"].get("is_auxiliary")}
-        values = {name: site for name, site in sites.items() if name not in drawn}
-        _check_names(values, prior, records.plate)
-        self._blocks = tuple(_blocks(guide, drawn or values, parameters))
+        runs = OnPlaceholders(records)
+        values, prior, parameters = runs.sites(model, guide)
+        check_names(values, prior, records.plate)
+        self._blocks = tuple(_blocks(guide, runs.auxiliary or values, parameters))
         self.latents = tuple(latents_of(values, prior, automatic=automatic))
         self.size = self.latents[-1].stop
         self._diagonal = all(block.form == "scale" for block in self._blocks)
-        self.starts_anywhere = automatic and _init_function(guide) in _DEFAULTS
+        self.starts_anywhere = automatic and starts_anywhere(guide)
 
     @torch.no_grad()
     def read(self) -> tuple[Tensor, Tensor]:
@@ -125,23 +125,24 @@ class GaussianGuide:
 
     @property
     def names(self) -> set[str]:
-        """Of its parameters."""
+        """Names of its parameters."""
         return {p.name for block in self._blocks for p in block.parameters}
 
     def is_current(self) -> bool:
-        """Whether the parameter store still holds the very parameters that were found."""
-        store = pyro.get_param_store()
-        parameters = [p for block in self._blocks for p in block.parameters]
-        return all(p.name in store and store[p.name].unconstrained() is p.leaf for p in parameters)
+        """Whether the parameter store still holds the parameters that were found."""
+        return held([p for block in self._blocks for p in block.parameters])
 
 
-def _init_function(guide: AutoGuide) -> Callable | None:
-    """The ``init_loc_fn`` of an autoguide, which wraps its model; None: it cannot be found."""
-    for each in getattr(guide.model, "args", ()):
-        if isinstance(each, InitMessenger):
-            function: Callable = each.init_fn
-            return function
-    return None
+def held(parameters: Sequence["_Parameter"]) -> bool:
+    """Whether the parameter store still holds these parameters themselves."""
+    store = pyro.get_param_store()
+    return all(p.name in store and store[p.name].unconstrained() is p.leaf for p in parameters)
+
+
+def starts_anywhere(guide: AutoGuide) -> bool:
+    """Whether an autoguide has the default ``init_loc_fn``, which wraps its model."""
+    wrappers = getattr(guide.model, "args", ())
+    return any(isinstance(w, InitMessenger) and w.init_fn in _DEFAULTS for w in wrappers)
 
 
 def _rows(factor: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,29 +254,53 @@ class _Reads(Messenger):
         ]
 
 
-def _run(model: Callable, guide: Callable, records: Records) -> tuple[Sites, Sites, list]:
-    """Sites of the guide, global latent sites of the model, and the guide's parameters."""
-    # All N rows, so that a guide with latents per record shows it; a few, where N are too many.
-    size, few = records.plate.size, FewIndices(records.plate.size, records.shown)
-    length = records.shown if records.slice_data else size
-    args, kwargs = records.arguments(records.placeholder(), length=length)
-    public = guarded("Running guide and model on placeholder data", public=True)
-    with forked_rng(), few.shown(), public:
-        with _Reads() as by_guide:
-            trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        with _Reads() as by_model:
-            replayed = poutine.trace(poutine.replay(model, trace=trace)).get_trace(*args, **kwargs)
-    for parameter in by_model.learnt():
-        raise ModelError(
-            f"The model learns parameter {parameter.name!r}, but DPSEP learns no parameters: make "
-            "it a latent (pyro.sample), or fix it at a constant."
-        )
-    found = {n: s for n, s in random_sites(replayed).items() if not s["is_observed"]}
-    prior = {name: site for name, site in found.items() if not records.plate.holds(site)}
-    return random_sites(trace), prior, by_guide.learnt()
+class OnPlaceholders:
+    """Runs of model and guide that see no record.
+
+    :ivar arguments: args and kwargs, with placeholders for the records.
+    :ivar auxiliary: the Gaussians that an autoguide draws before it sets the latents to their
+        images.
+    """
+
+    def __init__(self, records: Records):
+        # All N rows show whether a guide has latents per record. If N is large, a few rows do.
+        size = records.plate.size
+        self._plate, self._few = records.plate, FewIndices(size, records.shown)
+        length = records.shown if records.slice_data else size
+        self.arguments = records.arguments(records.placeholder(), length=length)
+        self.auxiliary: Sites = {}
+
+    @contextmanager
+    def public(self) -> Iterator[None]:
+        """Within: user code may run on these arguments."""
+        doing = "Running guide and model on placeholder data"
+        with self._few.shown(), guarded(doing, public=True):
+            yield
+
+    def sites(self, model: Callable, guide: Callable) -> tuple[Sites, Sites, list["_Parameter"]]:
+        """Sites of the guide, global latent sites of the model, and the guide's parameters."""
+        args, kwargs = self.arguments
+        with forked_rng(), self.public():
+            with _Reads() as by_guide:
+                trace = poutine.trace(guide).get_trace(*args, **kwargs)
+            with _Reads() as by_model:
+                replay = poutine.replay(model, trace=trace)
+                replayed = poutine.trace(replay).get_trace(*args, **kwargs)
+        for parameter in by_model.learnt():
+            raise ModelError(
+                f"The model learns parameter {parameter.name!r}, but DPSEP learns no parameters: "
+                "make it a latent (pyro.sample), or fix it at a constant."
+            )
+        found = {n: s for n, s in random_sites(replayed).items() if not s["is_observed"]}
+        prior = {name: site for name, site in found.items() if not self._plate.holds(site)}
+        drawn = random_sites(trace)
+        if isinstance(guide, AutoGuide):
+            self.auxiliary = {n: s for n, s in drawn.items() if s["infer"].get("is_auxiliary")}
+        values = {name: site for name, site in drawn.items() if name not in self.auxiliary}
+        return values, prior, by_guide.learnt()
 
 
-def _check_names(values: Sites, prior: Sites, plate: PrivatePlate) -> None:
+def check_names(values: Sites, prior: Sites, plate: PrivatePlate) -> None:
     """Model and guide have the same latents, all of them outside the private plate."""
     for name, site in values.items():
         if plate.holds(site):
@@ -298,18 +323,16 @@ def _blocks(guide: Callable, sites: Sites, parameters: list[_Parameter]) -> Iter
     taken: set[int] = set()
     pair = next((pair for kind, pair in _PAIRS.items() if isinstance(guide, kind)), None)
     for name, site in sites.items():
-        fn = site["fn"]
-        while isinstance(fn, Independent):
-            fn = fn.base_dist
+        fn = base(site["fn"])
         if not (pair or isinstance(fn, (Normal, MultivariateNormal))):
             raise ModelError(f"Site {name!r} of the guide is a {type(fn).__name__}. {_SUPPORTED}")
-        location, scales = _find(fn.loc, parameters), []
+        location, scales = find(fn.loc, parameters), []
         if pair:
             form, *attributes = pair
             leaves = [getattr(guide, attribute) for attribute in attributes]
             scales = [p for leaf in leaves for p in parameters if p.leaf is leaf]
         for given in _FORMS.keys() & vars(fn).keys():
-            if scale := _find(vars(fn)[given], parameters):
+            if scale := find(vars(fn)[given], parameters):
                 form, scales = given, [scale]
         if not (location and scales):
             raise ModelError(
@@ -331,7 +354,14 @@ def _blocks(guide: Callable, sites: Sites, parameters: list[_Parameter]) -> Iter
         start, taken = block.stop, taken | own
 
 
-def _find(tensor: Tensor, parameters: list[_Parameter]) -> _Parameter | None:
+def base(fn: Any) -> Any:
+    """A distribution without its independent dimensions."""
+    while isinstance(fn, Independent):
+        fn = fn.base_dist
+    return fn
+
+
+def find(tensor: Tensor, parameters: list[_Parameter]) -> _Parameter | None:
     """The parameter that a tensor is: the same memory, not only the same value."""
     matching = (p for p in parameters if p.value.is_set_to(tensor))
     return next((p for p in matching if p.leaf.shape == tensor.shape), None)

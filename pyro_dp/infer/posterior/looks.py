@@ -3,9 +3,11 @@
 A look at a point m has the score g of the log likelihood there and its curvature L. Both have noise
 of public size. If L were exact and constant, g + L m would be one number plus noise wherever the
 look was made. The likelihood is not quadratic far from the posterior. So a look is weighted by its
-noise and by its distance. The curvature's noise enters the score as noise times distance.
+noise, by its bias, and by its distance. The curvature's noise enters the score as noise times
+distance.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +30,8 @@ class Look:
         covariance score_sd^2 M.
     :param curvature_sd: sd of the noise in a diagonal element of the curvature there. Off the
         diagonal, the sd is smaller by a factor of sqrt(2).
+    :param bound: C, the bound that the records' parts were clipped to.
+    :param squared_bias: squared bias of a coordinate of the score there, by clipping.
     """
 
     point: Tensor
@@ -36,11 +40,18 @@ class Look:
     geometry: Tensor
     score_sd: float
     curvature_sd: float
+    bound: float = math.inf
+    squared_bias: float = 0.0
 
     @property
     def score_noise(self) -> Tensor:
         """Covariance of the noise in the score, (d, d)."""
         return self.score_sd**2 * self.geometry
+
+    @property
+    def score_error(self) -> Tensor:
+        """The score's noise and squared bias, (d, d)."""
+        return (self.score_sd**2 + self.squared_bias) * self.geometry
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +158,7 @@ def with_last(
     whole = back @ (vectors * values) @ vectors.mT @ back
     curvature, inverse = powers(whole, (1, -1))  # rounding may exceed a tiny curvature
     noises = [look.score_noise for look in looks]
-    costs = torch.stack([(inverse * noise).sum() for noise in noises])
+    costs = torch.stack([(inverse * look.score_error).sum() for look in looks])
     distances = squared_distances(looks, last.point, curvature, size)
     weights = 1 / (costs + bend**2 * size * distances**2).clamp(min=1e-9 / size)
     weights = weights / weights.sum()

@@ -59,7 +59,7 @@ class Posterior(Summary, MultivariateNormal):
     (('height',), 'ok')
     >>> lower, upper = posterior.quantiles([0.025, 0.975])["height"]
     >>> print(f"{lower:.2f} to {upper:.2f}")
-    1.69 to 1.70
+    1.69 to 1.71
     >>> sorted(posterior.draws(100))
     ['height']
     """
