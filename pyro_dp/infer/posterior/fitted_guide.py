@@ -28,6 +28,7 @@ _DRAWS = 100
 _SCALE = 0.1  # that of an autoguide's start
 _FEWEST = 10  # draws that the guide is fitted to
 _FAR, _STEPS = 60, 300  # steps of L-BFGS, and of Adam
+_ROUNDS, _SMALL = 10, 1e-3  # of L-BFGS; it ends if the log density rises by less
 _STEP_SIZE, _FALLS = 0.05, 0.005  # Adam's; the step size falls to this fraction
 _NOT_FITTED = "An {kind} is fitted by gradient steps alone."
 
@@ -122,8 +123,8 @@ class FittedGuide:
     def _maximise(self, draws: list[dict[str, Tensor]]) -> None:
         """Maximise the guide's log density at the draws over its parameters.
 
-        L-BFGS goes far in few steps, but may leave the finite numbers. Adam goes on from its best
-        values.
+        L-BFGS goes far in few steps, but may leave the finite numbers. It starts again from its
+        best values until they are as good as before, and Adam goes on from there.
         """
         points = {parameter.name for parameter in self._points.values()}
         leaves = [p.leaf for p in self._parameters if p.name not in points]
@@ -139,9 +140,14 @@ class FittedGuide:
             loss.backward()
             return loss
 
-        torch.optim.LBFGS(leaves, max_iter=_FAR, line_search_fn="strong_wolfe").step(closure)
-        for leaf, value in zip(leaves, best, strict=True):
-            leaf.data = value
+        before = math.inf
+        for _ in range(_ROUNDS):
+            torch.optim.LBFGS(leaves, max_iter=_FAR, line_search_fn="strong_wolfe").step(closure)
+            for leaf, value in zip(leaves, best, strict=True):
+                leaf.data = value.clone()
+            if not least < before - _SMALL:
+                break
+            before = least
         adam = torch.optim.Adam(leaves, lr=_STEP_SIZE, betas=(0.9, 0.95))
         falling = torch.optim.lr_scheduler.ExponentialLR(adam, _FALLS ** (1 / _STEPS))
         for _ in range(_STEPS):
