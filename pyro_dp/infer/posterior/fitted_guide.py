@@ -28,7 +28,7 @@ _DRAWS = 100
 _SCALE = 0.1  # that of an autoguide's start
 _FEWEST = 10  # draws that the guide is fitted to
 _FAR, _STEPS = 60, 300  # steps of L-BFGS, and of Adam
-_ROUNDS, _SMALL = 10, 1e-3  # of L-BFGS; it ends if the log density rises by less
+_ROUNDS, _SMALL = 10, 1e-3  # L-BFGS ends if the log density rises by less
 _STEP_SIZE, _FALLS = 0.05, 0.005  # Adam's; the step size falls to this fraction
 _NOT_FITTED = "An {kind} is fitted by gradient steps alone."
 
