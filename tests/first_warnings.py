@@ -150,7 +150,7 @@ def too_little_budget():
 
 @run(
     "Regressions from a frame",
-    ClippingWarning,
+    ConvergenceWarning,
     level="check",
     do="Ask whether a few people are far above all others. Declare the outcome's bound lower, by "
     'what the study means by many, or take `family="negative_binomial"`. A second fit is a '
