@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from scipy import optimize
+import scipy
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, brief
@@ -136,7 +136,7 @@ def least_noise(cost: Callable[[float], float], budget: float) -> float | None:
         if low == _LEAST:
             return math.exp(_LEAST)
         low, high, factor = max(_LEAST, low - factor), low, 1.5 * factor
-    root = optimize.brentq(excess, low, high, xtol=1e-5, rtol=1e-7)
+    root = scipy.optimize.brentq(excess, low, high, xtol=1e-5, rtol=1e-7)
     while cost(math.exp(root)) > budget:
         root += 2e-5
     return math.exp(root)

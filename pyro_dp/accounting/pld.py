@@ -21,9 +21,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import fft, signal
-from scipy.special import ndtr, ndtri_exp
 
 Floats = NDArray[np.float64]
 
@@ -95,7 +94,9 @@ def masses_between(step: DominatingPair, x: Floats) -> tuple[Floats, Floats]:
 
     def normal(mean: float) -> Floats:
         z = (edges - mean) / step.noise
-        masses: Floats = np.where(z[:-1] > 0.0, -np.diff(ndtr(-z)), np.diff(ndtr(z)))
+        masses: Floats = np.where(
+            z[:-1] > 0.0, -np.diff(scipy.special.ndtr(-z)), np.diff(scipy.special.ndtr(z))
+        )
         return masses
 
     centre, q = normal(0.0), step.rate
@@ -138,7 +139,7 @@ def connect_dots(step: DominatingPair, losses: Floats, x: Floats) -> Distributio
 
 def _range(step: DominatingPair, tail: float) -> Floats:
     """The outcomes between which all but ``exp(tail)`` of P and Q lies, on either side."""
-    reach = -float(ndtri_exp(tail)) * step.noise
+    reach = -float(scipy.special.ndtri_exp(tail)) * step.noise
     left = {"fixed": 0.5, "replace": -1.0 - reach}.get(step.kind, -reach)
     return np.array([left, 1.0 + reach])
 
@@ -186,6 +187,7 @@ def log_moments(side: Side) -> tuple[Floats, float]:
 
 _LARGEST = 1 << 21  # grid points: about 0.5 GiB at the peak
 _NEGLIGIBLE = math.log(1e-7)  # of delta, for what is cut off and put at infinity
+_BLOCK = 30.0  # nats: powers of e that lose no digits
 
 
 class Curve(NamedTuple):
@@ -258,24 +260,23 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
             break
         gap = 1.01 * (high - low) / _LARGEST
     first = math.floor(low / gap)
-    size = fft.next_fast_len(math.ceil(high / gap) - first + 1, real=True)
+    size = scipy.fft.next_fast_len(math.ceil(high / gap) - first + 1, real=True)
     spectrum, offset, log_scale, log_finite = 1.0, 0, 0.0, 0.0
     for grid, count in zip(grids, counts, strict=True):
         scale = float(_cumulant(grid, np.array(rate)))
         with np.errstate(divide="ignore"):
             tilted = np.exp(np.log(grid.probs) + rate * grid.losses - scale)
         wrapped = np.bincount(np.arange(len(tilted)) % size, tilted, minlength=size)
-        spectrum = spectrum * fft.rfft(wrapped) ** count
+        spectrum = spectrum * scipy.fft.rfft(wrapped) ** count
         offset += round(grid.losses[0] / gap) * count
         log_scale += scale * count
         log_finite += count * math.log1p(-grid.infinity)
     # The FFT is circular: what lay outside the window is added inside, which is pessimistic. What
     # lay above is also counted at infinity; what lay below matters to no epsilon in the window.
-    tilted = np.maximum(np.roll(fft.irfft(spectrum, size), offset - first), 0.0)
+    tilted = np.maximum(np.roll(scipy.fft.irfft(spectrum, size), offset - first), 0.0)
     probs = tilted * np.exp(-np.minimum(rate * gap * np.arange(size), 700.0))  # never underflows
     above = np.cumsum(probs[::-1])
-    # hockey_i = e^-gap hockey_(i+1) + (1 - e^-gap) above_(i+1): no differences of like numbers
-    hockey = signal.lfilter([0.0, -math.expm1(-gap)], [1.0, -math.exp(-gap)], above)
+    hockey = _hockey_sticks(above, gap)
     return Curve(
         gap=gap,
         low=first,
@@ -285,6 +286,25 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
         infinity=math.exp(log_cut) - math.expm1(log_finite),
         finest=gap > wanted,
     )
+
+
+def _hockey_sticks(above: Floats, gap: float) -> Floats:
+    """delta at each loss of the grid, from the highest to the lowest.
+
+    hockey_i = e^-gap hockey_(i-1) + (1 - e^-gap) above_(i-1), with hockey_0 = 0. All terms are
+    positive, so no like numbers are subtracted. In a block, hockey_i e^(i gap) is a cumulative sum.
+
+    :param above: P's mass above each loss, in the same order.
+    """
+    hockey, last = np.zeros_like(above), 0.0
+    size = max(1, min(len(above), int(_BLOCK / gap)))
+    growth = np.exp(gap * np.arange(1, size + 1))
+    for start in range(1, len(above), size):
+        added = -math.expm1(-gap) * above[start - 1 : start - 1 + size][: len(above) - start]
+        factor = growth[: len(added)]
+        hockey[start : start + len(added)] = (last + np.cumsum(added * factor)) / factor
+        last = hockey[start + len(added) - 1]
+    return hockey
 
 
 def _grid(step: DominatingPair, low: float, high: float, gap: float) -> Distribution:

@@ -4,8 +4,7 @@ import functools
 import math
 
 import numpy as np
-from scipy import optimize
-from scipy.special import erfcx, log_ndtr, ndtr
+import scipy
 
 from pyro_dp.accounting.pld import DominatingPair, masses_between, outcomes_at
 
@@ -19,8 +18,8 @@ def gaussian_delta(mu: float, eps: float) -> float:
         return 0.0
     a, b = eps / mu - mu / 2.0, eps / mu + mu / 2.0
     if a < -5.0:
-        return float(ndtr(-a) - math.exp(min(0.0, eps + log_ndtr(-b))))
-    mills = erfcx(a / math.sqrt(2.0)) - erfcx(b / math.sqrt(2.0))
+        return float(scipy.special.ndtr(-a) - math.exp(min(0.0, eps + scipy.special.log_ndtr(-b))))
+    mills = scipy.special.erfcx(a / math.sqrt(2.0)) - scipy.special.erfcx(b / math.sqrt(2.0))
     return float(0.5 * math.exp(-0.5 * a * a) * mills)
 
 
@@ -30,7 +29,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     high = mu * mu / 2.0 + mu * math.sqrt(2.0 * math.log(1.0 / delta))
     if not math.isfinite(high):
         return math.inf
-    root: float = optimize.brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, high, rtol=1e-14)
+    root: float = scipy.optimize.brentq(
+        lambda e: gaussian_delta(mu, e) - delta, 0.0, high, rtol=1e-14
+    )
     return min(high, root * (1.0 + 1e-12) + 4e-12)  # at or above the root, whatever brentq left
 
 
@@ -60,5 +61,7 @@ def step_epsilon(step: DominatingPair, delta: float) -> float:
     high = 1.0
     while step_delta(step, high) > delta:
         high *= 2.0
-    root: float = optimize.brentq(lambda e: step_delta(step, e) - delta, 0.0, high, rtol=1e-12)
+    root: float = scipy.optimize.brentq(
+        lambda e: step_delta(step, e) - delta, 0.0, high, rtol=1e-12
+    )
     return root * (1.0 + 1e-9) + 1e-11

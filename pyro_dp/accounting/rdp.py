@@ -4,7 +4,7 @@ import functools
 import math
 
 import numpy as np
-from scipy.special import logsumexp
+import scipy
 
 from pyro_dp.accounting.pld import DominatingPair, Floats, Side, losses_at
 from pyro_dp.utils.validation import LARGEST
@@ -78,7 +78,7 @@ def replacement_divergence(step: DominatingPair, order: float) -> float:
     centre = -0.5 * (x / s) ** 2 - math.log(s * math.sqrt(2.0 * math.pi))
     upper = np.logaddexp(math.log1p(-step.rate), math.log(step.rate) + (x - 0.5) / s**2)
     integrand = centre + upper + (order - 1.0) * losses_at(step, x)
-    return max(0.0, float(logsumexp(integrand) + math.log(spacing))) / (order - 1.0)
+    return max(0.0, float(scipy.special.logsumexp(integrand) + math.log(spacing))) / (order - 1.0)
 
 
 def autodp_moments(steps: Side) -> tuple[Floats, Floats]:

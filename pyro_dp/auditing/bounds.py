@@ -10,9 +10,8 @@ Both bounds turn that around. They hold for any attack; a weak one makes them sm
 """
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy.special import betaincinv, expit, logit
-from scipy.stats import binom
 
 Counts = int | np.ndarray
 _RATE_SHARE = 0.05  # of the error probability: spent on how often a guess is made
@@ -29,8 +28,10 @@ def rate_interval(hits: ArrayLike, trials: ArrayLike, error: float) -> np.ndarra
     hits, trials = np.broadcast_arrays(np.asarray(hits, float), np.asarray(trials, float))
     low, high = np.zeros(hits.shape), np.ones(hits.shape)
     some, missed = hits > 0, hits < trials
-    low[some] = betaincinv(hits[some], trials[some] - hits[some] + 1, error)
-    high[missed] = betaincinv(hits[missed] + 1, trials[missed] - hits[missed], 1 - error)
+    low[some] = scipy.special.betaincinv(hits[some], trials[some] - hits[some] + 1, error)
+    high[missed] = scipy.special.betaincinv(
+        hits[missed] + 1, trials[missed] - hits[missed], 1 - error
+    )
     return np.stack([low, high])
 
 
@@ -109,11 +110,11 @@ def canaries_error(
     :param delta: in [0, 1).
     :returns: the right-hand side, which may exceed 1.
     """
-    q = expit(epsilon)
+    q = scipy.special.expit(epsilon)
     left = np.arange(guesses)
-    top = binom.pmf(np.minimum(np.floor((left + 1) * q), left), left, q)
+    top = scipy.stats.binom.pmf(np.minimum(np.floor((left + 1) * q), left), left, q)
     excess = canaries * delta * (1.0 - q) * float(top.mean())
-    return float(binom.sf(correct - 1, guesses, q)) + excess
+    return float(scipy.stats.binom.sf(correct - 1, guesses, q)) + excess
 
 
 def canaries_bound(
@@ -141,7 +142,7 @@ def canaries_bound(
     def rejected(epsilon: float) -> bool:
         return canaries_error(canaries, guesses, correct, epsilon, delta) <= error
 
-    high = float(logit(accuracy))  # where the binomial term alone is the whole error
+    high = float(scipy.special.logit(accuracy))  # where the binomial term alone is the whole error
     grid = np.linspace(0.0, high, _STEPS)
     low = max((float(epsilon) for epsilon in grid if rejected(epsilon)), default=0.0)
     high = min(high, low + high / (_STEPS - 1))

@@ -5,14 +5,14 @@ block of its own with bound 1 it costs a share of the release. What is read from
 post-processing.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 import torch
-from scipy.optimize import isotonic_regression
-from scipy.stats import norm as normal
 from torch import Tensor
 
 from pyro_dp.mechanism.contributions import Contributions, Kept, Measured
@@ -119,9 +119,10 @@ class Norms:
         :param tail: whether to go on with the peak's tail where it gets lost in the noise: for a
             bound that costs bias by what is beyond it.
         """
-        bells = size * _BELLS
+        shares, medians, log_prior = _bells()
+        bells = size * shares
         residual = ((counts - bells) ** 2).sum(axis=1) / max(sd, 1e-9 * size) ** 2
-        log_prior = _LOG_PRIOR - (((_MEDIANS - math.log(typical)) / spread) ** 2) / 2
+        log_prior = log_prior - (((medians - math.log(typical)) / spread) ** 2) / 2
         score = log_prior - residual / 2
         weights = np.exp(score - score.max())
         fitted = weights @ bells / weights.sum()
@@ -157,12 +158,13 @@ class Norms:
         return mean
 
 
+@functools.cache
 def _bells() -> tuple[Floats, Floats, Floats]:
     """Each bell's share of each bin, (n, SIZE), with and without a power tail; the medians of their
     log norms, (n,), and the log prior of their tails, (n,).
     """
     places, widths = (each.ravel() for each in np.meshgrid(EDGES[1:-1], _WIDTHS))
-    cumulative = normal.cdf((EDGES - places[:, None]) / widths[:, None])
+    cumulative = scipy.special.ndtr((EDGES - places[:, None]) / widths[:, None])
     cumulative[:, 0], cumulative[:, -1] = 0.0, 1.0
     plain = np.diff(cumulative, axis=1)
     bells = np.concatenate([plain, *(_with_tail(plain, heavy) for heavy in _HEAVY)])
@@ -179,16 +181,13 @@ def _with_tail(bells: Floats, heavy: float) -> Floats:
     return mean
 
 
-_BELLS, _MEDIANS, _LOG_PRIOR = _bells()
-
-
 def single_peak(counts: Floats) -> Floats:
     """The closest counts, in squared distance, that rise to a peak and fall after it."""
     tops = np.argsort(np.convolve(counts, np.ones(3), "same"))[-6:]
     found = []
     for top in tops:
-        rising = isotonic_regression(counts[: top + 1]).x
-        falling = isotonic_regression(counts[top:], increasing=False).x
+        rising = scipy.optimize.isotonic_regression(counts[: top + 1]).x
+        falling = scipy.optimize.isotonic_regression(counts[top:], increasing=False).x
         joined = np.concatenate([rising[:-1], [max(rising[-1], falling[0])], falling[1:]])
         found.append(np.maximum(joined, 0.0))
     return min(found, key=lambda each: float(((each - counts) ** 2).sum()))

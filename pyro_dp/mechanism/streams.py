@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args, overload
 
 import numpy as np
+import scipy
 import torch
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import DTypeLike, NDArray
-from scipy.special import ndtri
 from torch import Tensor
 
 from pyro_dp.mechanism.system_random import Stream, SystemGenerator
@@ -136,7 +136,7 @@ class LocalStream:
 
     def normal(self, indices: NDArray[Any], draw: int, size: int) -> NDArray[np.float64]:
         """Standard normal; otherwise as :meth:`uniform`."""
-        normals: NDArray[np.float64] = ndtri(self.uniform(indices, draw, size))
+        normals: NDArray[np.float64] = scipy.special.ndtri(self.uniform(indices, draw, size))
         return normals
 
     def drawn(self, kind: str, indices: Tensor, draw: int, size: int) -> Tensor:

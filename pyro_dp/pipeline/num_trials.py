@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize
+import scipy
 
 from pyro_dp.accounting.pld import RATES
 from pyro_dp.accounting.rdp import renyi_delta
@@ -98,7 +98,7 @@ class TruncatedNegativeBinomial(Trials):
     @functools.cached_property
     def gamma(self) -> float:
         """The parameter in (0, 1) that has this mean (Papernot & Steinke 2022, Definition 1)."""
-        root = optimize.brentq(lambda x: math.log(self._mean(x) / self.mean), 1e-300, 700.0)
+        root = scipy.optimize.brentq(lambda x: math.log(self._mean(x) / self.mean), 1e-300, 700.0)
         return math.exp(-root)
 
     def probabilities(self) -> tuple[int, float]:

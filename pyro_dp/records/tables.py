@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyro.distributions as dist
+import scipy
 import torch
 from pyro.distributions import Distribution
-from scipy import special
 from torch import Tensor
 from torch.distributions import Independent
 
@@ -138,16 +138,16 @@ def _student_quantiles(student: Any, at: Tensor) -> Tensor:
     root = student.scale_tril if hasattr(student, "scale_tril") else student.scale.unsqueeze(-1)
     df = student.df.unsqueeze(-1) if hasattr(student, "scale_tril") else student.df
     scale = root.square().sum(dim=-1).sqrt()
-    return student.loc + _from_scipy(special.stdtrit, df, at) * scale
+    return student.loc + _from_scipy(scipy.special.stdtrit, df, at) * scale
 
 
 def _gamma_quantiles(gamma: Any, at: Tensor) -> Tensor:
-    return _from_scipy(special.gammaincinv, gamma.concentration, at) / gamma.rate
+    return _from_scipy(scipy.special.gammaincinv, gamma.concentration, at) / gamma.rate
 
 
 def _dirichlet_quantiles(dirichlet: Any, at: Tensor) -> Tensor:
     own = dirichlet.concentration
-    return _from_scipy(special.betaincinv, own, own.sum(dim=-1, keepdim=True) - own, at)
+    return _from_scipy(scipy.special.betaincinv, own, own.sum(dim=-1, keepdim=True) - own, at)
 
 
 def _from_scipy(function: Callable, *given: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.signal import lfilter
 from scipy.stats import norm
 
 from pyro_dp.accounting import pld
@@ -23,6 +24,14 @@ def densities(kind):
     swapped = (1 - RATE) * zero + RATE * minus
     pair = {"add": (zero, mixed), "replace": (mixed, swapped)}.get(kind, (mixed, zero))
     return *pair, x[1] - x[0]
+
+
+@pytest.mark.parametrize("gap", [1e-3, 0.3, 50.0])
+def test_hockey_sticks_follow_their_recursion(gap):
+    rng = np.random.default_rng(0)
+    above = np.cumsum(rng.exponential(size=100_000) * 10.0 ** rng.uniform(-300.0, 0.0, 100_000))
+    expected = lfilter([0.0, -math.expm1(-gap)], [1.0, -math.exp(-gap)], above)
+    np.testing.assert_allclose(pld._hockey_sticks(above, gap), expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)

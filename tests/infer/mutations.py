@@ -1081,7 +1081,7 @@ MUTATIONS = [
         "the bound of gradients: places that are merely possible make a tail",
         "read",
         "fitted = bell\n",
-        "fitted = weights.ravel() @ _BELLS\n",
+        "fitted = weights.ravel() @ bells\n",
         "test_gradient_regression.py",
     ),
     Mutation(

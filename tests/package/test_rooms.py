@@ -1,6 +1,8 @@
 """The rooms of the package: who may use whom. It reads all imports, also those within functions."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,11 @@ def test_a_wrong_arrow_is_found(module, source, said):
     modules = sources()
     modules[module] = modules.get(module, "") + "\n" + source
     assert any(said in each for each in wrong(modules))
+
+
+def test_import_is_light():
+    """Libraries that take long to import wait until they are used."""
+    heavy = "scipy.special scipy.stats scipy.optimize scipy.signal pandas matplotlib autodp"
+    code = f"import sys, pyro_dp; print([m for m in {heavy.split()} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -6,8 +6,8 @@ Jöreskog 1967, Psychometrika 32, 443-482.
 """
 
 import numpy as np
+import scipy
 import torch
-from scipy import optimize
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -43,8 +43,8 @@ def low_rank(covariance: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
     start = (1.0 - held / (2 * size)) * given_others  # Jöreskog's
     lowest = (_LEAST * given_others).log()
-    bounds = optimize.Bounds(lowest.numpy(), np.zeros(size))
-    found = optimize.minimize(
+    bounds = scipy.optimize.Bounds(lowest.numpy(), np.zeros(size))
+    found = scipy.optimize.minimize(
         divergence,
         start.log().numpy(),
         jac=True,

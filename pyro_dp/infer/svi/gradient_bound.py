@@ -3,11 +3,12 @@
 All of it is post-processing of :class:`~pyro_dp.mechanism.norm_histogram.Bins`.
 """
 
+import functools
 import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm as normal
+import scipy
 
 from pyro_dp.mechanism.norm_histogram import EDGES, MIDDLES, SIZE, Norms
 
@@ -15,6 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 _LEFT = (0.3, 0.6, 1.2, 2.0)  # widths of bells, in nats
 _RIGHT = (0.15, 0.25, 0.4, 0.65, 1.0)
+_SHAPE = (len(_LEFT), SIZE - 1, len(_RIGHT))
 _USUAL_RIGHT = 0.35  # a bell twice as wide to the right is exp(-3/2) as likely before a look
 _ALIGNED = 1 / 8  # square of how far parts cut off point to one side
 _REFUTED = 5.0  # standard deviations of what a bell leaves
@@ -66,14 +68,16 @@ def read(counts: Floats, sd: float, size: int, typical: float, spread: float) ->
     :param spread: standard deviation of its logarithm.
     """
     shares, sd = counts / size, max(sd / size, 1e-9)
-    residual = (_SQUARES - 2 * (_BELLS @ shares) + shares @ shares) / sd**2
-    log_prior = -(((_PLACES - math.log(typical)) / spread) ** 2 + (_RIGHTS / _USUAL_RIGHT) ** 2) / 2
+    places, rights, bells = _bells()
+    squares = np.square(bells).sum(axis=1)
+    residual = (squares - 2 * (bells @ shares) + shares @ shares) / sd**2
+    log_prior = -(((places - math.log(typical)) / spread) ** 2 + (rights / _USUAL_RIGHT) ** 2) / 2
     score = log_prior - residual / 2
     weights = np.exp(score - score.max()).reshape(_SHAPE)
     weights = weights / weights.sum()
     # All at the mean place: a mean over places would be a tail.
     place = np.abs(EDGES[1:-1] - weights.sum(axis=(0, 2)) @ EDGES[1:-1]).argmin()
-    bell = np.tensordot(weights.sum(axis=1), _BELLS.reshape(*_SHAPE, SIZE)[:, place], 2)
+    bell = np.tensordot(weights.sum(axis=1), bells.reshape(*_SHAPE, SIZE)[:, place], 2)
     fitted = bell
     if residual[score.argmax()] > SIZE + _REFUTED * math.sqrt(2 * SIZE):
         seen = _seen(shares, sd)
@@ -98,17 +102,13 @@ def _seen(shares: Floats, sd: float) -> Floats:
     return seen
 
 
+@functools.cache
 def _bells() -> tuple[Floats, Floats, Floats]:
     """Where bells may stand and how wide they are to the right, (n,); their shares of the bins."""
     grid = np.meshgrid(EDGES[1:-1], _LEFT, _RIGHT)
     places, left, right = (each.reshape(-1, 1) for each in grid)
-    below = 2 * left * normal.cdf((EDGES - places) / left)
-    above = left + right * (2 * normal.cdf((EDGES - places) / right) - 1)
+    below = 2 * left * scipy.special.ndtr((EDGES - places) / left)
+    above = left + right * (2 * scipy.special.ndtr((EDGES - places) / right) - 1)
     cumulative = np.where(places > EDGES, below, above) / (left + right)
     cumulative[:, 0], cumulative[:, -1] = 0.0, 1.0
     return places.ravel(), right.ravel(), np.diff(cumulative, axis=1)
-
-
-_PLACES, _RIGHTS, _BELLS = _bells()
-_SQUARES = np.square(_BELLS).sum(axis=1)
-_SHAPE = (len(_LEFT), SIZE - 1, len(_RIGHT))
