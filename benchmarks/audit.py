@@ -1,6 +1,6 @@
 """Audits of the package, and of the package with faults planted in it.
 
-Logistic regression; the canary's feature is one that no other record has. Seven parts, each a table
+Logistic regression; the canary's feature is one that no other record has. Eight parts, each a table
 in results/audit.json:
 
 * ``steps``: one full-batch step of DPSVI at several claimed epsilons, 10,000 trials.
@@ -12,6 +12,8 @@ in results/audit.json:
   records, and scores by the exact likelihood ratio: no attack is better.
 * ``extremes``: the same with Poisson counts, and a canary that is counted as extreme.
 * ``curve``: one full-batch step of DPSVI at a claimed epsilon of 4, 50,000 trials, five times.
+* ``noise``: a Gaussian mechanism whose noise is a part of the claimed one: how many of 20 audits of
+  10,000 trials find it, and 200 audits of the true claim; one run with 1,000 canaries.
 * ``faults``: planted by replacing functions of the package: bounds and claims.
 
     python benchmarks/audit.py --parts looks extremes --share 1.0
@@ -49,6 +51,7 @@ from pyro_dp import (
     PrivacyAccountant,
     SubsampledGaussian,
     audit,
+    audit_one_run,
 )
 from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.mechanism import clipping, iterative
@@ -537,6 +540,50 @@ def faults(share: float) -> list[dict]:
     return rows
 
 
+def noise(share: float) -> list[dict]:
+    """Sums with noise of their own; nothing of the package but the audit."""
+    rows = []
+    for epsilon in EPSILONS:
+        event = full_batch(epsilon)
+        for part, audits in ((1.0, 200), (0.9, 20), (0.8, 20)):
+            results = [_noisy(event, part, int(share * 10_000), seed) for seed in range(audits)]
+            rows.append(found("10,000 runs", epsilon, part, results))
+        for confidence in (0.999, 0.95):
+            results = [_canaries(event, confidence, seed) for seed in range(20)]
+            rows.append(found(f"one run, {confidence:g}", epsilon, 1.0, results))
+    return rows
+
+
+def _noisy(event: SubsampledGaussian, part: float, trials: int, seed: int) -> AuditResult:
+    draw, sigma = np.random.default_rng(seed), part * event.noise_multiplier
+    return audit(
+        lambda x: x[0] + sigma * draw.standard_normal(), [np.zeros(1)], [1.0], num_trials=trials,
+        score=float, claim=claims(event), seed=seed, progress=False,
+    )  # fmt: skip
+
+
+def _canaries(event: SubsampledGaussian, confidence: float, seed: int) -> AuditResult:
+    draw = np.random.default_rng(seed)
+    return audit_one_run(
+        lambda x: x.sum(0) + event.noise_multiplier * draw.standard_normal(len(x)),
+        [np.zeros((1000, 1000))], [np.eye(1000)], lambda sums: sums, confidence=confidence,
+        claim=claims(event), seed=seed,
+    )  # fmt: skip
+
+
+def found(name: str, epsilon: float, part: float, results: list[AuditResult]) -> dict:
+    return {
+        "audit": name,
+        "claimed": epsilon,
+        "noise": part,
+        "audits": len(results),
+        "contradicted": sum(each.contradicts_claim for each in results),
+        "bound": float(np.median([each.bound for each in results])),
+        "point": float(np.median([each.point_bound for each in results])),
+        "allowed": float(np.median([each.curve.noise_share for each in results])),
+    }
+
+
 PARTS = {
     "steps": steps,
     "runs": runs,
@@ -544,6 +591,7 @@ PARTS = {
     "looks": looks,
     "extremes": extremes,
     "curve": curve,
+    "noise": noise,
     "faults": faults,
 }
 
@@ -567,6 +615,16 @@ def table(results: dict) -> str:
         lines.append(f"| {inference} | {claimed} | {', '.join(bounds)} |")
     lines += ["", "One step at a claimed epsilon of 4, 50,000 trials, five times: "]
     lines[-1] += ", ".join(f"{row['bound']:.2f}" for row in results["curve"]) + "."
+    head = "audit | claimed epsilon | noise | audits | contradicted | bound | at delta | allowed"
+    lines[-1:] = [lines[-1], "", f"| {head} |", "| --- " * 8 + "|"]
+    for row in results["noise"]:
+        cells = [row["audit"], f"{row['claimed']:g}", f"{row['noise']:g}", f"{row['audits']}"]
+        cells += [
+            f"{row['contradicted']}",
+            *(f"{row[n]:.2f}" for n in ("bound", "point", "allowed")),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines.append("")
     below = sum(row["points_below"] for row in results["curve"])
     above = sum(row["points_above"] for row in results["curve"])
     points = sum(row["points"] for row in results["curve"])

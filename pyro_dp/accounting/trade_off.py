@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -37,6 +38,45 @@ class PrivacyCurve(Protocol):
     def get_delta(self, epsilon: float) -> float: ...
 
 
+@dataclass(frozen=True, eq=False)
+class TradeOff:
+    """A trade-off curve, the largest of straight lines and of their mirror images.
+
+    :param growth: e^epsilon of each line, (K,).
+    :param kept: 1 - delta of each line, (K,).
+    """
+
+    growth: NDArray[np.float64]
+    kept: NDArray[np.float64]
+
+    @staticmethod
+    def of(accountant: PrivacyCurve) -> "TradeOff":
+        """At or below the ledger's curve, as :func:`trade_off` says."""
+        # A release that has a delta of its own leaves no epsilon at a smaller one.
+        deltas = (_LEAST_DELTA, accountant.delta, 1e-3, 0.1)
+        last = next((e for e in map(accountant.get_epsilon, deltas) if e < math.inf), None)
+        if last is None:
+            return TradeOff(np.ones(1), np.zeros(1))
+        epsilons = np.linspace(0.0, min(last, _LARGEST), _SUPPORTS)
+        kept = [1.0 - accountant.get_delta(epsilon) for epsilon in epsilons]
+        return TradeOff(np.exp(epsilons), np.array(kept))
+
+    @property
+    def advantage(self) -> float:
+        """The most by which power exceeds the false-positive rate: the total variation.
+
+        The curve is its own mirror image, so both error rates are equal there.
+        """
+        return 1.0 - 2.0 * float(np.max(self.kept / (1.0 + self.growth)))
+
+    def __call__(self, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The least false-negative rate at these false-positive rates, in [0, 1]."""
+        alpha = alpha[..., None]
+        lines = np.maximum(self.kept - self.growth * alpha, (self.kept - alpha) / self.growth)
+        least: NDArray[np.float64] = np.maximum(lines.max(axis=-1), 0.0)
+        return least
+
+
 def trade_off(accountant: PrivacyCurve, alpha: ArrayLike) -> NDArray[np.float64]:
     """The least false-negative rate that an attacker can have who wrongly accuses at a rate alpha.
 
@@ -65,17 +105,7 @@ def trade_off(accountant: PrivacyCurve, alpha: ArrayLike) -> NDArray[np.float64]
         raise ConfigurationError("alpha must be numbers in [0, 1].") from None
     if not np.all((alpha >= 0.0) & (alpha <= 1.0)):
         raise ConfigurationError("alpha must be numbers in [0, 1].")
-    # A release that has a delta of its own leaves no epsilon at a smaller one.
-    deltas = (_LEAST_DELTA, accountant.delta, 1e-3, 0.1)
-    last = next((e for e in map(accountant.get_epsilon, deltas) if e < math.inf), None)
-    if last is None:
-        return np.zeros_like(alpha)
-    curve = np.zeros_like(alpha)
-    for epsilon in np.linspace(0.0, min(last, _LARGEST), _SUPPORTS):
-        kept = 1.0 - accountant.get_delta(epsilon)
-        curve = np.maximum(curve, kept - np.exp(epsilon) * alpha)
-        curve = np.maximum(curve, np.exp(-epsilon) * (kept - alpha))
-    return curve
+    return TradeOff.of(accountant)(alpha)
 
 
 def best_power(accountant: PrivacyCurve) -> str:

@@ -7,11 +7,16 @@ than those of randomised response, which is right with probability
     q = e^epsilon / (1 + e^epsilon).
 
 Both bounds turn that around. They hold for any attack; a weak one makes them small.
+
+A claimed trade-off curve says more than one point of it. :func:`least_advantage` and
+:func:`canaries_contradict` test a whole curve, and find noise that is a little too small.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 import scipy
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 Counts = int | np.ndarray
 _RATE_SHARE = 0.05  # of the error probability: spent on how often a guess is made
@@ -61,6 +66,23 @@ def runs_bound(
     :returns: bounds on epsilon in nats, >= 0.
     """
     return np.log(np.maximum(odds_limit(trials, guesses, correct, delta, confidence), 1.0))
+
+
+def least_advantage(trials: int, correct: int, error: float) -> float:
+    """A lower limit on the total variation of runs with and without the canary.
+
+    *Why it holds.* The rule says "with" on a set A of outcomes, fixed before, and "without" on all
+    others. With the coin fair, a guess is right with probability (1 + P(A) - Q(A)) / 2. The number
+    of correct guesses is binomial, so Clopper & Pearson's limit applies. A mechanism of trade-off
+    curve f has P(A) - Q(A) <= max over x of 1 - x - f(x), which is its delta at epsilon = 0. So a
+    limit above that contradicts f. Of all points of a Gaussian's curve this one is the
+    easiest to test: half of all runs inform each error rate.
+
+    :param trials: coins, each guessed.
+    :param correct: guesses that were right.
+    :param error: probability that the limit is too high, at most.
+    """
+    return 2.0 * float(rate_interval(correct, trials, error)[0]) - 1.0
 
 
 def odds_limit(
@@ -150,3 +172,54 @@ def canaries_bound(
         middle = (low + high) / 2.0
         low, high = (middle, high) if rejected(middle) else (low, middle)
     return low if rejected(low) else 0.0
+
+
+def canaries_contradict(
+    curve: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    canaries: int,
+    guesses: int,
+    correct: int,
+    error: float,
+) -> bool:
+    """Whether so many correct guesses in one run refute a trade-off curve.
+
+    Let p_u be the probability of u correct guesses out of r about m fair coins, and P_v that of v
+    or more. The run has the curve f with respect to each canary, in both directions. Let g(x) =
+    f(1 - x) be the least false-positive rate of an attack of power x. Then, for each v ::
+
+        g(sum over u >= v of u p_u / m) <= sum over u >= v - 1 of (r - u) p_u / m
+
+    This is the inequality of Mahloujifar, Melis & Chaudhuri 2024 ("Auditing f-differential privacy
+    in one run", arXiv 2410.22235) for coins, here with a proof and a recursion of its own.
+
+    *Proof.* Fix all coins but the i-th. The outcomes with a right guess about it and v or more
+    right guesses are a set of attacks "with" and one of attacks "without". If the coin is turned,
+    the same outcomes have a wrong guess about it, and v - 1 or more right ones. So g of the first
+    probability is at most the second. g is convex, so this holds for the means over coins and i.
+
+    *Recursion.* Let S_v be the sum of P_u over u >= v. The first sum is ((v - 1) P_v + S_v) / m,
+    the second ((r - v + 1) P_(v-1) - S_v) / m. Hence P_(v-1) is at least ::
+
+        max(P_v, (S_v + m g(((v - 1) P_v + S_v) / m)) / (r - v + 1))
+
+    which rises with P_v and S_v. If the observed number c had P_c > error, lower limits of all P_v
+    follow from P_c = S_c = error, down to v = 0. One above 1 is impossible. So the probability of c
+    or more is then at most ``error``.
+
+    :param curve: f, convex, falling and its own inverse.
+    :param canaries: m.
+    :param guesses: r, fixed before the run.
+    :param correct: c.
+    :param error: in (0, 1).
+    """
+    tail = total = error
+    for v in range(correct, 0, -1):
+        power = ((v - 1) * tail + total) / canaries
+        if power > 1.0:
+            return True
+        wrong = canaries * float(curve(np.array(1.0 - power)))
+        tail = max(tail, (total + wrong) / (guesses - v + 1))
+        if tail > 1.0:
+            return True
+        total += tail
+    return False

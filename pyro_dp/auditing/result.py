@@ -1,12 +1,24 @@
 """What an audit found: the bound, the counts behind it, and the curve to draw."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyro_dp.auditing.scaled_noise import CurveTest
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+_REPEATED_RUNS = (
+    "Clopper-Pearson limits on how often a guess is made and how often it is right",
+    "Clopper-Pearson limit on how often a guess is right, against the claimed curve",
+)
+_ONE_RUN = (
+    "Steinke, Nasr & Jagielski 2023, Theorem 5.2, with another term for delta",
+    "Mahloujifar, Melis & Chaudhuri 2024, against the claimed curve",
+)
 
 
 @dataclass(frozen=True)
@@ -32,8 +44,8 @@ class ErrorRates:
 @dataclass(frozen=True)
 class AuditResult:
     """
-    :param bound: epsilon in nats is above this, with the stated confidence, at this delta. It says
-        what an attack could show, not what is true: zero means that this attack found nothing.
+    :param point_bound: epsilon in nats is above this, by the guesses that fit this delta best. It
+        says what an attack could show, not what is true: zero means that it found nothing.
     :param delta: at which the bound is stated.
     :param confidence: the probability with which such an audit gives a true bound, at least.
     :param method: "repeated runs" or "one run".
@@ -44,6 +56,7 @@ class AuditResult:
     :param claimed_epsilon: what the accountant claims at this delta; None without one.
     :param claimed_curve: (2, P): false-positive rates and the least false-negative rates that the
         accountant's ledger allows; None without one.
+    :param curve: the test of that curve; None without one.
 
     >>> import warnings
     >>> import numpy as np
@@ -61,7 +74,7 @@ class AuditResult:
     (True, True)
     """
 
-    bound: float
+    point_bound: float
     delta: float
     confidence: float
     method: str
@@ -71,28 +84,47 @@ class AuditResult:
     rates: ErrorRates
     claimed_epsilon: float | None = None
     claimed_curve: np.ndarray | None = None
+    curve: CurveTest | None = None
+
+    @property
+    def bound(self) -> float:
+        """Epsilon in nats is above this, with the stated confidence: the larger of both bounds."""
+        return max(self.point_bound, self.curve.epsilon if self.curve else 0.0)
 
     @property
     def contradicts_claim(self) -> bool:
-        """Whether the bound is above the claimed epsilon; False without a claim."""
-        return self.claimed_epsilon is not None and self.bound > self.claimed_epsilon
+        """Whether one of the tests refutes the claim; False without one."""
+        if self.claimed_epsilon is None or self.curve is None:
+            return False
+        return self.point_bound > self.claimed_epsilon or self.curve.noise_share < 1.0
 
     @property
     def how(self) -> str:
         """How the bound was computed, in a sentence."""
-        counts = f"{self.correct} of {self.guesses} guesses about {self.coins} coins were right"
-        if self.method == "one run":
-            setting = "One run, each canary included by a fair coin"
-            source = "Steinke, Nasr & Jagielski 2023, Theorem 5.2, with another term for delta"
-        else:
+        setting = "One run, each canary included by a fair coin"
+        point, curve = _ONE_RUN
+        if self.method != "one run":
             setting = "Independent runs, with or without the canary by a fair coin, thresholds "
             setting += "chosen on other runs"
-            source = "Clopper-Pearson limits on how often a guess is made and how often it is right"
+            point, curve = _REPEATED_RUNS
+        correct, guesses, source = self.correct, self.guesses, point
+        if self.curve and self.curve.epsilon > self.point_bound:
+            correct, guesses, source = self.curve.correct, self.curve.guesses, curve
+        counts = f"{correct} of {guesses} guesses about {self.coins} coins were right"
         excluded = f"epsilon below {self.bound:.4g}" if self.bound else "no epsilon"
+        allowed = f" {self._allowed}" if self.curve else ""
         return (
             f"{setting}: {counts}, which excludes {excluded} at delta={self.delta:g} with "
-            f"{self.confidence:.6g} confidence ({source})."
+            f"{self.confidence:.6g} confidence ({source}).{allowed}"
         )
+
+    @property
+    def _allowed(self) -> str:
+        """Which noise the test of the curve leaves possible, in a sentence."""
+        assert self.curve is not None
+        if self.curve.noise_share == math.inf:
+            return "They allow any noise."
+        return f"They allow noise of up to {self.curve.noise_share:.3g} times the claimed one."
 
     def __str__(self) -> str:
         claim = "" if self.claimed_epsilon is None else f", claimed {self.claimed_epsilon:.4g}"
@@ -110,9 +142,13 @@ class AuditResult:
             _, axes = plt.subplots()
         alpha = np.linspace(0.0, 1.0, 201)
         axes.plot(alpha, 1.0 - alpha, color="0.6", linestyle=":", label="guessing")
-        growth, kept = np.exp(self.bound), 1.0 - self.delta
+        growth, kept = np.exp(self.point_bound), 1.0 - self.delta
         excluded = np.maximum(0.0, np.maximum(kept - growth * alpha, (kept - alpha) / growth))
-        axes.plot(alpha, excluded, color="#D55E00", label=f"epsilon = {self.bound:.2f} (bound)")
+        label = f"epsilon = {self.point_bound:.2f} (bound at this delta)"
+        axes.plot(alpha, excluded, color="#D55E00", label=label)
+        if self.curve is not None and self.curve.noise_share < math.inf:
+            label = f"{self.curve.noise_share:.2f} x the claimed noise (bound of the curve)"
+            axes.plot(*self.curve.allowed, color="#E69F00", label=label)
         if self.claimed_curve is not None:
             axes.plot(*self.claimed_curve, color="#0072B2", label="least errors claimed")
         rates = self.rates

@@ -28,6 +28,13 @@ def chosen_thresholds(
     return float(low[best]), float(high[best])
 
 
+def middle_threshold(scores: np.ndarray, included: np.ndarray) -> float:
+    """Guesses "with" above it, and "without" up to it, are right most often on these scores."""
+    with_, without = np.sort(scores[included]), np.sort(scores[~included])
+    right = np.searchsorted(without, scores, "right") - np.searchsorted(with_, scores, "right")
+    return float(np.median(scores[right == right.max()]))
+
+
 def count_guesses(
     scores: np.ndarray, included: np.ndarray, low: ArrayLike, high: ArrayLike
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,48 @@ from mutate import Mutation
 
 MUTATIONS = [
     Mutation(
+        "audit: both tests get the whole error probability",
+        "_error_of_each",
+        "(1.0 if claim is None else 2.0)",
+        "1.0",
+        "test_audit.py",
+    ),
+    Mutation(
+        "audit: the threshold of the curve is chosen on the runs that are counted",
+        "audit",
+        "middle_threshold(held_out, chosen)",
+        "middle_threshold(tested, coins)",
+        "test_audit.py",
+    ),
+    Mutation(
+        "audit: the advantage without a limit of confidence",
+        "least_advantage",
+        "float(rate_interval(correct, trials, error)[0])",
+        "correct / trials",
+        "test_bounds.py",
+    ),
+    Mutation(
+        "audit: canaries whose tails do not add up",
+        "canaries_contradict",
+        "        total += tail\n",
+        "        total = 2.0 * total + tail\n",
+        "test_bounds.py",
+    ),
+    Mutation(
+        "audit: the power of canaries is overstated",
+        "canaries_contradict",
+        "power = ((v - 1) * tail + total) / canaries",
+        "power = (v * tail + total) / canaries",
+        "test_bounds.py",
+    ),
+    Mutation(
+        "audit: the noise of samples is not scaled",
+        "with_noise",
+        "noise_multiplier=share * event.noise_multiplier",
+        "noise_multiplier=share**2 * event.noise_multiplier",
+        "test_audit.py",
+    ),
+    Mutation(
         "not private: said at each run of an audit",
         "audit",
         "                values.append(read(make_run(*worlds[int(each)])))\n",
@@ -21,8 +63,8 @@ MUTATIONS = [
     Mutation(
         "audit: thresholds from the runs that are counted",
         "audit",
-        "low, high = chosen_thresholds(held_out, chosen, delta, confidence)",
-        "low, high = chosen_thresholds(tested, coins, delta, confidence)",
+        "low, high = chosen_thresholds(held_out, chosen, delta, 1.0 - error)",
+        "low, high = chosen_thresholds(tested, coins, delta, 1.0 - error)",
         "test_audit.py",
     ),
     Mutation(

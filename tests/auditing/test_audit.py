@@ -13,7 +13,10 @@ import torch
 from scipy.special import ndtr, ndtri
 from scipy.stats import binomtest
 
-from pyro_dp import PrivacyAccountant, SubsampledGaussian, audit, audit_one_run
+from pyro_dp import ApproximateDP, PrivacyAccountant, SubsampledGaussian, audit, audit_one_run
+from pyro_dp.accounting.trade_off import TradeOff
+from pyro_dp.auditing.bounds import least_advantage, runs_bound
+from pyro_dp.auditing.scaled_noise import with_noise
 from pyro_dp.utils.errors import ConfigurationError
 
 # Made-up data.
@@ -175,9 +178,13 @@ class TestRates:
     def test_words(self):
         mechanism, claim = gaussian(0.5)
         result = run(mechanism, claim=claim)
+        assert f"{result.curve.correct} of {result.curve.guesses} guesses" in result.how
+        assert f"{result.curve.noise_share:.3g} times the claimed" in result.how
+        result = run(mechanism)
         assert f"{result.correct} of {result.guesses} guesses" in result.how
         assert f"epsilon below {result.bound:.4g}" in result.how
         assert "no epsilon" in run(lambda x, y: 0.0).how
+        result = run(mechanism, claim=claim)
         assert f"{result.bound:.4g}" in str(result) and "claimed" in str(result)
         assert "claimed" not in str(run(mechanism))
 
@@ -193,6 +200,88 @@ class TestRates:
         labels = axes.get_legend_handles_labels()[1]
         assert "least errors claimed" in labels and "attack" in labels
         assert result.plot(axes) is axes
+
+
+class TestCurve:
+    """The claimed trade-off curve: mechanisms whose noise is a little too small."""
+
+    @pytest.mark.parametrize(
+        ("share", "found"), [(1.0, range(1)), (0.9, range(3, 21)), (0.8, range(16, 21))]
+    )
+    def test_noise_that_is_too_small(self, share, found):
+        """Twenty audits at epsilon = 4. The chances to find it are .0005, .5 and 1 - 1e-7."""
+        sigma = PrivacyAccountant(4.0).noise_multiplier(num_steps=1, sampling="full")
+        claim, results = gaussian(sigma)[1], []
+        for seed in range(20):
+            mechanism, _ = gaussian(share * sigma, seed)
+            results.append(
+                run(mechanism, num_trials=10_000, score=lambda v: v[0], claim=claim, seed=seed)
+            )
+        assert sum(each.contradicts_claim for each in results) in found
+        if share == 1.0:
+            assert np.median([each.bound for each in results]) > 3.16
+            shares = [each.curve.noise_share for each in results]
+            assert 1.0 < min(shares) and max(shares) < 1.3
+
+    def test_share_is_the_mechanism_with_that_noise(self):
+        assert with_noise(gaussian(1.0)[1], 0.5).get_epsilon() == gaussian(0.5)[1].get_epsilon()
+
+    def test_both_tests_share_the_error(self):
+        mechanism, claim = gaussian(1.0)
+        result = run(mechanism, claim=claim, confidence=0.9)
+        curve = result.curve
+        point = runs_bound(600, result.guesses, result.correct, 1e-5, 0.95)
+        assert result.point_bound == pytest.approx(point)
+        advantage = TradeOff.of(with_noise(claim, curve.noise_share)).advantage
+        assert advantage == pytest.approx(least_advantage(600, curve.correct, 0.05), rel=1e-2)
+
+    def test_luck(self):
+        """A release without the canary shows an advantage in one of twenty audits, by chance."""
+        rng, claim = np.random.default_rng(0), gaussian(1.0)[1]
+        results = (
+            run(lambda x, y: rng.random(), num_trials=100, confidence=0.9, claim=claim, seed=seed)
+            for seed in range(400)
+        )
+        found = sum(each.curve.noise_share < math.inf for each in results)
+        assert found <= 400 * (0.05 + 6 * math.sqrt(0.05 / 400))
+
+    def test_samples(self):
+        """With a rate of .5 the total variation halves, and the share of the noise is found."""
+        rng, claim = np.random.default_rng(0), PrivacyAccountant()
+        claim.record(SubsampledGaussian(0.5, 0.5))
+
+        def mechanism(x, y):
+            return (rng.random() < 0.5) * x[0, 0] + 0.5 * rng.standard_normal()
+
+        result = run(mechanism, num_trials=20_000, claim=claim, score=float)
+        assert result.curve.correct == pytest.approx(0.671 * 16_000, abs=6 * 60)
+        assert 1.0 < result.curve.noise_share < 1.3
+
+    def test_a_ledger_without_noise_to_scale(self):
+        claim = PrivacyAccountant()
+        claim.record(ApproximateDP(0.1, 0.0, "a count"))
+        result = run(lambda x, y: x.sum(), claim=claim)
+        assert result.curve.noise_share == 0.0 and result.contradicts_claim
+        assert run(lambda x, y: 0.0, claim=claim).curve.noise_share == math.inf
+
+    def test_one_run(self):
+        """A thousand canaries at a confidence of .95: a half of epsilon."""
+        sigma = PrivacyAccountant(4.0).noise_multiplier(num_steps=1, sampling="full")
+        rng, claim = np.random.default_rng(0), gaussian(sigma)[1]
+        bounds = []
+        for seed in range(10):
+            result = audit_one_run(
+                lambda x: x.sum(0) + sigma * rng.standard_normal(1000),
+                [np.zeros((1000, 1000))],
+                [np.eye(1000)],
+                lambda sums: sums,
+                confidence=0.95,
+                claim=claim,
+                seed=seed,
+            )
+            assert result.curve.noise_share > 1.0 and result.point_bound < result.bound
+            bounds.append(result.bound)
+        assert np.median(bounds) > 1.7
 
 
 class TestOneRun:

@@ -11,9 +11,17 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
+from scipy.special import ndtr, ndtri
 from scipy.stats import binom, binomtest
 
-from pyro_dp.auditing.bounds import canaries_bound, canaries_error, rate_interval, runs_bound
+from pyro_dp.auditing.bounds import (
+    canaries_bound,
+    canaries_contradict,
+    canaries_error,
+    least_advantage,
+    rate_interval,
+    runs_bound,
+)
 
 
 def accuracy(epsilon):
@@ -160,3 +168,46 @@ class TestCanaries:
         assert canaries_bound(100, 40, 20, 0.0, 0.999) == 0.0
         assert canaries_bound(100, 40, 40, 0.01, 0.999) == 0.0
         assert canaries_bound(1, 1, 1, 0.0, 0.999) == 0.0
+
+
+def gaussian_curve(mu):
+    return lambda alpha: ndtr(ndtri(1 - alpha) - mu)
+
+
+class TestCurve:
+    AUDITS = 20_000
+
+    def test_advantage_is_wrong_as_often_as_stated(self):
+        """Clopper and Pearson's limit is exact: it is wrong nearly as often as it may be."""
+        right = np.random.default_rng(0).binomial(2000, ndtr(0.5), size=self.AUDITS)
+        limits = np.array([least_advantage(2000, count, 0.1) for count in np.unique(right)])
+        wrong = np.isin(right, np.unique(right)[limits > 2 * ndtr(0.5) - 1]).mean()
+        assert 0.07 < wrong <= allowed(0.1, self.AUDITS)
+
+    @pytest.mark.parametrize("m, mu", [(1, 1.0), (12, 0.5), (12, 2.0), (300, 1.0)])
+    def test_canaries_that_do_not_meet(self, m, mu):
+        """Guesses about sums in directions of their own are independent: their tail is exact."""
+        for correct in range(1, m + 1):
+            exact = binom.sf(correct - 1, m, ndtr(mu / 2))
+            assert not canaries_contradict(gaussian_curve(mu), m, m, correct, 0.999 * exact)
+
+    @pytest.mark.parametrize("epsilon", [0.5, 2.0])
+    def test_randomised_response(self, epsilon):
+        def curve(alpha):
+            growth = math.exp(epsilon)
+            return np.maximum(0.0, np.maximum(1 - growth * alpha, (1 - alpha) / growth))
+
+        for correct in range(1, 41):
+            exact = binom.sf(correct - 1, 40, accuracy(epsilon))
+            assert not canaries_contradict(curve, 40, 40, correct, 0.999 * exact)
+            if exact < 0.1:  # it is nearly the worst case
+                assert canaries_contradict(curve, 40, 40, correct, 1.5 * exact)
+
+    def test_canaries_find_a_false_curve(self):
+        """Of 1,000 canaries at mu = 2, the 250 clearest; half of that mu is refuted."""
+        rng = np.random.default_rng(0)
+        coins = rng.integers(2, size=1000) == 1
+        order = np.argsort(2.0 * coins + rng.standard_normal(1000))
+        right = int((~coins[order[:125]]).sum() + coins[order[-125:]].sum())
+        assert canaries_contradict(gaussian_curve(1.0), 1000, 250, right, 0.005)
+        assert not canaries_contradict(gaussian_curve(2.0), 1000, 250, right, 0.1)
