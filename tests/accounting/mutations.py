@@ -362,7 +362,7 @@ MUTATIONS = [
     ),
     Mutation(
         "trade-off: a release with a delta of its own leaves nothing",
-        "trade_off",
+        "TradeOff.of",
         "deltas = (_LEAST_DELTA, accountant.delta, 1e-3, 0.1)",
         "deltas = (_LEAST_DELTA,)",
         "test_report.py",
@@ -398,16 +398,16 @@ MUTATIONS = [
     ),
     Mutation(
         "trade-off: one direction only",
-        "trade_off",
-        "        curve = np.maximum(curve, np.exp(-epsilon) * (kept - alpha))\n",
-        "",
+        "TradeOff.__call__",
+        "(self.kept - alpha) / self.growth)",
+        "0.0)",
         "test_trade_off.py",
     ),
     Mutation(
         "trade-off: delta forgotten",
-        "trade_off",
-        "kept = 1.0 - accountant.get_delta(epsilon)",
-        "kept = 1.0",
+        "TradeOff.of",
+        "1.0 - accountant.get_delta(epsilon)",
+        "1.0",
         "test_trade_off.py",
     ),
     Mutation(
