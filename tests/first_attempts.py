@@ -827,13 +827,14 @@ def nothing_to_guide():
     "Guides", "AutoDelta", says=r"guide\.median\(\).*AutoMultivariateNormal\(model\)", spends=3
 )
 def posterior_of_a_point():
-    """The posterior of an AutoDelta, where records see no linear predictor of a known family."""
+    """The posterior of an AutoDelta, where records see products of latents."""
     x, y = data()
 
     def model(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
         with pyro.plate("people", len(x)) as idx:
-            pyro.sample("y", dist.Gamma(2.0, (x[idx] @ w).exp()), obs=y[idx] + 1.0)
+            pyro.sample("y", dist.Bernoulli(logits=tau * (x[idx] @ w)), obs=y[idx])
 
     svi = dpsvi(model, AutoDelta(model))
     svi.run(x, y, progress=False)

@@ -29,10 +29,15 @@ def chosen_thresholds(
 
 
 def middle_threshold(scores: np.ndarray, included: np.ndarray) -> float:
-    """Guesses "with" above it, and "without" up to it, are right most often on these scores."""
+    """Guesses "with" above it, and "without" up to it, are right most often on these scores.
+
+    Many thresholds are as good up to chance. This is the middle of those within a standard
+    deviation of the best.
+    """
     with_, without = np.sort(scores[included]), np.sort(scores[~included])
     right = np.searchsorted(without, scores, "right") - np.searchsorted(with_, scores, "right")
-    return float(np.median(scores[right == right.max()]))
+    good = scores[right >= right.max() - math.sqrt(len(scores)) / 2.0]
+    return float((good.min() + good.max()) / 2.0)
 
 
 def count_guesses(

@@ -18,7 +18,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.ep.dpsep import DPSEP, ENGINES
 from pyro_dp.infer.ep.problem import EPProblem, record_term
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL
-from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
+from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_guide
 from pyro_dp.infer.posterior.forecasted import Forecasted
@@ -43,6 +43,7 @@ from pyro_dp.utils.errors import (
 from pyro_dp.utils.user_warning import warn_user
 
 _OUTCOMES = Bernoulli, Binomial, Normal, Poisson  # looks were measured on these
+_MOST_AT_POINTS = 30  # latents of which a record's Hessian is computed
 _NOT_LINEAR = "Records do not see few linear predictors of the latents."
 _NO_EVIDENCE = (
     "This run takes gradient steps, which leave no evidence. DPSEP has it for every smooth "
@@ -109,10 +110,10 @@ class Looks(DPSEP):
         if term.answers:
             raise NoEvidence(_NOT_LINEAR)
         try:
-            problem = EPProblem.of(term, self.model, self.guide, "linear", read_guide)
+            problem = EPProblem.of(term, self.model, self.guide, "auto", read_guide)
         except ModelError as reason:
             raise NoEvidence(str(reason)) from None
-        if not _is_served(problem.moments) or len(problem.places) > LARGEST_FULL:
+        if not _is_served(problem, self._noise_multiplier != 0):
             raise NoEvidence(_NOT_LINEAR)
         problem.check()
         return problem
@@ -132,7 +133,8 @@ class DPSVI(Readable, Forecasted):
       outcomes are of this kind, also with hierarchical priors. The guide is Gaussian, an
       ``AutoDelta``, or written by hand for the global latents. Unless it is Gaussian, it is fitted
       to the posterior after the last look
-      (:class:`~pyro_dp.infer.posterior.fitted_guide.FittedGuide`). The result does not depend on
+      (:class:`~pyro_dp.infer.posterior.fitted_guide.FittedGuide`). With an ``AutoDelta`` other
+      smooth likelihoods of up to 30 latents get looks, too. The result does not depend on
       ``optim``, ``loss``, ``num_steps``, ``sample_rate`` or ``jit``. :attr:`evidence` is the
       likelihood that was found.
     * *Gradients.* Each step samples records and clips their gradients to norm C. It adds noise
@@ -479,13 +481,20 @@ def _name(guide: Callable) -> str:
     return getattr(guide, "__name__", type(guide).__name__)
 
 
-def _is_served(moments: LinearMoments | SteinMoments) -> bool:
-    """Whether records see linear predictors of outcomes of these kinds."""
-    return (
-        isinstance(moments, LinearMoments)
-        and not moments.turns
-        and all(issubclass(family.distribution, _OUTCOMES) for family in moments.families)
-    )
+def _is_served(problem: EPProblem, noisy: bool) -> bool:
+    """Whether looks serve better than gradient steps.
+
+    They do where records see linear predictors of outcomes of these kinds. Of a guide of points,
+    gradient steps find no intervals at all. So looks serve any smooth likelihood of few latents.
+    Without noise, nothing holds back their steps there.
+    """
+    moments, size = problem.moments, len(problem.places)
+    if isinstance(moments, LinearMoments):
+        if moments.turns:
+            return False
+        if all(issubclass(family.distribution, _OUTCOMES) for family in moments.families):
+            return size <= LARGEST_FULL
+    return noisy and problem.guide.has_points and size <= _MOST_AT_POINTS
 
 
 def _of_gradients(settings: Mapping[str, Any]) -> bool:

@@ -4,6 +4,27 @@ from mutate import Mutation
 
 MUTATIONS = [
     Mutation(
+        "prior: a draw that is hidden ends the batch",
+        "Prior._all_derivatives",
+        'torch.func.vmap(self._derivatives, randomness="different")',
+        "torch.func.vmap(self._derivatives)",
+        "test_fitted_guide.py",
+    ),
+    Mutation(
+        "DPSVI: a guide of points takes gradients, and has no intervals",
+        "_is_served",
+        "return noisy and problem.guide.has_points and size <= _MOST_AT_POINTS",
+        "return False",
+        "test_fitted_guide.py",
+    ),
+    Mutation(
+        "DPSVI: a guide of points takes looks without noise",
+        "_is_served",
+        "return noisy and problem.guide.has_points",
+        "return problem.guide.has_points",
+        "test_fitted_guide.py",
+    ),
+    Mutation(
         "PaperDPSEP: a bit with half its noise",
         "PrivateInference.__init__",
         "self._bit = Block(1, 0.5, SHARE)",
@@ -632,8 +653,8 @@ MUTATIONS = [
     Mutation(
         "DPSVI's method follows the records",
         "Looks._problem",
-        'EPProblem.of(term, self.model, self.guide, "linear", read_guide)',
-        "EPProblem.build(self.model, self.guide, records, 'linear', self.microbatch_size)",
+        'EPProblem.of(term, self.model, self.guide, "auto", read_guide)',
+        "EPProblem.build(self.model, self.guide, records, 'auto', self.microbatch_size)",
         "test_dpsvi.py",
     ),
     Mutation(

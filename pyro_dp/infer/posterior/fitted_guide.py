@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import pyro
 import torch
 from pyro import poutine
 from pyro.distributions import Delta
@@ -60,6 +61,7 @@ class FittedGuide:
         points = {n: find(base(s["fn"]).v, self._parameters) for n, s in deltas.items()}
         self._points = {name: point for name, point in points.items() if point}
         self._dtypes = {name: site["value"].dtype for name, site in values.items()}
+        self._vectorizes = True  # until it fails to
         self._posterior: tuple[Tensor, Tensor] | None = None  # the last one that was written
 
     def read(self) -> tuple[Tensor, Tensor]:
@@ -86,10 +88,15 @@ class FittedGuide:
         with forked_rng(), self._runs.public():
             torch.manual_seed(0)  # all ranks of a cluster find the same guide
             self._set_points(mean)
-            if len(self._points) < len(self.latents):
+            if not self.has_points:
                 self._maximise(self._draws(mean, covariance))
         away = (self._draws_of(self._guide).mean(dim=0) - mean).abs() / covariance.diagonal().sqrt()
         return away.nan_to_num(math.inf).max().item()
+
+    @property
+    def has_points(self) -> bool:
+        """Whether it is one point, as an ``AutoDelta`` is."""
+        return len(self._points) == len(self.latents)
 
     @property
     def names(self) -> set[str]:
@@ -107,20 +114,19 @@ class FittedGuide:
                 value = latent.transform(latent.part(mean))
                 point.leaf.data = point.unconstrained(value.to(point.leaf))
 
-    def _draws(self, mean: Tensor, covariance: Tensor) -> list[dict[str, Tensor]]:
-        """Draws of the posterior by site. They have exactly this mean and this covariance."""
+    def _draws(self, mean: Tensor, covariance: Tensor) -> dict[str, Tensor]:
+        """Draws of the posterior by site, (K, ...) each, with this mean and this covariance."""
         count = max(_FEWEST, 2 * self.size)
         noise = torch.randn(count, self.size, dtype=torch.float64).to(mean)
         noise = noise - noise.mean(dim=0)
         noise = noise @ torch.linalg.inv(cholesky(noise.mT @ noise / count)).mT
         flat = mean + noise @ cholesky(covariance).mT
         sites = [each for each in self.latents if each.name not in self._points]
-        return [
-            {s.name: s.transform(s.part(z)).to(self._dtypes[s.name]) for s in sites} for z in flat
-        ]
+        own = {s.name: [s.transform(s.part(z)) for z in flat] for s in sites}
+        return {name: torch.stack(each).to(self._dtypes[name]) for name, each in own.items()}
 
     @torch.enable_grad()
-    def _maximise(self, draws: list[dict[str, Tensor]]) -> None:
+    def _maximise(self, draws: dict[str, Tensor]) -> None:
         """Maximise the guide's log density at the draws over its parameters.
 
         L-BFGS goes far in few steps, but may leave the finite numbers. It starts again from its
@@ -132,7 +138,7 @@ class FittedGuide:
 
         def closure() -> Tensor:
             nonlocal least, best
-            loss = -self._log_density(draws) / len(draws)
+            loss = -self._log_densities(draws).mean()
             if loss.item() < least:
                 least, best = loss.item(), [leaf.detach().clone() for leaf in leaves]
             for leaf in leaves:
@@ -155,15 +161,24 @@ class FittedGuide:
             falling.step()
         adam.zero_grad()
 
-    def _log_density(self, draws: list[dict[str, Tensor]]) -> Tensor:
+    def _log_densities(self, draws: dict[str, Tensor]) -> Tensor:
+        """The guide's at each draw, (K,): at once, or one by one if it branches on latents."""
+        if self._vectorizes:
+            try:
+                return torch.func.vmap(self._log_density, randomness="different")(draws)
+            except (RuntimeError, ValueError, ModelError):
+                self._vectorizes = False
+        count = len(next(iter(draws.values())))
+        each = ({name: values[i] for name, values in draws.items()} for i in range(count))
+        return torch.stack([self._log_density(values) for values in each])
+
+    def _log_density(self, values: dict[str, Tensor]) -> Tensor:
         args, kwargs = self._runs.arguments
-        total = torch.zeros((), dtype=torch.float64)
-        for values in draws:
+        with pyro.validation_enabled(False):  # it looks at values, which no batch allows
             conditioned = poutine.condition(self._guide, data=values)
             trace = poutine.trace(conditioned).get_trace(*args, **kwargs)
-            trace.compute_log_prob(lambda name, site: name in draws[0])
-            total = total + sum(trace.nodes[name]["log_prob_sum"] for name in values)
-        return total
+            trace.compute_log_prob(lambda name, site: name in values)
+        return torch.stack([trace.nodes[name]["log_prob_sum"].double() for name in values]).sum()
 
     @torch.no_grad()
     def _draws_of(self, sampled: Callable) -> Tensor:

@@ -66,6 +66,7 @@ class GaussianGuide:
     latents: tuple[Latent, ...]
     size: int
     starts_anywhere: bool
+    has_points = False  # it has a width
 
     @torch.enable_grad()
     def __init__(self, model: Callable, guide: Callable, records: Records):

@@ -90,7 +90,9 @@ class Prior:
                 with warnings.catch_warnings():
                     # A simplex has an operation that is slow in batches.
                     warnings.filterwarnings("ignore", message="There is a performance drop")
-                    gradients, hessians = torch.func.vmap(self._derivatives)(points)
+                    # Draws inside the plate are hidden, and do not enter the density.
+                    batched = torch.func.vmap(self._derivatives, randomness="different")
+                    gradients, hessians = batched(points)
                 return gradients, hessians
             except (RuntimeError, ValueError, ModelError):  # the model branches on its latents
                 self._vectorizes = False
