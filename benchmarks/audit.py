@@ -12,8 +12,8 @@ in results/audit.json:
   records, and scores by the exact likelihood ratio: no attack is better.
 * ``extremes``: the same with Poisson counts, and a canary that is counted as extreme.
 * ``curve``: one full-batch step of DPSVI at a claimed epsilon of 4, 50,000 trials, five times.
-* ``noise``: a Gaussian mechanism whose noise is a part of the claimed one: how many of 20 audits of
-  10,000 trials find it, and 200 audits of the true claim; one run with 1,000 canaries.
+* ``noise``: audits of a Gaussian mechanism with less noise than it claims, and 200 audits of a true
+  claim. Each takes 10,000 trials, or one run with 1,000 canaries.
 * ``faults``: planted by replacing functions of the package: bounds and claims.
 
     python benchmarks/audit.py --parts looks extremes --share 1.0

@@ -61,12 +61,12 @@ SEEN = {
         "truth, that at epsilon 1 furthest; for the spread all are near it.",
     ),
     "gaussian_mixture": Seen(
-        "`SVI` finds both humps. The three fits by `DPSVI` end in another mode, one wide "
-        "component for both kinds, with noise and without. That is luck, in both directions: a "
-        "mixture has several optima. The tutorial chooses among a hundred starts, which looks at "
-        "the data a hundred times.",
-        "A histogram with two humps: SVI follows it; the three fits by DPSVI are a single wide "
-        "hump over both.",
+        "`SVI` and both private fits find both humps, and `posterior()` has intervals for the two "
+        "means. Without noise `DPSVI` takes gradient steps. They end in another mode, one wide "
+        "component for both kinds. A mixture has several optima. The tutorial chooses among a "
+        "hundred starts, which looks at the data a hundred times.",
+        "A histogram with two humps: SVI and the private fits follow it; the fit without noise is "
+        "a single wide hump over both.",
     ),
     "dirichlet_process": Seen(
         "This one gets only halfway to the outer clouds, without noise, too. "

@@ -70,7 +70,7 @@ class TradeOff:
         return 1.0 - 2.0 * float(np.max(self.kept / (1.0 + self.growth)))
 
     def __call__(self, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The least false-negative rate at these false-positive rates, in [0, 1]."""
+        """False-negative rates at these false-positive rates, in [0, 1]."""
         alpha = alpha[..., None]
         lines = np.maximum(self.kept - self.growth * alpha, (self.kept - alpha) / self.growth)
         least: NDArray[np.float64] = np.maximum(lines.max(axis=-1), 0.0)

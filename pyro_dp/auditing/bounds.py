@@ -73,10 +73,9 @@ def least_advantage(trials: int, correct: int, error: float) -> float:
 
     *Why it holds.* The rule says "with" on a set A of outcomes, fixed before, and "without" on all
     others. With the coin fair, a guess is right with probability (1 + P(A) - Q(A)) / 2. The number
-    of correct guesses is binomial, so Clopper & Pearson's limit applies. A mechanism of trade-off
-    curve f has P(A) - Q(A) <= max over x of 1 - x - f(x), which is its delta at epsilon = 0. So a
-    limit above that contradicts f. Of all points of a Gaussian's curve this one is the
-    easiest to test: half of all runs inform each error rate.
+    of correct guesses is binomial, so Clopper & Pearson's limit applies. A trade-off curve f allows
+    P(A) - Q(A) <= max over x of 1 - x - f(x). This is its delta at epsilon zero. A larger limit
+    contradicts the curve. The test is sharp, because half of all runs inform each error rate.
 
     :param trials: coins, each guessed.
     :param correct: guesses that were right.
@@ -184,21 +183,24 @@ def canaries_contradict(
     """Whether so many correct guesses in one run refute a trade-off curve.
 
     Let p_u be the probability of u correct guesses out of r about m fair coins, and P_v that of v
-    or more. The run has the curve f with respect to each canary, in both directions. Let g(x) =
-    f(1 - x) be the least false-positive rate of an attack of power x. Then, for each v ::
+    or more. The run has the curve f with respect to each canary, in both directions. An attack of
+    power x has at least the false-positive rate g(x) = f(1 - x). Then, for each v ::
 
         g(sum over u >= v of u p_u / m) <= sum over u >= v - 1 of (r - u) p_u / m
 
     This is the inequality of Mahloujifar, Melis & Chaudhuri 2024 ("Auditing f-differential privacy
-    in one run", arXiv 2410.22235) for coins, here with a proof and a recursion of its own.
+    in one run", arXiv 2410.22235) for coins. Proof and recursion here are our own.
 
     *Proof.* Fix all coins but the i-th. The outcomes with a right guess about it and v or more
     right guesses are a set of attacks "with" and one of attacks "without". If the coin is turned,
     the same outcomes have a wrong guess about it, and v - 1 or more right ones. So g of the first
     probability is at most the second. g is convex, so this holds for the means over coins and i.
 
-    *Recursion.* Let S_v be the sum of P_u over u >= v. The first sum is ((v - 1) P_v + S_v) / m,
-    the second ((r - v + 1) P_(v-1) - S_v) / m. Hence P_(v-1) is at least ::
+    *Recursion.* Let S_v be the sum of P_u over u >= v. Then the two sums are ::
+
+        ((v - 1) P_v + S_v) / m    and    ((r - v + 1) P_(v-1) - S_v) / m
+
+    Hence P_(v-1) is at least ::
 
         max(P_v, (S_v + m g(((v - 1) P_v + S_v) / m)) / (r - v + 1))
 

@@ -1,8 +1,10 @@
 """The claimed mechanism with more or less noise: which of these do the attacker's guesses allow?
 
-Each share s of the claimed noise makes a hypothesis: the mechanism has the trade-off curve of the
-ledger, with all Gaussian noise multiplied by s. More noise is post-processing, so curves rise with
-s. A test that rejects one share rejects all larger ones, too. The claim itself is the share 1.
+Each share s of the claimed noise makes a hypothesis. The mechanism then has the trade-off curve
+of the ledger with all its Gaussian noise multiplied by s. The claim itself is the share 1.
+
+More noise is post-processing, so curves rise with s. A test that rejects one share therefore
+rejects all larger shares.
 """
 
 import math
@@ -16,17 +18,17 @@ from pyro_dp.accounting.events import SubsampledGaussian
 from pyro_dp.accounting.trade_off import TradeOff, trade_off
 
 _WIDEST = 6.0  # powers of two: shares from 1/64 to 64 are tried
-_HALVINGS = 14  # of the range of exponents
+_HALVINGS = 14  # halvings of the range of exponents
 _ALPHA = np.concatenate([[0.0], np.geomspace(1e-5, 0.01, 31), np.linspace(0.02, 1.0, 99)])
 
 
 @dataclass(frozen=True)
 class CurveTest:
-    """What guesses about all coins, or all that one run allows, say of the claimed noise.
+    """The result of a test of the claimed curve.
 
     :param noise_share: the largest share of the claimed noise that the guesses allow. The claim is
         refuted if it is below 1. inf: they allow any noise.
-    :param epsilon: of the ledger with that share of its noise; 0 if the guesses allow any noise.
+    :param epsilon: the cost of the ledger with that share of its noise; 0 if any noise is allowed.
     :param guesses: how many were made.
     :param correct: how many were right.
     :param allowed: (2, P): the trade-off curve of that share, as in :class:`AuditResult`.
@@ -46,9 +48,7 @@ class CurveTest:
         correct: int,
         rejected: Callable[[TradeOff], bool],
     ) -> "CurveTest":
-        """
-        :param rejected: as for :func:`largest_share`.
-        """
+        """By :func:`largest_share`."""
         share = largest_share(claim, rejected)
         allowed = with_noise(claim, min(max(share, 2.0**-_WIDEST), 2.0**_WIDEST))
         epsilon = allowed.get_epsilon(delta) if delta and share < math.inf else 0.0
@@ -56,7 +56,7 @@ class CurveTest:
 
 
 def drawn_curve(claim: PrivacyAccountant) -> np.ndarray:
-    """False-positive rates, and the least false-negative rates that a ledger allows, (2, P)."""
+    """A ledger's trade-off curve: false-positive and false-negative rates, (2, P)."""
     return np.stack([_ALPHA, trade_off(claim, _ALPHA)])
 
 

@@ -43,7 +43,7 @@ from pyro_dp.utils.errors import (
 from pyro_dp.utils.user_warning import warn_user
 
 _OUTCOMES = Bernoulli, Binomial, Normal, Poisson  # looks were measured on these
-_MOST_AT_POINTS = 30  # latents of which a record's Hessian is computed
+_MOST_AT_POINTS = 30  # latents, since each record's Hessian is computed
 _NOT_LINEAR = "Records do not see few linear predictors of the latents."
 _NO_EVIDENCE = (
     "This run takes gradient steps, which leave no evidence. DPSEP has it for every smooth "
@@ -484,7 +484,7 @@ def _name(guide: Callable) -> str:
 def _is_served(problem: EPProblem, noisy: bool) -> bool:
     """Whether looks serve better than gradient steps.
 
-    They do where records see linear predictors of outcomes of these kinds. Of a guide of points,
+    They do where records see linear predictors of outcomes of these kinds. If the guide is a point,
     gradient steps find no intervals at all. So looks serve any smooth likelihood of few latents.
     Without noise, nothing holds back their steps there.
     """

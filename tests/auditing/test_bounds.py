@@ -204,7 +204,7 @@ class TestCurve:
                 assert canaries_contradict(curve, 40, 40, correct, 1.5 * exact)
 
     def test_canaries_find_a_false_curve(self):
-        """Of 1,000 canaries at mu = 2, the 250 clearest; half of that mu is refuted."""
+        """The 250 clearest of 1,000 canaries at mu = 2 refute half of that mu."""
         rng = np.random.default_rng(0)
         coins = rng.integers(2, size=1000) == 1
         order = np.argsort(2.0 * coins + rng.standard_normal(1000))

@@ -201,7 +201,7 @@ class TestMixture:
         return svi, guide, near.float().mean()
 
     def test_gets_intervals(self):
-        """Of four standard deviations: a false alarm in one of 5,000 seeds, and this is fixed."""
+        """Intervals of four standard deviations: one of 5,000 seeds would fail; it is fixed."""
         svi, guide, share = self.fit(accountant=PrivacyAccountant(2.0), generator=0)
         posterior = svi.posterior()
         assert posterior.status.is_ok
