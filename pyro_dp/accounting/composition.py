@@ -9,17 +9,20 @@ Four engines, each a valid upper bound on the cost of ``{event: count}``:
 * ``advanced``, ``basic``: composition theorems (Kairouz, Oh & Viswanath 2015, Theorem 3.5; Dwork
   et al. 2006) applied to the exact (epsilon, delta) of single steps. For teaching.
 
-What is (epsilon, delta)-DP by itself adds its epsilon and its delta in all of them (basic
-composition). A non-private look leaves no guarantee: epsilon is inf, delta is 1.
+What is (epsilon, delta)-DP by itself has a dominating pair for ``pld``, which is tight for fixed
+statements: see :mod:`pyro_dp.accounting.bounded_pairs`. The other engines add its epsilon and its
+delta (basic composition). A non-private look leaves no guarantee: epsilon is inf, delta is 1.
 """
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from pyro_dp.accounting.bounded_pairs import Response
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.pld import RATES, Curve, DominatingPair, Floats, Side, compose, log_moments
 from pyro_dp.accounting.privacy_profile import step_delta, step_epsilon
@@ -36,6 +39,7 @@ ENGINES = {  # by name, and what they compose costs by, in words
 NEIGHBORING = ("add_or_remove_one", "replace_one")
 
 _TOLERANCE = 1e-3  # relative move of the answer that ends the refinement of grids
+_LEAST_LOSS, _MOST_LOSS = 1e-9, 50.0  # of a pair: beyond the second, epsilon is added
 _LEAST = 1e-30  # delta below which only Rényi bounds are used: masses come close to underflow
 
 
@@ -85,12 +89,24 @@ def epsilon(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: s
     :returns: an epsilon (nats) such that the ledger is (epsilon, delta)-DP; inf without noise.
     :raises ConfigurationError: if an event is unknown or does not fit the relation.
     """
+    return _of_parts(_EPSILON[engine], ledger, delta, neighboring, engine)
+
+
+def _of_parts(
+    composed: Callable[[Side, float], float],
+    ledger: Mapping[Any, int],
+    delta: float,
+    neighboring: str,
+    engine: str,
+) -> float:
+    """Epsilon of a ledger, by a function for that of its pairs at what is left of delta."""
     steps, added, lost = _parts(ledger, neighboring, engine)
     if steps is None or lost > delta:
         return math.inf
-    if _taking_part(steps) <= delta - lost:
+    steps, left = _without_rare(steps, _left(delta, lost, engine))
+    if not steps:
         return added
-    return added + _EPSILON[engine](steps, delta - lost) if lost < delta else math.inf
+    return added + min(_most(steps), composed(steps, left) if left > 0.0 else math.inf)
 
 
 def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: str) -> float:
@@ -102,7 +118,7 @@ def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: s
     steps, added, lost = _parts(ledger, neighboring, engine)
     if steps is None or epsilon < added:
         return 1.0
-    if epsilon == math.inf or not steps:
+    if epsilon == math.inf or epsilon - added >= _most(steps):
         return min(1.0, lost)
     if engine == "pld":
         own = _pld_delta(steps, epsilon - added)
@@ -110,7 +126,10 @@ def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: s
         own = renyi_delta(*autodp_moments(steps), epsilon - added)
     else:
         own = _invert(lambda d: _EPSILON[engine](steps, d), epsilon - added)
-    return min(1.0, lost + min(_taking_part(steps), own))
+    rare, rest = _taking_part(steps), _bounded(steps)
+    if rare < own and epsilon - added >= _most(rest):
+        own = rare
+    return min(1.0, lost + own * (1.0 - lost if engine == "pld" else 1.0))
 
 
 def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: str) -> float:
@@ -118,12 +137,8 @@ def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, eng
 
     Arguments as for :func:`epsilon`, whose result it bounds from above.
     """
-    steps, added, lost = _parts(ledger, neighboring, engine)
-    if steps is not None and _taking_part(steps) <= delta - lost:
-        return added
-    if steps is None or lost >= delta or engine != "pld":
-        return math.inf
-    return added + max(_moments_epsilon(side, delta - lost) for side in _sides(steps))
+    composed = _bound if engine == "pld" else _no_bound
+    return _of_parts(composed, ledger, delta, neighboring, engine)
 
 
 def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[Floats, float]:
@@ -143,14 +158,37 @@ def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[Floats, float]
 
 
 def _taking_part(steps: Side) -> float:
-    """A bound of the probability that a record takes part at all: else nothing depends on it."""
-    return math.fsum(count * step.rate for step, count in steps)
+    """A bound of the probability that a record takes part in a sum: else none depends on it."""
+    return math.fsum(count * step.rate for step, count in steps if step.most == math.inf)
+
+
+def _bounded(steps: Side) -> Side:
+    return tuple(each for each in steps if each[0].most < math.inf)
+
+
+def _most(steps: Side) -> float:
+    """The largest loss of all together: basic composition."""
+    return math.fsum(count * step.most for step, count in steps)
+
+
+def _without_rare(steps: Side, left: float) -> tuple[Side, float]:
+    """Without sums in which a record hardly ever takes part, where ``left`` of delta covers it."""
+    rare = _taking_part(steps)
+    return (_bounded(steps), left - rare) if rare <= left else (steps, left)
+
+
+def _left(delta: float, lost: float, engine: str) -> float:
+    """The delta for the pairs: all of it is ``lost + (1 - lost) left`` for a mixture."""
+    return (delta - lost) / (1.0 - lost) if engine == "pld" else delta - lost
 
 
 def _parts(
     ledger: Mapping[Any, int], neighboring: str, engine: str
 ) -> tuple[Side | None, float, float]:
-    """What composes as pairs (None: no privacy), and the epsilons and deltas that are added."""
+    """What composes as pairs (None: no privacy), the epsilons that are added, and what is lost.
+
+    For ``pld`` the last is the probability of an infinite loss, 1 - prod_i (1 - delta_i).
+    """
     for event, count in ledger.items():
         if count and type(event) is NonPrivateLook:
             return None, 0.0, 0.0
@@ -158,7 +196,16 @@ def _parts(
     sums = {e: n for e, n in ledger.items() if type(e) not in (ApproximateDP, NonPrivateLook)}
     added = math.fsum(count * event.epsilon for event, count in own)
     lost = math.fsum(count * event.delta for event, count in own)
-    return _steps(sums, neighboring, merge=engine in ("pld", "rdp")), added, lost
+    steps = _steps(sums, neighboring, merge=engine in ("pld", "rdp"))
+    if engine != "pld" or steps is None:
+        return steps, added, lost
+    lost = -math.expm1(math.fsum(n * math.log1p(-event.delta) for event, n in own))
+    added = math.fsum(n * event.epsilon for event, n in own if event.epsilon > _MOST_LOSS)
+    pairs: Counter[Response] = Counter()
+    for event, n in own:
+        if n and 0.0 < event.epsilon <= _MOST_LOSS:
+            pairs[Response(max(event.epsilon, _LEAST_LOSS))] += n
+    return (*steps, *sorted(pairs.items())), added, lost
 
 
 def _steps(ledger: Mapping[Any, int], neighboring: str, merge: bool = True) -> Side | None:
@@ -194,7 +241,7 @@ def _steps(ledger: Mapping[Any, int], neighboring: str, merge: bool = True) -> S
 def _sides(steps: Side) -> list[Side]:
     """The pairs to be composed, one list per direction of the relation."""
     if any(step.kind == "remove" and step.rate < 1.0 for step, _ in steps):
-        return [steps, tuple((s._replace(kind="add"), n) for s, n in steps)]
+        return [steps, tuple((step.reverse(), n) for step, n in steps)]
     return [steps]  # symmetric
 
 
@@ -260,6 +307,14 @@ def _refine(
 def _moments_epsilon(side: Side, delta: float) -> float:
     moments, lost = log_moments(side)
     return renyi_epsilon(RATES, moments, delta - lost)
+
+
+def _bound(steps: Side, delta: float) -> float:
+    return max(_moments_epsilon(side, delta) for side in _sides(steps))
+
+
+def _no_bound(steps: Side, delta: float) -> float:
+    return math.inf
 
 
 def _rdp_epsilon(steps: Side, delta: float) -> float:

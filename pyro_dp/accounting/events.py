@@ -76,7 +76,11 @@ class SubsampledGaussian:
 class ApproximateDP:
     """A release that is (epsilon, delta)-DP by itself, such as a private selection.
 
-    The statement must hold under the accountant's own relation.
+    The statement must hold under the accountant's own relation, for every outcome of earlier
+    releases, and must have been fixed without looking at them.
+
+    Several of them cost less than the sum of their epsilons. The engine ``"pld"`` composes them
+    tightly, with each other and with runs: see :mod:`pyro_dp.accounting.bounded_pairs`.
 
     :param epsilon: in nats, >= 0.
     :param delta: in [0, 1).

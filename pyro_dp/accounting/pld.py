@@ -18,13 +18,21 @@ of few standard deviations is enough, and rounding errors are relative to delta.
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+
+class Distribution(NamedTuple):
+    """Losses (ascending), their probabilities under P, and P's mass at infinity."""
+
+    losses: Floats
+    probs: Floats
+    infinity: float
 
 
 class DominatingPair(NamedTuple):
@@ -46,16 +54,29 @@ class DominatingPair(NamedTuple):
     noise: float  # s
     rate: float  # q
 
+    @property
+    def most(self) -> float:
+        """The largest loss."""
+        return math.inf
 
-Side = tuple[tuple[DominatingPair, int], ...]  # pairs with their counts
+    def reverse(self) -> "DominatingPair":
+        """The pair of the other direction of the relation."""
+        return self._replace(kind="add")
+
+    def span(self, tail: float) -> Floats:
+        """The losses between which all but ``exp(tail)`` of P and Q lies."""
+        return losses_at(self, _range(self, tail))
+
+    def moments(self) -> tuple[Floats, float]:
+        """Upper bounds of log E_P exp(rate * loss) at :data:`RATES`, and the mass left out."""
+        return _moments(self)
+
+    def on_grid(self, least: float, most: float, gap: float) -> Distribution:
+        """On multiples of ``gap``, with a delta that is nowhere below."""
+        return _grid(self, least, most, gap)
 
 
-class Distribution(NamedTuple):
-    """Losses (ascending), their probabilities under P, and P's mass at infinity."""
-
-    losses: Floats
-    probs: Floats
-    infinity: float
+Side = tuple[tuple[Any, int], ...]  # pairs, also of ``bounded_pairs``, with their counts
 
 
 def losses_at(step: DominatingPair, x: Floats) -> Floats:
@@ -180,7 +201,7 @@ def _cumulant(grid: Distribution, rates: Floats) -> Floats:
 
 
 def log_moments(side: Side) -> tuple[Floats, float]:
-    parts = [(_moments(step), count) for step, count in side]
+    parts = [(step.moments(), count) for step, count in side]
     moments = sum((n * k for (k, _), n in parts), np.zeros_like(RATES))
     return moments, sum((n * lost for (_, lost), n in parts), 0.0)
 
@@ -242,7 +263,7 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
     counts = [count for _, count in side]
     log_cut = log_delta + _NEGLIGIBLE
     tail = log_cut - math.log(sum(counts))
-    ranges = [losses_at(step, _range(step, tail)) for step, _ in side]
+    ranges = [step.span(tail) for step, _ in side]
     # Connect-the-Dots spreads a loss over a grid cell, a variance of gap^2/6 on average; that
     # raises the log moment, hence log(delta), by rate (rate + 1) / 2 times as much per step.
     wanted = math.sqrt(12.0 * spread / (sum(counts) * rate * (rate + 1.0)))
@@ -252,7 +273,7 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
     gap = max(wanted, 2.0 * widest / _LARGEST)
     while True:
         grids = [
-            _grid(step, least, most, gap)
+            step.on_grid(least, most, gap)
             for (step, _), (least, most) in zip(side, ranges, strict=True)
         ]
         low, high = _window(grids, counts, rate, log_cut)

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import scipy
 
+from pyro_dp.accounting.bounded_pairs import Response
 from pyro_dp.accounting.pld import DominatingPair, Floats, Side, losses_at
 from pyro_dp.utils.validation import LARGEST
 
@@ -82,5 +83,11 @@ def replacement_divergence(step: DominatingPair, order: float) -> float:
 
 
 def autodp_moments(steps: Side) -> tuple[Floats, Floats]:
-    renyi = sum(count * step_divergences(step) for step, count in steps)
-    return ORDERS - 1.0, renyi * (ORDERS - 1.0)
+    """Log moments of the steps together at :data:`ORDERS` - 1."""
+    return ORDERS - 1.0, sum((n * _moments(step) for step, n in steps), np.zeros_like(ORDERS))
+
+
+def _moments(step: DominatingPair | Response) -> Floats:
+    if isinstance(step, DominatingPair):
+        return step_divergences(step) * (ORDERS - 1.0)
+    return step.log_moments(ORDERS - 1.0)

@@ -87,7 +87,8 @@ def _opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> Sec
     composed = composition.epsilon(sums, left, neighboring, "pld")
     if stated + composed > _LARGEST:
         return SecondOpinion(None, f"its exponentials overflow where epsilon is above {_LARGEST:g}")
-    gap = _gap(sums, composed, own, stated, left)
+    whole = composition.epsilon(ledger, delta, neighboring, "pld")
+    gap = _gap(sums, composed, own, whole, left)
     if gap == 0.0:
         return SecondOpinion(None, "no grid is fine enough for an epsilon of 0")
     releases: dict[_Release, int] = dict(chain(sums.items(), own.items()))
@@ -155,7 +156,7 @@ def _gap(
     sums: Mapping[SubsampledGaussian, int],
     composed: float,
     own: Mapping[ApproximateDP, int],
-    stated: float,
+    whole: float,
     left: float,
 ) -> float:
     """The grid of losses on which epsilon rises by a thousandth, about; 0 if there is none.
@@ -164,14 +165,14 @@ def _gap(
     about mu^2, if a Gaussian mechanism of that mu has the same epsilon = mu^2/2 + mu sqrt(2 log
     1/delta), about; with heavier tails the rise is less. What is stated is rounded up to the grid.
 
-    :param composed: epsilon of the sums at delta ``left``; ``stated`` is that of the others.
+    :param composed: epsilon of the sums at delta ``left``; ``whole`` is that of all releases.
     """
     root = math.sqrt(-2.0 * math.log(left))
 
     def variance(epsilon: float) -> float:
         return (2.0 * epsilon / (root + math.sqrt(root**2 + 2.0 * epsilon))) ** 2
 
-    rise = _FINENESS * (stated + composed)
+    rise = _FINENESS * whole
     gaps = [rise / n for n in own.values()]
     if sums:
         room = variance(composed + rise) - variance(composed)

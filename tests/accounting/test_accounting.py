@@ -415,8 +415,9 @@ def test_calibration_beside_a_selection():
     accountant = PrivacyAccountant(1.0)
     accountant.record(ApproximateDP(0.4, 4e-6, "selection"))
     sigma = accountant.noise_multiplier(num_steps=100, sample_rate=0.05)
-    rest = PrivacyAccountant(0.6, 6e-6)
-    assert sigma == pytest.approx(rest.noise_multiplier(num_steps=100, sample_rate=0.05), rel=1e-3)
+    rest = PrivacyAccountant(0.6, 6e-6)  # what epsilons that are added would leave
+    added = rest.noise_multiplier(num_steps=100, sample_rate=0.05)
+    assert 0.95 * added < sigma < 0.98 * added
     accountant.record(SubsampledGaussian(sigma, 0.05), 100)
     assert 0.998 < accountant.get_epsilon() <= 1.0
     before = accountant.ledger
@@ -426,7 +427,7 @@ def test_calibration_beside_a_selection():
     assert accountant.ledger == before
 
 
-@pytest.mark.parametrize("eps, delta", [(1e-3, 0.0), (1e-3, 1e-8), (1e-6, 1e-8)])
+@pytest.mark.parametrize("eps, delta", [(0.015, 0.0), (1e-3, 1e-8), (1e-6, 1e-8)])
 def test_many_selections_need_few_evaluations(evaluations, eps, delta):
     accountant = PrivacyAccountant(2.0)
     accountant.record(SubsampledGaussian(2.0, 0.01), 100)

@@ -240,7 +240,7 @@ def test_hardly_any_noise():
 GAUSSIANS = {SubsampledGaussian(1.2, 0.02): 200, SubsampledGaussian(20.0): 3}
 
 
-@pytest.mark.parametrize("engine", composition.ENGINES)
+@pytest.mark.parametrize("engine", [each for each in composition.ENGINES if each != "pld"])
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
 def test_what_is_private_by_itself_is_added(engine, relation):
     own = {ApproximateDP(0.25, 1e-6, "a"): 2, ApproximateDP(0.1, 0.0, "b"): 1}
@@ -251,9 +251,10 @@ def test_what_is_private_by_itself_is_added(engine, relation):
     rest = composition.delta(GAUSSIANS, eps - 0.6, relation, engine)
     assert composition.delta(both, eps, relation, engine) == pytest.approx(2e-6 + rest, rel=1e-9)
     assert composition.delta(both, 0.59, relation, engine) == 1.0
-    bound = composition.epsilon_bound(both, DELTA, relation, engine)
-    assert bound >= composition.epsilon(both, DELTA, relation, engine)
-    assert (bound == math.inf) == (engine != "pld")
+    assert composition.epsilon_bound(both, DELTA, relation, engine) == math.inf
+    tight = composition.epsilon(both, DELTA, relation, "pld")
+    assert tight < composition.epsilon(both, DELTA, relation, engine)
+    assert tight <= composition.epsilon_bound(both, DELTA, relation, "pld") < math.inf
 
 
 @pytest.mark.parametrize("engine", composition.ENGINES)
@@ -263,9 +264,10 @@ def test_deltas_must_leave_room(engine, cost):
         return cost(events, delta, ADD, engine)
 
     unit = 2.0**-20
-    assert of({ApproximateDP(0.5, unit, "a"): 10}, 10 * unit) == 5.0
+    at_the_edge = of({ApproximateDP(0.5, unit, "a"): 10}, 10 * unit)
+    assert at_the_edge == 5.0 if engine != "pld" else 4.9 < at_the_edge <= 5.0
     assert of({ApproximateDP(0.5, unit, "a"): 11}, 10 * unit) == math.inf
-    assert of({ApproximateDP(0.5, unit, "a"): 10} | GAUSSIANS, 10 * unit) == math.inf
+    assert of({ApproximateDP(0.5, unit, "a"): 11} | GAUSSIANS, 10 * unit) == math.inf
     assert of({ApproximateDP(0.5, 0.0, "pure"): 3}, 1e-300) == 1.5
     assert of({ApproximateDP(0.5, 0.5, "a"): 0}) == 0.0
     for rest in ({}, GAUSSIANS, {ApproximateDP(0.5, 0.0, "pure"): 1}):
@@ -280,8 +282,10 @@ def test_deltas_of_what_is_private_by_itself():
 
     assert delta({ApproximateDP(0.5, 1e-6, "a"): 3}, 1.5) == pytest.approx(3e-6)
     assert delta({ApproximateDP(0.5, 1e-6, "a"): 3}, math.inf) == pytest.approx(3e-6)
-    assert delta({ApproximateDP(0.5, 0.3, "a"): 4}, 9.0) == 1.0
-    assert delta({ApproximateDP(0.5, 0.0, "a"): 3}, 1.4) == 1.0
+    assert delta({ApproximateDP(0.5, 0.3, "a"): 4}, 9.0) == pytest.approx(1.0 - 0.7**4)
+    all_true = (1.0 + math.exp(-0.5)) ** -3  # the loss is 1.5 then, and at most 0.5 otherwise
+    exact = -math.expm1(1.4 - 1.5) * all_true
+    assert delta({ApproximateDP(0.5, 0.0, "a"): 3}, 1.4) == pytest.approx(exact, rel=2e-3)
 
 
 @pytest.mark.parametrize("engine", composition.ENGINES)
@@ -293,4 +297,5 @@ def test_who_hardly_ever_takes_part_has_nothing_to_fear(relation, engine):
     assert composition.epsilon(ledger, 0.9e-5, relation, engine) > 0.0
     assert 0.0 < composition.delta(ledger, 0.0, relation, engine) <= 1.0000001e-5
     both = ledger | {ApproximateDP(0.5, 1e-6, "other"): 1}
-    assert composition.epsilon(both, 1.2e-5, relation, engine) == 0.5
+    found = composition.epsilon(both, 1.2e-5, relation, engine)
+    assert found == 0.5 if engine != "pld" else 0.4999 < found <= 0.5

@@ -327,7 +327,8 @@ def test_ticks_are_round_numbers(end):
 def test_a_release_with_a_delta_of_its_own_leaves_a_trade_off_curve():
     accountant = ledger((ApproximateDP(0.5, 5e-6, "x"), 1))
     missed = float(trade_off(accountant, 0.05))
-    assert missed == pytest.approx(1 - 5e-6 - math.exp(0.5) * 0.05)
+    exact = 1 - 5e-6 - math.exp(0.5) * 0.05
+    assert exact * (1 - 1e-5) < missed <= exact * (1 + 1e-9)
     assert "at most 8.3% of the cases" in accountant.report()
 
 

@@ -109,7 +109,8 @@ def test_one_event_is_recorded_before_anything_runs():
     assert isinstance(event, ApproximateDP)
     assert (event.epsilon, event.delta) == (epsilon, 5e-6)
     assert event.name.startswith("private_selection among 3 settings")
-    assert accountant.get_epsilon() == epsilon
+    assert accountant.get_epsilon() <= epsilon  # a little of delta is left
+    assert accountant.get_epsilon() == pytest.approx(epsilon, rel=1e-4)
     assert accountant.get_epsilon() > PrivacyAccountant.get_epsilon(_with(ONCE))
 
 

@@ -1,0 +1,143 @@
+"""Releases that state their epsilon and delta, composed: against brute force and another library.
+
+The brute force lists all outcomes of the four-point pairs, and integrates over a Gaussian beside
+them: nothing there knows of grids or of the split into a finite and an infinite part.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.pld import common
+from dp_accounting.pld import privacy_loss_distribution as theirs
+from scipy.optimize import brentq
+from scipy.special import ndtr
+
+from pyro_dp import ApproximateDP, PrivacyAccountant, SubsampledGaussian
+from pyro_dp.accounting import composition
+from pyro_dp.accounting.bounded_pairs import Response
+from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+ADD, REPLACE = "add_or_remove_one", "replace_one"
+DELTA = 1e-5
+
+
+def stated(epsilon, delta=0.0):
+    return ApproximateDP(epsilon, delta, "x")
+
+
+def four_points(epsilon, delta):
+    """Pairs (P, Q) of the outcomes' probabilities: Kairouz, Oh & Viswanath 2015, equation 9."""
+    true, false = math.exp(epsilon) / (1 + math.exp(epsilon)), 1 / (1 + math.exp(epsilon))
+    rest = 1.0 - delta
+    return [(delta, 0.0), (rest * true, rest * false), (rest * false, rest * true), (0.0, delta)]
+
+
+def brute_delta(events, eps, mu=0.0):
+    """sup_A P(A) - e^eps Q(A) of the product, beside a Gaussian whose means are mu apart."""
+    total = 0.0
+    for outcome in itertools.product(*(four_points(*event) for event in events)):
+        p, q = math.prod(a for a, _ in outcome), math.prod(b for _, b in outcome)
+        if p == 0.0:
+            continue
+        if mu == 0.0 or q == 0.0:
+            total += max(0.0, p - math.exp(eps) * q)
+        else:
+            rest = eps - math.log(p / q)
+            above = ndtr(mu / 2 - rest / mu), ndtr(-mu / 2 - rest / mu)
+            total += p * above[0] - math.exp(eps) * q * above[1]
+    return total
+
+
+def draw(rng, kinds):
+    most = rng.choice([0.01, 0.3, 3.0])
+    deltas = rng.choice([0.0, 1e-7, 1e-6], size=kinds)
+    return [(float(most * rng.uniform(0.05, 1.0)), float(delta)) for delta in deltas]
+
+
+@pytest.mark.parametrize("case", range(100))
+def test_random_ledgers_against_all_outcomes(case):
+    """Never below what some attacker attains, and within a hundredth of it."""
+    rng = np.random.default_rng([38, case])
+    events = draw(rng, 1 + case % 3)
+    noise = float(rng.uniform(1.0, 10.0)) if case % 2 else math.inf
+    relation = (ADD, REPLACE)[case // 2 % 2]
+    mu = (1.0 if relation == ADD else 2.0) / noise
+    ledger = {stated(*event): 1 for event in events}
+    if noise < math.inf:
+        ledger[SubsampledGaussian(noise)] = 1
+    for delta in (DELTA, 1e-3):
+        found = composition.epsilon(ledger, delta, relation, "pld")
+
+        def excess(eps, delta=delta):
+            return brute_delta(events, eps, mu) - delta
+
+        exact = brentq(excess, 0.0, 100.0, xtol=1e-13) if excess(0.0) > 0.0 else 0.0
+        assert exact * (1 - 1e-9) - 1e-10 <= found <= exact * 1.01 + 1e-9
+        assert composition.epsilon_bound(ledger, delta, relation, "pld") >= found * (1 - 1e-9)
+    for eps in (0.0, 0.5 * sum(epsilon for epsilon, _ in events)):
+        exact = brute_delta(events, eps, mu)
+        found = composition.delta(ledger, eps, relation, "pld")
+        assert exact * (1 - 1e-7) <= found <= exact * 1.01 + 1e-15
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_many_of_some_kinds_beside_samples_against_dp_accounting(case):
+    rng = np.random.default_rng([39, case])
+    kinds = draw(rng, 1 + case % 3)
+    ledger = {stated(*event): int(rng.integers(1, 5)) for event in kinds}
+    ledger |= {SubsampledGaussian(float(rng.uniform(1.0, 3.0)), 0.02): int(rng.integers(50, 300))}
+    ours = composition.epsilon(ledger, 1e-4, ADD, "pld")
+    other, source = second_opinion(ledger, 1e-4, ADD)
+    assert source == "PLD"
+    assert other * (1 - TOLERANCE) <= ours <= other * (1 + TOLERANCE)
+
+
+def test_many_pure_releases_against_dp_accounting():
+    for epsilon, count in ((0.01, 1000), (0.1, 30), (1.0, 5)):
+        params = common.DifferentialPrivacyParameters(epsilon, 0.0)
+        whole = theirs.from_privacy_parameters(params, epsilon / 100).self_compose(count)
+        ours = composition.epsilon({stated(epsilon): count}, DELTA, ADD, "pld")
+        assert ours == pytest.approx(whole.get_epsilon_for_delta(DELTA), rel=3e-3)
+
+
+def test_thirty_counts_beside_a_run():
+    """A run at epsilon 1 and 30 releases at 0.1: by addition they cost 4."""
+    run = PrivacyAccountant(1.0, DELTA)
+    for events in ({"num_steps": 1}, {"num_steps": 200, "sample_rate": 0.05}):
+        event = SubsampledGaussian(run.noise_multiplier(**events), events.get("sample_rate", 1.0))
+        ledger = {event: events["num_steps"], stated(0.1): 30}
+        assert 2.3 < composition.epsilon(ledger, DELTA, ADD, "pld") <= 2.42
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+def test_it_never_costs_more_than_the_sum(relation):
+    rest = {SubsampledGaussian(1.5, 0.01): 300}
+    for epsilon, delta in ((1e-12, 0.0), (0.2, 1e-7), (3.0, 0.0), (49.0, 0.0), (60.0, 1e-6)):
+        event = stated(epsilon, delta)
+        alone = composition.epsilon(rest, DELTA - 2 * delta, relation, "pld")
+        both = composition.epsilon({event: 2} | rest, DELTA, relation, "pld")
+        assert both <= (2 * epsilon + alone) * 1.001
+        assert composition.epsilon({event: 2}, DELTA, relation, "pld") <= 2 * epsilon
+
+
+@pytest.mark.parametrize("most, gap", [(0.1, 0.03), (0.1, 0.1), (1e-6, 0.5), (40.0, 0.7)])
+def test_the_grid_keeps_both_masses(most, gap):
+    losses, probs, infinity = Response(most).on_grid(-most, most, gap)
+    assert infinity == 0.0 and np.all(probs >= 0.0)
+    assert math.fsum(probs) == pytest.approx(1.0, rel=1e-12)
+    assert math.fsum(probs * np.exp(-losses)) == pytest.approx(1.0, rel=1e-9)
+    for eps in (0.0, 0.3 * most, 0.9 * most):
+        on_grid = math.fsum(probs * np.maximum(0.0, -np.expm1(eps - losses)))
+        assert on_grid >= brute_delta([(most, 0.0)], eps) * (1 - 1e-12)
+
+
+def test_rare_sums_take_their_part_of_delta():
+    """Beside what has no noise to speak of, and in which hardly anybody takes part."""
+    rare, event = SubsampledGaussian(1e-4, 0.9e-3), stated(0.5)
+    found = composition.epsilon({rare: 1, event: 1}, 1e-3, ADD, "pld")
+    exact = brentq(lambda eps: 0.9e-3 + brute_delta([(0.5, 0.0)], eps) - 1e-3, 0.0, 0.5)
+    assert found == pytest.approx(exact, rel=1e-6)
