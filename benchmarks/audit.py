@@ -615,8 +615,9 @@ def table(results: dict) -> str:
         lines.append(f"| {inference} | {claimed} | {', '.join(bounds)} |")
     lines += ["", "One step at a claimed epsilon of 4, 50,000 trials, five times: "]
     lines[-1] += ", ".join(f"{row['bound']:.2f}" for row in results["curve"]) + "."
-    head = "audit | claimed epsilon | noise | audits | contradicted | bound | at delta | allowed"
-    lines[-1:] = [lines[-1], "", f"| {head} |", "| --- " * 8 + "|"]
+    head = "| audit | claimed epsilon | noise | audits | contradicted "
+    head += "| bound | at this delta alone | noise allowed |"
+    lines += ["", head, "| --- " * 8 + "|"]
     for row in results["noise"]:
         cells = [row["audit"], f"{row['claimed']:g}", f"{row['noise']:g}", f"{row['audits']}"]
         cells += [

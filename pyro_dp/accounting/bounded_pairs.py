@@ -1,7 +1,7 @@
 """The dominating pair of what is (epsilon, delta)-DP by itself.
 
-It has four outcomes (Kairouz, Oh & Viswanath 2015, Theorem 3.2; Murtagh & Vadhan 2016), and is a
-mixture: with probability delta the loss is infinite, and otherwise the pair is :class:`Response`.
+It has four outcomes (Kairouz, Oh & Viswanath 2015, Theorem 3.2; Murtagh & Vadhan 2016). The pair is
+a mixture. With probability delta the loss is infinite, and otherwise the pair is :class:`Response`.
 So is any product of such pairs. :mod:`pyro_dp.accounting.composition` splits the infinite part of a
 whole ledger off before anything else is composed.
 """

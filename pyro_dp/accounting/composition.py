@@ -9,9 +9,9 @@ Four engines, each a valid upper bound on the cost of ``{event: count}``:
 * ``advanced``, ``basic``: composition theorems (Kairouz, Oh & Viswanath 2015, Theorem 3.5; Dwork
   et al. 2006) applied to the exact (epsilon, delta) of single steps. For teaching.
 
-What is (epsilon, delta)-DP by itself has a dominating pair for ``pld``, which is tight for fixed
-statements: see :mod:`pyro_dp.accounting.bounded_pairs`. The other engines add its epsilon and its
-delta (basic composition). A non-private look leaves no guarantee: epsilon is inf, delta is 1.
+A release that is (epsilon, delta)-DP by itself has a dominating pair for ``pld``. It is tight for
+fixed statements (:mod:`pyro_dp.accounting.bounded_pairs`). The other engines add its epsilon and
+its delta (basic composition). A non-private look leaves no guarantee: epsilon is inf, delta is 1.
 """
 
 import functools
@@ -39,7 +39,7 @@ ENGINES = {  # by name, and what they compose costs by, in words
 NEIGHBORING = ("add_or_remove_one", "replace_one")
 
 _TOLERANCE = 1e-3  # relative move of the answer that ends the refinement of grids
-_LEAST_LOSS, _MOST_LOSS = 1e-9, 50.0  # of a pair: beyond the second, epsilon is added
+_LEAST_LOSS, _MOST_LOSS = 1e-9, 50.0  # limits of a pair; beyond the second, epsilon is added
 _LEAST = 1e-30  # delta below which only Rényi bounds are used: masses come close to underflow
 
 
@@ -185,7 +185,7 @@ def _left(delta: float, lost: float, engine: str) -> float:
 def _parts(
     ledger: Mapping[Any, int], neighboring: str, engine: str
 ) -> tuple[Side | None, float, float]:
-    """What composes as pairs (None: no privacy), the epsilons that are added, and what is lost.
+    """Pairs that compose (None: no privacy), epsilons that are added, and the probability lost.
 
     For ``pld`` the last is the probability of an infinite loss, 1 - prod_i (1 - delta_i).
     """

@@ -166,8 +166,9 @@ def audit_one_run(
     attacker says "with" of those with the highest scores and "without" of those with the lowest
     (Steinke, Nasr & Jagielski 2023, arXiv 2305.08846;
     :func:`pyro_dp.auditing.bounds.canaries_error`). With a claim, the same guesses also test its
-    whole trade-off curve (:func:`pyro_dp.auditing.bounds.canaries_contradict`), and each test gets
-    half of the error probability.
+    whole trade-off curve (:func:`pyro_dp.auditing.bounds.canaries_contradict`). Both tests reject
+    from some number of correct guesses on. So the one that rejects first decides, and each may have
+    all of the error probability.
 
     **Guarantee.** As for :func:`audit`, if the run is private for each of the first m records, and
     also if canaries disturb each other.
@@ -218,8 +219,8 @@ def audit_one_run(
         raise ConfigurationError(f"score must return one number for each of the {m} canaries.")
     order = np.argsort(scores, kind="stable")
     correct = int((~coins[order[:negative]]).sum() + coins[order[m - positive :]].sum())
-    error = _error_of_each(confidence, claim)
-    bound = canaries_bound(m, guesses, correct, delta, 1.0 - error)
+    error = 1.0 - confidence
+    bound = canaries_bound(m, guesses, correct, delta, confidence)
 
     def rejected(curve: TradeOff) -> bool:
         return canaries_contradict(curve, m, guesses, correct, error)

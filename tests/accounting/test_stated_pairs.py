@@ -1,7 +1,7 @@
 """Releases that state their epsilon and delta, composed: against brute force and another library.
 
 The brute force lists all outcomes of the four-point pairs, and integrates over a Gaussian beside
-them: nothing there knows of grids or of the split into a finite and an infinite part.
+them. It has no grid, and does not split off an infinite part.
 """
 
 import itertools
@@ -136,7 +136,7 @@ def test_the_grid_keeps_both_masses(most, gap):
 
 
 def test_rare_sums_take_their_part_of_delta():
-    """Beside what has no noise to speak of, and in which hardly anybody takes part."""
+    """Beside a sum with hardly any noise, in which hardly anybody takes part."""
     rare, event = SubsampledGaussian(1e-4, 0.9e-3), stated(0.5)
     found = composition.epsilon({rare: 1, event: 1}, 1e-3, ADD, "pld")
     exact = brentq(lambda eps: 0.9e-3 + brute_delta([(0.5, 0.0)], eps) - 1e-3, 0.0, 0.5)
