@@ -40,6 +40,7 @@ NEIGHBORING = ("add_or_remove_one", "replace_one")
 
 _TOLERANCE = 1e-3  # relative move of the answer that ends the refinement of grids
 _LEAST_LOSS, _MOST_LOSS = 1e-9, 50.0  # limits of a pair; beyond the second, epsilon is added
+_MOST_KINDS, _FINEST = 64, 1e-3  # kinds of stated losses, and the log ratio of the first grid
 _LEAST = 1e-30  # delta below which only Rényi bounds are used: masses come close to underflow
 
 
@@ -201,11 +202,26 @@ def _parts(
         return steps, added, lost
     lost = -math.expm1(math.fsum(n * math.log1p(-event.delta) for event, n in own))
     added = math.fsum(n * event.epsilon for event, n in own if event.epsilon > _MOST_LOSS)
-    pairs: Counter[Response] = Counter()
+    losses: Counter[float] = Counter()
     for event, n in own:
         if n and 0.0 < event.epsilon <= _MOST_LOSS:
-            pairs[Response(max(event.epsilon, _LEAST_LOSS))] += n
-    return (*steps, *sorted(pairs.items())), added, lost
+            losses[max(event.epsilon, _LEAST_LOSS)] += n
+    pairs = ((Response(loss), n) for loss, n in sorted(_few(losses).items()))
+    return (*steps, *pairs), added, lost
+
+
+def _few(losses: Counter[float]) -> Counter[float]:
+    """At most :data:`_MOST_KINDS` losses, none below its own: each is rounded up to a common grid.
+
+    The time of a composition grows with the number of kinds. Grids of twice the width are nested.
+    """
+    rounded, ratio = losses, _FINEST
+    while len(rounded) > _MOST_KINDS:
+        rounded = Counter()
+        for loss, n in losses.items():
+            rounded[math.exp(ratio * math.ceil(math.log(loss) / ratio) + 1e-12)] += n
+        ratio *= 2.0
+    return rounded
 
 
 def _steps(ledger: Mapping[Any, int], neighboring: str, merge: bool = True) -> Side | None:

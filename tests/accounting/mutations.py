@@ -4,6 +4,13 @@ from mutate import Mutation
 
 MUTATIONS = [
     Mutation(
+        "stated losses are rounded down to a grid",
+        "_few",
+        "math.ceil(",
+        "math.floor(",
+        "test_stated_pairs.py",
+    ),
+    Mutation(
         "half the sensitivity under replace-one",
         "interpret",
         'return DominatingPair("fixed", sigma / 2.0, rate)',

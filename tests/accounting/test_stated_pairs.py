@@ -6,6 +6,7 @@ them. It has no grid, and does not split off an infinite part.
 
 import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -141,3 +142,14 @@ def test_rare_sums_take_their_part_of_delta():
     found = composition.epsilon({rare: 1, event: 1}, 1e-3, ADD, "pld")
     exact = brentq(lambda eps: 0.9e-3 + brute_delta([(0.5, 0.0)], eps) - 1e-3, 0.0, 0.5)
     assert found == pytest.approx(exact, rel=1e-6)
+
+
+def test_many_kinds_are_rounded_up_to_few():
+    losses = Counter(np.random.default_rng(0).uniform(1e-3, 0.5, 300).tolist())
+    few = composition._few(losses)
+    assert len(few) <= composition._MOST_KINDS and few.total() == 300
+    own, rounded = np.sort([*losses.elements()]), np.sort([*few.elements()])
+    assert np.all(own <= rounded) and np.all(rounded <= 1.2 * own)
+    assert composition._few(Counter([0.1, 0.2])) == Counter([0.1, 0.2])
+    more = composition._few(losses + Counter([0.3]))  # nested grids: epsilon never falls
+    assert sum(e * n for e, n in more.items()) >= sum(e * n for e, n in few.items()) + 0.3
