@@ -1,7 +1,7 @@
 """DPSVI: variational inference with a private likelihood.
 
-If records see linear predictors, it looks as :class:`~pyro_dp.DPSEP` does. Otherwise it takes the
-gradient steps of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
+It makes the looks of :class:`~pyro_dp.DPSEP` where they serve. Elsewhere it takes the gradient
+steps of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
 """
 
 import inspect
@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
-from pyro.distributions import Bernoulli, Binomial, Normal, Poisson
 from pyro.optim import PyroOptim
 from torch import Tensor
 
@@ -42,9 +41,10 @@ from pyro_dp.utils.errors import (
 )
 from pyro_dp.utils.user_warning import warn_user
 
-_OUTCOMES = Bernoulli, Binomial, Normal, Poisson  # looks were measured on these
-_MOST_AT_POINTS = 30  # latents, since each record's Hessian is computed
-_NOT_LINEAR = "Records do not see few linear predictors of the latents."
+_MOST_CURVATURES = 20  # latents, where each record's Hessian is computed
+_BRANCHES = "Records are looked at one by one, because the model branches on their values."
+_TURNS = "Records see products of latents."
+_MANY = "There are too many latents for a matrix of curvatures."
 _NO_EVIDENCE = (
     "This run takes gradient steps, which leave no evidence. DPSEP has it for every smooth "
     "likelihood with a Gaussian guide."
@@ -62,10 +62,7 @@ class NoEvidence(ModelError):
 
 
 class Looks(DPSEP):
-    """The looks of :class:`~pyro_dp.DPSEP`, in loops that are longer than the looks.
-
-    It serves models whose records see linear predictors of the latents.
-    """
+    """The looks of :class:`~pyro_dp.DPSEP`, in loops that are longer than the looks."""
 
     _known_as = "DPSVI"
     _loops = True  # over step(), as long as run() is not called
@@ -108,13 +105,12 @@ class Looks(DPSEP):
         """:raises NoEvidence: by what is public, gradient steps serve model and guide better."""
         term = record_term(self.model, self.guide, records, self.microbatch_size)
         if term.answers:
-            raise NoEvidence(_NOT_LINEAR)
+            raise NoEvidence(_BRANCHES)
         try:
             problem = EPProblem.of(term, self.model, self.guide, "auto", read_guide)
         except ModelError as reason:
             raise NoEvidence(str(reason)) from None
-        if not _is_served(problem, self._noise_multiplier != 0):
-            raise NoEvidence(_NOT_LINEAR)
+        _require_served(problem)
         problem.check()
         return problem
 
@@ -128,13 +124,11 @@ class DPSVI(Readable, Forecasted):
 
     **Two methods.** The first step chooses by the model, on placeholders:
 
-    * *Evidence.* If records see linear predictors of the latents, a run makes some ten looks at all
-      records, as :class:`DPSEP` does. Regressions of Normal, Bernoulli, binomial and Poisson
-      outcomes are of this kind, also with hierarchical priors. The guide is Gaussian, an
-      ``AutoDelta``, or written by hand for the global latents. Unless it is Gaussian, it is fitted
-      to the posterior after the last look
-      (:class:`~pyro_dp.infer.posterior.fitted_guide.FittedGuide`). With an ``AutoDelta`` other
-      smooth likelihoods of up to 30 latents get looks, too. The result does not depend on
+    * *Evidence.* A run makes some ten looks at all records, as :class:`DPSEP` does. It serves
+      generalised linear models, also with hierarchical priors, and other smooth likelihoods of up
+      to 30 latents. The guide is Gaussian, an ``AutoDelta``, or written by hand for the global
+      latents. Unless it is Gaussian, it is fitted to the posterior after the last look
+      (:class:`~pyro_dp.infer.posterior.fitted_guide.FittedGuide`). The result does not depend on
       ``optim``, ``loss``, ``num_steps``, ``sample_rate`` or ``jit``. :attr:`evidence` is the
       likelihood that was found.
     * *Gradients.* Each step samples records and clips their gradients to norm C. It adds noise
@@ -142,17 +136,16 @@ class DPSVI(Readable, Forecasted):
       all else outside the private plate carry no data and enter exactly. C follows a released
       histogram of the records' norms (:mod:`pyro_dp.infer.svi.histogram_bound`).
 
-    Every other model takes gradients. So does any model if one of their settings is used: a
+    Every other model takes gradients: latents per record, networks, flows, and records that see
+    products of latents. So does any model if one of the settings of gradients is used: a
     ``noise_multiplier`` above 0, ``max_grad_norm``, ``loss_clip``, ``local_optim``,
     ``privatize="parameters"`` or a loss of your own.
 
-    **Gradient steps do not depend on the learning rate** if the guide is Gaussian. ``optim`` gives
-    the direction of each step, and the plan gives its length
-    (:class:`~pyro_dp.infer.svi.public_optimizer.Graft`). With another guide (networks, flows,
-    latents per record) ``optim`` steps as it does in ``SVI``. The guide ends at the mean of the
-    last half of the iterates. Parameters that have not converged keep the last iterate. Those
-    intervals do not include the noise, and a :class:`ConvergenceWarning` at the end of :meth:`run`
-    says so. :class:`PaperDPSVI` is Algorithm 1 of the paper, with its last iterate.
+    **After gradient steps, intervals do not include the noise.** ``optim`` steps as it does in
+    ``SVI``. The guide ends at the mean of the last half of the iterates. Parameters that have not
+    converged keep the last iterate. :meth:`posterior` is the guide as it is, its status is
+    ``check``, and a :class:`ConvergenceWarning` ends the run. :class:`PaperDPSVI` is Algorithm 1 of
+    the paper, with its last iterate.
 
     **A loop is a run.** ``for _ in range(n): svi.step(x, y)`` makes the looks, or follows the plan
     of ``num_steps`` steps. If the noise is calibrated, the accountant counts all of them from the
@@ -206,8 +199,7 @@ class DPSVI(Readable, Forecasted):
         ``loss(model, guide, *args, **kwargs)``, or a subclass of ``ELBO`` with
         ``differentiable_loss``. It is run on everything outside the plate, and on each record
         alone, so it must be a sum over sites. That is checked on made-up rows, before anything is
-        spent. Its attributes may change between steps (annealing). No :meth:`posterior` is
-        regressed from its gradients, because its prior could be anything.
+        spent. Its attributes may change between steps (annealing).
     :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
         after the other.
     :param num_steps: gradient steps of the plan; ``None``: 1000.
@@ -362,12 +354,10 @@ class DPSVI(Readable, Forecasted):
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The posterior of the guide's unconstrained latents, from all releases so far.
 
-        It follows from the looks and the exact prior. In a run of gradients, these are regressed on
-        the public draws where they were taken (:mod:`pyro_dp.infer.svi.gradient_regression`). If
-        they decide no posterior, it is the guide as it is. Its ``status`` says why, and whether the
-        intervals can be published.
+        It follows from the looks and the exact prior. In a run of gradients it is the guide as it
+        is. Its ``status`` says whether the intervals can be published.
 
-        :param noise_aware: include the uncertainty that the noise adds.
+        :param noise_aware: include the uncertainty that the noise adds; of looks alone.
         :raises ConfigurationError: no step was taken yet, or the guide is no Gaussian.
         """
         return self._inference.posterior(noise_aware)
@@ -481,20 +471,13 @@ def _name(guide: Callable) -> str:
     return getattr(guide, "__name__", type(guide).__name__)
 
 
-def _is_served(problem: EPProblem, noisy: bool) -> bool:
-    """Whether looks serve better than gradient steps.
-
-    They do where records see linear predictors of outcomes of these kinds. If the guide is a point,
-    gradient steps find no intervals at all. So looks serve any smooth likelihood of few latents.
-    Without noise, nothing holds back their steps there.
-    """
+def _require_served(problem: EPProblem) -> None:
+    """:raises NoEvidence: gradient steps serve better than looks."""
     moments, size = problem.moments, len(problem.places)
-    if isinstance(moments, LinearMoments):
-        if moments.turns:
-            return False
-        if all(issubclass(family.distribution, _OUTCOMES) for family in moments.families):
-            return size <= LARGEST_FULL
-    return noisy and problem.guide.has_points and size <= _MOST_AT_POINTS
+    if moments.turns:
+        raise NoEvidence(_TURNS)
+    if size > (LARGEST_FULL if isinstance(moments, LinearMoments) else _MOST_CURVATURES):
+        raise NoEvidence(_MANY)
 
 
 def _of_gradients(settings: Mapping[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """DPSEP: sensitivity, noise, states; exact without noise, the prior under it."""
 
 import functools
+import math
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
@@ -243,6 +244,30 @@ def test_records_of_a_rare_value_are_not_lost():
     exact = torch.linalg.inv((x * (p * (1 - p)).unsqueeze(1)).T @ x + torch.eye(3))
     ratio = sep.posterior().stddev / exact.diagonal().sqrt()
     assert ratio.max() < 1.5
+
+
+def long_tails(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+    scale = pyro.sample("scale", dist.HalfCauchy(2.0))
+    freedom = pyro.sample("freedom", dist.Gamma(2.0, 0.1))
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.StudentT(freedom, x[idx] @ w, scale), obs=y[idx])
+
+
+def test_a_likelihood_that_is_not_concave():
+    """Intervals of four standard deviations hold the truth; a saddle would be no good place."""
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randn(4000, 2, generator=rng)
+    normal, square = (torch.randn(n, 4000, generator=rng) for n in (1, 4))
+    y = x @ torch.tensor([1.0, -2.0]) + 0.5 * normal[0] / square.square().mean(0).sqrt()
+    sep = fitted(long_tails, (x, y), epsilon=4.0)
+    found, truth = sep.posterior(), torch.tensor([1.0, -2.0, math.log(0.5), math.log(4.0)])
+    assert found.status.is_ok and (found.stddev < 0.2).all()
+    assert ((found.mean - truth).abs() < 4 * found.stddev).all()
+    known = sep._approximation
+    last = replace(known.looks[-1], curvature=-known.looks[-1].curvature)
+    status = replace(known, looks=(*known.looks[:-1], last)).status
+    assert status.level == "check" and "is not concave in 4 of 4 directions" in status.reason
 
 
 def test_where_noise_hides_all_the_prior_is_left():

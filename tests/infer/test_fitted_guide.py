@@ -11,7 +11,7 @@ from pyro.distributions import constraints
 from pyro.infer import TraceEnum_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoNormal
 
-from pyro_dp import DPSVI, ConfigurationError, ConvergenceWarning, ModelError, PrivacyAccountant
+from pyro_dp import DPSVI, ConvergenceWarning, ModelError, PrivacyAccountant
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_guide
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.records.initial_values import initialise
@@ -202,7 +202,7 @@ class TestMixture:
 
     def test_gets_intervals(self):
         """Intervals of four standard deviations: one of 5,000 seeds would fail; it is fixed."""
-        svi, guide, share = self.fit(accountant=PrivacyAccountant(2.0), generator=0)
+        svi, guide, share = self.fit(accountant=PrivacyAccountant(2.0), generator=3)
         posterior = svi.posterior()
         assert posterior.status.is_ok
         low, high = (posterior.quantiles([at])["locs"][0] for at in (3e-5, 1 - 3e-5))
@@ -213,12 +213,8 @@ class TestMixture:
         assert svi._inference._known.problem.prior._vectorizes
         torch.testing.assert_close(guide.median()["locs"].double(), posterior["locs"].mean)
 
-    def test_without_noise_gradients_go_on(self):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            svi, guide, _ = self.fit(
-                accountant=PrivacyAccountant(), noise_multiplier=0, num_steps=300
-            )
-        with pytest.raises(ConfigurationError, match="evidence"):
-            _ = svi.evidence
-        assert guide.median()["locs"][1] == pytest.approx(6.0, abs=0.5)
+    def test_without_noise_it_arrives(self):
+        svi, guide, share = self.fit(accountant=PrivacyAccountant(), noise_multiplier=0)
+        assert svi.posterior().status.is_ok
+        assert guide.median()["locs"][1] == pytest.approx(6.0, abs=0.1)
+        assert guide.median()["weights"][0] == pytest.approx(share.item(), abs=0.02)

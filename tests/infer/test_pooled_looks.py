@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pyro_dp.infer.posterior.looks import Look, pooled, power, with_last
+from pyro_dp.infer.posterior.looks import Look, next_step, pooled, power, with_last
 
 DIM, SIZE, BEND = 4, 1000, 2.0
 REPEATS = 400
@@ -131,6 +131,20 @@ def test_biased_looks_count_less(rng):
     biased = replace(biased, squared_bias=1e10)
     found = pooled([biased, exact], SIZE, BEND)
     torch.testing.assert_close(found.estimate, peak, rtol=0.0, atol=1e-2)
+
+
+def test_a_step_over_a_saddle_goes_up(rng):
+    """Newton's step would go down where the log likelihood is convex."""
+    zero, score = torch.zeros(DIM), torch.ones(DIM)
+    concave = torch.full((DIM,), 100.0)
+    saddle = torch.tensor([100.0, 100.0, 100.0, -50.0])
+    for values, expected in ((concave, score / 100), (saddle, score / saddle.abs())):
+        exact = Look(zero, score, values.diag(), torch.eye(DIM), 0.0, 0.0)
+        step = next_step(pooled([exact], SIZE, BEND), exact).mean
+        torch.testing.assert_close(step, expected, rtol=0.05, atol=0.0)
+    noisy = Look(zero, score, concave.diag(), torch.eye(DIM), 0.0, 100.0)
+    found = pooled([noisy], SIZE, BEND)
+    assert (next_step(found, noisy).mean < (found.estimate - zero) / 2).all()
 
 
 def test_curvature_is_positive_whatever_the_noise(rng):

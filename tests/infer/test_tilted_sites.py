@@ -395,6 +395,19 @@ def test_predictors_that_turn():
         assert moments.curved and moments.turns == (kind in ("product", "sum"))
 
 
+def test_parameters_of_two_predictors_do_not_turn():
+    """A beta regression: both parameters depend on its mean and its precision."""
+
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(y)) as idx:
+            share, precision = torch.sigmoid(x[idx] @ w[:2]), w[2].exp()
+            pyro.sample("y", dist.Beta(share * precision, (1 - share) * precision), obs=y[idx])
+
+    moments = Problem(model, torch.randn(5, 2), torch.rand(5)).moments
+    assert moments.curved and not moments.turns
+
+
 def test_a_single_linear_latent_is_not_curved():
     """And there is no warning."""
 

@@ -31,7 +31,14 @@ from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
 from pyro_dp.infer.posterior.explanation import CLIPPING as _CLIPPING_SHARE
 from pyro_dp.infer.posterior.explanation import NOISE as _NOISE_SHARE
 from pyro_dp.infer.posterior.gaussian import Gaussian
-from pyro_dp.infer.posterior.looks import Look, PooledLooks, squared_distances, with_last
+from pyro_dp.infer.posterior.looks import (
+    Look,
+    PooledLooks,
+    next_step,
+    powers,
+    squared_distances,
+    with_last,
+)
 from pyro_dp.infer.posterior.prior_factor import combined
 from pyro_dp.infer.posterior.status import (
     CHECK,
@@ -50,10 +57,13 @@ from pyro_dp.utils.linalg import dense, inverse, restricted, unstacked
 _SHORTEST_STEP = 1e-12
 _ARRIVED = 1e-9  # roots of nats per record: without noise, the last step
 _FARTHEST = 3.0  # longest step in a coordinate, in standard deviations of the first prior
+_SHORT = 0.25  # without clipping, derivatives of any size may lie beyond this step
 _TURNED = 0.3  # a step of this cosine with the last one turns back: that one was too long
 _LITTLE = 0.8  # an interval this close to the prior's width counts as the prior's
 _FAR_AWAY = 4.0  # longest trusted last step, in squared standard deviations per direction
+_LARGEST_NOISE = 1.5  # of a matrix, relative to its mean
 _FASTEST = 4.0  # change of the scale in one step
+_NOT_CONCAVE = "the log likelihood is not concave in {count} of {dim} directions at the last look"
 _TOO_MANY = (
     "There are {dim} latents. All entries of their precision are released, which is of no use for "
     "more than {most}. Use DPSVI, or PaperDPSEP with precision='diagonal'."
@@ -267,16 +277,17 @@ class EPState:
         start = self.looks[-1].point
         full = aware.mean - self.posterior.mean
         seen = aware.mean[places] - start
-        length, radius = self._length(seen), min(self.radius, self.plan.longest_step)
+        longest = self._longest_step
+        length, radius = self._length(seen), min(self.radius, longest)
         if self.way is not None:
             before = self._length(self.way)
             product = (seen @ pooled.curvature @ self.way).item() / self.plan.size
             back = product < -_TURNED * max(before * length, _SHORTEST_STEP**2)
-            radius = before / 2 if back else min(2 * radius, self.plan.longest_step)
+            radius = before / 2 if back else min(2 * radius, longest)
         part = min(
             1.0, radius / max(length, _SHORTEST_STEP), _FARTHEST / max(self._reach(full), 1.0)
         )
-        final = self.plan.multiplier > 0 and self.spent >= 1.0
+        final = self._has_spent
         mean = aware.mean if final else self.posterior.mean + part * full
         moved = replace(
             self,
@@ -319,17 +330,33 @@ class EPState:
         mean = histograms.mean(distances, self.plan.size)
         return mean.norms(self.scale, tail=self.plan.residuals != Residuals.BOUNDED)
 
+    @property
+    def _has_spent(self) -> bool:
+        return self.plan.multiplier > 0 and self.spent >= 1.0
+
+    @property
+    def _longest_step(self) -> float:
+        """In roots of nats per record."""
+        unclipped = self.plan.multiplier == 0 and not self.problem.moments.concave
+        return _SHORT if unclipped else self.plan.longest_step
+
     def _target(self, pooled: PooledLooks) -> tuple[Gaussian, Gaussian]:
         """The prior's factor, and prior * evidence, which is a Gaussian with the noise in it."""
+        steps = not (self.problem.moments.concave or self._has_spent)
 
         def evidence(mean: Tensor) -> Gaussian:
+            if steps:
+                return self._embedded(next_step(pooled, self.looks[-1]))
             return self._factor(pooled, pooled.information(mean[self.problem.places]))
 
         return combined(self.problem.prior, evidence, self.posterior.mean, self.prior)
 
     def _factor(self, pooled: PooledLooks, precision: Tensor) -> Gaussian:
         """The records' evidence with this precision, on all latents."""
-        factor = Gaussian(precision @ pooled.estimate, precision)
+        return self._embedded(Gaussian(precision @ pooled.estimate, precision))
+
+    def _embedded(self, factor: Gaussian) -> Gaussian:
+        """A factor of the latents that records see, on all."""
         return factor.embedded(self.problem.places, self.problem.guide.size)
 
     def _posteriors(self, pooled: PooledLooks, prior: Gaussian, mean: Tensor) -> dict[str, Any]:
@@ -378,6 +405,9 @@ class EPState:
         if step > _FAR_AWAY or not self.finished:
             reason = f"the last look was {math.sqrt(step):.1f} standard deviations away"
             return Status(CHECK, reason, STEPS)
+        if count := self._num_convex():
+            reason = _NOT_CONCAVE.format(count=count, dim=self.plan.dim)
+            return Status(CHECK, reason, STEPS)
         inverse = torch.linalg.inv(pooled.curvature)
         noise = pooled.noise(mean)
         whole = self.plan.dim + (inverse @ noise).trace().item()
@@ -393,6 +423,18 @@ class EPState:
         if self.problem.moments.turns and self.plan.multiplier > 0:
             return Status(CHECK, _CURVED.format(dim=self.plan.dim), STEPS)
         return Status()
+
+    def _num_convex(self) -> int:
+        """In how many directions the posterior's log density is convex at the last look.
+
+        The noise's largest eigenvalue is about sqrt(2 d) times its standard deviation.
+        """
+        last = self.looks[-1]
+        (root,) = powers(last.geometry, (-0.5,))
+        values = torch.linalg.eigvalsh(root @ (last.curvature + self._prior_seen()) @ root)
+        return int(
+            (values < -_LARGEST_NOISE * last.curvature_sd * math.sqrt(2 * self.plan.dim)).sum()
+        )
 
     def noise_parts(self) -> dict[str, Tensor]:
         """Variances (d,) of the mean by privacy noise and by clipping, in proportion."""

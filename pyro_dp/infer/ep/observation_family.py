@@ -13,16 +13,19 @@ from pyro.distributions import MaskedDistribution
 from torch import Tensor
 from torch.distributions import (
     Bernoulli,
+    Binomial,
     Categorical,
     Distribution,
     Independent,
     Normal,
+    Poisson,
     biject_to,
 )
 
 from pyro_dp.utils.errors import PrivacyError
 
 MAX_RANK = 2
+_CONCAVE = Bernoulli, Binomial, Normal, Poisson
 
 
 class Residuals:
@@ -135,6 +138,11 @@ class Family:
             return Bernoulli
         known = self.distribution in (Normal, pyro.distributions.Normal)
         return Normal if known and self._varying == ["loc"] else None
+
+    @property
+    def is_concave(self) -> bool:
+        """Whether the log density is concave in its numbers, or nearly so (a Normal's scale)."""
+        return issubclass(self.distribution, _CONCAVE)
 
     @property
     def residuals(self) -> str:

@@ -37,6 +37,7 @@ from pyro_dp.utils.memory import rows_in_cache
 _NUM_DRAWS = 16
 _MICROBATCH = 8192  # records; bounds the memory
 _LARGEST_BLOCK = 2**25  # numbers: the Hessians of all draws and records in a microbatch
+_ALIKE = 1e-4  # singular values, of rounding
 _LARGEST_REDUCTION = 0.99  # of the cavity's variance by one record, beyond which draws say nothing
 
 
@@ -49,6 +50,7 @@ class LinearMoments:
     :ivar curved: whether these numbers are no linear function of the latents.
     :ivar turns: whether they are no function of linear predictors, either. A probit is curved, and
         a product of latents turns.
+    :ivar concave: whether the log likelihood is about concave in the latents.
     :ivar residuals: one of :class:`~pyro_dp.infer.ep.observation_family.Residuals`, of all.
     :ivar careful: whether the first steps should be short; here, where they are curved.
     :raises NotLinear: it does not; the text says why.
@@ -79,8 +81,9 @@ class LinearMoments:
         )
         self.curved = not all(agree(a[2], b[2]) for a, b in zip(here, there, strict=True))
         self.turns = not all(  # at z itself a product may have no gradient
-            _are_parallel(a[2], b[2]) for a, b in zip(there, elsewhere, strict=True)
+            _span_alike(a[2], b[2]) for a, b in zip(there, elsewhere, strict=True)
         )
+        self.concave = not self.curved and all(family.is_concave for family in self.families)
         self.careful = self.curved
         kinds = {family.residuals for family in self.families}
         if len(kinds) > 1 or (self.curved and kinds != {Residuals.BOUNDED}):
@@ -176,6 +179,7 @@ class SteinMoments:
     residuals = Residuals.OTHER
     design = None
     curved = turns = False  # the curvature is that of the likelihood itself, and not weak
+    concave = False  # as far as is known
     careful = True  # the draws say little of a site that is far off
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
@@ -234,10 +238,15 @@ class SteinMoments:
         return torch.func.jacrev(with_gradient, has_aux=True)(z)
 
 
-def _are_parallel(one: Tensor, other: Tensor) -> bool:
-    """Whether all gradients of the predictors have the same directions, (..., d) each."""
-    product = (one * other).sum(-1).square()
-    return agree(product, one.square().sum(-1) * other.square().sum(-1))
+def _span_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether each element's r predictors see the same latents, by their gradients, (..., r, d)."""
+    rank = one.shape[-2]
+    both = torch.cat([one, other], dim=-2).double()
+    both = both / both.norm(dim=-1, keepdim=True).clamp(min=1e-300)
+    if both.shape[-1] <= rank:
+        return True
+    values = torch.linalg.svdvals(both)
+    return bool((values[..., rank] <= _ALIKE * values[..., 0]).all())
 
 
 def _site(gradient: Tensor, curvature: Tensor, root: Tensor) -> Dense:

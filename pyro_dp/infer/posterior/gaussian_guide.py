@@ -1,6 +1,6 @@
 """Guides that are Gaussian in unconstrained space: read as one Gaussian, and written as one."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -94,15 +94,6 @@ class GaussianGuide:
         return torch.cat(means), torch.block_diag(*(one for each in covariances for one in each))
 
     @torch.no_grad()
-    def mean_at(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The mean (d,) at other values of its parameters, in float64.
-
-        :param parameters: unconstrained, by name.
-        """
-        locations = [block.parameters[0] for block in self._blocks]
-        return torch.cat([each.at(parameters[each.name]).flatten() for each in locations])
-
-    @torch.no_grad()
     def write(self, mean: Tensor, covariance: Tensor) -> None:
         """Set the guide's parameters, in place.
 
@@ -183,11 +174,8 @@ class _Parameter:
     constraint: Constraint
     value: Tensor
 
-    def at(self, unconstrained: Tensor) -> Tensor:
-        return transform_to(self.constraint)(unconstrained).double()
-
     def read(self) -> Tensor:
-        return self.at(self.leaf.detach())
+        return transform_to(self.constraint)(self.leaf.detach()).double()
 
     def unconstrained(self, value: Tensor) -> Tensor:
         return transform_to(self.constraint).inv(value.reshape(self.leaf.shape))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_dp.infer.posterior.gaussian import Gaussian
+
 _HALF, _STEEP = 0.67, 8  # a noisy curvature stops counting here: level in sd sqrt(d), exponent
 _NEGLIGIBLE = 1e-6  # curvature, relative to the first look's geometry
 
@@ -170,6 +172,22 @@ def with_last(
     doubt = (vectors * (values * (level / values) ** _STEEP)) @ vectors.mT
     noise = _sum(weights**2, noises) + back @ doubt @ back
     return PooledLooks(centre + inverse @ score, curvature, centre, noise, geometry, sd, bend, size)
+
+
+def next_step(pooled: PooledLooks, last: Look) -> Gaussian:
+    """A concave model of the log likelihood, for a step to the next look.
+
+    It is the pooled one with more curvature: that of the noise, and the size of what is negative in
+    the last look. Newton's step there would lead to a saddle (Dauphin et al. 2014, arXiv
+    1406.2572). A score that stands out of the noise moves the mean, however little is known of the
+    curvature.
+    """
+    root, back = powers(last.geometry, (-0.5, 0.5))
+    values, vectors = torch.linalg.eigh(root @ last.curvature @ root)
+    negative = back @ (vectors * -values.clamp(max=0.0)) @ vectors.mT @ back
+    precision = pooled.curvature + pooled.curvature_noise + negative
+    score = pooled.curvature @ (pooled.estimate - pooled.centre)
+    return Gaussian(precision @ pooled.centre + score, precision)
 
 
 def squared_distances(looks: Sequence[Look], point: Tensor, curvature: Tensor, size: int) -> Tensor:

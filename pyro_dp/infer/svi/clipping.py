@@ -65,15 +65,6 @@ class Clipping:
         numbers = {"bound": self.bound, "better": self.best, "times": times}
         return Status(CHECK, text.format(fraction=clipped.fraction, **numbers), CLIPPING)
 
-    def bias(self) -> float:
-        """Of a coordinate of all records' gradient, by what is cut off: about its size.
-
-        Near the best bound it is at most the noise there, because C was chosen to balance both. A
-        larger value comes from a tail that noise has made up since. A tight bound may cut off
-        anything, and twice as much in some coordinates.
-        """
-        return 2 * self._lost if self.is_tight else min(self._lost, self.noise)
-
     @property
     def _lost(self) -> float:
         return self.histogram.lost(self.bound)

@@ -42,11 +42,6 @@ class LatentCoordinates:
     def size(self) -> int:
         return sum(x.numel() for x in (*self._latents, *self._inside.values()))
 
-    @property
-    def points(self) -> list[Tensor]:
-        """Each particle's latents, in the order of the release; none if it has other parts, too."""
-        return [] if self._inside else [u.detach() for u in self._latents]
-
     def per_record(self, gradients: Sequence[RecordGradients]) -> list[Tensor]:
         """Blocks (B, ...) of ``size`` coordinates in all, from one gradient per particle."""
         count = len(self._particles)
@@ -78,11 +73,6 @@ class ParameterCoordinates:
     @property
     def size(self) -> int:
         return sum(x.numel() for x in self._released.values())
-
-    @property
-    def points(self) -> list[Tensor]:
-        """The release is of no latents."""
-        return []
 
     def per_record(self, gradients: Sequence[RecordGradients]) -> list[Tensor]:
         """Blocks (B, ...) of ``size`` coordinates in all, from one gradient per particle."""

@@ -42,13 +42,10 @@ class Gradients(NamedTuple):
 
     :param parameters: by name.
     :param outside: the loss outside the plate.
-    :param points: latents at which the released gradients were taken; see
-        :attr:`LatentCoordinates.points`.
     """
 
     parameters: dict[str, Tensor | None]
     outside: Tensor
-    points: list[Tensor]
 
 
 @dataclass
@@ -166,7 +163,7 @@ class EagerStep:
     def gradients(self, draws: list[Particle], released: Tensor) -> Gradients:
         """From the released estimate."""
         coordinates = self.coordinates(draws, self.parameters)
-        return Gradients(coordinates.gradients(released), mean_loss(draws), coordinates.points)
+        return Gradients(coordinates.gradients(released), mean_loss(draws))
 
     def coordinates(
         self, particles: list[Particle], parameters: dict[str, Tensor]

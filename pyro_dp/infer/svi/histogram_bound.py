@@ -102,16 +102,6 @@ class HistogramBound:
         """About what this bound takes from a coordinate of all records' gradient."""
         return bias(self._norms(), np.array([bound]), self.dim).item()
 
-    def cut(self, bounds: Tensor) -> Tensor:
-        """What earlier bounds took from a coordinate of all gradients, beyond what this one takes.
-
-        Gradients that the noise hides point to one side, and all of them counts.
-
-        :param bounds: of T releases, (T,).
-        """
-        taken = bias(self._norms(), np.append(bounds.numpy(), self.bound), self.dim)
-        return torch.as_tensor(taken[:-1] - taken[-1]).clamp(min=0.0)
-
     def _norms(self) -> Norms:
         counts, sd = self.counts.cpu().numpy(), math.sqrt(self.variance)
         if self.typical is None:

@@ -22,7 +22,7 @@ from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_flag
 
-_OF_PLAN = ("lengths", "num_steps", "histogram")  # in a state
+_OF_PLAN = ("averages", "num_steps", "histogram")  # in a state
 
 
 class PaperDPSVI(StochasticGradientVI):
@@ -31,7 +31,7 @@ class PaperDPSVI(StochasticGradientVI):
     It is for comparisons with papers. The optimizer's steps are taken as they are, and the guide
     holds the last iterate, which does not know of the privacy noise. The result depends on the
     learning rate and on the bound, whose bias no number of steps removes. :class:`DPSVI` has
-    neither weakness. :meth:`posterior` regresses the released gradients, as there.
+    neither weakness where it makes looks. :meth:`posterior` is the guide as it is.
 
     **Guarantee.** As :class:`DPSVI`. In place of the histogram a bit of each record, whether it
     lies within the bound, is a block of the release with bound 1/2.

@@ -21,7 +21,6 @@ _LEFT = (
     "Parameter {name!r} became NaN or infinite; the release was spent. Use a smaller learning rate "
     "or clip_norm in optim, other initial values, or a prior with a finite gradient."
 )
-_MEMORY = 0.9  # of moves, from step to step
 _FAILED = "optim failed, and the release was spent: {error}"
 
 
@@ -119,82 +118,6 @@ class PublicOptimizer:
         """Optimizers are made anew in the next step, from a saved state."""
         self.optim.optim_objs.clear()
         self.optim.set_state(state)
-
-
-class Graft:
-    """Steps that have the direction of one optimizer and the length of another, leaf by leaf.
-
-    Agarwal et al. 2020 (arXiv 2002.11803) call this grafting. It separates an optimizer's
-    directions from its step sizes, so a constant learning rate has no effect. The lengths are
-    compared over about ten steps: steps with momentum are shorter but get further.
-
-    :param direction: gives the direction.
-    :param length: gives the length.
-    """
-
-    def __init__(self, direction: PublicOptimizer, length: PublicOptimizer):
-        self.direction, self.length = direction, length
-        self._ways: dict[str, _Way] = {}
-
-    @torch.no_grad()
-    def step(
-        self,
-        leaves: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor | None],
-        *,
-        longest: float,
-        size: int,
-        rarely: bool,
-    ) -> None:
-        """
-        :param longest: a step in a coordinate, in quadratic mean over a leaf.
-        :param size: number N of records. The direction follows their mean gradient, which is
-            seldom large enough for an optimizer's own ``clip_norm``.
-        :raises ConfigurationError: an optimizer fails, or makes a parameter NaN or infinite.
-        """
-        before = {name: leaf.detach().clone() for name, leaf in leaves.items()}
-        self.length.step(leaves, gradients, rarely=False)
-        planned = {name: leaf - before[name] for name, leaf in leaves.items()}
-        for name, leaf in leaves.items():
-            leaf.copy_(before[name])
-        means = {name: None if g is None else g / size for name, g in gradients.items()}
-        self.direction.step(leaves, means, rarely=False)
-        self.direction.failed = True  # until it is known that parameters are finite
-        for name, leaf in leaves.items():
-            move = leaf - before[name]
-            way = self._ways.setdefault(name, _Way(leaf))
-            most = longest * math.sqrt(leaf.numel()) / move.norm()
-            ratio = way.ratio(planned[name], move).minimum(most)
-            leaf.copy_(before[name] + ratio.nan_to_num(0.0, posinf=0.0) * move)
-        if rarely:
-            require_finite(leaves, _LEFT)
-        self.direction.failed = False
-
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """By leaf, tensors."""
-        return {name: {k: v.clone() for k, v in vars(w).items()} for name, w in self._ways.items()}
-
-    def load(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Go on from what :meth:`state` gave."""
-        for name, saved in state.items():
-            self._ways[name] = way = _Way(saved["own"])
-            vars(way).update({key: value.clone() for key, value in saved.items()})
-
-
-class _Way:
-    """How far two optimizers move a leaf: decayed means of their moves, and of the squares."""
-
-    def __init__(self, leaf: Tensor):
-        self.planned, self.own = torch.zeros_like(leaf), torch.zeros_like(leaf)
-        self.squares = leaf.new_zeros(2)
-
-    def ratio(self, planned: Tensor, own: Tensor) -> Tensor:
-        """The planned length over the own one, after one more move."""
-        self.planned.lerp_(planned, 1 - _MEMORY)
-        self.own.lerp_(own, 1 - _MEMORY)
-        both = torch.stack([self.planned.square().sum(), self.own.square().sum()])
-        self.squares.lerp_(both, 1 - _MEMORY)
-        return (self.squares[0] / self.squares[1]).sqrt()
 
 
 @torch.no_grad()

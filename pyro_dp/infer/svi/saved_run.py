@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.svi.histogram_bound import HistogramBound
+from pyro_dp.infer.svi.iterate_averages import IterateAverages
 from pyro_dp.infer.svi.row_adam import RowOptimizer
-from pyro_dp.infer.svi.run_history import RunHistory
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, require_scale, require_tensors
 
 NAMES = ("parameters", "optimizer", "bound")  # which every state has
-_NO_HISTORY = {"gradients": None, "averages": None}  # of a state of an older version
 _OTHER_SHAPE = (
     "Parameter {name!r} has another shape than when it was saved: the state is of another model."
 )
@@ -52,15 +51,28 @@ class SavedParameters:
             raise ConfigurationError(_OTHER_NAMES.format(names=names))
 
 
+def without_history(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as it is today: version 0.2.0 also kept released gradients and lengths of steps.
+
+    :raises ConfigurationError: its history is damaged.
+    """
+    kept = {name: value for name, value in state.items() if name not in ("history", "lengths")}
+    if "history" in state:
+        history = state["history"]
+        if not isinstance(history, Mapping) or "averages" not in history:
+            raise ConfigurationError("load_state_dict: history is damaged.")
+        kept["averages"] = history["averages"]
+    return kept
+
+
 @dataclass(frozen=True, eq=False)
 class SavedRun:
     """A state that was read, and found sound.
 
     :param parameters: unconstrained.
     :param optimizer: state of the user's, or of ours.
-    :param lengths: states of what gives steps their length: an Adam, and its ways by leaf.
     :param bound: C.
-    :param history: of releases, for :meth:`RunHistory.load`.
+    :param averages: of the iterates, for :meth:`AveragedGuide.load`.
     :param num_steps: of a run that chooses it; else None.
     :param histogram: of norms, if there is one yet.
     :param local: rows of parameters per record, for :meth:`RowOptimizer.load_state_dict`.
@@ -68,9 +80,8 @@ class SavedRun:
 
     parameters: SavedParameters
     optimizer: dict[str, Any]
-    lengths: dict[str, Any]
     bound: float
-    history: Mapping[str, Any]
+    averages: Mapping[str, Any] | None
     num_steps: int | None
     histogram: HistogramBound | None
     local: dict[str, Any]
@@ -84,30 +95,22 @@ class SavedRun:
             require_count("num_steps", num_steps)
         histogram = state.get("histogram")
         histogram = None if histogram is None else HistogramBound.resumed(histogram)
-        history = state.get("history", _NO_HISTORY)
-        RunHistory.read(history)
+        averages = state.get("averages")
+        if averages is not None:
+            IterateAverages.resumed(averages)
         store = pyro.get_param_store()
         for name, value in require_tensors("parameters", state["parameters"]).items():
             if name in store and store[name].unconstrained().shape != value.shape:
                 raise ConfigurationError(_OTHER_SHAPE.format(name=name))
-        # Where no optimizer was passed, both are one, and states of version 0.1 have just the one.
-        lengths = state.get("lengths", {"adam": state["optimizer"], "ways": {}})
-        whole = isinstance(lengths, dict) and lengths.keys() == {"adam", "ways"}
-        if not (
-            whole and all(isinstance(e, dict) for e in (state["optimizer"], *lengths.values()))
-        ):
+        if not isinstance(state["optimizer"], dict):
             raise ConfigurationError("load_state_dict: optimizer must be a dictionary.")
-        for name, way in lengths["ways"].items():
-            if require_tensors(f"lengths of {name}", way).keys() != {"planned", "own", "squares"}:
-                raise ConfigurationError("load_state_dict: lengths of steps are damaged.")
         local = state.get("private_local_state", {})
         RowOptimizer.check(local)
         return SavedRun(
             SavedParameters(state["parameters"]),
             state["optimizer"],
-            lengths,
             state["bound"],
-            history,
+            averages,
             num_steps,
             histogram,
             local,

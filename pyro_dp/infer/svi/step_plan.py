@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from pyro_dp.infer.svi.gradient_regression import FEWEST
-
 _STEPS = 1000
 _SAMPLE_RATE, _RECORDS = 0.05, 1000  # in a step, at least
 _FIRST, _LEAST = 0.1, 0.02  # first step size, and its least
@@ -14,6 +12,8 @@ _OF_MANY = 0.1, 0.01  # first and last, of many latents
 _OF_NETWORKS = 0.03, 0.003  # and of many parameters that records see
 _OF_QUIET_NETWORKS = 0.01, 0.001  # without noise, which makes Adam's steps shorter
 _OF_ROWS = 0.1, 0.01  # first and last, of parameters per record
+_MANY = 4  # steps for each latent
+BETAS = 0.9, 0.95  # of Adam, which soon forgets first gradients that are far too large
 
 
 def usual_steps() -> int:
@@ -30,15 +30,13 @@ def usual_rate(size: int) -> float:
 class StepPlan:
     """Step sizes of an Adam that fall geometrically, to a hundredth, or to a tenth with noise.
 
-    Small last steps are close to a posterior that is narrow. If noise hides directions of little
-    curvature, only longer steps explore them, and their spread shows the curvature. If it hides
-    nearly everything, long first steps walk at random and far away.
+    Small last steps are close to a posterior that is narrow. If noise hides nearly everything, long
+    first steps walk at random and far away.
 
     :param num_steps: T.
     :param dim: d, coordinates of a released gradient.
     :param size: N.
     :param noise: sigma / (q sqrt(T)), of all released gradients together, in units of C.
-    :param regresses: whether the draws of the run matter, and not the place where it ends.
     :param sees_parameters: whether records see parameters, such as weights of a decoder, beside or
         in place of latents.
     """
@@ -47,7 +45,6 @@ class StepPlan:
     dim: int
     size: int
     noise: float
-    regresses: bool
     sees_parameters: bool
 
     @property
@@ -57,8 +54,8 @@ class StepPlan:
 
     @property
     def is_of_many(self) -> bool:
-        """Whether there are too many latents for a regression."""
-        return self.num_steps <= FEWEST * self.dim
+        """Whether there are few steps for each latent."""
+        return self.num_steps <= _MANY * self.dim
 
     def step_size(self, step: int) -> float:
         """
@@ -87,14 +84,6 @@ class StepPlan:
         :param step: from 0.
         """
         return self._between(*_OF_ROWS, max(0.0, 2 * step - self.num_steps))
-
-    @property
-    def betas(self) -> tuple[float, float]:
-        """Of Adam. Where the place at which the run ends is the result, the size of the first
-        gradients is soon forgotten: it may be a hundred times that of the later ones. Draws of a
-        regression need no such haste, and tell more of a curvature where they are apart.
-        """
-        return 0.9, 0.999 if self.regresses else 0.95
 
     def _between(self, first: float, last: float, step: float) -> float:
         return float(first * (last / first) ** (step / self.num_steps))

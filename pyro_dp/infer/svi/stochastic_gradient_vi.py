@@ -5,7 +5,7 @@ plate of individuals.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,17 +19,29 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.posterior.forecasted import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.status import CLIPPING, NOTHING_TO_CHECK, REMEDIES, Status
+from pyro_dp.infer.posterior.status import (
+    CHECK,
+    CLIPPING,
+    NOTHING_TO_CHECK,
+    REMEDIES,
+    STEPS,
+    Status,
+)
+from pyro_dp.infer.svi.averaged_guide import AveragedGuide
 from pyro_dp.infer.svi.clipping import Clipping
 from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep, PreparedGradient, Report
 from pyro_dp.infer.svi.exact_numbers import exact_loss, exact_norms
 from pyro_dp.infer.svi.histogram_bound import HistogramBound
-from pyro_dp.infer.svi.public_optimizer import STARTED, Graft, PublicOptimizer, require_finite
+from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
 from pyro_dp.infer.svi.records_traced_step import step_from_graphs
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
-from pyro_dp.infer.svi.run_history import RunHistory
-from pyro_dp.infer.svi.saved_run import NAMES, SavedParameters, SavedRun
-from pyro_dp.infer.svi.step_plan import StepPlan, usual_rate, usual_steps
+from pyro_dp.infer.svi.saved_run import (
+    NAMES,
+    SavedParameters,
+    SavedRun,
+    without_history,
+)
+from pyro_dp.infer.svi.step_plan import BETAS, StepPlan, usual_rate, usual_steps
 from pyro_dp.mechanism import norm_histogram
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
@@ -67,6 +79,13 @@ NAN = (
     "release a private one with each step."
 )
 _LEAVE_OUT = "Leave max_grad_norm out, and DPSVI chooses the bound."
+_WITHOUT_NOISE = Status(
+    CHECK, "gradient steps found the intervals, which do not include the privacy noise", STEPS
+)
+_IN_ITS_PLACE = (
+    "The guide holds {what}. Looks at all records give intervals that include the noise: leave out "
+    "settings of gradient steps, or use DPSEP."
+)
 _PER_RECORD = (
     "cluster: model or guide have latents or parameters of each record, or draw for each, as "
     "dropout does. Such records must stay in one process: leave cluster=None, or sum latents out "
@@ -144,11 +163,10 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
                 "must sum to less than 1: the gradient needs a part of the privacy cost."
             )
         self._histogram: HistogramBound | None = None  # before the first
-        self._history = RunHistory(model, guide)
-        self._concluded: str | None = None  # what the guide holds or what would help
-        self._planned_adam = PublicOptimizer(pyro.optim.Adam({"fused": True}))
-        self._optimizer = self._planned_adam if optim is None else PublicOptimizer(optim)
-        self._graft = Graft(self._optimizer, self._planned_adam)
+        self._result = AveragedGuide(model, guide)
+        self._concluded: str | None = None  # what the guide holds
+        self._plans_adam = optim is None
+        self._optimizer = PublicOptimizer(optim or pyro.optim.Adam({"fused": True}))
         self._loaded = SavedParameters()
         self._local_optim = local_optim
         self._rows = RowOptimizer(self._row_adam)
@@ -185,7 +203,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         position = self.accountant.position
         draws = step.draw()
         size = step.size(draws)
-        self._history.require_size(size)
         blocks = [Block(SIZE, 1.0)] if opens else self._blocks(size)
         clipped = self._sum_type(blocks, prepared.records.device)
         stream = partial(self._randomness.stream, "local", position)
@@ -196,10 +213,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             self._read_bins(gradient, blocks[0], size, prepared.sampler)
             return math.nan
         gradients = step.gradients(draws, gradient)
-        noise = self._noise(blocks[0], prepared.sampler)
-        self._history.add_gradient(gradient, gradients.points, noise, blocks[0].bound)
         self._move(prepared, gradients.parameters, size)
-        self._history.add_iterate(self._steps, prepared.parameters)
+        self._result.add(self._steps, prepared.parameters)
         for indices, own in moves:  # behind the privacy wall
             self._rows.step(indices, own)
         self._read_report(others, blocks[-1], size, prepared)
@@ -251,14 +266,11 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _conclude(self, prepared: PreparedGradient) -> None:
         """Let the guide hold what the run has found."""
-        self._concluded = self._history.conclude(prepared.parameters, self._clipping)
+        self._concluded = _IN_ITS_PLACE.format(what=self._result.conclude(prepared.parameters))
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
-        """As :meth:`~pyro_dp.DPSVI.posterior`, from the released gradients."""
-        return self._history.posterior(noise_aware, self._clipping, self._status)
-
-    def _noise_parts(self) -> Mapping[str, Tensor]:
-        return self._history.noise_parts(self._clipping)
+        """The guide as it is. No interval of gradient steps includes the noise."""
+        return self._result.posterior(self._status)
 
     @property
     def _clipping(self) -> Clipping | None:
@@ -268,11 +280,13 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     @property
     def _status(self) -> Status:
         """Whether the posterior can be published."""
-        found, clipped = self._history.status(self._clipping), self._clipping_status
-        if found.is_ok or clipped.is_ok:
-            return clipped if found.is_ok else found
+        if same(self._noise_multiplier, 0):
+            return NOTHING_TO_CHECK
+        found, clipped = _WITHOUT_NOISE, self._clipping_status
+        if clipped.is_ok:
+            return found
         first, other = (found, clipped) if self.max_grad_norm is None else (clipped, found)
-        return Status(found.level, f"{first.reason}; {other.reason}", first.cause)
+        return Status(CHECK, f"{first.reason}; {other.reason}", first.cause)
 
     def _status_line(self) -> str | None:
         return str(self._status)
@@ -308,9 +322,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         state = self._state() | {
             "parameters": {name: leaf.detach().clone() for name, leaf in parameters.items()},
             "optimizer": {n: s for n, s in self.optim.get_state().items() if n not in local},
-            "lengths": {"adam": self._planned_adam.optim.get_state(), "ways": self._graft.state()},
             "bound": self._bound,
-            "history": self._history.state(),
+            "averages": self._result.state(),
             "num_steps": self.num_steps,
             "histogram": None if self._histogram is None else self._histogram.state(),
         }
@@ -325,6 +338,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         """
         if self._saved_plan and isinstance(state, dict) and "num_steps" not in state:
             raise ConfigurationError(_OF_PAPER)
+        if isinstance(state, dict):
+            state = without_history(state)
         self._require_state(state, (*NAMES, *self._saved_plan))
         saved = SavedRun.read(state)
         self._require_plan(saved)
@@ -334,16 +349,14 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self._loaded.take_up()
         self._optimizer.load(saved.optimizer)
         self._bound = saved.bound
-        self._history.load(saved.history)
-        self._planned_adam.load(saved.lengths["adam"])
-        self._graft.load(saved.lengths["ways"])
+        self._result.load(saved.averages)
         self.num_steps = self.num_steps if saved.num_steps is None else saved.num_steps
         self._histogram = saved.histogram
 
     @property
     def _saved_plan(self) -> tuple[str, ...]:
         """Names of what a state must have for a run to go on as planned."""
-        return ("history", "num_steps") + ("histogram",) * self._measures
+        return ("averages", "num_steps") + ("histogram",) * self._measures
 
     def _require_plan(self, saved: SavedRun) -> None:
         if self.num_steps is not None and not same(self.num_steps, saved.num_steps):
@@ -356,7 +369,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
     @optim.setter
     def optim(self, optim: PyroOptim) -> None:
-        if self._optimizer is self._planned_adam:
+        if self._plans_adam:
             raise ConfigurationError("optim: this DPSVI chooses its own. Pass one when it is made.")
         self._optimizer.optim = optim
 
@@ -392,7 +405,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self._loaded.require_none()
         require_finite(parameters, STARTED)
         self._optimizer.require(parameters)
-        self._planned_adam.require(parameters)
         eager = EagerStep(
             *users,
             term,
@@ -410,12 +422,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             step = None
         if self.num_steps is None:
             self.num_steps = self._usual_steps()
-        self._history.start(
-            term,
-            particles=eager.loss.num_particles,
-            num_steps=self.num_steps,
-            rate=sampler.sample_rate,
-        )
+        self._result.start(records, self.num_steps)
         return PreparedGradient(records, sampler, term, parameters, step or eager)
 
     def _rate(self, plate: PrivatePlate) -> float:
@@ -434,16 +441,12 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self, prepared: PreparedGradient, gradients: dict[str, Tensor | None], size: int
     ) -> None:
         """The optimizer's step, along gradients of the parameters."""
-        rarely, planned = self._rarely, self._planned_adam
         plan = self._plan(size, prepared.sampler)
-        planned.set(lr=plan.step_size(self._steps - 1), betas=plan.betas)
-        if self._optimizer is not planned and self._history.regresses:
-            longest, count = plan.step_size(self._steps - 1), prepared.sampler.size
-            ours = prepared.parameters, gradients
-            self._graft.step(*ours, longest=longest, size=count, rarely=rarely)
-        else:
-            self._optimizer.step(prepared.parameters, gradients, rarely=rarely)
-        planned.set(lr=plan.step_size(self._steps))  # which a state must know
+        if self._plans_adam:
+            self._optimizer.set(lr=plan.step_size(self._steps - 1), betas=BETAS)
+        self._optimizer.step(prepared.parameters, gradients, rarely=self._rarely)
+        if self._plans_adam:
+            self._optimizer.set(lr=plan.step_size(self._steps))  # which a state must know
         if self._local_optim is None:
             self._rows.set_step_size(plan.row_step_size(self._steps - 1))
 
@@ -458,14 +461,14 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             dim,
             sampler.size,
             noise,
-            regresses=self._history.regresses,
             sees_parameters=bool(self._prepared and self._prepared.term.parameters),
         )
 
     @property
     def _others(self) -> tuple[Any, ...]:
-        ours = self._optimizer is self._planned_adam
-        return (self.loss, *(() if ours else (self.optim.pt_optim_args, self.optim.pt_clip_args)))
+        if self._plans_adam:
+            return (self.loss,)
+        return self.loss, self.optim.pt_optim_args, self.optim.pt_clip_args
 
     def _refuse_steps_beyond_calibration(self) -> None:
         if self.num_steps is not None and self._steps >= self.num_steps:

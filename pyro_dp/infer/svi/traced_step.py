@@ -127,11 +127,10 @@ class TracedStep:
         """As :meth:`EagerStep.gradients`; a loss that is not released is NaN."""
         with torch.no_grad():
             found = list(self._pull_back(*self._public_inputs(draws), released))
-        found, points = found[: -self._num_points or None], found[len(found) - self._num_points :]
         outside = found.pop() if self.eager.releases_loss else _NOT_RELEASED
         gradients = dict.fromkeys(self.eager.parameters)
         gradients.update(zip(self._with_gradient, found, strict=True))
-        return Gradients(gradients, outside, points)
+        return Gradients(gradients, outside)
 
     def _local_streams(self, stream: np.random.Generator | None) -> LocalStreams:
         """One per particle, where records have draws of their own."""
@@ -265,12 +264,11 @@ class TracedStep:
             *own, released = inputs
             parameters, particles = self._at(own)
             coordinates = self.eager.coordinates(particles, parameters)
-            gradients, points = coordinates.gradients(released), coordinates.points
+            gradients = coordinates.gradients(released)
             found = {name: g.detach() for name, g in gradients.items() if g is not None}
-            self._num_points = len(points)
             with_gradient[:] = found
             outside = [mean_loss(particles).detach()] if self.eager.releases_loss else []
-            return [*found.values(), *outside, *points]
+            return [*found.values(), *outside]
 
         device = self.eager.term.records.device
         inputs = [*public, torch.ones(self._size, dtype=torch.float64, device=device)]
@@ -305,8 +303,8 @@ class TracedStep:
         constant = torch.linspace(-1.0, 1.0, self._size, dtype=torch.float64, device=device)
         found = self.gradients(public, constant)
         expected = self.eager.gradients(self._particles(public), constant)
-        pairs = [(found.parameters[name], each) for name, each in expected.parameters.items()]
-        for one, other in [*pairs, *zip(found.points, expected.points, strict=True)]:
+        for name, other in expected.parameters.items():
+            one = found.parameters[name]
             if (one is None) != (other is None):
                 raise ModelError(MISMATCH)
             if one is not None and other is not None:
