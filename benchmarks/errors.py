@@ -36,7 +36,7 @@ from released numbers, and cost nothing. The code of each run is in
 [tests/first_warnings.py](../tests/first_warnings.py).
 """
 _FILE = "first_attempts.py"  # the user's file in messages
-# A setting, a site, or the type of an error: what is wrong with it follows.
+# Clauses that end before they say what is wrong: a setting, a site, the type of an error.
 _UNFINISHED = re.compile(
     r"^(\w+|Site '\w+' of the \w+|pyro\.settings):$|raised \w+( at site '\w+')?:$"
 )
