@@ -262,7 +262,7 @@ ENTRIES = (
         prodlda,
         histograms,
         TraceMeanField_ELBO,
-        edit="a public total_count in place of int(docs.sum(-1).max())",
+        edit="a public total_count instead of int(docs.sum(-1).max())",
     ),
     Entry(
         "sparse gamma DEF",
