@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from leak_verdicts import Verdict, judge  # noqa: E402
 from leaks import LEAKS  # noqa: E402
 
-BEGIN, END = "<!-- leaks: begin -->\n", "<!-- leaks: end -->\n"
+BEGIN, END = "<!-- leaks: begin -->\n", "<!-- leaks: end -->\n\n"
 # A heading of the list, a pattern of the verdicts below it, and what they have in common.
 GROUPS = (
     (
@@ -69,8 +69,16 @@ def told(verdict: Verdict) -> str:
 
 
 def listed(results: pd.DataFrame) -> str:
-    """The list of docs/leaks.md, by what became of each."""
-    text, rest = "", results.set_index("case")
+    """The list of docs/leaks.md: how many leaked in 0.1.0, and all by what becomes of them now."""
+    rest = results.set_index("case")
+    before = rest.before.str.split(":").str[0]
+    count = {kind: before.str.contains(kind).sum() for kind in ("move|public", "warning", "not by")}
+    fine = before.isin(["refused", "bounded"]).sum()
+    text = (
+        f"In version 0.1.0, {count['move|public']} of these {len(rest)} put data past the release. "
+        f"A warning revealed a record in {count['warning']}, {count['not by']} were refused "
+        f"without a name, and {fine} were fine. The verdict of 0.1.0 is in brackets.\n\n"
+    )
     for heading, pattern, message in GROUPS:
         found = rest[rest.now.str.contains(pattern)]
         rest = rest.drop(found.index)

@@ -286,9 +286,9 @@ def report(fits: pd.DataFrame) -> None:
         "row has no remark, the noise explains it. "
         "[Examples](examples.md) shows twelve of Pyro's models with pictures.\n\n"
         "There are N = 5,000 simulated records, with delta = 1e-5 and one run each. Nothing is set "
-        "except for the edits in the remarks. The columns have the ELBO of `SVI`, the better of two "
-        "runs, and relative differences to it. `DPSEP` ran at epsilon = 4 if its guide is Gaussian. "
-        "The last column is the time of a step, in units of `SVI` on as many records. "
+        "except for the edits in the remarks. The columns have the ELBO of `SVI`, the better of "
+        "two runs, and relative differences to it. `DPSEP` ran at epsilon = 4 if its guide is "
+        "Gaussian. The last column is the time of a step, in units of `SVI` on as many records. "
         "The models are in `tests/zoo`. `python benchmarks/zoo.py` fits them, and "
         "`python benchmarks/zoo.py --report` writes this page.\n\n"
     )
