@@ -254,7 +254,7 @@ ENTRIES = (
         lda,
         lda_data,
         lambda: TraceEnum_ELBO(max_plate_nesting=2),
-        edit="documents are rows: data[ind].T",
+        edit="documents are the rows, data[ind].T",
     ),
     Entry(
         "ProdLDA",
