@@ -106,7 +106,7 @@ def officer():
 
 
 def results(name):
-    """What a benchmark kept, as a frame."""
+    """A result of the benchmarks, as a frame."""
     pd = pytest.importorskip("pandas")
     path = ROOT / "benchmarks" / "results" / name
     if not path.exists():
