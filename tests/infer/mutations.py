@@ -889,20 +889,6 @@ MUTATIONS = [
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(
-        "what records say of one latent goes to another",
-        "RegressionProblem._extended",
-        "evidence.embedded(self.places, self.guide.size)",
-        "evidence.embedded(self.places.flip(0), self.guide.size)",
-        "test_stochastic_gradient_vi.py",
-    ),
-    Mutation(
-        "posterior() that draws from the public generator",
-        "RegressionProblem.build",
-        "with forked_rng():",
-        "if True:",
-        "test_stochastic_gradient_vi.py::test_asking_for_the_posterior_changes_nothing",
-    ),
-    Mutation(
         "steps of the automatic DPSVI without an end",
         "StochasticGradientVI._refuse_steps_beyond_calibration",
         "self._steps >= self.num_steps",

@@ -270,6 +270,21 @@ def test_a_likelihood_that_is_not_concave():
     assert status.level == "check" and "is not concave in 4 of 4 directions" in status.reason
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_start_among_outliers(seed):
+    """There every record's curvature has the wrong sign, and noise hides it."""
+
+    def location(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 20.0))
+        with pyro.plate("people", len(y)):
+            pyro.sample("y", dist.StudentT(3.0, mean, 1.0), obs=y)
+
+    torch.manual_seed(seed)
+    y = 20.0 + dist.StudentT(3.0, 0.0, 1.0).sample((1000,))
+    found = fitted(location, (y,), seed=seed).posterior()
+    assert found.status.is_ok and (found.mean - 20.0).abs() < 4 * found.stddev < 0.4
+
+
 def test_where_noise_hides_all_the_prior_is_left():
     x, y = gaussian_data(60)
     prior = torch.distributions.MultivariateNormal(torch.zeros(4), torch.eye(4))

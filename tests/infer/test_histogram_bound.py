@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,22 +119,11 @@ def test_a_state_goes_on():
         HistogramBound.resumed(5)
 
 
-def test_bias_is_at_most_the_noise():
-    """Many records above an old bound: more than it would have cost where it was chosen."""
-    found = replace(after(30), bound=0.5)
-    assert Clipping(found, 0.5).bias() == pytest.approx(0.5 * found.noise)
-    assert 0 < Clipping(replace(found, noise=1e6), 0.5).bias() < 1e6
-
-
-def test_bias_of_a_tight_bound_may_be_anything():
-    """It may be far beyond the noise, and twice as much in some of the four coordinates."""
+def test_a_tight_bound_and_one_that_is_far_above():
     found = after(30)
     own = Clipping(found, 0.5)
     assert own.is_tight and own.status().cause == "clipping"
-    assert own.bias() == pytest.approx(2 * found.lost(0.5)) and own.bias() > 100 * own.noise
-    assert Clipping(found, 100.0).bias() == 0 and "far above" in str(
-        Clipping(found, 100.0).status()
-    )
+    assert "far above" in str(Clipping(found, 100.0).status())
 
 
 @pytest.mark.parametrize(

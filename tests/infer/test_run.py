@@ -96,12 +96,11 @@ def test_an_exception_in_the_optimizer_finds_its_release_kept(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             svi.run(*data, progress=False)
     assert svi._steps == svi.accountant.num_releases == 2
-    assert len(svi.state_dict()["history"]["gradients"]["draws"]) == 2
     assert svi.run(*data, progress=False).steps == 98
     assert 0.995 < svi.accountant.get_epsilon() <= 1.0
 
 
-def test_a_run_that_is_stopped_leaves_the_posterior_in_the_guide():
+def test_a_run_that_is_stopped_leaves_what_it_found_in_the_guide():
     """As one that has ended; and goes on from there."""
     data, guide = regression_data(), AutoMultivariateNormal(logistic)
     svi = DPSVI(
@@ -112,24 +111,13 @@ def test_a_run_that_is_stopped_leaves_the_posterior_in_the_guide():
         num_steps=60,
         generator=0,
     )
-    svi.run(*data, progress=False, callbacks=[lambda step: step.step == 40])
+    with pytest.warns(ConvergenceWarning, match="The guide holds the last iterate"):
+        svi.run(*data, progress=False, callbacks=[lambda step: step.step == 10])
     found = svi.posterior()
     torch.testing.assert_close(guide.median()["w"], found.mean)
     svi.run(*data, progress=False)
     assert not torch.equal(svi.posterior().mean, found.mean)
     torch.testing.assert_close(guide.median()["w"], svi.posterior().mean)
-
-
-def test_a_run_that_is_stopped_too_early_warns():
-    svi = DPSVI(
-        logistic,
-        AutoMultivariateNormal(logistic),
-        accountant=PrivacyAccountant(),
-        noise_multiplier=1.0,
-        generator=0,
-    )
-    with pytest.warns(ConvergenceWarning, match="none yet.*last iterate"):
-        svi.run(*regression_data(), progress=False, callbacks=[lambda step: True])
 
 
 def test_states_may_be_saved_on_the_way():

@@ -106,8 +106,6 @@ USES = {
         vips.mixed_statistics.MixedStatistics.state
         vips.mixed_statistics.MixedStatistics.from_state
         infer.svi.histogram_bound.HistogramBound.resumed
-        infer.svi.released_gradients.ReleasedGradients.state
-        infer.svi.released_gradients.ReleasedGradients.resumed
         tabular.synthesizer.Synthesizer.fit
     """,  # all but the first two: how noisy is what was released
     ".stream": """

@@ -324,12 +324,12 @@ def test_a_loss_that_depends_on_what_it_kept_is_refused():
 
 
 def test_no_posterior_of_an_own_loss():
-    """Its prior is not the model's: the guide holds what the optimizer found, and says so."""
+    """The guide holds what the optimizer found, and says so."""
     guide = AutoMultivariateNormal(linear)
     svi = DPSVI(
         linear, guide, loss=annealed, accountant=PrivacyAccountant(epsilon=5.0), num_steps=30
     )
-    with pytest.warns(UserWarning, match="the loss is your own"):
+    with pytest.warns(UserWarning, match="do not include the privacy noise"):
         svi.run(*regression_data(200), progress=False)
 
 
