@@ -126,7 +126,7 @@ class DPSVI(Readable, Forecasted):
 
     * *Evidence.* A run makes some ten looks at all records, as :class:`DPSEP` does. It serves
       generalised linear models, also with hierarchical priors, and other smooth likelihoods of up
-      to 30 latents. The guide is Gaussian, an ``AutoDelta``, or written by hand for the global
+      to 20 latents. The guide is Gaussian, an ``AutoDelta``, or written by hand for the global
       latents. Unless it is Gaussian, it is fitted to the posterior after the last look
       (:class:`~pyro_dp.infer.posterior.fitted_guide.FittedGuide`). The result does not depend on
       ``optim``, ``loss``, ``num_steps``, ``sample_rate`` or ``jit``. :attr:`evidence` is the

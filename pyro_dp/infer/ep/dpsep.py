@@ -84,7 +84,7 @@ class DPSEP(StochasticEP[EPState]):
     **Where it fails.** :meth:`run` ends with a :class:`ConvergenceWarning` in three cases. The
     noise may outweigh the records in most directions. The last step may be longer than the
     intervals are wide. Or records see products of latents, as in a horseshoe or in non-centred
-    effects. Their likelihood is not quadratic, and :class:`DPSVI` serves better. A
+    effects. Their likelihood is not quadratic. A
     :class:`ClippingWarning` says that clipping may move the posterior by as much as the intervals
     are wide.
 

@@ -8,8 +8,7 @@ LEVELS = (OK, CHECK, DO_NOT_PUBLISH)
 STEPS, NOISE, CLIPPING = "steps", "privacy noise", "clipping"  # causes
 
 REMEDIES = {
-    STEPS: "A larger epsilon, more records or other coordinates would help. If records see "
-    "products of latents, DPSVI serves better than DPSEP.",
+    STEPS: "A larger epsilon, more records or other coordinates would help.",
     NOISE: "Fewer latents, more records or a larger epsilon would help.",
     CLIPPING: "A larger epsilon, more records, or features without extreme values would help.",
 }

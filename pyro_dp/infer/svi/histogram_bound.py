@@ -31,9 +31,9 @@ class HistogramBound:
     :param size: number N of records.
     :param dim: coordinates of a record's gradient.
     :param noise: of the mean of all gradients that a run releases, in units of C.
-    :param of_many: latents, whose posterior is not regressed. There C is the records' median norm:
-        steps that adapt to the gradient's size need its direction, and a bound above most norms
-        pays noise in each of many directions for that of few records.
+    :param of_many: there are few steps for each latent. Then C is the records' median norm. Steps
+        that adapt to the gradient's size need its direction, and a bound above most norms pays
+        noise in each of many directions for that of few records.
     :param counts: the mean histogram, (SIZE,).
     :param variance: of a bin, by noise and sampling, on average over the bins.
     :param weight: of all histograms so far.

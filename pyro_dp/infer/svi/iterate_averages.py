@@ -1,4 +1,4 @@
-"""Means of a run's parameters over its last half, for guides whose posterior is not regressed."""
+"""Means of a run's parameters over its last half."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
