@@ -39,6 +39,13 @@ MUTATIONS = [
         "test_pooled_looks.py",
     ),
     Mutation(
+        "a product is taken for a sum of curves",
+        "LinearMoments._is_monotone",
+        "((signs >= 0).all(0) | (signs <= 0).all(0)).all()",
+        "True",
+        "test_tilted_sites.py",
+    ),
+    Mutation(
         "DPSEP: a score moves nothing while the curvature is unknown",
         "EPState._target",
         "if steps:",

@@ -393,6 +393,7 @@ def test_predictors_that_turn():
 
         moments = Problem(model, torch.randn(5)).moments
         assert moments.curved and moments.turns == (kind in ("product", "sum"))
+        assert moments.monotone == (kind == "sum")
 
 
 def test_parameters_of_two_predictors_do_not_turn():
@@ -406,6 +407,23 @@ def test_parameters_of_two_predictors_do_not_turn():
 
     moments = Problem(model, torch.randn(5, 2), torch.rand(5)).moments
     assert moments.curved and not moments.turns
+
+
+@pytest.mark.parametrize("kind", ["sum", "product"])
+def test_sums_of_curves_have_curvatures_of_their_own(kind):
+    """Two variances of one outcome add up; a product has saddles, also of three latents."""
+
+    def model(y):
+        w = latents(size=3)
+        loc, sd = w[0], (w[1].exp() + w[2].exp()).sqrt()
+        if kind == "product":
+            loc, sd = w[0] * w[1].exp(), w[2].exp()
+        with pyro.plate("data", len(y)) as idx:
+            pyro.sample("y", dist.Normal(loc, sd), obs=y[idx])
+
+    moments = Problem(model, torch.randn(5), moments="auto").moments
+    assert moments.turns == (kind == "product")
+    assert moments.name == ("stein" if kind == "sum" else "linear")
 
 
 def test_a_single_linear_latent_is_not_curved():

@@ -342,7 +342,8 @@ class EPState:
 
     def _target(self, pooled: PooledLooks) -> tuple[Gaussian, Gaussian]:
         """The prior's factor, and prior * evidence, which is a Gaussian with the noise in it."""
-        steps = not (self.problem.moments.concave or self._has_spent)
+        moments = self.problem.moments
+        steps = not (moments.concave or moments.turns or self._has_spent)
 
         def evidence(mean: Tensor) -> Gaussian:
             if steps:

@@ -37,6 +37,7 @@ _NO_ROWS = (
     "DPSVI. (If they are another inference's, call pyro.clear_param_store().)"
 )
 MOMENTS = ("auto", "linear", "stein")
+_FEW = 20  # latents, for which a matrix of each record is no burden
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,9 @@ def _choose_moments(
 ) -> LinearMoments | SteinMoments:
     if moments != "stein":
         try:
-            return LinearMoments(likelihood, mean)
+            found = LinearMoments(likelihood, mean)
+            if moments == "linear" or not found.monotone or len(mean) > _FEW:
+                return found
         except NotLinear as reason:
             if moments == "linear":
                 raise ModelError(f"moments='linear' does not apply: {reason}.") from None

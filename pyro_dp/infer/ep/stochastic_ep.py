@@ -240,6 +240,8 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
         known = self._known
         if known is not None and not torch.equal(problem.places, known.problem.places):
             raise ModelError("The latents that records see changed between two steps.")
+        if known is not None and problem.moments.name != known.problem.moments.name:
+            raise ModelError("The likelihood changed its form between two steps.")
         used = bool(started or before & problem.guide.names)
         if used:
             self._note_earlier_values()

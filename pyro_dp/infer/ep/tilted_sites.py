@@ -50,6 +50,7 @@ class LinearMoments:
     :ivar curved: whether these numbers are no linear function of the latents.
     :ivar turns: whether they are no function of linear predictors, either. A probit is curved, and
         a product of latents turns.
+    :ivar monotone: whether these numbers turn, but are sums of curves, which have no saddles.
     :ivar concave: whether the log likelihood is about concave in the latents.
     :ivar residuals: one of :class:`~pyro_dp.infer.ep.observation_family.Residuals`, of all.
     :ivar careful: whether the first steps should be short; here, where they are curved.
@@ -83,6 +84,7 @@ class LinearMoments:
         self.turns = not all(  # at z itself a product may have no gradient
             _span_alike(a[2], b[2]) for a, b in zip(there, elsewhere, strict=True)
         )
+        self.monotone = self.turns and self._is_monotone(angles, index, placeholders)
         self.concave = not self.curved and all(family.is_concave for family in self.families)
         self.careful = self.curved
         kinds = {family.residuals for family in self.families}
@@ -108,6 +110,15 @@ class LinearMoments:
                 "The observed distributions depend on the latents otherwise than they did on "
                 "placeholder data. Use DPSEP(..., moments='stein')."
             )
+
+    def _is_monotone(self, angles: Tensor, index: Tensor, row: list[Tensor]) -> bool:
+        """Whether each number only rises or only falls with a latent, as a product does not."""
+        slopes = [
+            torch.cat([j.flatten() for _, _, j, _ in self._predictors(at, index.reshape(1), row)])
+            for at in (sign * (k * angles).cos() for k in range(1, 5) for sign in (1.0, -1.0))
+        ]
+        signs = torch.stack(slopes).sign()
+        return bool(((signs >= 0).all(0) | (signs <= 0).all(0)).all())
 
     def spread(self, covariance: Tensor) -> Tensor:
         """What :meth:`factors` wants to know of the cavity's covariance: all of it.
