@@ -38,7 +38,7 @@ _NUM_DRAWS = 16
 _MICROBATCH = 8192  # records; bounds the memory
 _LARGEST_BLOCK = 2**25  # numbers: the Hessians of all draws and records in a microbatch
 _ALIKE = 1e-4  # singular values, of rounding
-_LARGEST_REDUCTION = 0.99  # of the cavity's variance by one record, beyond which draws say nothing
+_LARGEST_REDUCTION = 0.5  # of the cavity's variance by one record, beyond which draws say nothing
 
 
 class LinearMoments:
