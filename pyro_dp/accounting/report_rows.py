@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.amounts import spent, up
+from pyro_dp.accounting.amounts import spent
 from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import (
-    ApproximateDP,
     Event,
     NonPrivateLook,
+    Stated,
     SubsampledGaussian,
     is_whole,
     together,
@@ -83,7 +83,7 @@ class Row:
     """
 
     origin: Origin | None
-    event: SubsampledGaussian | ApproximateDP
+    event: SubsampledGaussian | Stated
     count: int
     bounds: tuple[float, float] | None
     clipped: tuple[float, float] | None
@@ -103,8 +103,7 @@ class Row:
             kind = "noisy sums, with their noise together" if self.looks else "noisy sum"
             name = _NAMES.get(method, f"{method}: {kind}")
             return f"{name}, planned and not released" if self.planned else name
-        cost = f"epsilon = {up(self.event.epsilon)}, delta = {self.event.delta:.4g}"
-        return f"{self.event.name}: {cost}"
+        return f"{self.event.name}: {self.event.cost}"
 
 
 def rows_of(accountant: Reported) -> list[Row]:
