@@ -72,8 +72,9 @@ class PrivacyAccountant:
     (docs/proofs/evidence.md; Smith & Thakurta 2022, arXiv 2210.17520). ``DPSEP`` uses that, and
     reserves its whole cost with its first look. A run that is calibrated, or made by ``run``,
     may stop because of its releases: it counts all steps that it has planned. The accountant
-    believes the statement of an :class:`ApproximateDP` event. Several people behind one record, one
-    person in several records, and other data sets are not covered.
+    believes an :class:`ApproximateDP` event, and that a mechanism of autodp is what was run.
+    Several people behind one record, one person in several records, and other data sets are not
+    covered.
 
     >>> from pyro_dp import PrivacyAccountant, SubsampledGaussian
     >>> accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)

@@ -6,7 +6,7 @@ The profiles of autodp are never asked, since some are wrong: docs/autodp.md lis
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,41 +44,34 @@ _REFUSED = {
 }
 
 
+def _known(kind: str, of: Mapping[str, Any], name: str, unit: float) -> tuple[Event, Any] | None:
+    """The event of a mechanism with these parameters, and its count; None: another kind.
+
+    :param unit: the sensitivity of a sum, in units of the bound of one record's part.
+    """
+    match kind:
+        case "GaussianMechanism" | "ExactGaussianMechanism":
+            return _gaussian(of["sigma"], unit), 1
+        case "NoisyGD_Mechanism":
+            return _gaussian(np.sum(1.0 / np.square(of["sigma_list"])) ** -0.5, unit), 1
+        case "ComposedGaussianMechanism":
+            return _gaussian(of["sigma"], unit), of["coeff"]
+        case "SubsampleGaussianMechanism":
+            return _gaussian(of["sigma"], unit, of["prob"]), of["coeff"]
+        case "NoisySGD_Mechanism":
+            return _gaussian(of["sigma"], unit, of["prob"]), of["niter"]
+        case "LaplaceMechanism":
+            return Laplace(of["b"], name), 1
+        case "PureDP_Mechanism":
+            return ApproximateDP(of["eps"], 0.0, name), 1
+        case "RandresponseMechanism":
+            p = require_number("p", of["p"], above=0.0, below=1.0)
+            return ApproximateDP(abs(math.log(p) - math.log1p(-p)), 0.0, name), 1
+    return None
+
+
 def _gaussian(sigma: Any, unit: float, rate: Any = 1.0) -> SubsampledGaussian:
-    """:param unit: the sensitivity, in units of the bound of one record's part."""
     return SubsampledGaussian(unit * require_scale("sigma", sigma), rate)
-
-
-def _response(p: Any, name: str) -> ApproximateDP:
-    p = require_number("p", p, above=0.0, below=1.0)
-    return ApproximateDP(abs(math.log(p) - math.log1p(-p)), 0.0, name)
-
-
-def _merged(sigmas: Any) -> float:
-    return float(1.0 / np.sqrt(np.sum(1.0 / np.square(sigmas))))
-
-
-# By the name of the class: of parameters, name and sensitivity an event and its count.
-_KNOWN: dict[str, Callable[[Mapping[str, Any], str, float], tuple[Event, Any]]] = {
-    "GaussianMechanism": lambda of, name, unit: (_gaussian(of["sigma"], unit), 1),
-    "ExactGaussianMechanism": lambda of, name, unit: (_gaussian(of["sigma"], unit), 1),
-    "NoisyGD_Mechanism": lambda of, name, unit: (_gaussian(_merged(of["sigma_list"]), unit), 1),
-    "ComposedGaussianMechanism": lambda of, name, unit: (
-        _gaussian(of["sigma"], unit),
-        of["coeff"],
-    ),
-    "SubsampleGaussianMechanism": lambda of, name, unit: (
-        _gaussian(of["sigma"], unit, of["prob"]),
-        of["coeff"],
-    ),
-    "NoisySGD_Mechanism": lambda of, name, unit: (
-        _gaussian(of["sigma"], unit, of["prob"]),
-        of["niter"],
-    ),
-    "LaplaceMechanism": lambda of, name, unit: (Laplace(of["b"], name), 1),
-    "RandresponseMechanism": lambda of, name, unit: (_response(of["p"], name), 1),
-    "PureDP_Mechanism": lambda of, name, unit: (ApproximateDP(of["eps"], 0.0, name), 1),
-}
 
 
 def read(mechanism: Any, stated: str | None, neighboring: str) -> tuple[Event, int]:
@@ -104,23 +97,24 @@ def read(mechanism: Any, stated: str | None, neighboring: str) -> tuple[Event, i
             "compose by Composition."
         )
     name, curve = str(getattr(mechanism, "name", kinds[0]))[:LONGEST_TEXT], _curve(mechanism)
-    if kinds[0] in _KNOWN and type(mechanism).__module__ == "autodp.mechanism_zoo":
-        unit = 1.0 if neighboring == "add_or_remove_one" else 2.0
-        try:
-            event, count = _KNOWN[kinds[0]](mechanism.params, name, unit)
-        except (KeyError, TypeError) as error:
-            raise ConfigurationError(f"{kinds[0]}: its parameters are damaged.") from error
-        count = require_count("its number of steps", count)
+    kind = kinds[0] if type(mechanism).__module__ == "autodp.mechanism_zoo" else ""
+    unit = 1.0 if neighboring == "add_or_remove_one" else 2.0
+    try:
+        known = _known(kind, getattr(mechanism, "params", {}), name, unit)
+    except (KeyError, TypeError) as error:
+        raise ConfigurationError(f"{kind}: its parameters are damaged.") from error
+    if known is not None:
+        event, count = known[0], require_count("its number of steps", known[1])
         least = np.array(composition.renyi({event: count}, neighboring).at_orders) / (ORDERS - 1.0)
         if not np.all(curve >= least * (1.0 - _ROUNDING) - 1e-12):
             raise ConfigurationError(
-                f"{kinds[0]}: its divergences are below those that its parameters have. One of "
-                "the two was changed: make the mechanism anew."
+                f"{kind}: its divergences are below those that its parameters have. One of the "
+                "two was changed: make the mechanism anew."
             )
         return event, count
     if not np.all(np.isfinite(curve)):
         raise ConfigurationError(
-            f"{kinds[0]}: its Rényi divergences are not finite. Record what it is made of, or an "
+            f"{kinds[0]}: its Rényi divergences are not finite. Record its parts, or an "
             "ApproximateDP."
         )
     most = float(mechanism.eps_pureDP)
@@ -147,9 +141,8 @@ def _curve(mechanism: "Mechanism") -> Floats:
         with np.errstate(all="ignore"):
             return np.array([float(mechanism.get_RDP(order)) for order in ORDERS])
     except Exception as error:  # whatever a user's own mechanism raises
-        raise ConfigurationError(
-            f"its Rényi divergences raised {type(error).__name__}: {error}"
-        ) from error
+        text = f"its Rényi divergences raised {type(error).__name__}: {error}"
+        raise ConfigurationError(text) from error
 
 
 def of_ledger(accountant: PrivacyCurve) -> "Mechanism":

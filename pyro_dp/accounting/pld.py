@@ -299,7 +299,7 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
         with np.errstate(divide="ignore"):
             tilted = np.exp(np.log(grid.probs) + rate * grid.losses - scale)
         wrapped = np.bincount(np.arange(len(tilted)) % size, tilted, minlength=size)
-        spectrum = spectrum * scipy.fft.rfft(wrapped) ** count
+        spectrum = spectrum * _power(scipy.fft.rfft(wrapped), count)
         offset += round(grid.losses[0] / gap) * count
         log_scale += scale * count
         log_finite += count * math.log1p(-grid.infinity)
@@ -318,6 +318,16 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
         infinity=math.exp(log_cut) - math.expm1(log_finite),
         finest=gap > wanted,
     )
+
+
+def _power(base: Any, count: int) -> Any:
+    """By squaring: several times as fast as ``base**count`` for arrays of complex numbers."""
+    found = base.copy() if count % 2 else np.ones_like(base)
+    while count := count // 2:
+        base *= base
+        if count % 2:
+            found *= base
+    return found
 
 
 def _hockey_sticks(above: Floats, gap: float) -> Floats:

@@ -49,11 +49,11 @@ _NUMBERS, _DATES = (2, 3, 4, 5, 6), (7,)
 _LEGEND = (
     "Each row is what one run released of one kind. A noisy sum adds up the records that took "
     "part, each clipped to a norm of C or less. Its noise is Gaussian, with the noise "
-    "multiplier times C as standard deviation. Other releases are (epsilon, "
-    "delta)-differentially private by themselves, as stated. Epsilon alone is what the row "
-    "would cost if it were all. Epsilon so far is its cost together with the rows above. "
-    "Several rows together cost less than their sum. Clipped is the released estimate of the "
-    "fraction of records whose part was cut to C, with its standard error."
+    "multiplier times C as standard deviation. Other releases state their own cost, and the "
+    "ledger believes them. Epsilon alone is what the row would cost if it were all. Epsilon so far "
+    "is its cost together with the rows above. Several rows together cost less than their sum. "
+    "Clipped is the released estimate of the fraction of records whose part was cut to C, with its "
+    "standard error."
 )
 
 

@@ -83,8 +83,8 @@ MUTATIONS = [
     Mutation(
         "a step too few of each kind",
         "compose",
-        "fft.rfft(wrapped) ** count",
-        "fft.rfft(wrapped) ** max(1, count - 1)",
+        "_power(scipy.fft.rfft(wrapped), count)",
+        "_power(scipy.fft.rfft(wrapped), max(1, count - 1))",
         "test_composition.py",
     ),
     Mutation(
