@@ -737,7 +737,8 @@ class PrivacyAccountant:
             Its relation is the accountant's, which autodp does not check.
         """
         now = PrivacyAccountant(None, self._delta, neighboring=self._neighboring)
-        now._counts = dict(self._counted())
+        for event, count in self.counted:
+            now.record(event, count)
         return autodp_mechanisms.of_ledger(now)
 
     def plot(self) -> Any:

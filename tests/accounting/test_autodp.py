@@ -47,7 +47,11 @@ def recorded(*mechanisms, count=1, neighboring=ADD, **settings):
 
 def test_the_page_says_what_the_ledger_does():
     assert autodp_zoo.names() == sorted(autodp_zoo.ZOO)
-    assert autodp_zoo.table() in autodp_zoo.PAGE.read_text(encoding="utf-8")
+    page = autodp_zoo.PAGE.read_text(encoding="utf-8")
+    assert autodp_zoo.table() in page
+    scope = {}
+    exec(page.split("```python\n")[1].split("```")[0], scope)
+    assert scope["accountant"].ledger == ((Laplace(10.0, "Laplace"), 5),)
 
 
 def laplace_delta(most, others, eps, mu):
