@@ -340,20 +340,29 @@ def _invert(function: Callable[[float], float], value: float) -> float:
     return math.exp(high)
 
 
+def _alone(steps: Side, delta: float) -> tuple[Floats, Floats]:
+    """Epsilons of single steps, which share delta out, and counts. A bounded loss needs none."""
+    many = sum(count for step, count in steps if step.most == math.inf)
+    eps = [step_epsilon(s, delta / many) if s.most == math.inf else s.most for s, _ in steps]
+    return np.array(eps), np.array([float(count) for _, count in steps])
+
+
 def _basic_epsilon(steps: Side, delta: float) -> float:
-    share = delta / sum(count for _, count in steps)
-    return sum(count * step_epsilon(step, share) for step, count in steps)
+    eps, counts = _alone(steps, delta)
+    return float(counts @ eps)
 
 
 def _advanced_epsilon(steps: Side, delta: float) -> float:
     """Half of delta is the theorem's slack, half is shared out among the steps."""
-    share, slack = delta / 2.0 / sum(count for _, count in steps), delta / 2.0
-    eps = np.array([step_epsilon(step, share) for step, _ in steps])
-    counts = np.array([float(count) for _, count in steps])
+    slack = delta / 2.0
+    eps, counts = _alone(steps, slack)
     square = counts @ eps**2
     drift = counts @ (eps * np.tanh(eps / 2.0))
     log = min(math.log(1.0 / slack), math.log(math.e + math.sqrt(square) / slack))
-    return float(min(counts @ eps, drift + math.sqrt(2.0 * square * log)))
+    found = float(min(counts @ eps, drift + math.sqrt(2.0 * square * log)))
+    bounded, rest = _bounded(steps), tuple(each for each in steps if each[0].most == math.inf)
+    # A large loss that is bounded costs less by addition.
+    return min(found, _most(bounded) + _advanced_epsilon(rest, delta)) if bounded else found
 
 
 _EPSILON: dict[str, Callable[[Side, float], float]] = {

@@ -247,7 +247,7 @@ def test_what_is_private_by_itself_composes_in_all_engines(engine, relation):
     both = own | GAUSSIANS
     rest = composition.epsilon(GAUSSIANS, DELTA - 2e-6, relation, engine)
     found = composition.epsilon(both, DELTA, relation, engine)
-    assert rest < found <= (0.6 + rest) * (1.01 if engine == "advanced" else 1.0 + 1e-9)
+    assert rest < found <= (0.6 + rest) * (1.0 + 1e-9)
     assert composition.delta(both, found, relation, engine) == pytest.approx(DELTA, rel=1e-4)
     assert composition.epsilon_bound(both, DELTA, relation, engine) == math.inf
     tight = composition.epsilon(both, DELTA, relation, "pld")

@@ -63,7 +63,7 @@ def test_the_first_example_prints_what_it_says(page, capsys, as_users_run_it):
 
 
 def test_no_example_is_left_out():
-    """Those of docs/errors.md are wrong on purpose. They and docs/autodp.md have their own tests."""
+    """Those of docs/errors.md are wrong on purpose. They have their own tests, as autodp.md has."""
     with_code = {path.relative_to(ROOT).as_posix() for path in TEXTS if examples(path)}
     assert with_code == {"README.md", *PAGES, FRAMES, "docs/errors.md", "docs/autodp.md"}
 
