@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, NoReturn
 
-from pyro_dp.accounting import composition, ledger, plotting, report
+from pyro_dp.accounting import autodp_mechanisms, composition, ledger, plotting, report
 from pyro_dp.accounting.amounts import of_budget, spent_and_left, up
 from pyro_dp.accounting.budget import Budget, least_noise
 from pyro_dp.accounting.description import Description
-from pyro_dp.accounting.events import EVENTS, Event, NonPrivateLook, SubsampledGaussian, brief
+from pyro_dp.accounting.events import Event, NonPrivateLook, SubsampledGaussian, brief
 from pyro_dp.accounting.journal import Journal
 from pyro_dp.accounting.ledger import LedgerEntry, Saved, as_html, as_text
 from pyro_dp.accounting.origins import Origin, Origins, Part, Source
@@ -72,8 +72,9 @@ class PrivacyAccountant:
     (docs/proofs/evidence.md; Smith & Thakurta 2022, arXiv 2210.17520). ``DPSEP`` uses that, and
     reserves its whole cost with its first look. A run that is calibrated, or made by ``run``,
     may stop because of its releases: it counts all steps that it has planned. The accountant
-    believes the statement of an :class:`ApproximateDP` event. Several people behind one record, one
-    person in several records, and other data sets are not covered.
+    believes an :class:`ApproximateDP` event, and that a mechanism of autodp is what was run.
+    Several people behind one record, one person in several records, and other data sets are not
+    covered.
 
     >>> from pyro_dp import PrivacyAccountant, SubsampledGaussian
     >>> accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
@@ -398,16 +399,21 @@ class PrivacyAccountant:
         found: float = getattr(self._part, "most", self._epsilon or math.inf)
         return found
 
-    def record(self, event: Event, count: int = 1) -> None:
+    def record(self, event: Any, count: int = 1, *, neighboring: str | None = None) -> None:
         """Enter a release, before it happens; with a :meth:`journal` also on the disk.
 
         Within :meth:`next_position` of a run it uses up what this run has reserved.
 
-        :param event: the release to come. A :class:`NonPrivateLook` is never refused: with a
-            budget, it is everything else that is refused afterwards.
+        :param event: the release to come: an event, or a ``Mechanism`` of autodp (docs/autodp.md
+            says what each costs). A :class:`NonPrivateLook` is never refused: with a budget, it is
+            everything else that is refused afterwards.
         :param count: how many times, >= 0.
+        :param neighboring: the relation under which the mechanism is private, which must be
+            the accountant's. Autodp does not know it. The accountant believes that the released
+            value is the mechanism's output.
         :raises PrivacyBudgetExceeded: if the budget does not cover it; nothing has changed then.
-        :raises ConfigurationError: if the event is unknown or does not fit the relation.
+        :raises ConfigurationError: if the event is unknown or does not fit the relation, or a
+            mechanism has no cost that is certain.
         :raises PrivacyError: if a run with adaptive noise would meet an open loop on samples, if
             the journal cannot be used, or in a forked process; nothing has changed then.
         :raises OSError: if the journal could not be written. Nothing may be released, but the
@@ -420,9 +426,13 @@ class PrivacyAccountant:
                 "This accountant belongs to the process that forked this one, and would not see "
                 "the release. Record in one process, or give each its own budget."
             )
+        if type(event) not in ledger.NAMES:
+            event, times = autodp_mechanisms.read(event, neighboring, self._neighboring)
+            count *= times
+        elif neighboring is not None:
+            require_choice("neighboring of an event", neighboring, (self._neighboring,))
         with self._lock:
-            known = self._counts.get(event, 0) if type(event) in EVENTS else 0
-            if not known:
+            if event not in self._counts:
                 composition.require_known(event, self._neighboring)
             if not count:
                 return
@@ -718,6 +728,18 @@ class PrivacyAccountant:
         """
         self._refuse_mirror("report()")
         return report.report(self, format)
+
+    def to_autodp(self) -> Any:
+        """The ledger as it is now, for autodp's transformers and those who account there.
+
+        :returns: an ``autodp.autodp_core.Mechanism`` with Rényi divergences, epsilon(delta),
+            delta(epsilon) and the trade-off curve. All are bounds. Later releases are not in it.
+            Its relation is the accountant's, which autodp does not check.
+        """
+        now = PrivacyAccountant(None, self._delta, neighboring=self._neighboring)
+        for event, count in self.counted:
+            now.record(event, count)
+        return autodp_mechanisms.of_ledger(now)
 
     def plot(self) -> Any:
         """Two panels: epsilon against the number of releases, and the trade-off curve.

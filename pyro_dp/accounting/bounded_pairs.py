@@ -1,60 +1,105 @@
-"""The dominating pair of what is (epsilon, delta)-DP by itself.
+"""Dominating pairs with bounded losses. A pair is determined by its largest loss.
 
-It has four outcomes (Kairouz, Oh & Viswanath 2015, Theorem 3.2; Murtagh & Vadhan 2016). The pair is
-a mixture. With probability delta the loss is infinite, and otherwise the pair is :class:`Response`.
-So is any product of such pairs. :mod:`pyro_dp.accounting.composition` splits the infinite part of a
-whole ledger off before anything else is composed.
+An (epsilon, delta)-DP release has a pair with four outcomes (Kairouz, Oh & Viswanath 2015,
+Theorem 3.2; Murtagh & Vadhan 2016). The pair is a mixture. With probability delta the loss is
+infinite, and otherwise the pair is :class:`Response`. So is any product of such pairs.
+:mod:`pyro_dp.accounting.composition` splits the infinite part of a whole ledger off before anything
+else is composed.
 """
 
+import abc
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from pyro_dp.accounting.pld import RATES, Distribution, Floats
+from pyro_dp.accounting.pld import RATES, Distribution, Floats, onto_dots
+
+MOST_LOSS = 50.0  # a pair with a larger one adds its epsilon
+_LEAST_LOSS = 1e-9
+_MOST_KINDS, _FINEST = 64, 1e-3  # kinds of losses, and the log ratio of the first grid
 
 
-@dataclass(frozen=True, order=True)
-class Response:
-    """Randomised response, which dominates whatever is (``most``, 0)-DP."""
+@dataclass(frozen=True)
+class Bounded(abc.ABC):
+    """A symmetric pair, with its exact profile: ``delta(eps)`` and ``epsilon(delta)``."""
 
-    most: float  # epsilon: the losses are -most and most
+    most: float  # the losses are -most to most
 
-    kind: ClassVar[str] = "bounded"  # no removal: it is symmetric
+    kind: ClassVar[str] = "bounded"
+    rate: ClassVar[float] = 1.0  # every record takes part
 
-    def reverse(self) -> "Response":
+    @property
+    def on_grids(self) -> bool:
+        return self.most < math.inf
+
+    @classmethod
+    def together(cls, counts: Mapping[Any, int]) -> list[tuple[Any, int]]:
+        """The pairs to be composed for these, in a canonical order."""
+        losses: Counter[float] = Counter()
+        for pair, n in counts.items():
+            if 0.0 < pair.most <= MOST_LOSS:
+                losses[max(pair.most, _LEAST_LOSS)] += n
+        return [(cls(most), n) for most, n in sorted(_few(losses).items())]
+
+    def reverse(self) -> "Bounded":
         return self
 
     def span(self, tail: float) -> tuple[float, float]:
         return -self.most, self.most
 
-    def log_moments(self, rates: Floats) -> Floats:
-        up, down = (1.0 + rates) * self.most, -rates * self.most
-        moments: Floats = np.logaddexp(up, down) - np.logaddexp(self.most, 0.0)
-        return moments
-
     def moments(self) -> tuple[Floats, float]:
         return self.log_moments(RATES), 0.0
 
+    def on_grid(self, least: float, most: float, gap: float) -> Distribution:
+        """Connect-the-Dots: P and Q both keep their mass, so delta is nowhere below."""
+        reach = math.floor(self.most / gap) + 1  # points beyond both losses
+        losses = np.arange(-reach, reach + 1, dtype=np.float64) * gap
+        before, beyond = losses < -self.most, losses >= self.most
+        up_to = np.where(before, 0.0, np.where(beyond, 1.0, self._up_to(losses)))
+        above = np.where(before, 1.0, np.where(beyond, 0.0, self._up_to(-losses)))  # Q's
+        return Distribution(losses, onto_dots(losses, np.diff(up_to), -np.diff(above)), 0.0)
+
+    @abc.abstractmethod
+    def _up_to(self, losses: Floats) -> Floats:
+        """P's mass of the losses up to these, within [-most, most)."""
+
+    @abc.abstractmethod
+    def log_moments(self, rates: Floats) -> Floats:
+        """log E exp(rate * loss)."""
+
+
+class Response(Bounded):
+    """Randomised response, which dominates whatever is (``most``, 0)-DP."""
+
+    def _up_to(self, losses: Floats) -> Floats:
+        return np.full_like(losses, math.exp(-np.logaddexp(self.most, 0.0)))
+
+    def log_moments(self, rates: Floats) -> Floats:
+        rest = np.log1p(np.exp(-(1.0 + 2.0 * rates) * self.most))
+        moments: Floats = rates * self.most + rest - math.log1p(math.exp(-self.most))
+        return moments
+
     def delta(self, eps: float) -> float:
-        """The exact profile, at eps >= 0."""
         return -math.expm1(min(0.0, eps - self.most)) / (1.0 + math.exp(-self.most))
 
     def epsilon(self, delta: float) -> float:
         rest = 1.0 - delta * (1.0 + math.exp(-self.most))
         return max(0.0, self.most + math.log(rest)) if rest > 0.0 else 0.0
 
-    def on_grid(self, least: float, most: float, gap: float) -> Distribution:
-        """Connect-the-Dots: P and Q both keep their mass, so delta is nowhere below."""
-        reach = math.floor(self.most / gap) + 1  # points beyond both losses
-        losses = np.arange(-reach, reach + 1, dtype=np.float64) * gap
-        probs = np.zeros_like(losses)
-        for loss in (-self.most, self.most):
-            mass = math.exp(-np.logaddexp(-loss, 0.0))
-            i = int(np.searchsorted(losses, loss, side="right")) - 1
-            lower = math.expm1(losses[i + 1] - loss) / math.expm1(gap)
-            lower = min(1.0, max(0.0, lower))
-            probs[i] += mass * lower
-            probs[i + 1] += mass * (1.0 - lower)
-        return Distribution(losses, probs, 0.0)
+
+def _few(losses: Counter[float]) -> Counter[float]:
+    """At most :data:`_MOST_KINDS` losses, none below its own: each is rounded up to a common grid.
+
+    The time of a composition grows with the number of kinds. Grids of twice the width are nested.
+    """
+    rounded, ratio = losses, _FINEST
+    while len(rounded) > _MOST_KINDS:
+        rounded = Counter()
+        for loss, n in losses.items():
+            rounded[math.exp(ratio * math.ceil(math.log(loss) / ratio) + 1e-12)] += n
+        ratio *= 2.0
+    return rounded

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import scipy
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, brief
+from pyro_dp.accounting.events import Event, NonPrivateLook, Stated, brief
 from pyro_dp.utils.errors import PrivacyBudgetExceeded
 
 Counts = Mapping[Event, int]
@@ -111,7 +111,7 @@ class Budget:
 
 
 def _lost(counts: Counts) -> float:
-    return math.fsum(n * e.delta for e, n in counts.items() if type(e) is ApproximateDP)
+    return math.fsum(n * e.delta for e, n in counts.items() if isinstance(e, Stated))
 
 
 def least_noise(cost: Callable[[float], float], budget: float) -> float | None:

@@ -9,9 +9,10 @@ Four engines, each a valid upper bound on the cost of ``{event: count}``:
 * ``advanced``, ``basic``: composition theorems (Kairouz, Oh & Viswanath 2015, Theorem 3.5; Dwork
   et al. 2006) applied to the exact (epsilon, delta) of single steps. For teaching.
 
-A release that is (epsilon, delta)-DP by itself has a dominating pair for ``pld``. It is tight for
-fixed statements (:mod:`pyro_dp.accounting.bounded_pairs`). The other engines add its epsilon and
-its delta (basic composition). A non-private look leaves no guarantee: epsilon is inf, delta is 1.
+A release that is private by itself has a dominating pair of its own
+(:mod:`pyro_dp.accounting.bounded_pairs`), which the engines compose with all others. Some have
+only Rényi divergences (:mod:`pyro_dp.accounting.renyi_curve`): then ``pld`` takes the Rényi bound
+of the whole ledger. A non-private look leaves no guarantee: epsilon is inf, delta is 1.
 """
 
 import functools
@@ -22,11 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from pyro_dp.accounting.bounded_pairs import Response
-from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.bounded_pairs import MOST_LOSS
+from pyro_dp.accounting.events import NonPrivateLook, Stated, SubsampledGaussian
 from pyro_dp.accounting.pld import RATES, Curve, DominatingPair, Floats, Side, compose, log_moments
 from pyro_dp.accounting.privacy_profile import step_delta, step_epsilon
-from pyro_dp.accounting.rdp import autodp_moments, renyi_delta, renyi_epsilon
+from pyro_dp.accounting.rdp import ORDERS, autodp_moments, renyi_delta, renyi_epsilon
+from pyro_dp.accounting.renyi_curve import RenyiPair
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.validation import LARGEST
 
@@ -39,14 +41,12 @@ ENGINES = {  # by name, and what they compose costs by, in words
 NEIGHBORING = ("add_or_remove_one", "replace_one")
 
 _TOLERANCE = 1e-3  # relative move of the answer that ends the refinement of grids
-_LEAST_LOSS, _MOST_LOSS = 1e-9, 50.0  # limits of a pair; beyond the second, epsilon is added
-_MOST_KINDS, _FINEST = 64, 1e-3  # kinds of stated losses, and the log ratio of the first grid
 _LEAST = 1e-30  # delta below which only Rényi bounds are used: masses come close to underflow
 
 
 def require_known(event: Any, neighboring: str) -> None:
     """:raises ConfigurationError: if the event is unknown or does not fit the relation."""
-    if type(event) not in (ApproximateDP, NonPrivateLook):
+    if not isinstance(event, Stated | NonPrivateLook):
         interpret(event, neighboring)
 
 
@@ -60,8 +60,8 @@ def interpret(event: Any, neighboring: str) -> DominatingPair:
     """
     if type(event) is not SubsampledGaussian:
         raise ConfigurationError(
-            f"an event of type {type(event).__name__} is unknown: record a SubsampledGaussian or "
-            "an ApproximateDP."
+            f"an event of type {type(event).__name__} is unknown: record a SubsampledGaussian, an "
+            "ApproximateDP, or a Mechanism of autodp."
         )
     sigma, rate = event.noise_multiplier, event.sample_rate
     # Rates this close to 0 or 1 are rounded up and noise beyond a million is rounded down, which
@@ -104,7 +104,8 @@ def _of_parts(
     steps, added, lost = _parts(ledger, neighboring, engine)
     if steps is None or lost > delta:
         return math.inf
-    steps, left = _without_rare(steps, _left(delta, lost, engine))
+    # A mixture: all of delta is lost + (1 - lost) left.
+    steps, left = _without_rare(steps, (delta - lost) / (1.0 - lost))
     if not steps:
         return added
     return added + min(_most(steps), composed(steps, left) if left > 0.0 else math.inf)
@@ -130,7 +131,7 @@ def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: s
     rare, rest = _taking_part(steps), _bounded(steps)
     if rare < own and epsilon - added >= _most(rest):
         own = rare
-    return min(1.0, lost + own * (1.0 - lost if engine == "pld" else 1.0))
+    return min(1.0, lost + own * (1.0 - lost))
 
 
 def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: str) -> float:
@@ -158,6 +159,18 @@ def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[Floats, float]
     return np.max([each for each, _ in sides], axis=0), max(lost for _, lost in sides)
 
 
+def renyi(ledger: Mapping[Any, int], neighboring: str) -> RenyiPair:
+    """Rényi divergences of a ledger at :data:`~pyro_dp.accounting.rdp.ORDERS`, through autodp.
+
+    They are infinite where a delta of its own is left, or no noise. Arguments as for :func:`delta`.
+    """
+    steps, added, lost = _parts(ledger, neighboring, "rdp")
+    if steps is None or lost > 0.0:
+        return RenyiPair(math.inf, (math.inf,) * len(ORDERS))
+    rates, found = autodp_moments(steps)
+    return RenyiPair(_most(steps) + added, tuple(found + rates * added))
+
+
 def _taking_part(steps: Side) -> float:
     """A bound of the probability that a record takes part in a sum: else none depends on it."""
     return math.fsum(count * step.rate for step, count in steps if step.most == math.inf)
@@ -178,50 +191,28 @@ def _without_rare(steps: Side, left: float) -> tuple[Side, float]:
     return (_bounded(steps), left - rare) if rare <= left else (steps, left)
 
 
-def _left(delta: float, lost: float, engine: str) -> float:
-    """The delta for the pairs: all of it is ``lost + (1 - lost) left`` for a mixture."""
-    return (delta - lost) / (1.0 - lost) if engine == "pld" else delta - lost
-
-
 def _parts(
     ledger: Mapping[Any, int], neighboring: str, engine: str
 ) -> tuple[Side | None, float, float]:
     """Pairs that compose (None: no privacy), epsilons that are added, and the probability lost.
 
-    For ``pld`` the last is the probability of an infinite loss, 1 - prod_i (1 - delta_i).
+    The last is the probability of an infinite loss, 1 - prod_i (1 - delta_i).
     """
     for event, count in ledger.items():
         if count and type(event) is NonPrivateLook:
             return None, 0.0, 0.0
-    own = [(event, n) for event, n in ledger.items() if type(event) is ApproximateDP]
-    sums = {e: n for e, n in ledger.items() if type(e) not in (ApproximateDP, NonPrivateLook)}
-    added = math.fsum(count * event.epsilon for event, count in own)
-    lost = math.fsum(count * event.delta for event, count in own)
-    steps = _steps(sums, neighboring, merge=engine in ("pld", "rdp"))
-    if engine != "pld" or steps is None:
-        return steps, added, lost
+    own = [(event, n) for event, n in ledger.items() if n and isinstance(event, Stated)]
+    sums = {e: n for e, n in ledger.items() if not isinstance(e, Stated | NonPrivateLook)}
     lost = -math.expm1(math.fsum(n * math.log1p(-event.delta) for event, n in own))
-    added = math.fsum(n * event.epsilon for event, n in own if event.epsilon > _MOST_LOSS)
-    losses: Counter[float] = Counter()
+    kinds: dict[Any, Counter[Any]] = {}  # by the class of their pairs
     for event, n in own:
-        if n and 0.0 < event.epsilon <= _MOST_LOSS:
-            losses[max(event.epsilon, _LEAST_LOSS)] += n
-    pairs = ((Response(loss), n) for loss, n in sorted(_few(losses).items()))
-    return (*steps, *pairs), added, lost
-
-
-def _few(losses: Counter[float]) -> Counter[float]:
-    """At most :data:`_MOST_KINDS` losses, none below its own: each is rounded up to a common grid.
-
-    The time of a composition grows with the number of kinds. Grids of twice the width are nested.
-    """
-    rounded, ratio = losses, _FINEST
-    while len(rounded) > _MOST_KINDS:
-        rounded = Counter()
-        for loss, n in losses.items():
-            rounded[math.exp(ratio * math.ceil(math.log(loss) / ratio) + 1e-12)] += n
-        ratio *= 2.0
-    return rounded
+        kinds.setdefault(type(event.pair), Counter())[event.pair] += n
+    by_name = sorted(kinds.items(), key=lambda kind: kind[0].__name__)
+    pairs = tuple(pair for kind, some in by_name for pair in kind.together(some))
+    large = ((pair.most, n) for _, some in by_name for pair, n in some.items())
+    added = math.fsum(n * most for most, n in large if MOST_LOSS < most < math.inf)
+    steps = _steps(sums, neighboring, merge=engine in ("pld", "rdp"))
+    return None if steps is None else steps + pairs, added, lost
 
 
 def _steps(ledger: Mapping[Any, int], neighboring: str, merge: bool = True) -> Side | None:
@@ -306,7 +297,7 @@ def _refine(
     what is left is about a third of the last move, and mostly a fifteenth.
     """
     best, refined = math.inf, 1.0
-    while True:
+    while all(step.on_grids for step, _ in side):
         curve = compose(side, rate, log_delta, 0.75 * _TOLERANCE / refined)
         value = read(curve)
         if value is None:  # below the window: tilt less
@@ -317,7 +308,8 @@ def _refine(
         done = curve.finest or best <= value * (1.0 + _TOLERANCE)
         best, refined = min(best, value), 16.0 * refined
         if done:
-            return best
+            break
+    return best
 
 
 def _moments_epsilon(side: Side, delta: float) -> float:
@@ -348,20 +340,29 @@ def _invert(function: Callable[[float], float], value: float) -> float:
     return math.exp(high)
 
 
+def _alone(steps: Side, delta: float) -> tuple[Floats, Floats]:
+    """Epsilons of single steps, which share delta out, and counts. A bounded loss needs none."""
+    many = sum(count for step, count in steps if step.most == math.inf)
+    eps = [step_epsilon(s, delta / many) if s.most == math.inf else s.most for s, _ in steps]
+    return np.array(eps), np.array([float(count) for _, count in steps])
+
+
 def _basic_epsilon(steps: Side, delta: float) -> float:
-    share = delta / sum(count for _, count in steps)
-    return sum(count * step_epsilon(step, share) for step, count in steps)
+    eps, counts = _alone(steps, delta)
+    return float(counts @ eps)
 
 
 def _advanced_epsilon(steps: Side, delta: float) -> float:
     """Half of delta is the theorem's slack, half is shared out among the steps."""
-    share, slack = delta / 2.0 / sum(count for _, count in steps), delta / 2.0
-    eps = np.array([step_epsilon(step, share) for step, _ in steps])
-    counts = np.array([float(count) for _, count in steps])
+    slack = delta / 2.0
+    eps, counts = _alone(steps, slack)
     square = counts @ eps**2
     drift = counts @ (eps * np.tanh(eps / 2.0))
     log = min(math.log(1.0 / slack), math.log(math.e + math.sqrt(square) / slack))
-    return float(min(counts @ eps, drift + math.sqrt(2.0 * square * log)))
+    found = float(min(counts @ eps, drift + math.sqrt(2.0 * square * log)))
+    bounded, rest = _bounded(steps), tuple(each for each in steps if each[0].most == math.inf)
+    # A large loss that is bounded costs less by addition.
+    return min(found, _most(bounded) + _advanced_epsilon(rest, delta)) if bounded else found
 
 
 _EPSILON: dict[str, Callable[[Side, float], float]] = {

@@ -1,10 +1,13 @@
 """The entries of a ledger: records of releases, without behaviour."""
 
+import abc
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
+from pyro_dp.accounting.amounts import up
+from pyro_dp.accounting.bounded_pairs import Response
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_choice, require_number
 
@@ -72,8 +75,25 @@ class SubsampledGaussian:
         object.__setattr__(self, "sample_rate", rate)
 
 
+class Stated(abc.ABC):
+    """A release that is private by itself. Each kind says in its own file what it costs."""
+
+    name: str
+    delta: float  # the probability of an infinite loss
+
+    @property
+    @abc.abstractmethod
+    def pair(self) -> Any:
+        """A pair that dominates it, apart from ``delta``: see :mod:`.bounded_pairs`."""
+
+    @property
+    @abc.abstractmethod
+    def cost(self) -> str:
+        """In words."""
+
+
 @dataclass(frozen=True)
-class ApproximateDP:
+class ApproximateDP(Stated):
     """A release that is (epsilon, delta)-DP by itself, such as a private selection.
 
     The statement must hold under the accountant's own relation, for every outcome of earlier
@@ -105,6 +125,14 @@ class ApproximateDP:
         object.__setattr__(self, "epsilon", eps)
         object.__setattr__(self, "delta", delta)
 
+    @property
+    def pair(self) -> Response:
+        return Response(self.epsilon)
+
+    @property
+    def cost(self) -> str:
+        return f"epsilon = {up(self.epsilon)}, delta = {self.delta:.4g}"
+
 
 @dataclass(frozen=True)
 class NonPrivateLook:
@@ -130,8 +158,7 @@ class NonPrivateLook:
             require_short_text("time", self.time)
 
 
-Event = SubsampledGaussian | ApproximateDP | NonPrivateLook
-EVENTS = get_args(Event)
+Event = SubsampledGaussian | Stated | NonPrivateLook
 
 
 def is_whole(event: Event) -> bool:
@@ -157,8 +184,8 @@ def require_short_text(name: str, value: Any, longest: int = LONGEST_TEXT) -> No
 
 def brief(event: Event) -> str:
     """An event in a line of text."""
-    if isinstance(event, ApproximateDP):
-        return f"{event.name} (epsilon={event.epsilon:.6g}, delta={event.delta:.6g})"
+    if isinstance(event, Stated):
+        return f"{event.name} ({event.cost})"
     if isinstance(event, NonPrivateLook):
         return f"non-private look: {event.what}" + (f" ({event.time})" if event.time else "")
     return (

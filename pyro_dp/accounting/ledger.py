@@ -17,7 +17,9 @@ from pyro_dp.accounting.events import (
     is_whole,
     together,
 )
+from pyro_dp.accounting.laplace import Laplace
 from pyro_dp.accounting.origins import Origins
+from pyro_dp.accounting.renyi_curve import RenyiDP
 from pyro_dp.utils import tables
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, same
@@ -58,8 +60,10 @@ _MECHANISMS: dict[str, tuple[type, tuple[str, ...]]] = {
     "subsampled_gaussian": (SubsampledGaussian, ("noise_multiplier", "sample_rate", "sampling")),
     "approximate_dp": (ApproximateDP, ("epsilon", "delta", "name")),
     "nonprivate_look": (NonPrivateLook, ("what", "time")),
+    "laplace": (Laplace, ("scale", "name")),
+    "renyi_dp": (RenyiDP, ("divergences", "epsilon", "name")),
 }
-_NAMES = {kind: name for name, (kind, _) in _MECHANISMS.items()}
+NAMES = {kind: name for name, (kind, _) in _MECHANISMS.items()}  # the kinds of events
 
 
 def to_state(settings: Mapping[str, Any], saved: Saved) -> dict[str, Any]:
@@ -97,7 +101,7 @@ def from_lines(lines: Iterable[Mapping[str, Any]], neighboring: str) -> Counter[
 
 def to_line(event: Event, count: int) -> dict[str, Any]:
     """One event of the ledger as plain numbers and strings."""
-    name = _NAMES[type(event)]
+    name = NAMES[type(event)]
     fields = {field: getattr(event, field) for field in _MECHANISMS[name][1]}
     return {"mechanism": name, **fields, "count": count}
 

@@ -59,6 +59,11 @@ class DominatingPair(NamedTuple):
         """The largest loss."""
         return math.inf
 
+    @property
+    def on_grids(self) -> bool:
+        """Whether it has a distribution, and not moments alone."""
+        return True
+
     def reverse(self) -> "DominatingPair":
         """The pair of the other direction of the relation."""
         return self._replace(kind="add")
@@ -145,6 +150,14 @@ def connect_dots(step: DominatingPair, losses: Floats, x: Floats) -> Distributio
         losses = np.concatenate((-losses[:0:-1], losses))
         p, q = np.concatenate((q[::-1], p)), np.concatenate((p[::-1], q))
         below = above[::-1]
+    probs = onto_dots(losses, p, q)
+    probs[0] += below[0]
+    probs[len(p) // 2] += atom
+    return Distribution(losses, probs, float(above[0]))
+
+
+def onto_dots(losses: Floats, p: Floats, q: Floats) -> Floats:
+    """P's mass on the losses, if P and Q have the masses p and q between each two of them."""
     gap = np.diff(losses)
     with np.errstate(over="ignore", invalid="ignore"):
         lower = (q * np.exp(losses[:-1]) - p * np.exp(-gap)) / -np.expm1(-gap)
@@ -153,9 +166,7 @@ def connect_dots(step: DominatingPair, losses: Floats, x: Floats) -> Distributio
     probs = np.zeros_like(losses)
     probs[:-1] += lower
     probs[1:] += p - lower
-    probs[0] += below[0]
-    probs[len(p) // 2] += atom
-    return Distribution(losses, probs, float(above[0]))
+    return probs
 
 
 def _range(step: DominatingPair, tail: float) -> Floats:
@@ -288,7 +299,7 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
         with np.errstate(divide="ignore"):
             tilted = np.exp(np.log(grid.probs) + rate * grid.losses - scale)
         wrapped = np.bincount(np.arange(len(tilted)) % size, tilted, minlength=size)
-        spectrum = spectrum * scipy.fft.rfft(wrapped) ** count
+        spectrum = spectrum * _power(scipy.fft.rfft(wrapped), count)
         offset += round(grid.losses[0] / gap) * count
         log_scale += scale * count
         log_finite += count * math.log1p(-grid.infinity)
@@ -307,6 +318,16 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
         infinity=math.exp(log_cut) - math.expm1(log_finite),
         finest=gap > wanted,
     )
+
+
+def _power(base: Any, count: int) -> Any:
+    """By squaring: several times as fast as ``base**count`` for arrays of complex numbers."""
+    found = base.copy() if count % 2 else np.ones_like(base)
+    while count := count // 2:
+        base *= base
+        if count % 2:
+            found *= base
+    return found
 
 
 def _hockey_sticks(above: Floats, gap: float) -> Floats:

@@ -2,11 +2,11 @@
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 import scipy
 
-from pyro_dp.accounting.bounded_pairs import Response
 from pyro_dp.accounting.pld import DominatingPair, masses_between, outcomes_at
 
 
@@ -36,14 +36,14 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return min(high, root * (1.0 + 1e-12) + 4e-12)  # at or above the root, whatever brentq left
 
 
-def step_delta(step: DominatingPair | Response, eps: float) -> float:
+def step_delta(step: Any, eps: float) -> float:
     """The exact profile of one step at eps >= 0, where ``remove`` is not below ``add``.
 
     With v - w = e^eps - 1 >= 0 both are max_A w N_0(A) - v N_1(A): w = q for ``remove``, and less
     by t = (e^eps - 1)(1 - q) for ``add``; raising w and v by t raises it by t (N_0 - N_1)(A) >= 0.
     """
     if not isinstance(step, DominatingPair):
-        return step.delta(eps)
+        return float(step.delta(eps))
     q = step.rate
     if step.kind != "replace":
         if eps < 1.0:  # two forms of log(1 + (e^eps - 1) / q), against cancellation and overflow
@@ -56,9 +56,9 @@ def step_delta(step: DominatingPair | Response, eps: float) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def step_epsilon(step: DominatingPair | Response, delta: float) -> float:
+def step_epsilon(step: Any, delta: float) -> float:
     if not isinstance(step, DominatingPair):
-        return step.epsilon(delta)
+        return float(step.epsilon(delta))
     if step.rate == 1.0:
         return gaussian_epsilon(1.0 / step.noise, delta)
     if step_delta(step, 0.0) <= delta:

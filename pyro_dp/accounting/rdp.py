@@ -2,11 +2,11 @@
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 import scipy
 
-from pyro_dp.accounting.bounded_pairs import Response
 from pyro_dp.accounting.pld import DominatingPair, Floats, Side, losses_at
 from pyro_dp.utils.validation import LARGEST
 
@@ -87,7 +87,8 @@ def autodp_moments(steps: Side) -> tuple[Floats, Floats]:
     return ORDERS - 1.0, sum((n * _moments(step) for step, n in steps), np.zeros_like(ORDERS))
 
 
-def _moments(step: DominatingPair | Response) -> Floats:
+def _moments(step: Any) -> Floats:
     if isinstance(step, DominatingPair):
         return step_divergences(step) * (ORDERS - 1.0)
-    return step.log_moments(ORDERS - 1.0)
+    moments: Floats = step.log_moments(ORDERS - 1.0)
+    return moments

@@ -19,7 +19,7 @@ from pyro_dp.accounting.ledger import LedgerEntry
 from pyro_dp.accounting.markup import Block, Bullets, Facts, Heading, Paragraph, Table, rendered
 from pyro_dp.accounting.pictures import pictures
 from pyro_dp.accounting.report_rows import Reported, releases
-from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion
+from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion, third_opinion
 from pyro_dp.accounting.trade_off import FALSE_POSITIVES, best_power
 
 _NEIGHBOURS = {
@@ -137,6 +137,7 @@ def _summary(accountant: Reported, entries: Sequence[LedgerEntry]) -> list[Block
         f"relation {accountant.neighboring}."
     )
     blocks: list[Block] = [Paragraph(text), _second_opinion(accountant, entries, epsilon)]
+    blocks += _third_opinion(accountant, entries, epsilon)
     if budget is not None:
         text = f"The budget is epsilon = {of_budget(budget)}; {left} remains."
         blocks.append(Paragraph(text))
@@ -175,6 +176,23 @@ def _second_opinion(
         "on the larger one, and show this report to those who maintain pyro_dp."
     )
     return Paragraph(text, loud=True)
+
+
+def _third_opinion(
+    accountant: Reported, entries: Sequence[LedgerEntry], epsilon: float
+) -> list[Block]:
+    """By the engine "rdp". The theorems of the teaching engines may be looser than that."""
+    found = third_opinion(dict(entries), accountant.delta, accountant.neighboring)
+    if found is None or accountant.engine != "pld":
+        return []
+    text = (
+        f"The Rényi divergences of autodp, a third implementation, give the upper bound "
+        f"{up(found)} for the same releases and delta."
+    )
+    if found < epsilon * (1.0 - TOLERANCE):
+        contradiction = f"{text} It should not be below {up(epsilon)}, so one of the two is wrong."
+        return [Paragraph(f"{contradiction} Show this report to those who maintain pyro_dp.", True)]
+    return [Paragraph(f"{text} By nature it is looser, so it does not contradict.")]
 
 
 def _why(entries: Sequence[LedgerEntry]) -> str:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.amounts import spent, up
+from pyro_dp.accounting.amounts import spent
 from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import (
-    ApproximateDP,
     Event,
     NonPrivateLook,
+    Stated,
     SubsampledGaussian,
     is_whole,
     together,
@@ -49,11 +49,11 @@ _NUMBERS, _DATES = (2, 3, 4, 5, 6), (7,)
 _LEGEND = (
     "Each row is what one run released of one kind. A noisy sum adds up the records that took "
     "part, each clipped to a norm of C or less. Its noise is Gaussian, with the noise "
-    "multiplier times C as standard deviation. Other releases are (epsilon, "
-    "delta)-differentially private by themselves, as stated. Epsilon alone is what the row "
-    "would cost if it were all. Epsilon so far is its cost together with the rows above. "
-    "Several rows together cost less than their sum. Clipped is the released estimate of the "
-    "fraction of records whose part was cut to C, with its standard error."
+    "multiplier times C as standard deviation. Other releases state their own cost, and the "
+    "ledger believes them. Epsilon alone is what the row would cost if it were all. Epsilon so far "
+    "is its cost together with the rows above. Several rows together cost less than their sum. "
+    "Clipped is the released estimate of the fraction of records whose part was cut to C, with its "
+    "standard error."
 )
 
 
@@ -83,7 +83,7 @@ class Row:
     """
 
     origin: Origin | None
-    event: SubsampledGaussian | ApproximateDP
+    event: SubsampledGaussian | Stated
     count: int
     bounds: tuple[float, float] | None
     clipped: tuple[float, float] | None
@@ -103,8 +103,7 @@ class Row:
             kind = "noisy sums, with their noise together" if self.looks else "noisy sum"
             name = _NAMES.get(method, f"{method}: {kind}")
             return f"{name}, planned and not released" if self.planned else name
-        cost = f"epsilon = {up(self.event.epsilon)}, delta = {self.event.delta:.4g}"
-        return f"{self.event.name}: {cost}"
+        return f"{self.event.name}: {self.event.cost}"
 
 
 def rows_of(accountant: Reported) -> list[Row]:

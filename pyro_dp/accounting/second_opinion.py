@@ -2,8 +2,9 @@
 
 It gets what the ledger says, not what :mod:`pyro_dp.accounting.composition` makes of it, so that a
 release which is misread there is noticed as well. Its PLD accountant composes Gaussian sums, of all
-records or of Poisson samples, and what is (epsilon, delta)-DP by itself; it is pessimistic, and
-tight. Random subsets of fixed size are known to its RDP accountant only, whose bound is loose.
+records or of Poisson samples, Laplace noise, and what is (epsilon, delta)-DP by itself; it is
+pessimistic, and tight. Random subsets of fixed size are known to its RDP accountant only, whose
+bound is loose. A third opinion is that of autodp's Rényi divergences, which are loose as well.
 
 Bounds are in units of C: under ``replace_one`` the PLD accountant compares sums that are 2C apart
 at noise in units of C, as the ledger does, and the RDP accountant takes noise in units of 2C.
@@ -21,6 +22,7 @@ import numpy as np
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.laplace import Laplace
 
 TOLERANCE = 0.005  # relative: what grids and rounding explain, four times over
 
@@ -35,7 +37,8 @@ _LEAST_DELTA_PER_STEP = 2e-14
 # Where an empty record takes the place of one, it is "special" in the words of ``dp_accounting``.
 _RELATIONS = {"add_or_remove_one": "REPLACE_SPECIAL", "replace_one": "REPLACE_ONE"}
 
-_Release = SubsampledGaussian | ApproximateDP
+_Stated = ApproximateDP | Laplace
+_Release = SubsampledGaussian | _Stated
 
 
 class SecondOpinion(NamedTuple):
@@ -62,9 +65,25 @@ def second_opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) 
         return SecondOpinion(None, f"it failed ({type(error).__name__})")
 
 
+def third_opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> float | None:
+    """A bound by autodp's Rényi divergences; None: it has none, or not in a short time.
+
+    Arguments as for :func:`second_opinion`. Poisson samples under ``replace_one`` have none.
+    """
+    sums = [event for event in ledger if isinstance(event, SubsampledGaussian)]
+    on_samples = any(e.sample_rate < 1.0 and e.sampling == "poisson" for e in sums)
+    if len(ledger) > _MOST_KINDS or (neighboring == "replace_one" and on_samples):
+        return None
+    try:
+        found = composition.epsilon(ledger, delta, neighboring, "rdp")
+    except Exception:  # whatever goes wrong there, a report is written
+        return None
+    return found if found < math.inf else None
+
+
 def _opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> SecondOpinion:
     sums = {event: n for event, n in ledger.items() if isinstance(event, SubsampledGaussian)}
-    own = {event: n for event, n in ledger.items() if isinstance(event, ApproximateDP)}
+    own = {event: n for event, n in ledger.items() if isinstance(event, _Stated)}
     looks = [event for event in ledger if isinstance(event, NonPrivateLook)]
     if len(sums) + len(own) + len(looks) < len(ledger):
         return SecondOpinion(None, "it is not asked about releases of such a kind")
@@ -78,7 +97,7 @@ def _opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> Sec
             reason = "it cannot add subsets of fixed size to releases of the other kinds here"
             return SecondOpinion(None, reason)
         return SecondOpinion(_rdp_loose(sums, delta), "RDP")
-    stated = math.fsum(n * event.epsilon for event, n in own.items())
+    stated = math.fsum(n * event.pair.most for event, n in own.items())
     left = delta - math.fsum(n * event.delta for event, n in own.items())
     if left < max(_LEAST_DELTA, _LEAST_DELTA_PER_STEP * _steps(sums)):
         return SecondOpinion(
@@ -112,6 +131,10 @@ def _pld_pessimistic(
         if isinstance(event, ApproximateDP):
             stated = common.DifferentialPrivacyParameters(event.epsilon, event.delta)
             part = privacy_loss_distribution.from_privacy_parameters(stated, gap)
+        elif isinstance(event, Laplace):
+            part = privacy_loss_distribution.from_laplace_mechanism(
+                event.scale, value_discretization_interval=gap
+            )
         else:
             noise, count = _merged(event, count)
             part = privacy_loss_distribution.from_gaussian_mechanism(
@@ -155,7 +178,7 @@ def _steps(sums: Mapping[SubsampledGaussian, int]) -> int:
 def _gap(
     sums: Mapping[SubsampledGaussian, int],
     composed: float,
-    own: Mapping[ApproximateDP, int],
+    own: Mapping[_Stated, int],
     whole: float,
     left: float,
 ) -> float:
@@ -182,8 +205,8 @@ def _gap(
 
 def _span(event: _Release, count: int, neighboring: str) -> float:
     """Between the least and the largest loss of a release, ten standard deviations out, about."""
-    if isinstance(event, ApproximateDP):
-        return 2.0 * event.epsilon
+    if isinstance(event, _Stated):
+        return 2.0 * event.pair.most
     noise, rate = _merged(event, count)[0], event.sample_rate
     most = 10.0 / noise + 0.5 / noise**2
     absent = -math.log1p(-rate) if rate < 1.0 else math.inf

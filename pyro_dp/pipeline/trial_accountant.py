@@ -35,7 +35,7 @@ class TrialAccountant(PrivacyAccountant):
         self.refused = self.continued = False
         self.note(NOTE)
 
-    def record(self, event: Event, count: int = 1) -> None:
+    def record(self, event: Any, count: int = 1, *, neighboring: str | None = None) -> None:
         """:raises PrivacyBudgetExceeded: it was not declared, or the trial is over."""
         count = require_count("count", count, least=0)
         with self._lock:

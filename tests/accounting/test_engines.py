@@ -242,18 +242,16 @@ GAUSSIANS = {SubsampledGaussian(1.2, 0.02): 200, SubsampledGaussian(20.0): 3}
 
 @pytest.mark.parametrize("engine", [each for each in composition.ENGINES if each != "pld"])
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
-def test_what_is_private_by_itself_is_added(engine, relation):
+def test_what_is_private_by_itself_composes_in_all_engines(engine, relation):
     own = {ApproximateDP(0.25, 1e-6, "a"): 2, ApproximateDP(0.1, 0.0, "b"): 1}
     both = own | GAUSSIANS
     rest = composition.epsilon(GAUSSIANS, DELTA - 2e-6, relation, engine)
-    assert composition.epsilon(both, DELTA, relation, engine) == pytest.approx(0.6 + rest, rel=1e-9)
-    eps = 0.6 + rest
-    rest = composition.delta(GAUSSIANS, eps - 0.6, relation, engine)
-    assert composition.delta(both, eps, relation, engine) == pytest.approx(2e-6 + rest, rel=1e-9)
-    assert composition.delta(both, 0.59, relation, engine) == 1.0
+    found = composition.epsilon(both, DELTA, relation, engine)
+    assert rest < found <= (0.6 + rest) * (1.0 + 1e-9)
+    assert composition.delta(both, found, relation, engine) == pytest.approx(DELTA, rel=1e-4)
     assert composition.epsilon_bound(both, DELTA, relation, engine) == math.inf
     tight = composition.epsilon(both, DELTA, relation, "pld")
-    assert tight < composition.epsilon(both, DELTA, relation, engine)
+    assert tight < found
     assert tight <= composition.epsilon_bound(both, DELTA, relation, "pld") < math.inf
 
 
@@ -265,7 +263,7 @@ def test_deltas_must_leave_room(engine, cost):
 
     unit = 2.0**-20
     at_the_edge = of({ApproximateDP(0.5, unit, "a"): 10}, 10 * unit)
-    assert at_the_edge == 5.0 if engine != "pld" else 4.9 < at_the_edge <= 5.0
+    assert 4.9 < at_the_edge <= 5.0
     assert of({ApproximateDP(0.5, unit, "a"): 11}, 10 * unit) == math.inf
     assert of({ApproximateDP(0.5, unit, "a"): 11} | GAUSSIANS, 10 * unit) == math.inf
     assert of({ApproximateDP(0.5, 0.0, "pure"): 3}, 1e-300) == 1.5
@@ -298,4 +296,4 @@ def test_who_hardly_ever_takes_part_has_nothing_to_fear(relation, engine):
     assert 0.0 < composition.delta(ledger, 0.0, relation, engine) <= 1.0000001e-5
     both = ledger | {ApproximateDP(0.5, 1e-6, "other"): 1}
     found = composition.epsilon(both, 1.2e-5, relation, engine)
-    assert found == 0.5 if engine != "pld" else 0.4999 < found <= 0.5
+    assert 0.4999 < found <= 0.5

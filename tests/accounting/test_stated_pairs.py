@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from pyro_dp import ApproximateDP, PrivacyAccountant, SubsampledGaussian
-from pyro_dp.accounting import composition
+from pyro_dp.accounting import bounded_pairs, composition
 from pyro_dp.accounting.bounded_pairs import Response
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion
 
@@ -146,10 +146,10 @@ def test_rare_sums_take_their_part_of_delta():
 
 def test_many_kinds_are_rounded_up_to_few():
     losses = Counter(np.random.default_rng(0).uniform(1e-3, 0.5, 300).tolist())
-    few = composition._few(losses)
-    assert len(few) <= composition._MOST_KINDS and few.total() == 300
+    few = bounded_pairs._few(losses)
+    assert len(few) <= bounded_pairs._MOST_KINDS and few.total() == 300
     own, rounded = np.sort([*losses.elements()]), np.sort([*few.elements()])
     assert np.all(own <= rounded) and np.all(rounded <= 1.2 * own)
-    assert composition._few(Counter([0.1, 0.2])) == Counter([0.1, 0.2])
-    more = composition._few(losses + Counter([0.3]))  # nested grids: epsilon never falls
+    assert bounded_pairs._few(Counter([0.1, 0.2])) == Counter([0.1, 0.2])
+    more = bounded_pairs._few(losses + Counter([0.3]))  # nested grids: epsilon never falls
     assert sum(e * n for e, n in more.items()) >= sum(e * n for e, n in few.items()) + 0.3

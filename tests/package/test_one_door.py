@@ -122,6 +122,7 @@ USES = {
     ".record": """
         mechanism.release.release pipeline.private_selection.private_selection
         accounting.accountant.PrivacyAccountant.record_nonprivate
+        accounting.accountant.PrivacyAccountant.to_autodp
         auditing.scaled_noise.with_noise
         pipeline.trial_accountant.TrialAccountant.record
         accounting.accountant.PrivacyAccountant._enter
