@@ -415,7 +415,7 @@ MUTATIONS = [
         "mark_look",
         "    accountant.record_nonprivate(what)\n",
         "    return accountant.record_nonprivate(what)\n",
-        "test_ep.py",
+        "test_nonprivate.py",
     ),
     Mutation(
         "not private: said of the package's own line",
