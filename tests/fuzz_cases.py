@@ -121,7 +121,7 @@ _ACCOUNTANT = {
     "epsilon": [None, None, None, 1e6, 8.0, 0.01, 1e-300],
     "delta": [1e-5, 1e-3, 0.5, 1e-30, 1e-300],
     "neighboring": ["add_or_remove_one", "replace_one"],
-    "engine": ["pld", "rdp", "basic", "advanced"],
+    "engine": ["pld", "rdp"],
 }
 ACCOUNTANT = settings_of(_ACCOUNTANT)
 _SHARED = {

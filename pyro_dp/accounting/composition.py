@@ -1,17 +1,15 @@
 """What the events of a ledger cost: epsilon(delta) and delta(epsilon) under a relation.
 
-Four engines, each a valid upper bound on the cost of ``{event: count}``:
+Two engines, each a valid upper bound on the cost of ``{event: count}``:
 
 * ``pld``, privacy loss distributions: tight, see :mod:`pyro_dp.accounting.pld`. Full batches merge
   into one Gaussian, whose closed form is Balle & Wang 2018, Theorem 8. The answer never exceeds
   the Rényi bound of the same distributions.
 * ``rdp``: Rényi divergences from ``autodp``, converted as in Canonne, Kamath & Steinke 2020.
-* ``advanced``, ``basic``: composition theorems (Kairouz, Oh & Viswanath 2015, Theorem 3.5; Dwork
-  et al. 2006) applied to the exact (epsilon, delta) of single steps. For teaching.
 
 A release that is (epsilon, delta)-DP by itself has a dominating pair for ``pld``. It is tight for
-fixed statements (:mod:`pyro_dp.accounting.bounded_pairs`). The other engines add its epsilon and
-its delta (basic composition). A non-private look leaves no guarantee: epsilon is inf, delta is 1.
+fixed statements (:mod:`pyro_dp.accounting.bounded_pairs`). ``rdp`` adds its epsilon and its delta
+(basic composition). A non-private look leaves no guarantee: epsilon is inf, delta is 1.
 """
 
 import functools
@@ -33,8 +31,6 @@ from pyro_dp.utils.validation import LARGEST
 ENGINES = {  # by name, and what they compose costs by, in words
     "pld": "privacy loss distributions",
     "rdp": "Rényi differential privacy",
-    "advanced": "the advanced composition theorem",
-    "basic": "the basic composition theorem",
 }
 NEIGHBORING = ("add_or_remove_one", "replace_one")
 
@@ -123,10 +119,8 @@ def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: s
         return min(1.0, lost)
     if engine == "pld":
         own = _pld_delta(steps, epsilon - added)
-    elif engine == "rdp":
-        own = renyi_delta(*autodp_moments(steps), epsilon - added)
     else:
-        own = _invert(lambda d: _EPSILON[engine](steps, d), epsilon - added)
+        own = renyi_delta(*autodp_moments(steps), epsilon - added)
     rare, rest = _taking_part(steps), _bounded(steps)
     if rare < own and epsilon - added >= _most(rest):
         own = rare
@@ -197,7 +191,7 @@ def _parts(
     sums = {e: n for e, n in ledger.items() if type(e) not in (ApproximateDP, NonPrivateLook)}
     added = math.fsum(count * event.epsilon for event, count in own)
     lost = math.fsum(count * event.delta for event, count in own)
-    steps = _steps(sums, neighboring, merge=engine in ("pld", "rdp"))
+    steps = _steps(sums, neighboring)
     if engine != "pld" or steps is None:
         return steps, added, lost
     lost = -math.expm1(math.fsum(n * math.log1p(-event.delta) for event, n in own))
@@ -224,12 +218,11 @@ def _few(losses: Counter[float]) -> Counter[float]:
     return rounded
 
 
-def _steps(ledger: Mapping[Any, int], neighboring: str, merge: bool = True) -> Side | None:
+def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:
     """Pairs and counts in a canonical order; None if one is noiseless.
 
     n_k Gaussians of noise s_k are one Gaussian with s^-2 = sum n_k s_k^-2 (Dong, Roth & Su 2022).
 
-    :param merge: full batches into one Gaussian, which theorems about single steps know nothing of.
     :raises PrivacyError: a full batch is of a kind that is not known to be a Gaussian.
     """
     counts: dict[DominatingPair, int] = {}
@@ -245,8 +238,6 @@ def _steps(ledger: Mapping[Any, int], neighboring: str, merge: bool = True) -> S
         kind = "remove" if neighboring == "add_or_remove_one" else "fixed"
         if others := {s.kind for s in counts if s.rate == 1.0} - {kind}:
             raise PrivacyError(f"pairs {sorted(others)} of rate 1 are not known to be Gaussian.")
-        if not merge:
-            return tuple(sorted(counts.items()))
         noise = 1.0 / math.hypot(*(math.sqrt(n) / s for s, n in full), 1e-300)
         if merged:  # rounded down, as in ``interpret``
             noise = min(noise, 1e6)
@@ -337,36 +328,7 @@ def _rdp_epsilon(steps: Side, delta: float) -> float:
     return renyi_epsilon(*autodp_moments(steps), delta)
 
 
-def _invert(function: Callable[[float], float], value: float) -> float:
-    """The smallest delta, to 1e-6 relative, with function(delta) <= value; 1.0 if there is none."""
-    low, high = math.log(1e-300), 0.0
-    if function(1e-300) <= value:
-        return 1e-300
-    while high - low > 1e-6:
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if function(math.exp(middle)) <= value else (middle, high)
-    return math.exp(high)
-
-
-def _basic_epsilon(steps: Side, delta: float) -> float:
-    share = delta / sum(count for _, count in steps)
-    return sum(count * step_epsilon(step, share) for step, count in steps)
-
-
-def _advanced_epsilon(steps: Side, delta: float) -> float:
-    """Half of delta is the theorem's slack, half is shared out among the steps."""
-    share, slack = delta / 2.0 / sum(count for _, count in steps), delta / 2.0
-    eps = np.array([step_epsilon(step, share) for step, _ in steps])
-    counts = np.array([float(count) for _, count in steps])
-    square = counts @ eps**2
-    drift = counts @ (eps * np.tanh(eps / 2.0))
-    log = min(math.log(1.0 / slack), math.log(math.e + math.sqrt(square) / slack))
-    return float(min(counts @ eps, drift + math.sqrt(2.0 * square * log)))
-
-
 _EPSILON: dict[str, Callable[[Side, float], float]] = {
     "pld": _pld_epsilon,
     "rdp": _rdp_epsilon,
-    "advanced": _advanced_epsilon,
-    "basic": _basic_epsilon,
 }

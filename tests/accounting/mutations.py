@@ -53,13 +53,6 @@ MUTATIONS = [
         "test_composition.py",
     ),
     Mutation(
-        "composition theorems of merged steps",
-        "_parts",
-        'merge=engine in ("pld", "rdp")',
-        "merge=True",
-        "test_engines.py::test_composition_theorems_know_single_steps_alone",
-    ),
-    Mutation(
         "sampled subsets that cost more than all records",
         "step_divergences",
         "return bounded",
