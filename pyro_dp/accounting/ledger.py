@@ -29,7 +29,7 @@ _HEAD = ("release", "sample rate", "noise multiplier", "count")
 # Spelt out: "Gaussian, poisson" was read as the family of the model.
 _SAMPLING = {"poisson": "Poisson sampling", "fixed": "subsets of fixed size", "full": "all records"}
 _MOST_ALONE = 3  # kinds of sums over all records that have rows of their own
-_RETIRED = ("advanced", "basic")  # engines of older versions: the present ones are tighter
+_RETIRED = ("advanced", "basic")  # engines of older versions: the others are bounds, too
 _DAMAGED = "the accountant's state is damaged or not one: "
 
 

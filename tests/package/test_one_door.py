@@ -132,7 +132,6 @@ USES = {
     "record_nonprivate": "accounting.accountant.PrivacyAccountant accounting.looks.mark_look",
     "mark_look": """
         accounting.looks mechanism.nonprivate mechanism.nonprivate.NonPrivate._read
-        tabular.synthesizer tabular.synthesizer.Synthesizer.compare
     """,
     # Imports of whatever there is; what uses it keeps a column with "*", all others.
     "*": """
