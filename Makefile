@@ -55,7 +55,7 @@ OLDEST ?= python3.10
 CORE := \
 	tests/accounting/test_accounting.py \
 	tests/mechanism/test_clipping.py \
-	tests/baselines/test_dpem.py \
+	tests/methods/test_dpem.py \
 	tests/accounting/test_pld.py \
 	tests/vips/test_vips_models.py \
 	tests/tabular/test_bad_frames.py \

@@ -26,6 +26,7 @@ N, and the choice of the settings.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -41,9 +42,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dp import PrivacyAccountant
-from pyro_dp.baselines import DPSGLD
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "examples" / "methods"))
+
+from dpsgld import DPSGLD  # noqa: E402
+
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 PAPER = {
     "abalone": {"num_steps": 1000, "sample_rate": 0.05},

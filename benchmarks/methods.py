@@ -22,6 +22,7 @@ DP-SGLD's step size is a multiple of the one at which its privacy noise has temp
 import argparse
 import itertools
 import math
+import sys
 from collections.abc import Callable
 
 import pandas as pd
@@ -34,8 +35,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dp import DPSVI
-from pyro_dp.baselines import DPSGLD
 from pyro_dp.vips import VIPS, LogisticRegression
+
+sys.path.insert(0, str(ROOT / "examples" / "methods"))
+
+from dpsgld import DPSGLD
 
 SIZE, RADIUS = 20_000, 5.0
 EPSILONS = (0.3, 1.0, 4.0)

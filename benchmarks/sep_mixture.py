@@ -25,6 +25,7 @@ once for all epsilons, on data sets with other seeds; a first look at kappa used
 
 import argparse
 import math
+import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -41,9 +42,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dp import PaperDPSEP, PrivacyAccountant
-from pyro_dp.baselines import DPEM
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "examples" / "methods"))
+
+from dpem import DPEM  # noqa: E402
+
 K, DIM, SCALE, PRIOR_SCALE = 4, 4, 0.5, math.sqrt(10.0)
 ANCHORS = 1.5 * torch.eye(K, DIM, dtype=torch.float64)
 INITIAL_SCALE = 0.3
@@ -112,6 +116,7 @@ def fit_em(x: Tensor, num_steps: int, epsilon: float, seed: int) -> Tensor:
         ANCHORS,
         radius=EM_RADIUS,
         start_variance=SCALE**2,
+        least_variance=1e-4 * EM_RADIUS**2,
         num_steps=num_steps,
         generator=seed,
         **budget(epsilon),

@@ -289,7 +289,8 @@ def report(fits: pd.DataFrame) -> None:
         "There are N = 5,000 simulated records, with delta = 1e-5 and one run each. Nothing is set "
         "except for the edits in the remarks. The columns have the ELBO of `SVI`, the better of "
         "two runs, and relative differences to it. `DPSEP` ran at epsilon = 4 if its guide is "
-        "Gaussian. The last column is the time of a gradient step, in units of `SVI` on as many records. "
+        "Gaussian. The last column is the time of a gradient step, in units of `SVI` on as many "
+        "records. "
         "The models are in `tests/zoo`. `python benchmarks/zoo.py` fits them, and "
         "`python benchmarks/zoo.py --report` writes this page.\n\n"
     )

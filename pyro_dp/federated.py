@@ -6,7 +6,7 @@ Each holder of data makes a :class:`Federation` over a channel, and passes it to
 apps are made by :func:`server_app` and :func:`client_app`.
 """
 
-from pyro_dp.mechanism.aggregator_channel import AtTrustedAggregator, Line
+from pyro_dp.mechanism.aggregator_channel import AtTrustedAggregator
 from pyro_dp.mechanism.federation import Channel, Federation
 from pyro_dp.mechanism.flower import server_app
 from pyro_dp.mechanism.flower_line import FlowerLine
@@ -19,7 +19,6 @@ __all__ = [
     "Channel",
     "Federation",
     "FlowerLine",
-    "Line",
     "ShamirSums",
     "TrustedAggregator",
     "client_app",

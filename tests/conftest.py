@@ -10,7 +10,6 @@ import trials
 
 from pyro_dp import DPSEP, DPSVI, PaperDPSEP
 from pyro_dp.accounting import origins
-from pyro_dp.baselines import DPSGLD
 from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
 
 pytest.register_assert_rewrite("contract")  # so that it tells what failed
@@ -29,10 +28,7 @@ def pytest_addoption(parser):
 
 
 # What users get who say nothing.
-INITS = [
-    inspect.unwrap(each.__init__)
-    for each in (DPSVI, StochasticGradientVI, DPSEP, PaperDPSEP, DPSGLD)
-]
+INITS = [inspect.unwrap(each.__init__) for each in (DPSVI, StochasticGradientVI, DPSEP, PaperDPSEP)]
 DEFAULTS = {each: each.__kwdefaults__["jit"] for each in INITS}
 
 

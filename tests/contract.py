@@ -16,6 +16,7 @@ import numpy as np
 import pyro
 import pytest
 import torch
+from dpem import DPEM
 from releases import Releases, take
 from run_contract import STEPS, RunContract, same
 from scipy import stats
@@ -29,7 +30,6 @@ from pyro_dp import (
     PrivacyError,
     SubsampledGaussian,
 )
-from pyro_dp.baselines import DPEM
 from pyro_dp.vips import LogisticRegression
 
 ALARM = 1e-8  # the false-alarm rate of each test of noise
@@ -654,8 +654,9 @@ def through_a_file(state):
 def foreign_states(inference):
     """Of other inferences, before their first step."""
     settings = dict(accountant=PrivacyAccountant(), num_steps=STEPS, noise_multiplier=1.0)
+    scales = {"radius": 1.0, "start_variance": 1.0, "least_variance": 1e-4}
     others = (
-        DPEM(torch.zeros(2, 3), radius=1.0, **settings),
+        DPEM(torch.zeros(2, 3), **scales, **settings),
         VIPS(LogisticRegression(3), **settings),
     )
     return [each.state_dict() for each in others if type(each) is not type(inference)]

@@ -37,7 +37,7 @@ CUTS = [0, 13, 13, 60]  # one holder has nothing
 
 
 class PipeLine:
-    """A :class:`~pyro_dp.federated.Line` to another thread or process."""
+    """A pipe to another thread or process, which does what a ``FlowerLine`` does."""
 
     def __init__(self, index: int, connection: Any):
         self.index = index

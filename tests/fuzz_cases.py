@@ -37,7 +37,6 @@ from pyro_dp import (
     columns,
 )
 from pyro_dp.accounting.origins import Origin
-from pyro_dp.baselines import DPEM, DPSGLD, EP
 from pyro_dp.infer.ep.stochastic_ep import StochasticEP
 from pyro_dp.tabular import Category, Count, Date, Number, Schema, Synthesizer
 from pyro_dp.vips import (
@@ -122,7 +121,7 @@ _ACCOUNTANT = {
     "epsilon": [None, None, None, 1e6, 8.0, 0.01, 1e-300],
     "delta": [1e-5, 1e-3, 0.5, 1e-30, 1e-300],
     "neighboring": ["add_or_remove_one", "replace_one"],
-    "engine": ["pld", "rdp", "basic", "advanced"],
+    "engine": ["pld", "rdp"],
 }
 ACCOUNTANT = settings_of(_ACCOUNTANT)
 _SHARED = {
@@ -168,14 +167,6 @@ _PAPER_SEP = {
     "centred": [True, False],
     "report_clipping": [True, False],
 }
-_SGLD = {
-    **_SHARED,
-    **_PYRO,
-    "step_size": [0.01, 1e-40, 1e10, 1e40],
-    "warmup_steps": [None, 0, 1],
-    "max_grad_norm": _BOUNDS,
-}
-
 tensors = st.fixed_dictionaries(
     {
         "dtype": mostly(["float64"] * 9 + ["float32"], list(made.DTYPES)),
@@ -382,46 +373,6 @@ class Sep(OnModel):
 @dataclass(frozen=True, kw_only=True)
 class PaperSep(Sep):
     kind: ClassVar[type[StochasticEP]] = PaperDPSEP
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sgld(OnModel):
-    def build(self, accountant: PrivacyAccountant) -> DPSGLD:
-        settings = {"accountant": accountant, "jit": "none"} | self.sliced()
-        return DPSGLD(self.made_model(), **settings)
-
-    def results(self, inference: DPSGLD) -> Any:
-        yield "position", inference.state_dict()["position"]
-        yield from inference.state_dict()["samples"].items()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ep(OnModel):
-    def run(self, watch: Watch) -> None:
-        accountant = PrivacyAccountant(**self.accountant)
-        settings = {"accountant": accountant} | self.sliced()
-        inference = EP(self.made_model(), self.made_guide(), **settings)
-        if self.settings["num_steps"] in (1, 2, 3):
-            posterior = inference.run(*self.arguments(), progress=False)
-            assert accountant.get_epsilon() == math.inf, "the look is not in the ledger"
-            require_finite([("mean", posterior.mean), ("covariance", posterior.covariance_matrix)])
-            require_finite(parameters())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Em(OnData):
-    start: Any = ()
-
-    def build(self, accountant: PrivacyAccountant) -> DPEM:
-        return DPEM(**{"start": self.start, "accountant": accountant} | self.settings)
-
-    def shapes(self, size: int) -> list[tuple[int, ...]]:
-        return [(size, made.DIM)]
-
-    def results(self, inference: DPEM) -> Any:
-        for name in ("weights", "locs", "covariances"):
-            yield name, getattr(inference, name)
-        inference.distribution.sample()
 
 
 # Constructor, sound settings, shapes of the data of N records.
@@ -767,33 +718,6 @@ SEP = st.one_of(
     _on_data(Sep, _SEP, ("noise_multiplier",), model=_models, guide=_guides),
     _on_data(PaperSep, _PAPER_SEP, (*_SEP_NEEDS, "max_factor_norm"), model=_models, guide=_guides),
 )
-SGLD = _on_data(
-    Sgld, _SGLD, ("num_steps", "noise_multiplier", "step_size"), model=_models, guide=st.just("")
-)
-EP_CASES = _on_data(
-    Ep,
-    {
-        "num_steps": [1, 2, 3, 10**6],
-        "damping": [0.5, 1.0, 1e-300],
-        "plate": [None, "data"],
-        "moments": ["auto", "linear", "stein"],
-        "slice_data": [False, True],
-    },
-    ("num_steps",),
-    model=_models,
-    guide=_guides,
-)
-EM = _on_data(
-    Em,
-    {
-        **_SHARED,
-        "radius": [1.0, 10.0, 1e-6, 1e20, 1e40, math.inf],
-        "start_variance": [None, 1.0, 1e-40, 1e40],
-        "least_variance": [None, 0.01, 1e-40, 1e40],
-    },
-    ("num_steps", "noise_multiplier", "radius"),
-    start=mostly([_filled(2, 2), _EYE, _filled(1, 2, value=1e40)], odd_values()),
-)
 VIPS_CASES = _models_of_vips.flatmap(
     lambda model: _on_data(
         Vips,
@@ -827,9 +751,6 @@ FAMILIES: dict[str, tuple[SearchStrategy, int]] = {
     "PaperDPSVI": (PAPER, 70),
     "DPSVI, traced": (TRACED, 10),
     "DPSEP": (SEP, 100),
-    "DPSGLD": (SGLD, 60),
-    "EP": (EP_CASES, 10),
-    "DPEM": (EM, 130),
     "VIPS": (VIPS_CASES, 220),
     "PrivacyAccountant": (ACCOUNTANTS, 130),
     "calibration": (CALIBRATIONS, 5),

@@ -27,7 +27,6 @@ from pyro.optim import Adam
 from torch import Tensor, nn
 
 from pyro_dp import DPSEP, DPSVI, VIPS, PrivacyAccountant
-from pyro_dp.baselines import DPSGLD
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.vips import ConjugateModel, Statistic
 
@@ -112,11 +111,6 @@ def dpsep(model, guide, *data, **options) -> Case:
 
 
 _OF_DPSEP = ("accountant", "noise_multiplier", "generator")
-
-
-def dpsgld(model, *data, **options) -> Case:
-    options = {"jit": "none", "step_size": 1e-3, "warmup_steps": 0, **options}
-    return Case(DPSGLD(model, **_settings(), **options), data)
 
 
 def vips(model, *data) -> Case:
@@ -291,20 +285,6 @@ def cache_under_dpsep(x, y):
             observe((x[idx] / cache["sd"]) @ w, y[idx])
 
     return dpsep(model, None, x, y)
-
-
-@leak("cache")
-def cache_under_dpsgld(x, y):
-    """The prior's width is the labels' spread, kept in a dictionary; DPSGLD, traced."""
-    cache = {}
-
-    def model(x, y):
-        width = cache.setdefault("width", y.std() + 1.0)
-        w = pyro.sample("w", dist.Normal(0.0, width).expand([3]).to_event(1))
-        with pyro.plate("data", len(x)) as idx:
-            pyro.sample("y", dist.Normal(x[idx] @ w, 10.0), obs=y[idx])
-
-    return dpsgld(model, x, y, jit="trace")
 
 
 @leak("cache")
@@ -681,16 +661,6 @@ def init_to_value_with_means(x):
     """init_to_value(values={"mu": x.mean(0)}): numbers, made before anything else ran."""
     guide = AutoNormal(location, init_loc_fn=init_to_value(values={"mu": x.mean(0)}))
     return dpsvi(location, guide, x)
-
-
-@leak("init_loc_fn", "start", "mu", data=points)
-def chain_that_starts_at_a_median(x):
-    """DPSGLD whose init_loc_fn returns the columns' medians."""
-
-    def start(site):
-        return x.median(0).values
-
-    return dpsgld(location, x, init_loc_fn=start)
 
 
 @leak("loc", data=points)
@@ -1100,12 +1070,6 @@ def clusters(x):
     guide = AutoNormal(hidden, init_loc_fn=init_to_value(values={"locs": start}))
     # With more noise than the others: what is found is near the data's own numbers.
     return dpsep(mixture_of_known_shares, guide, x, noise_multiplier=4.0)
-
-
-@honest(points)
-def chain(x):
-    """DPSGLD."""
-    return dpsgld(location, x, jit="trace")
 
 
 @honest(points)

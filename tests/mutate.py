@@ -1,9 +1,10 @@
 """Break the privacy code on purpose and see the tests fail.
 
-Each mutation changes one place of the package in a scratch copy and runs the tests that should
-notice. A mutation that survives is a hole in the tests; one of which no test could run ("NO TEST")
-shows nothing. Places are named by what is defined there, not by their file: a definition may move,
-and is guarded still. The lists lie beside the tests, in tests/<room>/mutations.py.
+Each mutation changes one place of package or examples in a scratch copy and runs the tests that
+should notice. A mutation that survives is a hole in the tests; one of which no test could run
+("NO TEST") shows nothing. Places are named by what is defined there, not by their file: a
+definition may move, and is guarded still. The lists lie beside the tests, in
+tests/<room>/mutations.py.
 
     python tests/mutate.py mechanism accounting    # of these rooms
     python tests/mutate.py --changed main          # in files that differ from a commit
@@ -26,7 +27,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
-PACKAGE = ROOT / "pyro_dp"
+SOURCES = ("pyro_dp", "examples")  # a room is a folder of one of them
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Mutation:
     """What is broken, where, how, and which tests must notice.
 
     :param where: the name of a function, class or constant, a method's as ``Class.method``.
-    :param old: text that is found once in what has this name, in the whole package.
+    :param old: text that is found once in what has this name, in package and examples.
     :param tests: names of test files, with ``::case`` or without, separated by spaces.
     """
 
@@ -60,13 +61,13 @@ def rooms() -> list[str]:
     return sorted(path.parent.name for path in TESTS.glob("*/mutations.py"))
 
 
-def place(mutation: Mutation, package: Path) -> tuple[Path, int]:
+def place(mutation: Mutation, root: Path) -> tuple[Path, int]:
     """The file, and where in it the text begins.
 
     :raises LookupError: there is not one such place.
     """
     found = []
-    for path in package.rglob("*.py"):
+    for path in (each for name in SOURCES for each in (root / name).rglob("*.py")):
         source = path.read_text()
         if mutation.old not in source:  # so that few are parsed
             continue
@@ -123,11 +124,11 @@ def verdict(mutation: Mutation) -> str:
     """What the tests say: only one that ran and failed has caught the mutation."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch)
-        for name in ("pyro_dp", "tests", "benchmarks", "docs"):  # tests read the others, too
+        for name in (*SOURCES, "tests", "benchmarks", "docs"):  # tests read the others, too
             shutil.copytree(ROOT / name, copy / name)
         for name in ("pyproject.toml", "README.md"):
             shutil.copy(ROOT / name, copy)
-        path, start = place(mutation, copy / "pyro_dp")
+        path, start = place(mutation, copy)
         source = path.read_text()
         path.write_text(source[:start] + mutation.new + source[start + len(mutation.old) :])
         options = ["-x", "-q", "-p", "no:cacheprovider"]
@@ -141,14 +142,14 @@ def verdict(mutation: Mutation) -> str:
 
 
 def changed_since(commit: str) -> set[str]:
-    """Files of package and tests that differ from a commit, from the root."""
-    command = ["git", "diff", "--name-only", commit, "--", "pyro_dp", "tests"]
+    """Files of package, examples and tests that differ from a commit, from the root."""
+    command = ["git", "diff", "--name-only", commit, "--", *SOURCES, "tests"]
     run = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     return set(run.stdout.split())
 
 
 def touches(mutation: Mutation, files: set[str]) -> bool:
-    path, _ = place(mutation, PACKAGE)
+    path, _ = place(mutation, ROOT)
     tests = [each.split("::")[0] for each in test_files(mutation, TESTS)]
     return any(str(Path(each).relative_to(ROOT)) in files for each in [path, *tests])
 

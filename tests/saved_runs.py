@@ -17,7 +17,6 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 from pyro_dp import VIPS, AdaptiveClip, PaperDPSEP, PaperDPSVI, PrivacyAccountant
-from pyro_dp.baselines import DPEM, DPSGLD
 from pyro_dp.vips import LogisticRegression
 
 STEPS = 4
@@ -70,30 +69,7 @@ def vips(accountant):
     return VIPS(LogisticRegression(2), accountant=accountant, num_steps=STEPS, generator=0)
 
 
-def dpsgld(accountant):
-    return DPSGLD(
-        model,
-        accountant=accountant,
-        num_steps=STEPS,
-        step_size=1e-3,
-        warmup_steps=1,
-        sample_rate=0.5,
-        slice_data=True,
-        generator=0,
-    )
-
-
-def dpem(accountant):
-    start = torch.tensor([[0.5, 0.0], [-0.5, 0.0]])
-    return DPEM(start, radius=1.0, accountant=accountant, num_steps=STEPS, generator=0)
-
-
-MADE = {each.__name__: each for each in (dpsvi, dpsep, vips, dpsgld, dpem)}
-
-
-def step(inference):
-    x, y = data()
-    return inference.step(*([x] if isinstance(inference, DPEM) else [x, y]))
+MADE = {each.__name__: each for each in (dpsvi, dpsep, vips)}
 
 
 def write(folder):
@@ -105,7 +81,7 @@ def write(folder):
         accountant.journal(folder / f"{name}.journal")
         inference = make(accountant)
         for _ in range(STEPS // 2):
-            step(inference)
+            inference.step(*data())
         accountant.save(folder / f"{name}.ledger.json")
         torch.save(inference.state_dict(), folder / f"{name}.state.pt")
     write_described(folder)

@@ -56,7 +56,7 @@ class PrivacyAccountant:
     :param delta: in (0, 1); the failure probability at which epsilon is stated.
     :param neighboring: ``"add_or_remove_one"``, where a record is replaced by an empty one, or
         ``"replace_one"``, where it is replaced by any other.
-    :param engine: ``"pld"`` (tight), ``"rdp"``, or for teaching ``"advanced"`` and ``"basic"``.
+    :param engine: ``"pld"`` (tight), or ``"rdp"``.
     :raises ConfigurationError: if a setting is out of range.
 
     **Guarantee.** All releases in the ledger together are (epsilon, delta)-differentially private

@@ -1,13 +1,11 @@
 """What the events of a ledger cost: epsilon(delta) and delta(epsilon) under a relation.
 
-Four engines, each a valid upper bound on the cost of ``{event: count}``:
+Two engines, each a valid upper bound on the cost of ``{event: count}``:
 
 * ``pld``, privacy loss distributions: tight, see :mod:`pyro_dp.accounting.pld`. Full batches merge
   into one Gaussian, whose closed form is Balle & Wang 2018, Theorem 8. The answer never exceeds
   the Rényi bound of the same distributions.
 * ``rdp``: Rényi divergences from ``autodp``, converted as in Canonne, Kamath & Steinke 2020.
-* ``advanced``, ``basic``: composition theorems (Kairouz, Oh & Viswanath 2015, Theorem 3.5; Dwork
-  et al. 2006) applied to the exact (epsilon, delta) of single steps. For teaching.
 
 A release that is private by itself has a dominating pair of its own
 (:mod:`pyro_dp.accounting.bounded_pairs`), which the engines compose with all others. Some have
@@ -35,8 +33,6 @@ from pyro_dp.utils.validation import LARGEST
 ENGINES = {  # by name, and what they compose costs by, in words
     "pld": "privacy loss distributions",
     "rdp": "Rényi differential privacy",
-    "advanced": "the advanced composition theorem",
-    "basic": "the basic composition theorem",
 }
 NEIGHBORING = ("add_or_remove_one", "replace_one")
 
@@ -90,7 +86,7 @@ def epsilon(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: s
     :returns: an epsilon (nats) such that the ledger is (epsilon, delta)-DP; inf without noise.
     :raises ConfigurationError: if an event is unknown or does not fit the relation.
     """
-    return _of_parts(_EPSILON[engine], ledger, delta, neighboring, engine)
+    return _of_parts(_EPSILON[engine], ledger, delta, neighboring)
 
 
 def _of_parts(
@@ -98,10 +94,9 @@ def _of_parts(
     ledger: Mapping[Any, int],
     delta: float,
     neighboring: str,
-    engine: str,
 ) -> float:
     """Epsilon of a ledger, by a function for that of its pairs at what is left of delta."""
-    steps, added, lost = _parts(ledger, neighboring, engine)
+    steps, added, lost = _parts(ledger, neighboring)
     if steps is None or lost > delta:
         return math.inf
     # A mixture: all of delta is lost + (1 - lost) left.
@@ -117,17 +112,15 @@ def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: s
     :param epsilon: in nats, >= 0.
     :returns: a delta such that the ledger is (epsilon, delta)-DP.
     """
-    steps, added, lost = _parts(ledger, neighboring, engine)
+    steps, added, lost = _parts(ledger, neighboring)
     if steps is None or epsilon < added:
         return 1.0
     if epsilon == math.inf or epsilon - added >= _most(steps):
         return min(1.0, lost)
     if engine == "pld":
         own = _pld_delta(steps, epsilon - added)
-    elif engine == "rdp":
-        own = renyi_delta(*autodp_moments(steps), epsilon - added)
     else:
-        own = _invert(lambda d: _EPSILON[engine](steps, d), epsilon - added)
+        own = renyi_delta(*autodp_moments(steps), epsilon - added)
     rare, rest = _taking_part(steps), _bounded(steps)
     if rare < own and epsilon - added >= _most(rest):
         own = rare
@@ -140,7 +133,7 @@ def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, eng
     Arguments as for :func:`epsilon`, whose result it bounds from above.
     """
     composed = _bound if engine == "pld" else _no_bound
-    return _of_parts(composed, ledger, delta, neighboring, engine)
+    return _of_parts(composed, ledger, delta, neighboring)
 
 
 def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[Floats, float]:
@@ -164,7 +157,7 @@ def renyi(ledger: Mapping[Any, int], neighboring: str) -> RenyiPair:
 
     They are infinite where a delta of its own is left, or no noise. Arguments as for :func:`delta`.
     """
-    steps, added, lost = _parts(ledger, neighboring, "rdp")
+    steps, added, lost = _parts(ledger, neighboring)
     if steps is None or lost > 0.0:
         return RenyiPair(math.inf, (math.inf,) * len(ORDERS))
     rates, found = autodp_moments(steps)
@@ -191,9 +184,7 @@ def _without_rare(steps: Side, left: float) -> tuple[Side, float]:
     return (_bounded(steps), left - rare) if rare <= left else (steps, left)
 
 
-def _parts(
-    ledger: Mapping[Any, int], neighboring: str, engine: str
-) -> tuple[Side | None, float, float]:
+def _parts(ledger: Mapping[Any, int], neighboring: str) -> tuple[Side | None, float, float]:
     """Pairs that compose (None: no privacy), epsilons that are added, and the probability lost.
 
     The last is the probability of an infinite loss, 1 - prod_i (1 - delta_i).
@@ -211,16 +202,15 @@ def _parts(
     pairs = tuple(pair for kind, some in by_name for pair in kind.together(some))
     large = ((pair.most, n) for _, some in by_name for pair, n in some.items())
     added = math.fsum(n * most for most, n in large if MOST_LOSS < most < math.inf)
-    steps = _steps(sums, neighboring, merge=engine in ("pld", "rdp"))
+    steps = _steps(sums, neighboring)
     return None if steps is None else steps + pairs, added, lost
 
 
-def _steps(ledger: Mapping[Any, int], neighboring: str, merge: bool = True) -> Side | None:
+def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:
     """Pairs and counts in a canonical order; None if one is noiseless.
 
     n_k Gaussians of noise s_k are one Gaussian with s^-2 = sum n_k s_k^-2 (Dong, Roth & Su 2022).
 
-    :param merge: full batches into one Gaussian, which theorems about single steps know nothing of.
     :raises PrivacyError: a full batch is of a kind that is not known to be a Gaussian.
     """
     counts: dict[DominatingPair, int] = {}
@@ -236,8 +226,6 @@ def _steps(ledger: Mapping[Any, int], neighboring: str, merge: bool = True) -> S
         kind = "remove" if neighboring == "add_or_remove_one" else "fixed"
         if others := {s.kind for s in counts if s.rate == 1.0} - {kind}:
             raise PrivacyError(f"pairs {sorted(others)} of rate 1 are not known to be Gaussian.")
-        if not merge:
-            return tuple(sorted(counts.items()))
         noise = 1.0 / math.hypot(*(math.sqrt(n) / s for s, n in full), 1e-300)
         if merged:  # rounded down, as in ``interpret``
             noise = min(noise, 1e6)
@@ -329,45 +317,7 @@ def _rdp_epsilon(steps: Side, delta: float) -> float:
     return renyi_epsilon(*autodp_moments(steps), delta)
 
 
-def _invert(function: Callable[[float], float], value: float) -> float:
-    """The smallest delta, to 1e-6 relative, with function(delta) <= value; 1.0 if there is none."""
-    low, high = math.log(1e-300), 0.0
-    if function(1e-300) <= value:
-        return 1e-300
-    while high - low > 1e-6:
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if function(math.exp(middle)) <= value else (middle, high)
-    return math.exp(high)
-
-
-def _alone(steps: Side, delta: float) -> tuple[Floats, Floats]:
-    """Epsilons of single steps, which share delta out, and counts. A bounded loss needs none."""
-    many = sum(count for step, count in steps if step.most == math.inf)
-    eps = [step_epsilon(s, delta / many) if s.most == math.inf else s.most for s, _ in steps]
-    return np.array(eps), np.array([float(count) for _, count in steps])
-
-
-def _basic_epsilon(steps: Side, delta: float) -> float:
-    eps, counts = _alone(steps, delta)
-    return float(counts @ eps)
-
-
-def _advanced_epsilon(steps: Side, delta: float) -> float:
-    """Half of delta is the theorem's slack, half is shared out among the steps."""
-    slack = delta / 2.0
-    eps, counts = _alone(steps, slack)
-    square = counts @ eps**2
-    drift = counts @ (eps * np.tanh(eps / 2.0))
-    log = min(math.log(1.0 / slack), math.log(math.e + math.sqrt(square) / slack))
-    found = float(min(counts @ eps, drift + math.sqrt(2.0 * square * log)))
-    bounded, rest = _bounded(steps), tuple(each for each in steps if each[0].most == math.inf)
-    # A large loss that is bounded costs less by addition.
-    return min(found, _most(bounded) + _advanced_epsilon(rest, delta)) if bounded else found
-
-
 _EPSILON: dict[str, Callable[[Side, float], float]] = {
     "pld": _pld_epsilon,
     "rdp": _rdp_epsilon,
-    "advanced": _advanced_epsilon,
-    "basic": _basic_epsilon,
 }

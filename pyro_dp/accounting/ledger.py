@@ -31,6 +31,7 @@ _HEAD = ("release", "sample rate", "noise multiplier", "count")
 # Spelt out: "Gaussian, poisson" was read as the family of the model.
 _SAMPLING = {"poisson": "Poisson sampling", "fixed": "subsets of fixed size", "full": "all records"}
 _MOST_ALONE = 3  # kinds of sums over all records that have rows of their own
+_RETIRED = ("advanced", "basic")  # engines of older versions: the others are bounds, too
 _DAMAGED = "the accountant's state is damaged or not one: "
 
 
@@ -178,6 +179,8 @@ def _take_reserved(saved: Any, runs: Origins, neighboring: str) -> None:
 def require_settings(found: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> None:
     """:raises ConfigurationError: what was found there differs from the accountant's settings."""
     for name, value in settings.items():
+        if name == "engine" and any(same(found[name], each) for each in _RETIRED):
+            continue
         if not same(found[name], value):
             raise ConfigurationError(
                 f"{name}={found[name]!r} in {where} differs from this accountant's {value!r}: "

@@ -1,8 +1,7 @@
 """A holder's side of a trusted aggregator: what it asks, and what it makes of the answers."""
 
-from typing import Protocol
-
 from pyro_dp.mechanism.federation import Numbers
+from pyro_dp.mechanism.flower_line import FlowerLine
 from pyro_dp.mechanism.trusted_aggregator import NUMBERS, Message
 from pyro_dp.utils.errors import ClusterError
 
@@ -30,39 +29,6 @@ _WHY = {
 _DAMAGED = "What the aggregator answered cannot be read, or does not belong to what was asked."
 
 
-class Line(Protocol):
-    """What carries the messages of one holder.
-
-    :ivar index: of the holder, from 0 to K - 1.
-
-    >>> import threading
-    >>> from concurrent.futures import ThreadPoolExecutor
-    >>> from pyro_dp.federated import AtTrustedAggregator, TrustedAggregator
-    >>> aggregator, said, answers = TrustedAggregator(holders=2), {}, {}
-    >>> turn = threading.Barrier(2, lambda: answers.update(aggregator.answer(said)))
-    >>> class InOneProcess:  # a thread a holder
-    ...     def __init__(self, index): self.index = index
-    ...     def ask(self, message):
-    ...         said[self.index] = message
-    ...         turn.wait()
-    ...         return answers[self.index]
-    >>> def holder(index):
-    ...     return AtTrustedAggregator(InOneProcess(index)).talk(b"I am here")
-    >>> with ThreadPoolExecutor(2) as threads:
-    ...     heard = list(threads.map(holder, (0, 1)))
-    >>> heard[0]
-    {0: b'I am here', 1: b'I am here'}
-    """
-
-    index: int
-
-    def ask(self, message: bytes) -> bytes:
-        """Send a message, and wait for the answer.
-
-        :raises ClusterError: the line is lost.
-        """
-
-
 class AtTrustedAggregator:
     """A channel of a :class:`~pyro_dp.federated.Federation` through a :class:`TrustedAggregator`.
 
@@ -81,7 +47,7 @@ class AtTrustedAggregator:
 
     note = _NOTE
 
-    def __init__(self, line: Line):
+    def __init__(self, line: FlowerLine):
         self.index = line.index
         self._line = line
         self._facts: dict[str, int] = {}

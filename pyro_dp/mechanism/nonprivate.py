@@ -3,7 +3,6 @@
 Whoever asks leaves a line in the ledger first, and epsilon is infinite from then on. What else is
 exported and gives such numbers says so in one of these ways:
 
-* :class:`pyro_dp.baselines.EP`, a posterior without noise, leaves the same line.
 * ``noise_multiplier=0`` is an event of the ledger whose epsilon is infinite.
 * ``perplexity``, ``topic_weights`` and ``pixel_accuracy`` of models, :func:`audit` and
   :func:`audit_one_run` know no ledger. They are for other data, which need no protection, and give

@@ -10,7 +10,6 @@ except ImportError:
     ) from None
 
 from pyro_dp.tabular.column import Column
-from pyro_dp.tabular.comparison import Comparison
 from pyro_dp.tabular.encoded import Encoded
 from pyro_dp.tabular.glm import PrivateGLM
 from pyro_dp.tabular.levels import Binary, Category
@@ -23,7 +22,6 @@ __all__ = [
     "Binary",
     "Category",
     "Column",
-    "Comparison",
     "Count",
     "Date",
     "Encoded",

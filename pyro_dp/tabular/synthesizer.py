@@ -8,15 +8,12 @@ import pandas as pd
 import torch
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.looks import mark_look
-from pyro_dp.tabular.comparison import Comparison, compared
 from pyro_dp.tabular.drawn_rows import possible_rows, systematic, unit_rows
-from pyro_dp.tabular.fingerprint import Fingerprint
 from pyro_dp.tabular.margin_mixture import MarginMixture, MarginPosterior
 from pyro_dp.tabular.margin_table import half_width, margin_table
 from pyro_dp.tabular.schema import Schema
-from pyro_dp.utils.errors import ConfigurationError, PrivacyError
-from pyro_dp.utils.validation import require_count, require_flag, require_number
+from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.inference import VIPS
 
 _MEMBERS = 5
@@ -48,12 +45,11 @@ class Synthesizer:
     columns is fitted (:mod:`pyro_dp.tabular.margin_fit`), from which the rows are drawn. Numbers
     are uniform within their bins; rows that the schema says are impossible are drawn anew.
 
-    **Guarantee.** All that comes from here, but for :meth:`compare` where it says so, is made of
-    the release, which is covered by the accountant's (epsilon, delta) for one record: a row, or
-    with a unit column a person with all of their rows, under both neighbouring relations. A
-    person's part of the counts has norm at most max_rows sqrt(P), for P margins
-    (:mod:`pyro_dp.tabular.cells`, with the proof). Which margins are counted, and how long the fit
-    runs, is public: nothing is chosen by looking at the data.
+    **Guarantee.** All results are made of the release. The accountant's (epsilon, delta) covers it
+    for one record: a row, or with a unit column a person with all of their rows, under both
+    neighbouring relations. A person's part of the counts has norm at most max_rows sqrt(P), for P
+    margins (:mod:`pyro_dp.tabular.cells`, with the proof). Which margins are counted, and how long
+    the fit runs, is public: nothing is chosen by looking at the data.
 
     **Not protected.** The number of units; the schema and all settings; the frame's errors, which
     are for the curator. The first ``max_rows`` rows of a person count, and nothing of the others.
@@ -122,7 +118,6 @@ class Synthesizer:
         )
         self._inference()  # so that settings are refused here
         self._posterior: MarginPosterior | None = None
-        self._fitted_to: Fingerprint | None = None
 
     def fit(self, frame: pd.DataFrame) -> "Synthesizer":
         """Release the counts, and fit the mixture to them. Another call is another release.
@@ -140,7 +135,6 @@ class Synthesizer:
         released = state["static"]
         self._posterior = self._model.posterior(released["values"], released["noise"], len(codes))
         self._posterior.mixture()
-        self._fitted_to = Fingerprint(codes)
         return self
 
     def sample(self, n: int | None = None) -> pd.DataFrame:
@@ -187,38 +181,6 @@ class Synthesizer:
             raise ConfigurationError(_NO_INTERVAL)
         return margin_table(self.schema, posterior, columns, level)
 
-    def compare(self, public_df: pd.DataFrame, *, nonprivate: bool = False) -> Comparison:
-        """How far synthetic rows are from those of a frame, in margins and for prediction.
-
-        **The frame must be public**, or at least not the one that was fitted: what is returned has
-        no noise. The fitted frame is refused, in whatever order its rows are. A part of it is **not
-        recognised**, nor is the frame with other rows: what is returned is private then, and no
-        ledger knows of it.
-
-        :param public_df: as the schema says, of the same population.
-        :param nonprivate: read the fitted frame all the same: a :class:`NonPrivateLook` enters the
-            ledger first, and epsilon is infinite from then on.
-        :raises PrivacyError: it is the fitted frame; or this is a copy, which cannot tell.
-        """
-        posterior, codes = self._fit(), self.schema.codes(public_df)
-        require_flag("nonprivate", nonprivate)
-        if self._fitted_to is None or self.accountant is None:
-            raise PrivacyError(
-                "compare: a copy of a Synthesizer does not know the frame that was fitted, and "
-                "cannot refuse it. Compare with the one that was fitted."
-            )
-        if self._fitted_to.same_as(codes):
-            if not nonprivate:
-                raise PrivacyError(
-                    "compare: this is the frame that was fitted, and what compare() returns has no "
-                    "noise. Pass a public frame, or nonprivate=True, which ends the guarantee."
-                )
-            mark_look(self.accountant, "compare() of Synthesizer", stacklevel=2)
-        rng = _public_generator()
-        synthetic = self._codes(posterior.units, rng)
-        tied = self._model.cells.tied
-        return compared(_rows(synthetic), _rows(codes), self.schema, tied)
-
     def __repr__(self) -> str:
         keep = [] if self.keep is None else [(self.keep, "*")]
         state = "not fitted"
@@ -232,10 +194,9 @@ class Synthesizer:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of the ledger could be spent twice, a seed tells the noise, and a fingerprint whose
-        # frame it is.
+        # A copy of the ledger could be spent twice, and a seed tells the noise.
         settings = self._settings | {"generator": None}
-        return vars(self) | {"accountant": None, "_settings": settings, "_fitted_to": None}
+        return vars(self) | {"accountant": None, "_settings": settings}
 
     def _inference(self) -> VIPS:
         if self.accountant is None:
@@ -266,12 +227,6 @@ class Synthesizer:
 
 def _public_generator() -> np.random.Generator:
     return np.random.default_rng(int(torch.randint(2**62, ())))
-
-
-def _rows(codes: np.ndarray) -> np.ndarray:
-    """(rows, columns), of all units."""
-    flat = codes.reshape(-1, codes.shape[-1])
-    return flat[flat[:, 0] >= 0]
 
 
 def _kept(keep: Any, schema: Schema) -> str | None:

@@ -95,13 +95,6 @@ MUTATIONS = [
         "test_composition.py",
     ),
     Mutation(
-        "composition theorems of merged steps",
-        "_parts",
-        'merge=engine in ("pld", "rdp")',
-        "merge=True",
-        "test_engines.py::test_composition_theorems_know_single_steps_alone",
-    ),
-    Mutation(
         "sampled subsets that cost more than all records",
         "step_divergences",
         "return bounded",
@@ -457,7 +450,7 @@ MUTATIONS = [
         "mark_look",
         "    accountant.record_nonprivate(what)\n",
         "    return accountant.record_nonprivate(what)\n",
-        "test_ep.py",
+        "test_nonprivate.py",
     ),
     Mutation(
         "not private: said of the package's own line",

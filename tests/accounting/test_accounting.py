@@ -20,6 +20,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.amounts import spent_and_left, up
 from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.journal import Journal
 from pyro_dp.accounting.ledger import to_line
 from pyro_dp.accounting.origins import Origin
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
@@ -65,12 +66,11 @@ def test_calibration_uses_the_budget(relation, sampling, steps, rate):
 def test_calibration_reference_and_engines():
     sigma = PrivacyAccountant(1.0).noise_multiplier(num_steps=1000, sample_rate=0.01)
     assert sigma == pytest.approx(1.4146, rel=2e-3)
-    for engine in ("rdp", "advanced"):
-        accountant = PrivacyAccountant(1.0, engine=engine)
-        other = accountant.noise_multiplier(num_steps=1000, sample_rate=0.01)
-        assert other > sigma
-        accountant.record(SubsampledGaussian(other, 0.01), 1000)
-        assert 0.995 <= accountant.get_epsilon() <= 1.0
+    accountant = PrivacyAccountant(1.0, engine="rdp")
+    other = accountant.noise_multiplier(num_steps=1000, sample_rate=0.01)
+    assert other > sigma
+    accountant.record(SubsampledGaussian(other, 0.01), 1000)
+    assert 0.995 <= accountant.get_epsilon() <= 1.0
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_calibration_refuses():
         accountant.noise_multiplier(num_steps=1, sample_rate=0.5, sampling="fixed")
 
 
-@pytest.mark.parametrize("engine", ["pld", "rdp", "basic"])
+@pytest.mark.parametrize("engine", ["pld", "rdp"])
 def test_budget_is_exact(engine):
     event, n = SubsampledGaussian(2.0, 0.05), 37
     budget = spend([(event, n)], engine=engine).get_epsilon() * (1 + 1e-9)
@@ -262,6 +262,24 @@ def test_loading_never_lowers():
     ):
         with pytest.raises(ConfigurationError, match="differs"):
             budgeted.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("engine", ["advanced", "basic"])
+def test_a_ledger_of_a_retired_engine_loads(engine, tmp_path):
+    """Another engine vouches for the same releases."""
+    with pytest.raises(ConfigurationError, match="engine must be one of 'pld', 'rdp'"):
+        PrivacyAccountant(1.0, engine=engine)
+    accountant, old = PrivacyAccountant(1.0), PrivacyAccountant(1.0)
+    old.record(SubsampledGaussian(37.0), 6)
+    accountant.load_state_dict(old.state_dict() | {"engine": engine})
+    assert accountant.ledger == old.ledger and accountant.engine == "pld"
+    assert accountant.get_epsilon() == old.get_epsilon()
+    header = {"epsilon": 1.0, "delta": 1e-5, "neighboring": ADD, "engine": engine}
+    Journal(tmp_path / "journal", header, {}, {}).close()
+    with PrivacyAccountant(1.0).journal(tmp_path / "journal"):
+        pass
+    with pytest.raises(ConfigurationError, match="engine='gdp' .*differs"):
+        accountant.load_state_dict(old.state_dict() | {"engine": "gdp"})
 
 
 def test_a_forked_process_records_nothing():

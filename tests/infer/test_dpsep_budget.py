@@ -195,12 +195,9 @@ def test_a_second_run_takes_what_is_left():
     assert len({origin.reservation for origin, _ in accountant.reserved}) == 0
 
 
-def test_noise_without_a_budget_or_an_engine():
+def test_noise_without_a_budget():
     with pytest.raises(ConfigurationError, match="calibrated from a budget"):
         made(None, None).step(*regression_data())
-    for engine in ("basic", "advanced"):
-        with pytest.raises(ConfigurationError, match=f"engine='{engine}'"):
-            made(accountant=PrivacyAccountant(1.0, engine=engine))
 
 
 # One record.

@@ -149,7 +149,6 @@ def test_other_problems_take_gradients(name):
         {"privatize": "parameters"},
         {"local_optim": RowAdam()},
         {"loss": lambda model, guide, *args: Trace_ELBO().differentiable_loss(model, guide, *args)},
-        {"accountant": PrivacyAccountant(epsilon=1.0, engine="basic")},
     ],
     ids=lambda setting: next(iter(setting)),
 )

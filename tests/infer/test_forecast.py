@@ -9,7 +9,6 @@ from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from torch.distributions import biject_to, constraints
 
 from pyro_dp import DPSEP, DPSVI, VIPS, ConfigurationError, Forecast, Posterior, PrivacyAccountant
-from pyro_dp.baselines import DPSGLD
 from pyro_dp.infer.posterior.status import Status
 from pyro_dp.records.latents import Latent
 from pyro_dp.utils.errors import ModelError
@@ -181,7 +180,6 @@ def test_a_picture():
     "options, said",
     [
         ({"inference": VIPS}, "inference must be"),
-        ({"inference": DPSGLD}, "inference must be"),
         ({"inference": None}, "inference must be"),
         ({"settings": {"accountant": None}}, "settings: leave out accountant"),
         ({"settings": {"noise_multiplier": 1.0}}, "settings: leave out noise_multiplier"),

@@ -28,7 +28,6 @@ from pyro_dp import (
     PrivacyError,
     nonprivate,
 )
-from pyro_dp.baselines import DPSGLD
 from pyro_dp.vips import LogisticRegression
 
 
@@ -212,15 +211,10 @@ def test_data_that_do_not_fit_are_not_read(make, what):
 
 
 def test_what_cannot_be_read():
-    sgld = DPSGLD(
-        model, accountant=PrivacyAccountant(), num_steps=2, step_size=0.1, noise_multiplier=1.0
-    )
-    for inference in (sep(), vips(), sgld):
+    for inference in (sep(), vips()):
         with pytest.raises(ConfigurationError, match=f"not from a {type(inference).__name__}"):
             nonprivate(inference).loss(*data())
         assert inference.accountant.num_releases == 0
-    with pytest.raises(ConfigurationError, match="DPSGLD"):
-        nonprivate(sgld).gradient_norms(*data())
     with pytest.raises(ConfigurationError, match="inference"):
         nonprivate("svi")
 

@@ -7,6 +7,7 @@ import numpy as np
 import pyro
 import pytest
 import torch
+from dpem import DPEM
 from problems import (
     PROBLEMS,
     Fixture,
@@ -25,7 +26,6 @@ from vips_problems import logistic_data
 import pyro_dp.mechanism.iterative
 import pyro_dp.mechanism.sampling
 from pyro_dp import AdaptiveClip, PaperDPSEP, PaperDPSVI, PrivacyAccountant
-from pyro_dp.baselines import DPEM
 from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.release import release
@@ -54,7 +54,8 @@ def dpsep(accountant, **options):
 
 def dpem(accountant, **options):
     start = torch.tensor([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
-    return DPEM(start, radius=5.0, accountant=accountant, **options)
+    scales = {"radius": 5.0, "start_variance": 12.5, "least_variance": 2.5e-3}
+    return DPEM(start, **scales, accountant=accountant, **options)
 
 
 VIPS_MODELS = {

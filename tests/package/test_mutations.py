@@ -8,8 +8,8 @@ import pytest
 @pytest.mark.parametrize("room", mutate.rooms())
 def test_every_mutation_has_its_place(room):
     for mutation in mutate.mutations(room):
-        path, _ = mutate.place(mutation, mutate.PACKAGE)
-        assert path.relative_to(mutate.PACKAGE).parts[0] == room, mutation.name
+        path, _ = mutate.place(mutation, mutate.ROOT)
+        assert path.relative_to(mutate.ROOT).parts[1] == room, mutation.name
         assert mutate.test_files(mutation, mutate.TESTS)
         assert mutation.old != mutation.new
 
@@ -22,7 +22,7 @@ def test_no_name_twice():
 def test_a_place_that_is_gone_is_told():
     gone = mutate.Mutation("gone", "ClippedSum.add", "no such text", "", "test_clipping.py")
     with pytest.raises(LookupError, match="gone: 0 places in ClippedSum.add"):
-        mutate.place(gone, mutate.PACKAGE)
+        mutate.place(gone, mutate.ROOT)
     lost = mutate.Mutation("lost", "ClippedSum.add", "rows", "", "test_nothing.py")
     with pytest.raises(LookupError, match="0 files test_nothing.py"):
         mutate.test_files(lost, mutate.TESTS)

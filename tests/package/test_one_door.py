@@ -112,7 +112,7 @@ USES = {
         mechanism.iterative.IterativeMechanism._account_and_release
         mechanism.iterative.IterativeMechanism._sample
         infer.svi.stochastic_gradient_vi.StochasticGradientVI.step
-        infer.ep.stochastic_ep.StochasticEP._clipped_sum baselines.dpsgld.DPSGLD.step
+        infer.ep.stochastic_ep.StochasticEP._clipped_sum
         vips.inference.VIPS._release_expected mechanism.nonprivate.NonPrivate._read
         records.structure_checks._stream vips.isolated_model._public_draws
         pipeline.private_selection.private_selection
@@ -130,8 +130,7 @@ USES = {
     ".mirror": "mechanism.ranks.Ranks.released",
     "record_nonprivate": "accounting.accountant.PrivacyAccountant accounting.looks.mark_look",
     "mark_look": """
-        accounting.looks mechanism.nonprivate mechanism.nonprivate.NonPrivate._read baselines.ep
-        baselines.ep.EP.run tabular.synthesizer tabular.synthesizer.Synthesizer.compare
+        accounting.looks mechanism.nonprivate mechanism.nonprivate.NonPrivate._read
     """,
     # Imports of whatever there is; what uses it keeps a column with "*", all others.
     "*": """

@@ -20,9 +20,8 @@ MAY_USE = {
     "vips": "infer records graphs mechanism accounting utils",
     "pipeline": "mechanism accounting utils",
     "auditing": "accounting utils",
-    # The eleventh: it alone needs pandas, and what is below it knows no columns of frames.
+    # It alone needs pandas, and what is below it knows no columns of frames.
     "tabular": "infer vips pipeline records graphs mechanism accounting utils",
-    "baselines": "infer vips records graphs mechanism accounting utils",
 }
 APART = [
     ("infer.svi", "infer.ep"),

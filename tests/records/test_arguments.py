@@ -22,7 +22,6 @@ from torch.utils.data import (
 )
 
 from pyro_dp import DPSEP, DPSVI, VIPS, ModelError, PrivacyAccountant, nonprivate
-from pyro_dp.baselines import DPEM, DPSGLD
 from pyro_dp.records.arguments import as_tensors, flattened
 from pyro_dp.records.column import ArrayColumn
 from pyro_dp.records.plate import PrivatePlate
@@ -385,10 +384,6 @@ FORMS = {
 }
 
 
-def dpsgld(model, guide, **settings):
-    return DPSGLD(model, step_size=1e-3, max_grad_norm=1.0, num_steps=1, **settings)
-
-
 def vips(model, guide, **settings):
     return VIPS(LogisticRegression(dim=3), num_steps=1, **settings)
 
@@ -400,7 +395,7 @@ class Sums(LogisticRegression):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "make",
-    [DPSVI, DPSEP, dpsgld, vips, lambda model, guide, **kw: VIPS(Sums(dim=3), num_steps=1, **kw)],
+    [DPSVI, DPSEP, vips, lambda model, guide, **kw: VIPS(Sums(dim=3), num_steps=1, **kw)],
 )
 def test_every_inference_takes_every_form(make, form):
     """And releases the same numbers as for tensors of the default dtype."""
@@ -422,18 +417,6 @@ def test_every_inference_takes_every_form(make, form):
 def pytree_tensors(state):
     leaves = torch.utils._pytree.tree_leaves(state)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def test_dpem_takes_every_form():
-    x, _ = people()
-    found = []
-    for data in (x, x.numpy(), pd.DataFrame(x.numpy()), x.tolist(), TensorDataset(x)):
-        start = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]])
-        settings = dict(accountant=PrivacyAccountant(), noise_multiplier=1.0, generator=0)
-        em = DPEM(start, radius=3.0, num_steps=2, **settings)
-        em.run(data, progress=False)
-        found.append(em.locs)
-    assert all(torch.equal(found[0], other) for other in found)
 
 
 def test_nonprivate_numbers_of_every_form():

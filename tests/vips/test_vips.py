@@ -235,9 +235,8 @@ def test_calibrates_steps_and_static_release_to_the_budget():
         vips.run(*data, progress=False)
 
 
-@pytest.mark.parametrize("engine", ["rdp", "basic"])
-def test_calibrates_with_every_engine(engine):
-    accountant = PrivacyAccountant(epsilon=1.0, engine=engine)
+def test_calibrates_with_the_other_engine():
+    accountant = PrivacyAccountant(epsilon=1.0, engine="rdp")
     VIPS(Totals(), accountant=accountant, num_steps=4).run(torch.ones(5, 1), progress=False)
     assert 0.995 < accountant.get_epsilon() <= 1.0
 

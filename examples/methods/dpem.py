@@ -4,76 +4,58 @@ Park, Foulds, Chaudhuri & Welling 2017 (DP-EM, AISTATS, arXiv 1605.06995). They 
 means and covariances one by one; here the moments that the M-step needs are one joint release.
 """
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
+from torch.distributions import MultivariateNormal
 
-from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp import ConfigurationError, ModelError, PrivacyAccountant
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.records.arguments import as_tensors, in_memory
-from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.linalg import clipped_rows, noise_radius, stacked, unstacked
 from pyro_dp.utils.memory import version
-from pyro_dp.utils.validation import require_count, require_number, require_scale, require_tensors
+from pyro_dp.utils.validation import require_scale, require_tensors
 
-_SHARES = (0.2, 0.3, 0.5)  # of sigma^-2: counts, sums, second moments
+_SHARES = (0.2, 0.3, 0.5)  # parts of sigma^-2 for counts, sums and second moments
 _ESTIMATE = ("weights", "locs", "covariances")
 
 
 class DPEM(IterativeMechanism):
     """Differentially private maximum likelihood of a mixture of K Gaussians in d dimensions.
 
-    A record is a row x of the data, clipped to Euclidean norm R. With r (K,) its responsibilities
-    at the present estimate (the E-step), it adds r, r x' and r_k x x' to three blocks of one joint
-    release, of norms at most 1, R and R^2. The M-step sees the noisy sums only. What noise has
-    made impossible is put right there, from public numbers: weights are positive and sum to one;
-    locations have norm at most R; eigenvalues of covariances are at most R^2, and at least
-    ``least_variance`` and the spectral radius that the noise alone would give (without that floor a
-    component shrinks to a needle, and is lost); a component whose count does not exceed two
-    standard deviations of its noise stays where it was.
+    A record is a row x of the data, clipped to Euclidean norm R. The E-step finds its
+    responsibilities r (K,) at the present estimate. The record adds r, r x' and r_k x x' to three
+    blocks of one joint release. Their norms are at most 1, R and R^2.
+
+    The M-step sees the noisy sums only. It repairs impossible estimates from public numbers:
+
+    * Weights are positive and sum to one, and locations have norm at most R.
+    * Eigenvalues of covariances are at most R^2. They are at least ``least_variance``, and at least
+      the spectral radius of the noise. Without that floor a component would shrink to a needle.
+    * A component stays where it was if its count is below two standard deviations of the noise.
 
     **Guarantee.** The sequence of estimates is (epsilon, delta)-differentially private for one row,
     with epsilon = ``accountant.get_epsilon()`` under the accountant's neighbouring relation.
 
-    **Not protected.** The number N of rows, the sample rate, start and all other settings; the
-    choice of them, where it was made by looking at the data; running times; errors, which are for
-    the curator.
+    **Not protected.** The number N of rows, all settings and how they were chosen, running times,
+    and errors, which are for the curator.
 
-    :param start: public locations (K, d) where the components begin. Weights begin equal, and
+    :param start: first locations (K, d), which are public. Weights begin equal, and
         covariances at ``start_variance`` times the identity.
     :param radius: R > 0: rows are clipped to this norm. ``math.inf`` needs ``noise_multiplier=0``.
         Data far from the origin should be centred first, by a public constant.
-    :param accountant: as for :class:`DPSVI`, as are sampling, generator and secure.
-    :param num_steps: number of steps of :meth:`run`.
-    :param start_variance: > 0; ``None``: R^2 / d.
-    :param least_variance: > 0; ``None``: 1e-4 R^2.
-    :param noise_multiplier: sigma: noise multiplier of the joint release. ``None``: the smallest
-        that fits what remains of the budget at the first step. 0: plain EM, not private.
-    :param sample_rate: expected fraction of the rows in a step, in (0, 1].
-    :param microbatch_size: at most so many rows are worked on at a time; the result is the same.
+    :param accountant: as for ``DPSVI``, as are num_steps, noise_multiplier, sample_rate, sampling,
+        microbatch_size, generator and secure.
+    :param start_variance: > 0.
+    :param least_variance: > 0.
     :raises ConfigurationError: a setting is out of range or does not fit the others.
 
     :ivar weights: (K,), in float64, as are
     :ivar locs: (K, d) and
     :ivar covariances: (K, d, d): the present estimate.
-
-    >>> import torch
-    >>> from pyro_dp import PrivacyAccountant
-    >>> from pyro_dp.baselines import DPEM
-    >>> made_up = torch.Generator().manual_seed(0)
-    >>> x = 0.05 * torch.randn(5000, 1, generator=made_up) + 0.5
-    >>> x[::2] -= 1.0  # half of them about -1/2, half about 1/2
-    >>> em = DPEM(torch.tensor([[-0.9], [0.9]]), radius=1.0, num_steps=10, generator=0,
-    ...           accountant=PrivacyAccountant(epsilon=4.0))
-    >>> result = em.run(x, progress=False)
-    >>> [f"{place:.1f}" for place in em.locs.flatten().tolist()]
-    ['-0.5', '0.5']
     """
 
     sample_rate: float
@@ -83,10 +65,10 @@ class DPEM(IterativeMechanism):
         start: Tensor,
         *,
         radius: float,
+        start_variance: float,
+        least_variance: float,
         accountant: PrivacyAccountant,
         num_steps: int,
-        start_variance: float | None = None,
-        least_variance: float | None = None,
         noise_multiplier: float | None = None,
         sample_rate: float = 1.0,
         sampling: str = "poisson",
@@ -94,63 +76,40 @@ class DPEM(IterativeMechanism):
         generator: torch.Generator | int | None = None,
         secure: bool = False,
     ):
-        if not isinstance(start, Tensor) or start.dim() != 2 or 0 in start.shape:
-            raise ConfigurationError("start must be a tensor (K, d) of locations.")
-        if not start.isfinite().all():
-            raise ConfigurationError("start must be finite.")
-        require_scale("radius", radius, infinite=True)
-        components, dim = start.shape
-        if radius == math.inf and (start_variance is None or least_variance is None):
-            raise ConfigurationError(
-                "radius=inf gives no scale: pass start_variance and least_variance."
-            )
-        if start_variance is None:
-            start_variance = radius**2 / dim
-        if least_variance is None:
-            least_variance = 1e-4 * radius**2
+        self.radius = require_scale("radius", radius, infinite=True)
+        self.least_variance = require_scale("least_variance", least_variance)
         require_scale("start_variance", start_variance)
-        require_number("least_variance", least_variance, above=0.0, below=radius**2)
-        require_count("num_steps", num_steps)
-        require_number("sample_rate", sample_rate, above=0.0, below=1.0, closed=True)
         super().__init__(ReleaseSettings.among(locals(), bound=radius))
-        self.radius = radius
-        self.least_variance = least_variance
+        components, dim = start.shape
         self.weights = start.new_full((components,), 1 / components, dtype=torch.float64)
         self.locs = start.detach().to(torch.float64, copy=True)
-        identity = torch.eye(dim, dtype=torch.float64, device=start.device)
+        identity = torch.eye(dim, dtype=torch.float64)
         self.covariances = start_variance * identity.repeat(components, 1, 1)
-        self._checked: tuple[Any, int, Tensor, RecordSampler] | None = None  # the last data
+        self._checked: tuple[Tensor, int] | None = None  # the last data, and their version
 
     _measure = "change of the locations"
 
     @whole_step
     @torch.no_grad()
     def step(self, x: Tensor) -> float:
-        """One private EM step, given all rows.
+        """Make one private EM step on all rows.
 
-        :param x: (N, d), as a tensor or in any form that :class:`DPSVI` takes.
+        :param x: (N, d).
         :returns: root mean square of the locations' change.
         :raises ModelError: the data do not fit; nothing was spent.
         :raises PrivacyBudgetExceeded: the step does not fit the budget; nothing was spent.
         """
         self._refuse_steps_beyond_calibration()
-        x, sampler = self._checked_rows(x)
-        position = self.accountant.position
+        self._require_rows(x)
+        sampler = RecordSampler(self.sampling, len(x), self.sample_rate)
         clipped = self._sum_type(self._blocks(), x.device)
-        indices = self._sample(sampler, position).to(x.device)
+        indices = self._sample(sampler, self.accountant.position)
         for chosen in indices.split(self.microbatch_size or max(len(indices), 1)):
-            clipped.add(*self._moments(x.index_select(0, chosen)))
+            clipped.add(*self._moments(x[chosen]))
         before = self.locs
         counts, sums, squares = self._release(clipped, sampler)
         self._maximise(counts, sums, squares, sampler.sample_rate)
         return (self.locs - before).square().mean().sqrt().item()
-
-    @property
-    def distribution(self) -> MixtureSameFamily:
-        """The present estimate, in float64; its ``log_prob`` takes (..., d)."""
-        return MixtureSameFamily(
-            Categorical(self.weights), MultivariateNormal(self.locs, self.covariances)
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """Estimate, step count and accountant: public or released; loads with weights only."""
@@ -158,7 +117,7 @@ class DPEM(IterativeMechanism):
         return self._state() | estimate | {"radius": self.radius}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state: as :meth:`DPSVI.load_state_dict`, and raises the same."""
+        """Continue from a saved state: as ``DPSVI.load_state_dict``, and raises the same."""
         self._require_state(state, (*_ESTIMATE, "radius"))
         if require_scale("radius", state["radius"], infinite=True) != self.radius:
             raise ConfigurationError("radius differs from that of the saved run.")
@@ -170,29 +129,18 @@ class DPEM(IterativeMechanism):
         for name, value in estimate.items():
             setattr(self, name, value.clone())
 
-    def _checked_rows(self, given: Any) -> tuple[Tensor, RecordSampler]:
-        """The rows, as a tensor, and their sampler: checked if they are new."""
-        if self._checked is not None:
-            known, changes, x, sampler = self._checked
-            if known is given and changes == version(given):
-                return x, sampler
-        rows, others = in_memory(as_tensors(self.step, (given,), {}))
-        if others or len(rows) != 1 or not isinstance(rows[0], Tensor) or rows[0].is_complex():
-            raise ModelError("The data must be one tensor of real numbers.")
-        x = rows[0]
+    def _require_rows(self, x: Tensor) -> None:
+        if self._checked is not None and self._checked[0] is x and self._checked[1] == version(x):
+            return
         dim = self.locs.shape[1]
         if x.dim() != 2 or x.shape[1] != dim or len(x) == 0:
-            raise ModelError(f"The data must have rows of {dim} numbers, as start has.")
+            raise ModelError(f"The data must be rows of {dim} numbers, as start is.")
         if not x.isfinite().all():
             raise ModelError(
                 "The data hold NaN or infinite values: impute them, or drop the rows. (This "
                 "message depends on the data: it is for the curator only.)"
             )
-        for name in _ESTIMATE:
-            setattr(self, name, getattr(self, name).to(x.device))
-        sampler = RecordSampler(self.sampling, len(x), self.sample_rate)
-        self._checked = given, version(given), x, sampler
-        return x, sampler
+        self._checked = x, version(x)
 
     def _blocks(self) -> list[Block]:
         components, dim = self.locs.shape
@@ -220,7 +168,7 @@ class DPEM(IterativeMechanism):
         matrices = [unstacked(each, dim) for each in squares.reshape(components, -1)]
         second = torch.stack(matrices) / n[:, None, None]
         values, vectors = torch.linalg.eigh(second - locs.unsqueeze(2) * locs.unsqueeze(1))
-        # No eigenvalue is known better than to the spectral radius of the noise's matrix.
+        # The noise hides eigenvalues below the spectral radius of its own matrix.
         least = (noise_radius(noise_of_squares, dim) / n).clamp(min=self.least_variance)
         values = values.clamp(min=least.unsqueeze(1)).clamp(max=self.radius**2)
         # Smaller ones are lost where the matrix is put together.
