@@ -58,9 +58,7 @@ def people(size: int, family: str, missing: tuple[str, ...]) -> pd.DataFrame:
         "negative_binomial": lambda: rng.poisson(np.exp(eta) * rng.gamma(2.0, 0.5, size)).clip(
             0, 40
         ),
-        "ordinal": lambda: np.array(LEVELS)[
-            np.digitize(rng.logistic(size=size) + eta, [0.0, 1.5])
-        ],
+        "ordinal": lambda: np.array(LEVELS)[np.digitize(rng.logistic(size=size) + eta, [0.0, 1.5])],
     }[family]()
     for name in missing:
         if name == "treated":

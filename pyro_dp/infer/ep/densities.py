@@ -18,14 +18,14 @@ Closed = Callable[[list[Tensor], Tensor], Derivatives]
 
 
 def bernoulli(a: list[Tensor], value: Tensor) -> Derivatives:
-    """Of a logit."""
+    """The number is a logit."""
     (logit,) = a
     p = logit.sigmoid()
     return Derivatives(value * logit + logsigmoid(-logit), [value - p], [p * (p - 1)])
 
 
 def poisson(a: list[Tensor], value: Tensor) -> Derivatives:
-    """Of a log rate."""
+    """The number is a log rate."""
     (log_rate,) = a
     rate = log_rate.exp()
     constant = (value + 1).lgamma()
@@ -33,7 +33,7 @@ def poisson(a: list[Tensor], value: Tensor) -> Derivatives:
 
 
 def normal(a: list[Tensor], value: Tensor) -> Derivatives:
-    """Of a location and a log scale."""
+    """The numbers are a location and a log scale."""
     loc, log_scale = a
     inverse = (-log_scale).exp()
     u = (value - loc) * inverse
@@ -47,7 +47,7 @@ def normal(a: list[Tensor], value: Tensor) -> Derivatives:
 
 
 def negative_binomial(a: list[Tensor], value: Tensor) -> Derivatives:
-    """Of the logarithm of the total count, and a logit."""
+    """The numbers are the logarithm of the total count, and a logit."""
     log_count, logit = a
     count, with_value = log_count.exp(), log_count.exp() + value
     p = logit.sigmoid()

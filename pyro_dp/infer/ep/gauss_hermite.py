@@ -1,7 +1,7 @@
 """Tilted moments of one or two numbers by Gauss-Hermite quadrature.
 
-The numbers are tensors of their own. Along the second axis of nodes the first number is the same,
-so a density computes what depends on it alone once for the whole axis.
+Each number is a tensor of its own. The first number is the same along the second axis of nodes. So
+a density computes what depends on the first number alone only once for that axis.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from pyro_dp.utils.linalg import product
 
-_NODES = {1: 15, 2: 9}  # per number
+_NODES = {1: 15, 2: 10}  # per number
 _MODE_STEPS = 10
 _FIRST_STEP = 4.0  # at most, in standard deviations of the cavity
 
 
 class Derivatives(NamedTuple):
-    """Of log densities in r numbers; the tensors broadcast.
+    """A log density with its derivatives in r numbers; the tensors broadcast.
 
     :param gradient: r tensors.
     :param hessian: the lower triangle, by rows: one tensor, or three.
@@ -57,8 +57,8 @@ class Tilted:
     def site(self) -> tuple[Tensor, Tensor]:
         """Precision Lambda = B (I - V B)^-1, and eta - Lambda m = (I - B V)^-1 g.
 
-        That is B + B L spread^-1 L' B and g + B L spread^-1 L' g: no inverse of V, which may be
-        singular, and no difference of numbers that are nearly equal.
+        That is B + B L spread^-1 L' B and g + B L spread^-1 L' g. There is no inverse of V,
+        which may be singular, and no difference of numbers that are nearly equal.
         """
         gain = product(self.cross, _function(self.spread, torch.reciprocal))
         precision = self.curvature + product(gain, self.cross.mT)
@@ -69,12 +69,12 @@ class Tilted:
 def tilted_moments(density: Density, mean: Tensor, covariance: Tensor) -> Tilted:
     """Moments of N(a; mean, covariance) times a likelihood, for a batch of problems.
 
-    The nodes are placed around the mode of each problem, with the curvature there, so that a
-    Gaussian likelihood is integrated exactly however narrow it is. Derivatives of log Z are
-    averages of derivatives of the log likelihood (Stein's identities): a difference of moments
-    would lose them to rounding when the cavity is narrow.
+    The nodes are placed around the mode of each problem, with the curvature there. So a
+    Gaussian likelihood is integrated exactly, however narrow it is. Derivatives of log Z are
+    averages of derivatives of the log likelihood (Stein's identities). A difference
+    of moments would lose them to rounding when the cavity is narrow.
 
-    :param density: of r tensors, (K, ..), elementwise, with one axis of nodes for each number.
+    :param density: takes r tensors with one axis of nodes for each number, and then (...).
     :param mean: (..., r), in float64.
     :param covariance: (..., r, r), positive semidefinite.
     """
@@ -94,23 +94,20 @@ def moments_near_mean(density: Density, mean: Tensor, covariance: Tensor, nodes:
 
 
 def by_autodiff(log_likelihood: Callable[[Tensor], Tensor], a: list[Tensor]) -> Derivatives:
-    """Of any log likelihood, (..., r) -> (...), elementwise."""
-    rank = len(a)
+    """Derivatives of any log likelihood, (..., r) -> (...), elementwise."""
     with torch.enable_grad():
         a = [x.detach().requires_grad_() for x in torch.broadcast_tensors(*a)]
         value = log_likelihood(torch.stack(a, dim=-1))
-        gradient = _gradient(value, a, create_graph=True)
-        hessian = []
-        for i in range(rank):
-            hessian += _gradient(gradient[i], a[: i + 1], retain_graph=True)
+        gradient = _gradient(value, a)
+        rows = [_gradient(g, a[: i + 1]) for i, g in enumerate(gradient)]
+    hessian = [h.detach() for row in rows for h in row]
     return Derivatives(value.detach(), [g.detach() for g in gradient], hessian)
 
 
-def _gradient(value: Tensor, a: list[Tensor], **options: bool) -> list[Tensor]:
+def _gradient(value: Tensor, a: list[Tensor]) -> list[Tensor]:
     if not value.requires_grad:
         return [torch.zeros_like(x) for x in a]
-    found = torch.autograd.grad(value.sum(), a, allow_unused=True, **options)
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(a, found, strict=True)]
+    return list(torch.autograd.grad(value.sum(), a, create_graph=True, materialize_grads=True))
 
 
 def _moments(
@@ -127,8 +124,8 @@ def _moments(
     weights = torch.softmax(value.reshape(count**rank, -1), dim=0)  # (K, B)
 
     def averages(x: Tensor) -> Tensor:
-        """Of x times 1, the nodes, and their products."""
-        return (features @ x).unflatten(1, batch)
+        """Sums over the nodes: x times 1, times n, and times n n'."""
+        return (features @ x).reshape(-1, *batch)
 
     def along(x: Tensor) -> Tensor:
         return x.expand(value.shape).reshape(weights.shape)
@@ -141,7 +138,7 @@ def _moments(
     slopes = [g.sub(level) for g, level in zip(slopes, levels, strict=True)]
     weighted = [weights * g for g in slopes]
     cross = torch.stack([torch.stack(tuple(averages(g)[1 : 1 + rank]), -1) for g in weighted], -2)
-    curvature = []
+    curvature: list[Tensor] = []
     for i in range(rank):
         for j in range(i + 1):
             each = weights * along(hessian[len(curvature)]) + weighted[i] * slopes[j]
@@ -193,14 +190,14 @@ def _newton(
 
 def _moved(mean: Tensor, root: Tensor, z: list[Tensor]) -> list[Tensor]:
     """The numbers mean + root z, for a lower triangular root."""
-    return [
-        mean[..., i] + sum(root[..., i, j] * z[j] for j in range(i + 1)) for i in range(len(z))
-    ]
+    return [mean[..., i] + sum(root[..., i, j] * z[j] for j in range(i + 1)) for i in range(len(z))]
 
 
 def _rule(rank: int, count: int, like: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Nodes n for N(0, I), on an axis for each number; 1, n and n n' of each node (F, K); and log
-    weights that include 1 / N(n; 0, I), (count,) or (count, count).
+    """Nodes for N(0, I).
+
+    :returns: the nodes n, on an axis for each number; 1, n and n n' of each node, (F, K); and log
+        weights that include 1 / N(n; 0, I), (count,) or (count, count).
     """
     points, weights = np.polynomial.hermite_e.hermegauss(count)
     n = np.stack(np.meshgrid(*[points] * rank, indexing="ij")).reshape(rank, -1)
@@ -226,7 +223,7 @@ def _symmetric(triangle: list[Tensor]) -> Tensor:
 def _root(matrix: Tensor) -> Tensor:
     """The lower triangular root of a semidefinite matrix (..., r, r), r <= 2.
 
-    In closed form, as :func:`_function`.
+    The closed form leaves a broken record's NaN where it is.
     """
     if matrix.shape[-1] == 1:
         return matrix.clamp(min=0.0).sqrt()

@@ -22,6 +22,7 @@ from torch.distributions import (
 )
 from torch.utils import _pytree as pytree
 
+from pyro_dp.graphs.tracing import tracing
 from pyro_dp.infer.ep.densities import closed_form
 from pyro_dp.infer.ep.gauss_hermite import Derivatives, by_autodiff
 from pyro_dp.utils.errors import PrivacyError
@@ -134,7 +135,7 @@ class Family:
         return torch.where(weight == 0, 0.0, log_prob) * weight
 
     def derivatives(self, numbers: list[Tensor], rest: list[Tensor]) -> Derivatives:
-        """Of the weighted log density: in closed form, or by automatic differentiation.
+        """Derivatives of :meth:`log_prob`: in closed form where :mod:`.densities` has one.
 
         :param numbers: r tensors, (..., E) each.
         """
@@ -142,6 +143,8 @@ class Family:
             return by_autodiff(partial(self.log_prob, rest=rest), numbers)
         value, weight = rest
         found = self._closed(numbers, value)
+        if not tracing() and (weight == 1).all():
+            return found
         parts = [torch.where(weight == 0, 0.0, x) * weight for x in pytree.tree_leaves(found)]
         count = len(numbers)
         return Derivatives(parts[0], parts[1 : 1 + count], parts[1 + count :])
