@@ -1,88 +1,139 @@
-"""Write docs/errors.md: wrong first attempts and what they get, and warnings and what to do then.
+"""Write docs/errors.md: an index of errors and warnings, each with its fix.
 
 They are those of tests/first_attempts.py and tests/first_warnings.py.
 
 python benchmarks/errors.py
 """
 
-import inspect
+import re
 import sys
-import textwrap
-from itertools import groupby
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import first_warnings  # noqa: E402
-from first_attempts import ATTEMPTS, SHARED, Attempt  # noqa: E402
+from first_attempts import ATTEMPTS, Attempt  # noqa: E402
 
 PAGE = ROOT / "docs" / "errors.md"
 _INTRODUCTION = """\
-# Errors
+# What errors say
 
-What new users get wrong first, and what `pyro_dp` says. Each attempt is run as it stands here,
-with the functions below. `tests/package/test_first_attempts.py` holds each error to naming the
-line, the argument or the site, and what to try next; to coming before anything is spent, where no
-step was taken before; and to quoting no number of the data. Made by `python benchmarks/errors.py`,
-which wraps the lines of the messages; `first_attempts.py` in them is the user's file.
-[Warnings](#warnings-and-status), which come at the end of a run that did happen, are below.
+Find your message by its first words, with Ctrl-F or the search of this site. The line below it says
+what to do. Names and numbers are those of an example. If the message quotes a line of your code, it
+is left out here. A run that is refused has spent nothing. No error quotes your data. The code of
+each example is in [tests/first_attempts.py](../tests/first_attempts.py).
 """
 _WARNINGS = """\
 ## Warnings and status
 
-An error says that nothing was done; a warning, that something was done and may not be what it
-looks like. What was released, is paid for. The *status* of a posterior is the last line where it is
-printed, and `posterior().status`: see [what the status means](methods.md#what-the-status-means).
-Warnings and status are made from what was released, and cost nothing. Each run below is run
-as it stands here, with these functions, by `tests/package/test_first_attempts.py`, too; a table
-has means and 95% intervals, in the frame's own units.
+A warning means that the run has happened, and that its budget is spent. The
+[status](explain.md#what-the-status-means) is the last line of a printed posterior. Both are made
+from released numbers, and cost nothing. The code of each run is in
+[tests/first_warnings.py](../tests/first_warnings.py).
 """
+_FILE = "first_attempts.py"  # the user's file in messages
+# Clauses that end before they say what is wrong: a setting, a site, the type of an error.
+_UNFINISHED = re.compile(
+    r"^(\w+|Site '\w+' of the \w+|pyro\.settings):$|raised \w+( at site '\w+')?:$"
+)
+_ROUND = r"\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)"
+_SQUARE = r"\[(?:[^\[\]]|\[[^\[\]]*\])*\]"
+# A call or an element; a setting; a name of several words.
+_CODE = re.compile(
+    rf"[~*\w.]*\w(?:(?:{_ROUND}|{_SQUARE})(?:\.\w+)*)+"
+    r"|\w+=(?:\{[^}]*\}|'[^']*'|\.{3}|[\w.]*\w)?|\w*_\w+|~?[A-Za-z]\w*\.[\w.]*\w"
+)
 
 
 def page() -> str:
     """All attempts, by group, and all runs with warnings."""
-    shared = "\n\n".join(inspect.getsource(function).rstrip() for function in SHARED)
-    parts = [_INTRODUCTION, _fenced(shared, "python")]
+    parts = [_INTRODUCTION]
     for group, attempts in groupby(ATTEMPTS, key=lambda attempt: attempt.group):
-        parts += [f"## {group}\n", *map(_entry, attempts)]
-    shared = "\n\n".join(inspect.getsource(each).rstrip() for each in first_warnings.SHARED)
-    parts += [_WARNINGS, _fenced(shared, "python")]
+        parts.append(f"## {group}\n\n{_entries(attempts)}")
+    parts.append(_WARNINGS)
     for group, runs in groupby(first_warnings.RUNS, key=lambda run: run.group):
-        parts += [f"### {group}\n", *map(_run, runs)]
+        parts.append(f"### {group}\n\n" + "".join(map(_run, runs)))
     return "\n".join(parts)
 
 
-def _entry(attempt: Attempt) -> str:
-    text, _ = attempt.run()
-    if text is None:
-        outcome = "No error: this works.\n"
-    else:
-        outcome = _text(text)
-    return "\n".join([f"### {attempt.title}\n", _fenced(attempt.code, "python"), outcome])
+def _entries(attempts: Iterable[Attempt]) -> str:
+    """A line for each message, once, and one for what works."""
+    entries, working = [], []
+    for attempt in attempts:
+        text, _ = attempt.run()
+        if text is None:
+            working.append(attempt.title)
+        else:
+            entries.append(_entry(*split(text.split(": ", 1)[1], attempt.says)))
+    if working:
+        entries.append(f"* These work, and raise no error. {' '.join(working)}\n")
+    return "".join(dict.fromkeys(entries))
+
+
+def _entry(cause: str, fix: str) -> str:
+    return f"* `{cause}`" + (f"\\\n  {_marked(fix)}\n" if fix else "\n")
 
 
 def _run(run: first_warnings.Run) -> str:
-    given, status, table = run.outcome
-    said = [f"{type(each).__name__}: {each}" for each in given]
-    said += [status.line] if status is not None else []
-    outcome = [_fenced(table, "text")] if table else []
-    outcome.append(_text("\n".join(said)) if said else "No warning.\n")
-    return "\n".join(
-        [f"#### {run.title}\n", _fenced(run.code, "python"), *outcome, f"{_wrapped(run.do)}\n"]
-    )
+    given, status, _ = run.outcome
+    said = str(given[0]) if given else status.line
+    return f"* {run.title}\\\n  `{_sentence(said)}`\\\n  {run.do}\n"
 
 
-def _text(text: str) -> str:
-    return _fenced("\n".join(_wrapped(line) for line in text.splitlines()), "text")
+def split(text: str, says: str) -> tuple[str, str]:
+    """The first clause of a message, and what it says to do: from there to the sentence's end."""
+    clauses = list(_clauses(_without_line(text)))
+    begins = [0, *accumulate(len(clause) + 1 for clause in clauses)]
+    *_, found = re.finditer(says, " ".join(clauses), flags=re.IGNORECASE)
+    advice = bisect_right(begins, found.start()) - 1
+    if not clauses[advice][0].isalpha() and clauses[advice][0] != "(":  # what the last one names
+        advice -= 1
+    cause = next(n for n, clause in enumerate(clauses, 1) if not _UNFINISHED.search(clause))
+    end = next(n for n in range(advice + 1, len(clauses) + 1) if clauses[n - 1].endswith("."))
+    if advice < cause:
+        return " ".join(clauses[:end]).rstrip("."), ""
+    fix = re.sub(r"^\((.*)\.\)\.$", r"\1.", " ".join(clauses[advice:end]))
+    return " ".join(clauses[:cause]).rstrip(".:;"), fix[0].upper() + fix[1:]
 
 
-def _wrapped(line: str) -> str:
-    return "\n".join(textwrap.wrap(line, 110, break_long_words=False))
+def _without_line(text: str) -> str:
+    """Without the line of the user's code that the message quotes in brackets."""
+    head, quoted, tail = text.partition(f" ({_FILE}:")
+    depth = 1 if quoted else 0
+    while depth:
+        depth += (tail[0] in "([{") - (tail[0] in ")]}")
+        tail = tail[1:]
+    return head + tail
 
 
-def _fenced(text: str, language: str) -> str:
-    return f"```{language}\n{text}\n```\n"
+def _clauses(text: str) -> Iterator[str]:
+    """Parts that end with a full stop, colon or semicolon outside of brackets."""
+    depth = begin = 0
+    for place, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if not depth and text[place : place + 2] in (". ", ": ", "; "):
+            yield text[begin : place + 1]
+            begin = place + 2
+    yield text[begin:].rstrip(".") + "."
+
+
+def _sentence(text: str) -> str:
+    """The first one, without its full stop."""
+    clauses = list(_clauses(text))
+    first = next(n for n, clause in enumerate(clauses, 1) if clause.endswith("."))
+    return " ".join(clauses[:first])[:-1]
+
+
+def _marked(text: str) -> str:
+    """With its code as code, and no other Markdown."""
+    parts = re.split(f"({_CODE.pattern})", text)
+    parts[::2] = [re.sub(r"([*_\[\]<>`|])", r"\\\1", part) for part in parts[::2]]
+    parts[1::2] = [f"`{part}`" for part in parts[1::2]]
+    return "".join(parts)
 
 
 if __name__ == "__main__":

@@ -27,11 +27,11 @@ def _as_lines(signature):
 
 
 def _named(body):
-    """What is folded has the name that is read on it."""
+    """A folded cell gets its name from its visible text."""
     return body.replace(' aria-label="Toggle hidden content"', "")
 
 
 def _scrolled(body):
-    """What may be wider than the page can be reached, and so scrolled, without a mouse."""
+    """Tables and code can be scrolled without a mouse."""
     body = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
     return body.replace("<pre>", '<pre tabindex="0">').replace("<pre id", '<pre tabindex="0" id')

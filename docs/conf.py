@@ -1,4 +1,4 @@
-"""The site: `make docs`. Its source is the repository: docs, and what docs refer to."""
+"""The site: `make docs`. Its source is docs, and the files that docs refer to."""
 
 import importlib.metadata
 import sys
@@ -14,7 +14,7 @@ release = version = importlib.metadata.version("pyro-dp")
 
 autodoc_default_options = {
     "members": True,
-    # But not what they have from Python and torch.
+    # Except members from Python and torch.
     "inherited-members": (
         "BaseException,Distribution,Mapping,MultivariateNormal,Protocol,Sequence,dict,object"
     ),
@@ -43,13 +43,13 @@ include_patterns = [
 ]
 
 nitpicky = True
-# Of an extra that need not be there.
+# Both are of an optional extra.
 nitpick_ignore = [("py:class", "ClientApp"), ("py:class", "ServerApp")]
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "dollarmath"]
 myst_heading_anchors = 4
-nb_execution_mode = "off"  # tests run the tutorials; here they are shown as they were committed
+nb_execution_mode = "off"  # the site has them as committed; tests run them
 
 autodoc_class_signature = "mixed"
 autodoc_member_order = "bysource"

@@ -10,8 +10,8 @@ import zlib
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "inventories"
-# By project: a page, with $ for the name itself, and the names that it documents. What follows an
-# equals sign is the name under which the page has it, where that is another one.
+# By project: a page, with $ for the name itself, and the names that it documents. After an equals
+# sign comes the name on the page, if it differs.
 PAGES = {
     "python": {
         "library/collections.abc.html#$": (

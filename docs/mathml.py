@@ -1,4 +1,4 @@
-"""For Sphinx: formulas as MathML, which browsers draw themselves: no script from another host."""
+"""For Sphinx: formulas as MathML, which browsers draw without a script from another host."""
 
 from docutils import nodes
 from latex2mathml.converter import convert

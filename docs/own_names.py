@@ -1,8 +1,8 @@
-"""For Sphinx: names of ours that are not on the site are shown as code, if they exist.
+"""For Sphinx: existing names of ours that are not on the site appear as code.
 
-Docstrings speak to readers of the code, too, and refer to modules and classes that are no part of
-the public interface. What is public becomes a link, wherever it is defined; what is not there at
-all stays a broken reference, which fails the build.
+Docstrings also refer to modules and classes outside the public interface, for readers of the code.
+Public names become links, wherever they are defined. A name that does not exist stays a broken
+reference, which fails the build.
 """
 
 import importlib
@@ -52,7 +52,7 @@ def _resolved(app, env, node, contnode):
 
 
 def _found(target, module, owner):
-    """What a reference means, from the module or class in which it is written, or from anywhere."""
+    """The object of a reference, from its module or class, or from anywhere."""
     places = [module, f"{module}.{owner}"] if owner else [module]
     places += [name for name in sys.modules if name.split(".")[0] == "pyro_dp"]
     names = [target, *(f"{place}.{target}" for place in places if place)]
@@ -74,7 +74,7 @@ def _at(name):
         found = sys.modules.get(".".join(parts[:end]))
         if found is not None:
             for part in parts[end:]:
-                if part not in getattr(found, "__annotations__", ()):  # else: its class tells of it
+                if part not in getattr(found, "__annotations__", ()):  # else its class knows it
                     found = getattr(found, part, None)
             return found
     return None

@@ -5,7 +5,6 @@
 
 import functools
 import inspect
-import textwrap
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,9 +68,6 @@ def logistic(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
 
-SHARED = (people, regression, records, logistic)  # what the runs may use
-
-
 @dataclass(frozen=True)
 class Run:
     """One that ends with a warning, or with a status that is not ok.
@@ -95,12 +91,6 @@ class Run:
     @property
     def title(self) -> str:
         return inspect.getdoc(self.function)
-
-    @property
-    def code(self) -> str:
-        """The body of the function, without its docstring."""
-        source = inspect.getsource(self.function).split('"""', 2)[2].strip("\n")
-        return textwrap.dedent(source).replace("return ", "")
 
     @functools.cached_property
     def outcome(self) -> tuple[list[Warning], Status | None, str]:
@@ -139,9 +129,9 @@ def run(group: str, *kinds: type[Warning], do: str, level: str | None = None) ->
     "Regressions from a frame",
     ConvergenceWarning,
     level="do not publish",
-    do="Do not publish it: the intervals are nearly those of the prior. Ask "
-    "`accountant.forecast` before the next one; a larger epsilon, more people or fewer "
-    "coefficients. What was spent, is spent.",
+    do="Do not publish it, because the intervals are nearly those of the prior. Before the next "
+    "run, ask `accountant.forecast` how wide they would be. A larger epsilon, more people or fewer "
+    "coefficients help.",
 )
 def too_little_budget():
     """Few people, a small epsilon, five coefficients."""
@@ -152,9 +142,9 @@ def too_little_budget():
     "Regressions from a frame",
     ConvergenceWarning,
     level="check",
-    do="Ask whether a few people are far above all others. Declare the outcome's bound lower, by "
-    'what the study means by many, or take `family="negative_binomial"`. A second fit is a '
-    "second release: plan the budget for it.",
+    do="Could a few people be far above all others? Then declare a lower bound of the outcome, by "
+    'what the study calls many, or take `family="negative_binomial"`. A second fit is a second '
+    "release, and needs a budget.",
 )
 def outcomes_that_differ_too_much():
     """Counts that are far more spread than a Poisson model has."""
@@ -165,9 +155,8 @@ def outcomes_that_differ_too_much():
     "Regressions from a frame",
     ClippingWarning,
     level="check",
-    do="Recode by the codebook, and choose bounds that a person can have. Here 2% of the people "
-    'say 80, the bound, where others say 3. It may be a code for "unknown" that nobody recoded. '
-    "Without privacy the intercept would be 1.04.",
+    do="Recode by the codebook, and declare bounds that a person can reach. Here 2% of the people "
+    'have 80, which may be a code for "unknown". Without privacy the intercept would be 1.04.',
 )
 def a_few_at_the_bound():
     """Sixty of 3,000 people at the outcome's bound: their part is cut off, and counted."""
@@ -176,19 +165,19 @@ def a_few_at_the_bound():
 
 @run(
     "Regressions from a frame",
-    do="Nobody lives on the islands, and the data say nothing of them. The interval is that of the "
-    "prior, or what noise made of it, and no finding. Take the level out if the codebook is wrong.",
+    do="Take the level out if the codebook is wrong. Here nobody lives on the islands, so this "
+    "coefficient's interval is about the prior's, and says nothing about people.",
 )
 def a_level_that_nobody_has():
-    """A coefficient of which there are no data: it stays at its prior."""
+    """A coefficient without any data, which stays at its prior."""
     return regression(people(3000), epsilon=1.0, formula="visits ~ age + ill + region")
 
 
 @run(
     "Regressions from a frame",
-    do="Undo what was done to the column, or declare it as it is now. Here ages were standardised, "
-    "and the schema says 20 to 80: all of them became 20. Nothing of this can be seen in the "
-    "estimate; that a whole column tells less than the prior is what gives it away.",
+    do="Undo what was done to the column, or declare it as it is. Here ages were standardised, and "
+    "the schema says 20 to 80, so all of them became 20. The estimate does not show it. The status "
+    "does.",
 )
 def a_column_in_other_units():
     """A column that was standardised, and is declared in years."""
@@ -201,8 +190,7 @@ def a_column_in_other_units():
     "Models of your own",
     ConvergenceWarning,
     level="do not publish",
-    do="The budget is small for 2,000 people. Take more people or a larger epsilon; ask "
-    "`accountant.forecast` which.",
+    do="Take more people or a larger epsilon. `accountant.forecast` says how much each would help.",
 )
 def dpsvi_with_too_little():
     """DPSVI where the noise hides what the records say."""
@@ -215,8 +203,7 @@ def dpsvi_with_too_little():
 @run(
     "Models of your own",
     ClippingWarning,
-    do="Leave `max_grad_norm` out, and C is chosen. What is cut off is in the width of the "
-    "intervals.",
+    do="Leave `max_grad_norm` out. Then `DPSVI` chooses the bound.",
 )
 def a_small_bound():
     """A bound C that cuts nearly all records."""
@@ -230,7 +217,7 @@ def a_small_bound():
 @run(
     "Models of your own",
     PrivacyWarning,
-    do="Nothing, if the loop does not use the loss. Each `DPSVI` says it once.",
+    do="Do nothing if the loop does not use the loss.",
 )
 def a_loop():
     """The loss of a training loop."""
@@ -243,11 +230,10 @@ def a_loop():
 @run(
     "Models of your own",
     ConvergenceWarning,
-    do="Believe the location, and not the width: take `AutoMultivariateNormal` where intervals "
-    "matter, or say that they leave the noise out.",
+    do="Use the location, but not the width. For intervals take `AutoMultivariateNormal`.",
 )
 def a_guide_that_is_not_gaussian():
-    """DPSVI with a flow: its intervals do not know of the noise."""
+    """DPSVI with a flow, whose intervals leave the noise out."""
     accountant = PrivacyAccountant(epsilon=1.0)
     svi = DPSVI(logistic, AutoIAFNormal(logistic), accountant=accountant, num_steps=50, generator=0)
     svi.run(*records(), progress=False)
@@ -278,8 +264,8 @@ def a_hierarchy():
 @run(
     "Models of your own",
     level="check",
-    do="As for regressions: more budget or more records. `VIPS` gives no warning at the end of "
-    "`run`: look at `posterior().status`, or print the posterior.",
+    do="Take a larger epsilon or more records. `VIPS` does not warn at the end of `run`, so print "
+    "the posterior.",
 )
 def vips_with_too_little():
     """VIPS at a small epsilon: a status without a warning."""
@@ -293,8 +279,7 @@ def vips_with_too_little():
 @run(
     "Models of your own",
     level="check",
-    do="Use the means. The widths of mixtures, topics and belief networks are not to be relied on, "
-    "at any epsilon.",
+    do="Use the means. Do not use the widths of mixtures, topics and belief networks.",
 )
 def a_mixture():
     """VIPS with a mixture: its width lacks a part."""
@@ -307,8 +292,8 @@ def a_mixture():
 @run(
     "Models of your own",
     PrivacyWarning,
-    do="Make the accountant again, with such a delta: it costs little noise. Nothing was released "
-    "yet when the warning came, and the report has its text.",
+    do="Make the accountant again with a smaller delta, which costs little noise. Nothing was "
+    "released before this warning.",
 )
 def a_large_delta():
     """A delta that would let somebody publish five of 2,000 people."""
@@ -320,8 +305,8 @@ def a_large_delta():
 @run(
     "Numbers without noise",
     NotPrivateWarning,
-    do="Keep the number to yourself. The posterior that was released before has no guarantee any "
-    "more in this ledger; look at data that need no protection instead.",
+    do="Keep the number to yourself. Earlier releases of this ledger have no guarantee any more. "
+    "Look at data that need no protection instead.",
 )
 def a_look():
     """The loss of the data, after all."""
@@ -334,8 +319,7 @@ def a_look():
 @run(
     "Numbers without noise",
     NotPrivateWarning,
-    do="Predict for new or public people. What is predicted for a person shows this person's "
-    "features.",
+    do="Predict for new or public people, because a prediction shows the person's features.",
 )
 def predictions_for_records_of_the_fit():
     """Predictions for the people of the fit."""
@@ -348,7 +332,7 @@ def predictions_for_records_of_the_fit():
 @run(
     "Numbers without noise",
     NotPrivateWarning,
-    do="Hand it last year's published table, or write the schema from the codebook.",
+    do="Pass last year's published table, or write the schema from the codebook.",
 )
 def a_schema_from_data():
     """A schema that is drafted from a frame."""

@@ -1,6 +1,6 @@
 """Three hospitals, each a process of this machine, and the server between them (notebook 8).
 
-Real hospitals have machines of their own and a network; docs/scale.md says what goes where. Here
+Real hospitals have machines of their own and a network; docs/owners.md says what goes where. Here
 each is a fork of the notebook's kernel and talks to it through a pipe: Linux and macOS.
 """
 

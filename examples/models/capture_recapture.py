@@ -1,7 +1,7 @@
 """Capture and recapture: how many animals survive a year, how many are seen again?
 
 Pyro's example [Cormack-Jolly-Seber](https://pyro.ai/examples/capture_recapture.html), `model_1`.
-A record is an animal's history (simulated). Unlike there, the mask is not changed in place.
+A record is an animal's history (simulated). The mask is made anew, not changed.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Correlations: four measurements that go together.
 
 Pyro's example [lkj](https://pyro.ai/examples/lkj.html). A record is a row of four measurements
-(simulated). Otherwise than there SVI fits it, not NUTS, and needs the `to_event` of `theta`.
+(simulated). SVI fits it instead of NUTS, and needs the `to_event` of `theta`.
 """
 
 import sys

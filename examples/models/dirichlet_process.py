@@ -1,4 +1,4 @@
-"""Dirichlet process mixture: clusters of points, and how many is not known.
+"""Dirichlet process mixture: an unknown number of clusters of points.
 
 Pyro's [tutorial](https://pyro.ai/examples/dirichlet_process_mixture.html). A record is a point.
 """

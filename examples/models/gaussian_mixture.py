@@ -1,7 +1,7 @@
-"""Gaussian mixture: two kinds of numbers, and which is which is not known.
+"""Gaussian mixture: two kinds of numbers, of unknown membership.
 
 Pyro's tutorial [Gaussian Mixture Model](https://pyro.ai/examples/gmm.html). A record is a number
-(simulated). Otherwise than there it starts from constants, and not from some of the records.
+(simulated). It starts from constants instead of some of the records.
 """
 
 import sys

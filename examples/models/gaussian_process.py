@@ -1,8 +1,8 @@
-"""Gaussian process: a function, by what it is at ten inducing points.
+"""Gaussian process: a function, by its values at ten inducing points.
 
 Pyro's tutorial [Gaussian Processes](https://pyro.ai/examples/gp.html), its sparse part. A record
-is a measurement (simulated as there). Otherwise than there the deterministic approximation by
-inducing points is written out, since modules of `pyro.contrib.gp` hold the data.
+is a measurement (simulated as there). The approximation by inducing points is written out,
+because modules of `pyro.contrib.gp` hold the data.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""docs/examples.md: the table of all examples, and for each the swap, its picture and what is seen.
+"""docs/examples.md: the table of all examples, and for each its picture and what is seen.
 
 It is written from the examples' own files, from what `comparison.py` kept, and from `seen.py`.
 """
@@ -15,24 +15,32 @@ from seen import SEEN
 PAGE = ROOT / "docs" / "examples.md"
 HEAD = """# Examples: Pyro's own models, swapped
 
-Twelve models of Pyro's documentation, each in a file of under 80 lines, and what becomes of each
-where `SVI` is swapped for `DPSVI`: where that does well, and where it does not. Optimizer and loss
-stay, and an accountant joins them.
+`DPSVI` replaces `SVI` in twelve models of Pyro's documentation. At epsilon = 4, {close} of them
+lose less than four nats. At epsilon = 1 noise costs more, and most in models with many parameters.
 
-With `pip install ".[demo,benchmarks]"`, `python examples/models` fits all of them and writes this
-page, in some twenty minutes of one core, and `python examples/models/baseball.py` makes one row
-and its picture. Data are simulated, or ship with statsmodels or scikit-learn, so that they may be
-shown beside the fits; delta = 1e-5, and one run each. The optimizer is Adam with a step size of
-.02. `SVI` takes 2,000 steps on all records. The table has its ELBO in nats, the mean of 50
-evaluations on all records, and by how much the others are above (+) or below (-) it. A normal
-posterior that is off by one of its sds in one coefficient loses half a nat.
+```diff
+- {svi}
++ {dpsvi}
+```
+
+Each model is a file of under 80 lines, and nothing else changes in any of them.
+`python examples/models` fits all and writes this page, in some twenty minutes. It needs
+`pip install ".[demo,benchmarks]"`. `python examples/models/baseball.py` makes one row and its
+picture. Data are simulated, or ship with statsmodels or scikit-learn. Delta is 1e-5, with one run
+each. The optimizer is Adam with a step size of .02. `SVI` takes 2,000 steps on all records. Its
+column has the ELBO in nats, and the others the difference to it. A normal posterior that is off by
+one standard deviation in one coefficient loses half a nat.
 
 """
 
 
 def text(rows: pd.DataFrame) -> str:
     """Of the whole page, from the kept rows."""
-    return HEAD + table(rows) + "".join(section(name) for name in SEEN)
+    first = importlib.import_module(next(iter(SEEN)))
+    nats = rows.pivot(index="example", columns="fit", values="elbo")
+    close = (nats["DPSVI, epsilon 4"] > nats["SVI"] - 4).sum()
+    head = HEAD.format(close=close, svi=swapped(first.svi), dpsvi=swapped(first.dpsvi))
+    return head + table(rows) + "".join(section(name) for name in SEEN)
 
 
 def table(rows: pd.DataFrame) -> str:
@@ -53,7 +61,7 @@ def difference(nats: float) -> str:
 
 
 def section(name: str) -> str:
-    """Where the model comes from, the swap as a diff, the picture, and what is seen."""
+    """Where the model comes from, the picture, and what is seen."""
     example = importlib.import_module(name)
     heading, body = inspect.getdoc(example).split("\n\n", 1)
     question = heading.split(": ", 1)[1]
@@ -62,11 +70,6 @@ def section(name: str) -> str:
 ## {title(name)}
 
 {question[0].upper()}{question[1:]} {" ".join(body.split())} [{file}](../{file})
-
-```diff
-- {swapped(example.svi)}
-+ {swapped(example.dpsvi)}
-```
 
 ![{SEEN[name].alt}](figures/examples/{name}.png)
 

@@ -1,8 +1,8 @@
 """ProdLDA: topics of documents, by products of experts.
 
 Pyro's tutorial [Topic Modeling](https://pyro.ai/examples/prodlda.html). A record is a document
-(simulated: 12 words out of 20, 3 topics). Otherwise than there `total_count` is a constant, and
-there is no batch normalisation, which mixes records.
+(simulated: 12 words out of 20, 3 topics). `total_count` is a constant. There is
+no batch normalisation, because it mixes records.
 """
 
 import sys

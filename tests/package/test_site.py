@@ -105,6 +105,45 @@ def officer():
     return (DOCS / "officer.md").read_text()
 
 
+def results(name):
+    """A result of the benchmarks, as a frame."""
+    pd = pytest.importorskip("pandas")
+    path = ROOT / "benchmarks" / "results" / name
+    if not path.exists():
+        pytest.skip("an sdist has no results")
+    return pd.read_csv(path)
+
+
+def test_how_often_intervals_hold():
+    """The rows of DPSVI in docs/explain.md are those of the simulations."""
+    text = (DOCS / "explain.md").read_text()
+    rows = re.findall(r"^\| (?:`DPSVI` )?\| ([\d,]+) \| ([\d.]+) \| (.*) \|$", text, flags=re.M)
+    runs = results("coverage.csv")
+    for size, epsilon, cells in rows[:4]:
+        number = int(size.replace(",", ""))
+        chosen = runs[(runs["size"] == number) & (runs.epsilon == float(epsilon))]
+        held = chosen.groupby("doubtful").covered.mean().reindex([0, 1])
+        for cell, found in zip(cells.split("|"), [chosen.doubtful.mean(), *held], strict=True):
+            shown = cell.strip()
+            assert shown == ("" if math.isnan(found) else f"{found:.{len(shown[2:])}f}")
+
+
+def test_distances_to_the_exact_posterior():
+    """The table of docs/methods.md, to its two digits."""
+    rows = re.findall(
+        r"^\| (0\.3|1|4) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$",
+        (DOCS / "methods.md").read_text(),
+        flags=re.M,
+    )
+    assert len(rows) == 3
+    means = results("methods.csv").groupby(["method", "epsilon"]).kl.mean()
+    for epsilon, *cells in rows:
+        for method, cell in zip(
+            ("DPSVI, nothing set, plain", "DP-SGLD", "VIPS"), cells, strict=True
+        ):
+            assert float(cell) == pytest.approx(means[method, float(epsilon)], rel=0.05)
+
+
 def test_inventories_are_what_their_command_writes():
     specification = importlib.util.spec_from_file_location("inventories", DOCS / "inventories.py")
     inventories = importlib.util.module_from_spec(specification)

@@ -1,5 +1,5 @@
 """Frames as they come: a typed error that names the column and shows no value, or what is written
-down in docs/tabular.md."""
+down in docs/schema.md."""
 
 import decimal
 import traceback

@@ -254,7 +254,7 @@ ENTRIES = (
         lda,
         lda_data,
         lambda: TraceEnum_ELBO(max_plate_nesting=2),
-        edit="documents are rows: data[ind].T",
+        edit="documents are the rows, data[ind].T",
     ),
     Entry(
         "ProdLDA",
@@ -262,7 +262,7 @@ ENTRIES = (
         prodlda,
         histograms,
         TraceMeanField_ELBO,
-        edit="a public total_count in place of int(docs.sum(-1).max())",
+        edit="a public total_count instead of int(docs.sum(-1).max())",
     ),
     Entry(
         "sparse gamma DEF",
