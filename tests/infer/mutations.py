@@ -376,9 +376,16 @@ MUTATIONS = [
     ),
     Mutation(
         "a wide cavity with the nodes of a narrow one",
-        "element_sites",
-        "quick &= variance[..., 0, 0] < _WIDEST  # of a NaN, false",
-        "pass",
+        "_logits_in_part",
+        " & (width < _WIDEST)",
+        "",
+        "test_linear_sites.py",
+    ),
+    Mutation(
+        "few nodes in any cavity",
+        "_near_mean_in_part",
+        "return sites, quick.all(dim=2)",
+        "return sites, torch.ones_like(quick).all(dim=2)",
         "test_linear_sites.py",
     ),
     Mutation(

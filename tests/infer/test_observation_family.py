@@ -5,7 +5,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from torch.utils._pytree import tree_leaves
 
+from pyro_dp.infer.ep.gauss_hermite import by_autodiff
 from pyro_dp.infer.ep.observation_family import Family, NotLinear
 
 COUNT = 4  # elements of the observed site
@@ -55,6 +57,11 @@ FAMILIES = {
     "Binomial": (lambda w: dist.Binomial(COUNTS + 2, logits=w[0]), COUNTS, 1),
     "Binomial, probs": (lambda w: dist.Binomial(9, torch.sigmoid(w[0])), COUNTS, 1),
     "NegativeBinomial": (lambda w: dist.NegativeBinomial(3.0, logits=w[0]), COUNTS, 1),
+    "NegativeBinomial, both": (
+        lambda w: dist.NegativeBinomial(w[1].exp(), logits=w[0]),
+        COUNTS,
+        2,
+    ),
     "NegativeBinomial, probs": (
         lambda w: dist.NegativeBinomial(w[1].exp(), torch.sigmoid(w[0])),
         COUNTS,
@@ -110,6 +117,23 @@ def test_the_density_at_many_numbers_at_once(name):
     together = family.log_prob(nodes, rest)
     alone = torch.stack([family.log_prob(node, rest) for node in nodes])
     torch.testing.assert_close(together, alone)
+
+
+@pytest.mark.parametrize(
+    "name", ["Bernoulli, logits", "Poisson", "Normal, loc and scale", "NegativeBinomial, both"]
+)
+def test_derivatives_in_closed_form(name):
+    """As by automatic differentiation, at many numbers at once, of any weight."""
+    make, value, rank = FAMILIES[name]
+    family, numbers, (value, _) = check(lambda: observe(make(w()), value))
+    assert family._closed is not None
+    rest = [value, torch.tensor([1.0, 0.0, 0.5, 2.0])]
+    nodes = list((numbers + torch.randn(5, *numbers.shape)).unbind(-1))
+    found = family.derivatives(nodes, rest)
+    expected = by_autodiff(lambda a: family.log_prob(a, rest), nodes)
+    assert len(found.hessian) == rank * (rank + 1) // 2
+    for one, other in zip(*(tree_leaves(each) for each in (found, expected)), strict=True):
+        torch.testing.assert_close(one.expand(5, COUNT), other)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

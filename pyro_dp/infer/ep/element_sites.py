@@ -1,12 +1,14 @@
 """Sites of single elements: of the one or two numbers that an observation depends on.
 
 :func:`element_sites` is quadrature around each element's mode
-(:mod:`~pyro_dp.infer.ep.gauss_hermite`), but where a family allows less: a Gaussian of known scale
-has its site in closed form, and of a Bernoulli outcome in a narrow cavity the mode need not be
-found. Which way an element is taken depends on its own numbers alone, and both ways agree to
-1e-10.
+(:mod:`~pyro_dp.infer.ep.gauss_hermite`), but where less is enough. A Gaussian of known scale has
+its site in closed form. In a narrow cavity nobody needs the mode: nodes around the cavity's mean
+are as good. A Bernoulli outcome tells beforehand whether its cavity is narrow, and its two ways
+agree to 1e-10. Other elements are taken by four nodes for each number where three nodes give the
+same to 1e-6. Which way an element is taken depends on its own numbers alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,12 +19,14 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Normal
 
 from pyro_dp.graphs.tracing import tracing
-from pyro_dp.infer.ep.gauss_hermite import tilted_moments
+from pyro_dp.infer.ep.gauss_hermite import Tilted, moments_near_mean, tilted_moments
 from pyro_dp.infer.ep.observation_family import Family
 
 _USUAL = 2.0  # residuals, in standard deviations
 # Where 15 nodes around the cavity's mean are as good as around the mode.
 _WIDEST, _FARTHEST = 0.25, 12.0  # variance of a logit, and its distance from zero
+_FEW, _AGREEMENT = (4, 3), 1e-6  # numbers of nodes that agree so far in a narrow cavity
+_AT_A_TIME = 4096  # records, whose nodes stay in the processor's cache
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 
 
@@ -54,13 +58,24 @@ def element_sites(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> 
     """
     if family.kind is Normal:
         return _normal(mean, rest)
-    if family.kind is not Bernoulli or tracing():
+    if tracing():
         return by_quadrature(family, mean, variance, rest)
-    value, weight = rest
-    one = (value == 0) | (value == 1)
-    quick = one & (weight == 1) & (mean[..., 0].abs() < _FARTHEST)
-    quick &= variance[..., 0, 0] < _WIDEST  # of a NaN, false
-    sites = _bernoulli(mean[..., 0], variance[..., 0, 0], value)
+    quickly = _logits_in_part if family.kind is Bernoulli else _near_mean_in_part
+    parts = zip(*(x.split(_AT_A_TIME) for x in (mean, variance, *rest)), strict=True)
+    return _stacked([_with_others(quickly, family, m, v, x) for m, v, *x in parts])
+
+
+def by_quadrature(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
+    """As :func:`element_sites`, of any family in any cavity."""
+    density = partial(family.derivatives, rest=rest)
+    return _sites(family, tilted_moments(density, mean, variance), mean, rest)
+
+
+def _with_others(
+    quickly: Callable, family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
+) -> ElementSites:
+    """Sites that come quickly, and those of all other elements."""
+    sites, quick = quickly(family, mean, variance, rest)
     if quick.all():
         return sites
     others = ~quick
@@ -70,14 +85,42 @@ def element_sites(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> 
     return sites.replaced(others, found)
 
 
-def by_quadrature(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
-    """As :func:`element_sites`, of any family."""
-    log_prob = partial(family.log_prob, rest=rest)
-    precision, residual = tilted_moments(log_prob, mean, variance).site()
+def _logits_in_part(
+    family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
+) -> tuple[ElementSites, Tensor]:
+    """Of Bernoulli outcomes, and where they are right, (B, E)."""
+    value, weight = rest
+    logit, width = mean[..., 0], variance[..., 0, 0]
+    quick = ((value == 0) | (value == 1)) & (weight == 1) & (logit.abs() < _FARTHEST)
+    return _bernoulli(logit, width, value), quick & (width < _WIDEST)  # of a NaN, false
+
+
+def _near_mean_in_part(
+    family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
+) -> tuple[ElementSites, Tensor]:
+    """By few nodes, and where fewer nodes say the same, (B, E)."""
+    density = partial(family.derivatives, rest=rest)
+    few, fewer = (moments_near_mean(density, mean, variance, count) for count in _FEW)
+    sites = _sites(family, few, mean, rest)
+    precision, residual = fewer.site()
+    size = sites.precision.diagonal(dim1=2, dim2=3).abs()
+    gap = (precision - sites.precision).diagonal(dim1=2, dim2=3).abs()
+    quick = gap <= _AGREEMENT * size
+    quick &= (residual - sites.residual).abs() <= _AGREEMENT * (sites.residual.abs() + size.sqrt())
+    return sites, quick.all(dim=2)
+
+
+def _sites(family: Family, tilted: Tilted, mean: Tensor, rest: list[Tensor]) -> ElementSites:
+    precision, residual = tilted.site()
     largest = family.largest_gradient(mean, rest)
     if largest is None:  # as far as residuals usually go
         largest = _usual(precision)
     return ElementSites(precision, residual, largest)
+
+
+def _stacked(parts: list[ElementSites]) -> ElementSites:
+    fields = zip(*(vars(part).values() for part in parts), strict=True)
+    return ElementSites(*(torch.cat(each) for each in fields))
 
 
 def _usual(precision: Tensor) -> Tensor:

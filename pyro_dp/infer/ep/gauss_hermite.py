@@ -1,7 +1,12 @@
-"""Tilted moments of a few numbers by Gauss-Hermite quadrature around the tilted mode."""
+"""Tilted moments of one or two numbers by Gauss-Hermite quadrature.
+
+Each number is a tensor of its own. The first number is the same along the second axis of nodes. So
+a density computes what depends on the first number alone only once for that axis.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,9 +14,24 @@ from torch import Tensor
 
 from pyro_dp.utils.linalg import product
 
-_NODES = {1: 15, 2: 9}  # per dimension
+_NODES = {1: 15, 2: 10}  # per number
 _MODE_STEPS = 10
 _FIRST_STEP = 4.0  # at most, in standard deviations of the cavity
+
+
+class Derivatives(NamedTuple):
+    """A log density with its derivatives in r numbers; the tensors broadcast.
+
+    :param gradient: r tensors.
+    :param hessian: the lower triangle, by rows: one tensor, or three.
+    """
+
+    value: Tensor
+    gradient: list[Tensor]
+    hessian: list[Tensor]
+
+
+Density = Callable[[list[Tensor]], Derivatives]
 
 
 @dataclass(frozen=True)
@@ -37,8 +57,8 @@ class Tilted:
     def site(self) -> tuple[Tensor, Tensor]:
         """Precision Lambda = B (I - V B)^-1, and eta - Lambda m = (I - B V)^-1 g.
 
-        That is B + B L spread^-1 L' B and g + B L spread^-1 L' g: no inverse of V, which may be
-        singular, and no difference of numbers that are nearly equal.
+        That is B + B L spread^-1 L' B and g + B L spread^-1 L' g. There is no inverse of V,
+        which may be singular, and no difference of numbers that are nearly equal.
         """
         gain = product(self.cross, _function(self.spread, torch.reciprocal))
         precision = self.curvature + product(gain, self.cross.mT)
@@ -46,55 +66,106 @@ class Tilted:
         return (precision + precision.mT) / 2, residual
 
 
-def tilted_moments(
-    log_likelihood: Callable[[Tensor], Tensor], mean: Tensor, covariance: Tensor
-) -> Tilted:
+def tilted_moments(density: Density, mean: Tensor, covariance: Tensor) -> Tilted:
     """Moments of N(a; mean, covariance) times a likelihood, for a batch of problems.
 
-    The nodes are placed around the mode of each problem, with the curvature there, so that a
-    Gaussian likelihood is integrated exactly however narrow it is. Derivatives of log Z are
-    averages of derivatives of the log likelihood (Stein's identities): a difference of moments
-    would lose them to rounding when the cavity is narrow.
+    The nodes are placed around the mode of each problem, with the curvature there. So a
+    Gaussian likelihood is integrated exactly, however narrow it is. Derivatives of log Z are
+    averages of derivatives of the log likelihood (Stein's identities). A difference
+    of moments would lose them to rounding when the cavity is narrow.
 
-    :param log_likelihood: (..., r) -> (...), elementwise.
+    :param density: takes r tensors with one axis of nodes for each number, and then (...).
     :param mean: (..., r), in float64.
     :param covariance: (..., r, r), positive semidefinite.
     """
-    rank = mean.shape[-1]
-    root = _function(covariance, lambda x: x.clamp(min=0.0).sqrt())
-    mode, precision = _mode(log_likelihood, mean, root)
-    width = _function(precision, torch.rsqrt)
-    nodes, log_weights = _rule(rank, mean)  # (K, r), (K,)
-    shape = (-1, *(1,) * (mean.dim() - 1), rank)
-    z = mode + product(width, nodes.reshape(*shape, 1)).squeeze(-1)  # (K, ..., r)
-    value, gradient, hessian = _derivatives(log_likelihood, _at(mean, root, z))
-    log_weights = log_weights.reshape(shape[:-1]) + value - z.square().sum(-1) / 2
-    weights = torch.softmax(log_weights, dim=0).unsqueeze(-1)  # (K, ..., 1)
-    mean_gradient, shift = (weights * gradient).sum(0), (weights * z).sum(0)
-    gradient, z = gradient - mean_gradient, z - shift
-    curvature = -(weights.unsqueeze(-1) * hessian).sum(0) - _covariance(weights, gradient, gradient)
+    root = _root(covariance)
+    mode, precision = _mode(density, mean, root)
+    width = _root(_function(precision, torch.reciprocal))
+    return _moments(density, mean, root, mode, width, _NODES[mean.shape[-1]])
+
+
+def moments_near_mean(density: Density, mean: Tensor, covariance: Tensor, nodes: int) -> Tilted:
+    """As :func:`tilted_moments`, by few nodes around the cavity's mean: for narrow cavities.
+
+    :param nodes: for each number.
+    """
+    width = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+    return _moments(density, mean, _root(covariance), torch.zeros_like(mean), width, nodes)
+
+
+def by_autodiff(log_likelihood: Callable[[Tensor], Tensor], a: list[Tensor]) -> Derivatives:
+    """Derivatives of any log likelihood, (..., r) -> (...), elementwise."""
+    with torch.enable_grad():
+        a = [x.detach().requires_grad_() for x in torch.broadcast_tensors(*a)]
+        value = log_likelihood(torch.stack(a, dim=-1))
+        gradient = _gradient(value, a)
+        rows = [_gradient(g, a[: i + 1]) for i, g in enumerate(gradient)]
+    hessian = [h.detach() for row in rows for h in row]
+    return Derivatives(value.detach(), [g.detach() for g in gradient], hessian)
+
+
+def _gradient(value: Tensor, a: list[Tensor]) -> list[Tensor]:
+    if not value.requires_grad:
+        return [torch.zeros_like(x) for x in a]
+    return list(torch.autograd.grad(value.sum(), a, create_graph=True, materialize_grads=True))
+
+
+def _moments(
+    density: Density, mean: Tensor, root: Tensor, centre: Tensor, width: Tensor, count: int
+) -> Tilted:
+    """By nodes z = centre + width n, with lower triangular matrices."""
+    rank, batch = mean.shape[-1], mean.shape[:-1]
+    axes, features, log_weights = _rule(rank, count, mean)
+    axes = [n.reshape(*n.shape, *(1,) * len(batch)) for n in axes]
+    z = _moved(centre, width, axes)
+    value, gradient, hessian = density(_moved(mean, root, z))
+    value = value - sum(x.square() for x in z) / 2
+    value = value + log_weights.reshape(*log_weights.shape, *(1,) * len(batch))
+    weights = torch.softmax(value.reshape(count**rank, -1), dim=0)  # (K, B)
+
+    def averages(x: Tensor) -> Tensor:
+        """Sums over the nodes: x times 1, times n, and times n n'."""
+        return (features @ x).reshape(-1, *batch)
+
+    def along(x: Tensor) -> Tensor:
+        return x.expand(value.shape).reshape(weights.shape)
+
+    _, *moments = averages(weights)
+    shift = torch.stack(moments[:rank], dim=-1)
+    spread = _symmetric(moments[rank:]) - shift.unsqueeze(-1) * shift.unsqueeze(-2)
+    slopes = [along(g) for g in gradient]
+    levels = [(weights * g).sum(0) for g in slopes]
+    slopes = [g.sub(level) for g, level in zip(slopes, levels, strict=True)]
+    weighted = [weights * g for g in slopes]
+    cross = torch.stack([torch.stack(tuple(averages(g)[1 : 1 + rank]), -1) for g in weighted], -2)
+    curvature: list[Tensor] = []
+    for i in range(rank):
+        for j in range(i + 1):
+            each = weights * along(hessian[len(curvature)]) + weighted[i] * slopes[j]
+            curvature.append(-each.sum(0).reshape(batch))
+    shift = product(width, shift.unsqueeze(-1)).squeeze(-1)
     return Tilted(
-        gradient=mean_gradient,
-        curvature=curvature,
-        shift=shift,
-        spread=_covariance(weights, z, z),
-        cross=-_covariance(weights, gradient, z),
+        gradient=torch.stack([level.reshape(batch) for level in levels], dim=-1),
+        curvature=_symmetric(curvature),
+        shift=centre + shift,
+        spread=product(product(width, spread), width.mT),
+        cross=-product(cross, width.mT),
     )
 
 
-def _mode(log_likelihood, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+def _mode(density: Density, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     """Mode in z, (..., r), and the precision there: Newton's method in a trust region.
 
     Each problem takes the same number of steps, whatever the others do.
     """
     z = torch.zeros_like(mean)
     radius = torch.full_like(z[..., :1], _FIRST_STEP)
-    value, precision, gradient = _newton(log_likelihood, mean, root, z)
+    value, precision, gradient = _newton(density, mean, root, z)
     for _ in range(_MODE_STEPS):
         step = product(_function(precision, torch.reciprocal), gradient.unsqueeze(-1)).squeeze(-1)
         length = torch.linalg.vector_norm(step, dim=-1, keepdim=True)
         trial = z + step * (radius / length).clamp(max=1.0)
-        there = _newton(log_likelihood, mean, root, trial)
+        there = _newton(density, mean, root, trial)
         better = (there[0] >= value - 1e-9 * value.abs()).unsqueeze(-1)
         z = torch.where(better, trial, z)
         value = torch.where(better.squeeze(-1), there[0], value)
@@ -104,49 +175,63 @@ def _mode(log_likelihood, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     return z, precision
 
 
-def _newton(log_likelihood, mean: Tensor, root: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _newton(
+    density: Density, mean: Tensor, root: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log tilted density at z, its precision (no curvature of the wrong sign) and gradient."""
-    value, gradient, hessian = _derivatives(log_likelihood, _at(mean, root, z))
+    value, gradients, hessians = density(_moved(mean, root, list(z.unbind(-1))))
+    hessian = _symmetric([h.expand(value.shape) for h in hessians])
+    gradient = torch.stack([g.expand(value.shape) for g in gradients], dim=-1)
     gradient = product(root.mT, gradient.unsqueeze(-1)).squeeze(-1) - z
     curvature = _function(-product(product(root.mT, hessian), root), lambda x: x.clamp(min=0.0))
     identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
     return value - z.square().sum(-1) / 2, curvature + identity, gradient
 
 
-def _at(mean: Tensor, root: Tensor, z: Tensor) -> Tensor:
-    return mean + product(root, z.unsqueeze(-1)).squeeze(-1)
+def _moved(mean: Tensor, root: Tensor, z: list[Tensor]) -> list[Tensor]:
+    """The numbers mean + root z, for a lower triangular root."""
+    return [mean[..., i] + sum(root[..., i, j] * z[j] for j in range(i + 1)) for i in range(len(z))]
 
 
-def _derivatives(log_likelihood, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Value (...), gradient (..., r) and Hessian (..., r, r)."""
-    with torch.enable_grad():
-        a = a.detach().requires_grad_()
-        value = log_likelihood(a)
-        (gradient,) = torch.autograd.grad(value.sum(), a, create_graph=True)
-        rows = []
-        for component in gradient.unbind(-1):
-            row = None
-            if component.requires_grad:
-                (row,) = torch.autograd.grad(
-                    component.sum(), a, retain_graph=True, allow_unused=True
-                )
-            rows.append(torch.zeros_like(a) if row is None else row)
-    return value.detach(), gradient.detach(), torch.stack(rows, dim=-2).detach()
+def _rule(rank: int, count: int, like: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Nodes for N(0, I).
+
+    :returns: the nodes n, on an axis for each number; 1, n and n n' of each node, (F, K); and log
+        weights that include 1 / N(n; 0, I), (count,) or (count, count).
+    """
+    points, weights = np.polynomial.hermite_e.hermegauss(count)
+    n = np.stack(np.meshgrid(*[points] * rank, indexing="ij")).reshape(rank, -1)
+    products = [n[i] * n[j] for i in range(rank) for j in range(i + 1)]
+    features = np.stack([np.ones_like(n[0]), *n, *products])
+    log_weights = sum(np.meshgrid(*[np.log(weights) + points**2 / 2] * rank, indexing="ij"))
+    axes = [points.reshape(-1, *(1,) * (rank - 1)), points.reshape(1, -1)][:rank]
+    return (
+        [torch.from_numpy(axis).to(like) for axis in axes],
+        torch.from_numpy(features).to(like),
+        torch.from_numpy(np.asarray(log_weights)).to(like),
+    )
 
 
-def _rule(rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes (K, r) for N(0, I), and log weights that include 1 / N(node; 0, I)."""
-    points, weights = np.polynomial.hermite_e.hermegauss(_NODES[rank])
-    grids = np.meshgrid(*[points] * rank, indexing="ij")
-    products = np.meshgrid(*[np.log(weights)] * rank, indexing="ij")
-    nodes = torch.from_numpy(np.stack([g.ravel() for g in grids], axis=-1)).to(like)
-    log_weights = torch.from_numpy(sum(p.ravel() for p in products)).to(like)
-    return nodes, log_weights + nodes.square().sum(-1) / 2
+def _symmetric(triangle: list[Tensor]) -> Tensor:
+    """(..., r, r), from the lower triangle by rows."""
+    if len(triangle) == 1:
+        return triangle[0][..., None, None]
+    a, b, d = triangle
+    return torch.stack([a, b, b, d], dim=-1).unflatten(-1, (2, 2))
 
 
-def _covariance(weights: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Of centred values (K, ..., r) with weights (K, ..., 1)."""
-    return (weights.unsqueeze(-1) * one.unsqueeze(-1) * other.unsqueeze(-2)).sum(0)
+def _root(matrix: Tensor) -> Tensor:
+    """The lower triangular root of a semidefinite matrix (..., r, r), r <= 2.
+
+    The closed form leaves a broken record's NaN where it is.
+    """
+    if matrix.shape[-1] == 1:
+        return matrix.clamp(min=0.0).sqrt()
+    (a, _), (b, d) = (row.unbind(-1) for row in matrix.unbind(-2))
+    first = a.clamp(min=0.0).sqrt()
+    below = torch.where(first > 0, b / first, 0.0 * b)
+    second = (d - below.square()).clamp(min=0.0).sqrt()
+    return torch.stack([first, torch.zeros_like(a), below, second], dim=-1).unflatten(-1, (2, 2))
 
 
 def _function(matrix: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
