@@ -167,7 +167,7 @@ class WhitenedRelease:
 
     def __init__(self, event: SubsampledGaussian, frame: Frame, seed: int):
         self.event, self.frame = event, frame
-        self.noise = np.random.default_rng([seed, 1])  # the coins have [seed]
+        self.noise = np.random.default_rng([seed, 1])  # apart from the coins
         self.known = {}
 
     def __call__(self, x, y):
