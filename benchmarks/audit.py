@@ -167,7 +167,7 @@ class WhitenedRelease:
 
     def __init__(self, event: SubsampledGaussian, frame: Frame, seed: int):
         self.event, self.frame = event, frame
-        self.noise = np.random.default_rng(seed)
+        self.noise = np.random.default_rng([seed, 1])  # apart from the coins
         self.known = {}
 
     def __call__(self, x, y):
@@ -361,19 +361,29 @@ def runs(share: float) -> list[dict]:
     return rows
 
 
+def worlds(canary: tuple, seed: int) -> tuple[tuple, tuple]:
+    """Records without the canary, and with it."""
+    (x, y), _ = records(seed)
+    with_it = x.clone(), y.clone()
+    with_it[0][0], with_it[1][0] = canary
+    return (x, y), with_it
+
+
+def any_frame(seed: int) -> Frame:
+    """One that has nothing to do with the data."""
+    rng = torch.Generator().manual_seed(seed)
+    root = torch.randn(DIM, DIM, generator=rng)
+    return Frame(root @ root.T + 0.1 * torch.eye(DIM), 0.5, 0.8, 0.1)
+
+
 def whitened(share: float) -> list[dict]:
     """Four canaries at each epsilon, each in a frame of its own."""
     rows = []
     for epsilon in EPSILONS:
         event = full_batch(epsilon)
         for seed, (name, canary) in enumerate(CANARIES.items()):
-            (x, y), _ = records(seed)
-            with_it = x.clone(), y.clone()
-            with_it[0][0], with_it[1][0] = canary
-            rng = torch.Generator().manual_seed(seed)
-            root = torch.randn(DIM, DIM, generator=rng)
-            frame = Frame(root @ root.T + 0.1 * torch.eye(DIM), 0.5, 0.8, 0.1)
-            make_run = WhitenedRelease(event, frame, seed)
+            (x, y), with_it = worlds(canary, seed)
+            make_run = WhitenedRelease(event, any_frame(seed), seed)
             score = make_run.along(with_it, (x, y))
             trials = int(share * 10_000)
             result = run(
@@ -545,8 +555,8 @@ def noise(share: float) -> list[dict]:
     rows = []
     for epsilon in EPSILONS:
         event = full_batch(epsilon)
-        for part, audits in ((1.0, 200), (0.9, 20), (0.8, 20)):
-            results = [_noisy(event, part, int(share * 10_000), seed) for seed in range(audits)]
+        for part in (1.0, 0.9, 0.8):
+            results = [_noisy(event, part, int(share * 10_000), seed) for seed in range(200)]
             rows.append(found("10,000 runs", epsilon, part, results))
         for confidence in (0.999, 0.95):
             results = [_canaries(event, confidence, seed) for seed in range(20)]
@@ -555,7 +565,7 @@ def noise(share: float) -> list[dict]:
 
 
 def _noisy(event: SubsampledGaussian, part: float, trials: int, seed: int) -> AuditResult:
-    draw, sigma = np.random.default_rng(seed), part * event.noise_multiplier
+    draw, sigma = np.random.default_rng([seed, 1]), part * event.noise_multiplier
     return audit(
         lambda x: x[0] + sigma * draw.standard_normal(), [np.zeros(1)], [1.0], num_trials=trials,
         score=float, claim=claims(event), seed=seed, progress=False,
@@ -563,7 +573,7 @@ def _noisy(event: SubsampledGaussian, part: float, trials: int, seed: int) -> Au
 
 
 def _canaries(event: SubsampledGaussian, confidence: float, seed: int) -> AuditResult:
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng([seed, 1])
     return audit_one_run(
         lambda x: x.sum(0) + event.noise_multiplier * draw.standard_normal(len(x)),
         [np.zeros((1000, 1000))], [np.eye(1000)], lambda sums: sums, confidence=confidence,

@@ -798,3 +798,25 @@ def own_weight(sizes: Sequence[float], curves: Mapping[str, Sequence[float]], at
     ax.set_ylabel("weight of its own people")
     ax.legend(loc="lower right")
     plt.show()
+
+
+# Elective: five faults of others
+
+
+def right_guesses(results: Mapping[str, tuple]) -> None:
+    """Shares of right guesses about a canary, and the largest that the claim allows.
+
+    :param results: (share, allowed) of the faulty program and of the mended one, by the fault.
+    """
+    fig, ax = plt.subplots(figsize=(9, 3.2), layout="constrained")
+    rows = np.arange(len(results))
+    faulty, mended = (np.array([pair[k] for pair in results.values()]) for k in (0, 1))
+    ax.hlines(rows, mended[:, 0], faulty[:, 0], color=GREY, lw=1)
+    style = dict(ls="none", clip_on=False)
+    ax.plot(faulty[:, 1], rows, "|", color=BLACK, ms=22, mew=2, label="most allowed", **style)
+    ax.plot(faulty[:, 0], rows, "X", color=ORANGE, ms=9, label="with the fault", **style)
+    ax.plot(mended[:, 0], rows, "o", color=BLUE, ms=7, label="mended", **style)
+    ax.set(yticks=rows, yticklabels=results, xlabel="share of right guesses; a coin has 0.5")
+    ax.set(xlim=(0.48, 1.0), ylim=(len(rows) - 0.5, -0.5))
+    fig.legend(loc="outside right center")
+    plt.show()

@@ -97,7 +97,7 @@ def audit(
     >>> import warnings
     >>> import numpy as np
     >>> from pyro_dp import NotPrivateWarning, audit
-    >>> noise = np.random.default_rng(0)
+    >>> noise = np.random.default_rng(1)  # another seed than that of the coins
     >>> def forgot_the_noise(x):  # and so its result tells who is there
     ...     return x.sum() + 1e-3 * noise.standard_normal()
     >>> with warnings.catch_warnings():
@@ -192,7 +192,7 @@ def audit_one_run(
     >>> import warnings
     >>> import numpy as np
     >>> from pyro_dp import NotPrivateWarning, audit_one_run
-    >>> noise = np.random.default_rng(0)
+    >>> noise = np.random.default_rng(1)  # another seed than that of the coins
     >>> def run(x):  # a sum of a hundred coordinates, with noise of standard deviation 1/2
     ...     return x.sum(0) + 0.5 * noise.standard_normal(100)
     >>> data, canaries = [np.zeros((200, 100))], [np.eye(100)]
