@@ -559,7 +559,7 @@ def noise(share: float) -> list[dict]:
             results = [_noisy(event, part, int(share * 10_000), seed) for seed in range(200)]
             rows.append(found("10,000 runs", epsilon, part, results))
         for confidence in (0.999, 0.95):
-            results = [_canaries(event, confidence, seed) for seed in range(20)]
+            results = [_canaries(event, confidence, seed) for seed in range(200)]
             rows.append(found(f"one run, {confidence:g}", epsilon, 1.0, results))
     return rows
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pyro_dp.accounting.amounts import of_budget, spent
-from pyro_dp.accounting.markup import Picture
+from pyro_dp.accounting.markup import Picture, Pictures
 from pyro_dp.accounting.plotting import growth
 from pyro_dp.accounting.trade_off import FALSE_POSITIVES, PrivacyCurve, best_power, trade_off
 
@@ -16,11 +16,11 @@ _LEFT, _TOP, _RIGHT, _BOTTOM = 58, 14, 430, 254
 _MOST_TICKS = 6
 
 
-def pictures(accountant: PrivacyCurve) -> list[Picture]:
+def pictures(accountant: PrivacyCurve) -> list[Pictures]:
     """Epsilon against releases and the trade-off curve; none where no guarantee is left."""
     if accountant.get_epsilon() == math.inf or not accountant.counted:
         return []
-    return [_epsilon(accountant), _trade_off(accountant)]
+    return [Pictures([_epsilon(accountant), _trade_off(accountant)])]
 
 
 class _Axes:

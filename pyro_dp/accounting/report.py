@@ -16,7 +16,7 @@ from pyro_dp.accounting.events import (
     SubsampledGaussian,
 )
 from pyro_dp.accounting.ledger import LedgerEntry
-from pyro_dp.accounting.markup import Block, Bullets, Facts, Heading, Paragraph, Table, rendered
+from pyro_dp.accounting.markup import Block, Bullets, Facts, Paragraph, Table, rendered
 from pyro_dp.accounting.pictures import pictures
 from pyro_dp.accounting.report_rows import Reported, releases
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion, third_opinion
@@ -74,31 +74,21 @@ _PACKAGES = ("pyro-dp", "pyro-ppl", "torch", "numpy", "scipy", "dp-accounting", 
 def report(accountant: Reported, format: str = "markdown") -> str:
     """See :meth:`PrivacyAccountant.report`."""
     entries, title = accountant.counted, accountant.description.title
-    blocks = [
-        Heading(f"Privacy report: {title}" if title else "Privacy report", 1),
-        Heading("What this report is about"),
-        _about(accountant),
-        Heading("The guarantee"),
-        *_summary(accountant, entries),
-        Heading("What the guarantee means"),
-        *_meaning(accountant),
-        *(pictures(accountant) if format == "html" else ()),
-        *_looks(entries),
-        Heading("What was released"),
-        *releases(accountant),
-        *_quality(accountant),
-        Heading("What is public"),
-        *_public(entries),
-        Heading("Random numbers"),
-        *_random_numbers(accountant.notes),
-        Heading("What is not covered"),
-        Bullets(_NOT_COVERED),
-        Heading("Notes"),
-        Bullets(accountant.notes) if accountant.notes else Paragraph("There are none."),
-        Heading("Versions"),
-        Table(("what", "version"), _versions(), "What wrote this report"),
-    ]
-    return rendered(blocks, format)
+    notes, shown = accountant.notes, pictures(accountant) if format == "html" else []
+    sections: dict[str, Sequence[Block]] = {
+        "What this report is about": [_about(accountant)],
+        "The guarantee": _summary(accountant, entries),
+        "What the guarantee means": [*_meaning(accountant), *shown],
+        "Looks at the data without noise": _looks(entries),
+        "What was released": releases(accountant),
+        "Quality of the result": _quality(accountant),
+        "What is public": _public(entries),
+        "Random numbers": _random_numbers(notes),
+        "What is not covered": [Bullets(_NOT_COVERED)],
+        "Notes": [Bullets(notes) if notes else Paragraph("There are none.")],
+        "Versions": [Table(("what", "version"), _versions(), "What wrote this report")],
+    }
+    return rendered(f"Privacy report: {title}" if title else "Privacy report", sections, format)
 
 
 def _about(accountant: Reported) -> Facts:
@@ -248,7 +238,6 @@ def _looks(entries: Sequence[LedgerEntry]) -> list[Block]:
     if not rows:
         return []
     return [
-        Heading("Looks at the data without noise"),
         Paragraph(
             "These numbers were read without any protection. Anyone who learns them, or "
             "decisions based on them, may learn about single records.",
@@ -264,7 +253,6 @@ def _quality(accountant: Reported) -> list[Block]:
         return []
     rows = [(origin.method, origin.time, status) for origin, status in runs if origin]
     return [
-        Heading("Quality of the result"),
         Paragraph(
             "The status of each run says whether its intervals can be published. It follows from "
             "released numbers alone."

@@ -179,10 +179,10 @@ def audit_one_run(
     :param make_run: as for :func:`audit`; called once.
     :param data: as for :func:`audit`. The first m records are those that canaries replace.
     :param canaries: m rows for each of ``data``, best in directions of their own: of 1,000 canaries
-        in as many directions the curve shows epsilon >= 2.1 of 4, at a confidence of 0.95.
+        in as many directions the curve shows epsilon >= 2.2 of 4, at a confidence of 0.95.
     :param score: m numbers from what was released, larger for canaries that seem included.
-    :param positive: how many are guessed to be included; m / 8 if None.
-    :param negative: how many are guessed not to be; m / 8 if None.
+    :param positive: how many are guessed to be included; m / 10 if None.
+    :param negative: how many are guessed not to be; m / 10 if None.
     :param delta: in [0, 1); far below 1 / m, or nothing can be shown.
     :param confidence: in (0, 1).
     :param claim: the accountant of the run. It may be the one that the run itself records in.
@@ -205,8 +205,8 @@ def audit_one_run(
     _check(make_run, score, delta, confidence, claim)
     canaries = canary_rows(data, canaries, single=False)
     m = len(canaries[0])
-    positive = max(1, m // 8) if positive is None else require_count("positive", positive, least=0)
-    negative = max(1, m // 8) if negative is None else require_count("negative", negative, least=0)
+    positive = max(1, m // 10) if positive is None else require_count("positive", positive, least=0)
+    negative = max(1, m // 10) if negative is None else require_count("negative", negative, least=0)
     guesses = positive + negative
     if not 1 <= guesses <= m:
         raise ConfigurationError(

@@ -292,9 +292,9 @@ MUTATIONS = [
     ),
     Mutation(
         "markup: tags in a text are tags",
-        "_html",
-        "return html.escape(_one_line(text))",
-        "return _one_line(text)",
+        "_environment",
+        "autoescape=escapes",
+        "autoescape=False",
         "test_markup.py",
     ),
     Mutation(
@@ -507,13 +507,6 @@ MUTATIONS = [
         "if self._follows:",
         "if False:",
         "test_cluster.py",
-    ),
-    Mutation(
-        "markup: the name of a column may end its attribute",
-        "_html_table",
-        'data-column="{_html(name)}"',
-        'data-column="{name}"',
-        "test_markup.py",
     ),
     Mutation(
         "a ledger and its journal that count runs twice",

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from pyro_dp import ConfigurationError
-from pyro_dp.accounting.markup import Bullets, Facts, Heading, Paragraph, Picture, Table, rendered
+from pyro_dp.accounting.markup import Bullets, Facts, Paragraph, Picture, Pictures, Table, rendered
 
 TEXTS = [
     "<script>alert('x')</script>",
@@ -44,27 +44,27 @@ def one_line(text):
     return " ".join(text.split())
 
 
-def blocks(text):
+def document(text, format):
     table = Table(("head", text), [(text, "cell"), (text, text)], "caption", (text, "foot"))
     facts = Facts([("fact", text)])
-    first = [Heading(text, 1), Heading("part"), Paragraph(text), Paragraph(text, loud=True)]
-    return [*first, Bullets([text]), table, facts]
+    blocks = [Paragraph(text), Paragraph(text, loud=True), Bullets([text]), table, facts]
+    return rendered(text, {"part": blocks}, format)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_html_shows_what_the_text_says(text):
-    page = Page(rendered(blocks(text), "html"))
+    page = Page(document(text, "html"))
     shown = [each.strip() for each in page.texts]
     assert shown.count(one_line(text)) == 11  # once more in the title
-    plain = Page(rendered(blocks("word"), "html"))
+    plain = Page(document("word", "html"))
     assert page.tags == plain.tags
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_markdown_has_the_structure_of_plain_words(text):
     """No character is left that has a meaning, so that only the document's own structure is."""
-    found = rendered(blocks(text), "markdown")
-    lines, plain = found.splitlines(), rendered(blocks("word"), "markdown").splitlines()
+    found = document(text, "markdown")
+    lines, plain = found.splitlines(), document("word", "markdown").splitlines()
     assert len(lines) == len(plain)
     for line, like in zip(lines, plain, strict=True):
         bare = re.sub(r"\\[!-/:-@\[-`{-~]", "", line)  # without escaped characters
@@ -84,29 +84,37 @@ def test_markdown_has_the_structure_of_plain_words(text):
 
 @pytest.mark.parametrize("format", ["markdown", "html"])
 def test_characters_that_are_not_seen_are_shown(format):
-    found = rendered([Heading("T", 1), Paragraph("a\u202eb\u200bc\x00d")], format)
+    found = rendered("T", {"S": [Paragraph("a\u202eb\u200bc\x00d")]}, format)
     assert "a\ufffdb\ufffdc\ufffdd" in found
 
 
-def test_markdown_and_html_of_each_block():
-    assert rendered([Heading("T", 1), Heading("S")], "markdown") == "# T\n\n## S\n"
-    assert rendered([Bullets(["a", "b"])], "markdown") == "- a\n- b\n"
-    table = rendered([Table(("h", "i"), [("1.5", "x")], "c", ("all", ""))], "markdown")
-    assert table == "c:\n\n| h | i |\n| --- | --- |\n| 1.5 | x |\n| all |  |\n"
-    assert rendered([Paragraph("p", loud=True)], "markdown") == "**p**\n"
-    assert rendered([Facts([("a", "1. b"), ("c", "d")])], "markdown") == "- a: 1. b\n- c: d\n"
-    page = rendered([Heading("T", 1), Paragraph("p", loud=True)], "html")
-    assert "<title>T</title>" in page
-    assert '<p class="loud">p</p>' in page
+@pytest.mark.parametrize(
+    "block, text",
+    [
+        (Bullets(["a", "b"]), "- a\n- b\n"),
+        (
+            Table(("h", "i"), [("1.5", "x")], "c", ("all", "")),
+            "c:\n\n| h | i |\n| --- | --- |\n| 1.5 | x |\n| all |  |\n",
+        ),
+        (Paragraph("p"), "p\n"),
+        (Paragraph("p", loud=True), "**p**\n"),
+        (Facts([("a", "1. b"), ("c", "d")]), "- a: 1. b\n- c: d\n"),
+    ],
+)
+def test_markdown_of_each_block(block, text):
+    assert rendered("T", {"S": [block], "empty": []}, "markdown") == f"# T\n\n## S\n\n{text}"
 
 
 def test_a_page_has_landmarks_and_tables_have_scopes():
     picture = Picture("<svg></svg>", "what it shows")
     table = Table(("h", "i"), [("a", "1.5")], "c", ("all", "3"), numbers=(1,))
-    blocks = [Heading("T", 1), Heading("A"), Paragraph("p"), picture, picture, Heading("B"), table]
-    page = rendered(blocks, "html")
-    order = ["<header>", "<h1>T</h1>", "<nav aria-label=", 'href="#section-0"', "<main>"]
-    order += ['<section aria-labelledby="section-0">', '<h2 id="section-0">A</h2>', "<p>p</p>"]
+    loud = Paragraph("p", loud=True)
+    sections = {"A": [loud, Pictures([picture, picture])], "empty": [], "B": [table]}
+    page = rendered("T", sections, "html")
+    order = ["<title>T</title>", "<header>", "<h1>T</h1>", "<nav aria-label="]
+    order += ['href="#section-0"', "<main>"]
+    order += ['<section aria-labelledby="section-0">', '<h2 id="section-0">A</h2>']
+    order += ['<p class="loud">p</p>']
     order += ['<div class="pictures"><figure><svg>', "<figcaption>what it shows</figcaption>"]
     order += ['<h2 id="section-1">B</h2>', "<caption>c</caption>", 'scope="col"', 'scope="row"']
     places = [page.index(each) for each in order]
@@ -115,9 +123,9 @@ def test_a_page_has_landmarks_and_tables_have_scopes():
     assert page.count("pictures") == 1 + page.split("<body>")[0].count("pictures")
     assert 'lang="en"' in page and 'name="viewport"' in page
     assert "http" not in page and "@import" not in page  # nothing is fetched
-    assert "what it shows" not in rendered(blocks, "markdown")
+    assert "what it shows" not in rendered("T", sections, "markdown")
 
 
 def test_formats():
     with pytest.raises(ConfigurationError, match="format"):
-        rendered([Heading("T", 1)], "pdf")
+        rendered("T", {}, "pdf")

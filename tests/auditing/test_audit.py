@@ -306,7 +306,7 @@ class TestOneRun:
         claim = gaussian(sigma)[1]
         result = self.run(sigma, claim=claim, delta=1e-5)
         assert 0.15 * claim.get_epsilon() < result.bound < claim.get_epsilon()
-        assert (result.coins, result.guesses) == (1000, 250)
+        assert (result.coins, result.guesses) == (1000, 200)
         assert "One run" in result.how
 
     def test_finds_missing_noise(self):
