@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from pyro import poutine
 from torch import Tensor
+from torch.distributions import MultivariateNormal, Normal
 
+from pyro_dp.infer.ep.observation_family import innermost
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_density import placed
@@ -26,6 +28,20 @@ class _Density:
     dtypes: dict[str, torch.dtype]
 
     def __call__(self, z: Tensor) -> Tensor:
+        return self._traced(z)[1]
+
+    def normal(self, z: Tensor) -> list[int]:
+        """Indices of the latents whose sites are normal."""
+        trace, _ = self._traced(z)
+        return [
+            place
+            for latent in self.guide.latents
+            if isinstance(innermost(trace.nodes[latent.name]["fn"]), (Normal, MultivariateNormal))
+            for place in range(latent.start, latent.stop)
+        ]
+
+    def _traced(self, z: Tensor) -> tuple[poutine.Trace, Tensor]:
+        """The sites outside the plate at these latents, and their log density."""
         plate, device = self.records.plate, self.records.device
         values, log_volume = placed(self.guide.latents, z, self.dtypes)
         args, kwargs = self.records.arguments(self.records.placeholder())
@@ -34,8 +50,8 @@ class _Density:
             OneRecord(plate, torch.zeros(1, dtype=torch.long, device=device)),
             guarded("Running the model on placeholder data", public=True),
         ):
-            log_prob = poutine.trace(model).get_trace(*args, **kwargs).log_prob_sum()
-        return (log_prob + log_volume).double()
+            trace = poutine.trace(model).get_trace(*args, **kwargs)
+            return trace, (trace.log_prob_sum() + log_volume).double()
 
 
 def model_prior(
@@ -49,4 +65,5 @@ def model_prior(
     :param dtypes: the latents' types, by name.
     """
     exact = all(dtype == torch.float64 for dtype in dtypes.values())
-    return Prior(_Density(model, guide, records, dtypes), guide.read()[0], exact)
+    density, mean = _Density(model, guide, records, dtypes), guide.read()[0]
+    return Prior(density, mean, exact, density.normal(mean))

@@ -119,10 +119,7 @@ class EPState:
 
     @staticmethod
     def start(problem: EPProblem, size: int, multiplier: float, *, new: bool) -> "EPState":
-        """The guide's initial values are the first q.
-
-        If nobody chose them, a generalised linear model starts at its prior's mean. Its likelihood
-        has one peak, and the default values are medians of a few draws.
+        """The guide's initial values are the first q, or :meth:`EPProblem.start`.
 
         :param size: N.
         :param new: whether the guide has been used for nothing before.
@@ -134,8 +131,8 @@ class EPState:
             raise ModelError(_TOO_MANY.format(dim=dim, most=LARGEST_FULL))
         posterior = Gaussian.from_moments(mean, dense(covariance))
         prior = problem.prior.factor(mean, posterior.covariance)
-        if new and problem.has_one_peak:
-            posterior = Gaussian.from_moments(prior.mean, dense(covariance))
+        if new:
+            posterior = Gaussian.from_moments(problem.start(mean), dense(covariance))
         plan = LookPlan(dim, size, multiplier, problem.moments.residuals)
         first = EPState(problem, plan, posterior, posterior, prior, prior)
         if multiplier == 0:  # without noise, clipping gains nothing

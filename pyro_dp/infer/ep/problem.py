@@ -59,11 +59,17 @@ class EPProblem:
     places: Tensor
     widths: list[int]
 
-    @property
-    def has_one_peak(self) -> bool:
-        """Whether the guide's start is a default, and not needed to find the posterior."""
+    def start(self, mean: Tensor) -> Tensor:
+        """The point of the first look, (d,).
+
+        A generalised linear model begins at its prior's mean, if nobody chose another start. Its
+        likelihood has one peak. An autoguide's default is the median of a few draws, which may be
+        far away if the prior is wide.
+
+        :param mean: the guide's, (d,).
+        """
         straight = isinstance(self.moments, LinearMoments) and not self.moments.curved
-        return self.guide.starts_anywhere and self.prior.is_gaussian and straight
+        return self.prior.centred(mean) if straight and self.guide.starts_anywhere else mean
 
     @staticmethod
     def build(

@@ -1,7 +1,7 @@
 """The prior as a Gaussian factor."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,11 +32,20 @@ class Prior:
     :param log_prob: log density of the flat vector (d,) of unconstrained latents.
     :param mean: of the first posterior, (d,).
     :param exact: whether the density is computed in float64.
+    :param normal: indices of the latents that are normal if all others are fixed.
     :raises ModelError: the density is flat or linear somewhere.
     """
 
-    def __init__(self, log_prob: Callable[[Tensor], Tensor], mean: Tensor, exact: bool = True):
+    def __init__(
+        self,
+        log_prob: Callable[[Tensor], Tensor],
+        mean: Tensor,
+        exact: bool = True,
+        normal: Sequence[int] = (),
+    ):
         self._log_prob = log_prob
+        self._normal = list(normal)
+        self._tolerance = 1e-8 if exact else 1e-4
         self._vectorizes = True  # until it fails to
         half = torch.randn(_NUM_DRAWS // 2, len(mean), dtype=torch.float64)
         self._draws = torch.cat([half, -half]).to(mean.device)
@@ -44,7 +53,7 @@ class Prior:
         # Far away in the prior's own scale, where one that is not Gaussian shows it.
         scale = at_mean[1].diagonal().abs().clamp(min=1e-12).rsqrt()
         elsewhere = [self._derivatives(mean + self._draws[0] * s) for s in (1.0, scale)]
-        same = all(_agree(at_mean[1], h, 1e-8 if exact else 1e-4) for _, h in elsewhere)
+        same = all(_agree(at_mean[1], h, self._tolerance) for _, h in elsewhere)
         if same and not (torch.linalg.eigvalsh(at_mean[1]) < 0).all():
             raise ModelError(
                 "The log density of the prior is flat or linear somewhere (Laplace?). "
@@ -59,6 +68,17 @@ class Prior:
     def is_gaussian(self) -> bool:
         """Whether it is its own factor."""
         return self._gaussian is not None
+
+    def centred(self, z: Tensor) -> Tensor:
+        """The flat vector with its normal latents at their mean, while the others stay.
+
+        It stays as it is if some are not normal together, such as the factors of a product.
+        """
+        gradient, hessian = self._derivatives(z)
+        inner, moved = hessian[self._normal][:, self._normal], z.clone()
+        moved[self._normal] -= torch.linalg.solve(inner, gradient[self._normal])
+        there = self._derivatives(moved)[1][self._normal][:, self._normal]
+        return moved if _agree(inner, there, self._tolerance) else z
 
     def factor(self, mean: Tensor, covariance: Tensor) -> Gaussian:
         """Of the kind (full or diagonal) that the covariance has.
