@@ -440,7 +440,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the prior from the data",
-        "_Density.__call__",
+        "_Density._traced",
         "args, kwargs = self.records.arguments(self.records.placeholder())",
         "args, kwargs = self.records._with_tables("
         "[next(x.blocks()) for x in self.records.columns])",
