@@ -64,8 +64,20 @@ def shape(node: Node) -> tuple[int, ...]:
 
 
 def is_draw(node: Node) -> bool:
-    """Whether it gives other numbers each time."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """Whether it gives other numbers each time. Fused attention does so only with dropout."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    return _argument(node, "dropout_p") != 0.0
+
+
+def _argument(node: Node, name: str) -> Any:
+    """An argument of an operation by its name, or its default; None: it has no such argument."""
+    schema: Any = getattr(node.target, "_schema", None)
+    for position, each in enumerate(schema.arguments if schema else ()):
+        if each.name == name:
+            given = node.args[position : position + 1]
+            return given[0] if given else node.kwargs.get(name, each.default_value)
+    return None
 
 
 def _copy_at_once(graph: GraphModule) -> None:

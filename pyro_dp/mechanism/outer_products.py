@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.mechanism.contributions import Rows, few_rows, whole_total
+from pyro_dp.mechanism.looked_up_rows import LookedUpRows
 from pyro_dp.utils.linalg import gram, in_memory
 
 _SHORTEST = 1e-130
@@ -90,22 +91,7 @@ class Joined:
     One of :class:`~pyro_dp.mechanism.contributions.Contributions`.
     """
 
-    parts: Sequence[OuterProducts | Rows]
-
-    @staticmethod
-    def of(outputs: Sequence[Tensor], products: Sequence[bool | None]) -> "Joined":
-        """From the outputs of a graph that hands out factors, but for the last output.
-
-        :param products: of each block whether it is a product's transpose; None: no product.
-        """
-        rest = iter(outputs)
-        parts = [
-            Rows(next(rest))
-            if transposed is None
-            else OuterProducts(next(rest), next(rest), transposed)
-            for transposed in products
-        ]
-        return Joined(parts)
+    parts: Sequence[OuterProducts | LookedUpRows | Rows]
 
     def norms(self) -> Tensor:
         squares = [part.squared_norms() for part in self.parts]

@@ -14,15 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.graphs.factorisation import factorised
+from pyro_dp.graphs.factorisation import Form, Lookup, factorised
 from pyro_dp.graphs.torch_calls import called_by_torch
 from pyro_dp.graphs.tracing import Compiler, trace
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, parted, pass_size, placeholder_batch
 from pyro_dp.infer.svi.coordinates import mean, mean_loss
 from pyro_dp.infer.svi.eager_step import EagerStep, Gradients, LocalGradients, NewStream
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions
-from pyro_dp.mechanism.outer_products import Joined
+from pyro_dp.mechanism.contributions import Contributions, Rows
+from pyro_dp.mechanism.looked_up_rows import LookedUpRows
+from pyro_dp.mechanism.outer_products import Joined, OuterProducts
 from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle
@@ -233,7 +234,7 @@ class TracedStep:
         def contribute(bounds, own, indices, rows, rest) -> tuple[list[Contributions], list]:
             outputs = list(graph(*own, indices, *rows, *rest))
             losses, *beside = outputs[len(outputs) - others :]
-            return eager.blocks(Joined.of(outputs, products), losses, bounds[0]), beside
+            return eager.blocks(joined(outputs, forms), losses, bounds[0]), beside
 
         others = 1 + len(names) + bool(term.answers)
         inputs = [*public, *placeholder_batch(term, size, local)]
@@ -241,7 +242,7 @@ class TracedStep:
         sampling = called_by_torch(drawing) if drawing else None
         values = sampling(*inputs) if sampling else []
         graph = trace(per_record, [*inputs, *values])
-        graph, products = factorised(graph, fused=compiler.enabled, others=others)
+        graph, forms = factorised(graph, fused=compiler.enabled, others=others)
         return PaddedSum(
             contribute,
             term,
@@ -309,3 +310,20 @@ class TracedStep:
                 raise ModelError(MISMATCH)
             if one is not None and other is not None:
                 require_same(one, other, exact=self._exact)
+
+
+def joined(outputs: Sequence[Tensor], forms: Sequence[Form]) -> Joined:
+    """The records' block from the first outputs of a graph that hands out factors.
+
+    :param forms: of each part of the block.
+    """
+    rest, parts = iter(outputs), []
+    for form in forms:
+        first = next(rest)
+        if form is None:
+            parts.append(Rows(first))
+        elif isinstance(form, Lookup):
+            parts.append(LookedUpRows(first, next(rest) % form.size, form.size))
+        else:
+            parts.append(OuterProducts(first, next(rest), form.transposed))
+    return Joined(parts)
