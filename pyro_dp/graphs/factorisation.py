@@ -59,66 +59,145 @@ def factorised(
     results = []
     (original,) = graph.graph.find_nodes(op="output")
     for node, copy in zip(arguments(original)[0][:-others], outputs[:-others], strict=True):
-        factors, form = _lookup(node) or _product(node, fused) or ((), None)
-        results += [_shaped(new, copies[factor], sizes) for factor, sizes in factors] or [copy]
-        found.append(form)
+        lookup, terms = _lookup(node), _terms(node)
+        if lookup:
+            own = lookup.factors(new, copies)
+            found.append(Lookup(lookup.size))
+        elif terms and _worth_it(terms, fused):
+            own, transposed = _joint_factors(new, copies, terms)
+            found.append(Product(transposed))
+        else:
+            own = [copy]
+            found.append(None)
+        results += own
     results += outputs[-others:]
     new.output(results)
     new.eliminate_dead_code()
     return GraphModule(graph, new), found
 
 
-Factors = tuple[tuple[Node, tuple[int, ...]], ...]  # with the shapes that they are given
+@dataclass(frozen=True)
+class _Term:
+    """A product of each record, (B, p, k) times (B, k, q).
+
+    :param left: (B, p, k), or (B p, k).
+    :param right: (B, k, q), or (k, q), which is that of all records.
+    :param sizes: B, p, k, q.
+    :param transposed: whether the transposed product is meant.
+    """
+
+    left: Node
+    right: Node
+    sizes: tuple[int, int, int, int]
+    transposed: bool
+
+    def factors(self, graph: Graph, copies: dict[Node, Node]) -> list[Node]:
+        count, rows, inner, columns = self.sizes
+        left, right = copies[self.left], copies[self.right]
+        if len(shape(self.left)) == 2:
+            left = graph.call_function(_OPS.reshape.default, (left, (count, rows, inner)))
+        if len(shape(self.right)) == 2:
+            right = graph.call_function(_OPS.expand.default, (right, (count, inner, columns)))
+        return [left, right]
 
 
-def _shaped(graph: Graph, node: Node, sizes: tuple[int, ...]) -> Node:
-    if shape(node) == sizes:
-        return node
-    return graph.call_function(_OPS.reshape.default, (node, sizes))
+def _terms(node: Node, transposed: bool = False) -> list[_Term] | None:
+    """The batched products that a node is the sum of, seen through views. None: it is no sum.
 
+    A weight that is used several times has one product for each use.
 
-def _product(node: Node, fused: bool) -> tuple[Factors, Product] | None:
-    """The factors of a node that is a batched product, seen through views."""
-    transposed = False
+    :param transposed: whether the node's transpose is meant.
+    """
     while node.target in _SAME | _TRANSPOSED:
         before = arguments(node)[0]
         if node.target in _TRANSPOSED:
             if not _swaps_last(node, len(shape(before))):
                 return None
             transposed = not transposed
+        elif before.target is _OPS.mm.default and len(shape(node)) == 3:
+            left, right = arguments(before)
+            (count, rows, columns), inner = shape(node), shape(left)[1]
+            if shape(before) != (count * rows, columns):
+                return None
+            return [_Term(left, right, (count, rows, inner, columns), transposed)]
         elif shape(before) != shape(node):
             # Flattened it is the same, if it was not reshaped between two transpositions.
             if transposed or shape(before)[:1] != shape(node)[:1]:
                 return None
         node = before
+    if node.target is _OPS.add.Tensor and not node.kwargs and len(shape(node)) == 3:
+        parts = [each for each in arguments(node) if isinstance(each, Node)]
+        if len(parts) != 2 or any(shape(each) != shape(node) for each in parts):
+            return None
+        one, other = (_terms(each, transposed) for each in parts)
+        return one + other if one and other else None
     if node.target is not _OPS.bmm.default:
         return None
     left, right = arguments(node)
-    (_, rows, inner), columns = shape(left), shape(right)[2]
-    # Worth it where Gram matrices of the factors are less work than the product's own entries.
-    if inner**2 * (rows + columns) >= rows * inner * columns and (fused or inner > 1):
-        return None
-    return ((left, shape(left)), (right, shape(right))), Product(transposed)
+    (count, rows, inner), columns = shape(left), shape(right)[2]
+    return [_Term(left, right, (count, rows, inner, columns), transposed)]
 
 
-def _lookup(node: Node) -> tuple[Factors, Lookup] | None:
-    """The factors of a node that is a batch of an embedding's gradients, seen through views."""
+def _worth_it(terms: list[_Term], fused: bool) -> bool:
+    """Whether Gram matrices of the factors are less work than the product's own entries."""
+    _, rows, _, columns = terms[0].sizes
+    inner = sum(each.sizes[2] for each in terms)
+    return inner**2 * (rows + columns) < rows * inner * columns or (inner == 1 and not fused)
+
+
+def _joint_factors(
+    graph: Graph, copies: dict[Node, Node], terms: list[_Term]
+) -> tuple[list[Node], bool]:
+    """The factors of a sum of products, and whether their product must be transposed."""
+    if len(terms) == 1:
+        return terms[0].factors(graph, copies), terms[0].transposed
+    lefts, rights = [], []
+    for term in terms:
+        left, right = term.factors(graph, copies)
+        if term.transposed:
+            left, right = (
+                graph.call_function(_OPS.transpose.int, (each, 1, 2)) for each in (right, left)
+            )
+        lefts.append(left)
+        rights.append(right)
+    cat = _OPS.cat.default
+    return [graph.call_function(cat, (lefts, 2)), graph.call_function(cat, (rights, 1))], False
+
+
+@dataclass(frozen=True)
+class _Embedding:
+    """An embedding's gradients: those of what was read, which rows, and the table's size."""
+
+    gradients: Node
+    indices: Node
+    shape: tuple[int, int, int]  # B, T, q
+    size: int
+
+    def factors(self, graph: Graph, copies: dict[Node, Node]) -> list[Node]:
+        return [
+            graph.call_function(_OPS.reshape.default, (copies[node], sizes))
+            for node, sizes in ((self.gradients, self.shape), (self.indices, self.shape[:2]))
+        ]
+
+
+def _lookup(node: Node) -> _Embedding | None:
+    """A batch of an embedding's gradients, seen through views.
+
+    What is written into them afterwards, such as zeros for padding, makes them something else.
+    """
     count = shape(node)[0]
-    while node.target in _SAME:
-        (before, *_), users = arguments(node), node.users
-        if len(users) > 1:  # one of them may write zeros for padding
-            return None
-        node = before
+    while node.target in _SAME and len(node.users) == 1:
+        node = arguments(node)[0]
     if node.target is not _OPS.embedding_dense_backward.default or len(node.users) > 1:
         return None
     gradients, indices, size, padding, by_frequency = arguments(node)
-    each = indices.meta["val"].numel() // count
-    if padding >= 0 or by_frequency or size % count or each * count != indices.meta["val"].numel():
+    total, columns = indices.meta["val"].numel(), shape(node)[1]
+    if padding >= 0 or by_frequency or size % count or total % count:
         return None
-    size, columns = size // count, shape(node)[1]
-    if each * (each + columns) >= size * columns:
+    each, size = total // count, size // count
+    if each * (each + columns) >= size * columns:  # rows are no less than the table
         return None
-    return ((gradients, (count, each, columns)), (indices, (count, each))), Lookup(size)
+    return _Embedding(gradients, indices, (count, each, columns), size)
 
 
 def _swaps_last(node: Node, dims: int) -> bool:

@@ -34,7 +34,7 @@ from pyro_dp.utils.agreement import MISMATCH, require_same
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng, private_rng
 
-_MOST_CHECKED = 2**24  # numbers
+_MOST_CHECKED = 2**22  # numbers
 _NOT_RELEASED = torch.tensor(math.nan)
 PublicTables = list[list[Tensor]]  # the draws of each particle
 
