@@ -8,6 +8,7 @@ import torch
 import torch._inductor
 from compilers import needs_compiler
 
+from pyro_dp.graphs.simplify import is_draw
 from pyro_dp.graphs.tracing import Compiler, NotTraceable, constant_number, trace, untraced
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.errors import ModelError
@@ -63,6 +64,30 @@ def test_random_numbers_are_refused(draw, named):
     """Frozen in a graph they would be the same in each step."""
     with pytest.raises(NotTraceable, match=f"random numbers by .*({named})"):
         trace(lambda x: [draw(x)], [torch.ones(3)])
+
+
+def test_attention_without_dropout_is_traced():
+    """The fused kernel may draw, and draws nothing."""
+    attend = torch.nn.functional.scaled_dot_product_attention
+    queries = torch.randn(2, 4, 5, 8)
+    graph = trace(lambda x: [attend(x, x, x, is_causal=True)], [queries])
+    other = torch.randn(2, 4, 5, 8)
+    torch.testing.assert_close(graph(other), [attend(other, other, other, is_causal=True)])
+    with pytest.raises(NotTraceable, match="random numbers"):
+        trace(lambda x: [attend(x, x, x, dropout_p=0.5)], [queries])
+
+
+@pytest.mark.parametrize(
+    ("given", "draws"), [((), False), ((0.0,), False), ((0.5,), True), ((0.1, True), True)]
+)
+def test_a_fused_kernel_draws_if_it_has_dropout(given, draws):
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention.default
+    graph = torch.fx.Graph()
+    inputs = [graph.placeholder(name) for name in "qkv"]
+    assert is_draw(graph.call_function(kernel, (*inputs, *given))) == draws
+    if given:
+        by_name = graph.call_function(kernel, tuple(inputs), {"dropout_p": given[0]})
+        assert is_draw(by_name) == draws
 
 
 def test_a_refusal_shows_no_data():

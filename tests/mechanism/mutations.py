@@ -201,6 +201,27 @@ MUTATIONS = [
         "test_outer_products.py",
     ),
     Mutation(
+        "the norm of a row that is read twice",
+        "LookedUpRows.squared_norms",
+        "squares = torch.where(same, gram, 0.0).sum(dim=(1, 2)).clamp(min=0.0)",
+        "squares = gram.diagonal(dim1=1, dim2=2).sum(dim=1)",
+        "test_outer_products.py",
+    ),
+    Mutation(
+        "the norm of rows that are read is lost to rounding",
+        "LookedUpRows.squared_norms",
+        "(squares + terms",
+        "(squares + 0.0 * terms",
+        "test_outer_products.py",
+    ),
+    Mutation(
+        "a broken record reads rows",
+        "LookedUpRows.weighted_sum",
+        "torch.where(weights > 0, self.gradients * weights, 0.0)",
+        "(self.gradients * weights)",
+        "test_outer_products.py",
+    ),
+    Mutation(
         "a broken record in a sum of products",
         "_of_weight",
         "return torch.where(weights.unsqueeze(2) > 0, values, 0.0)",

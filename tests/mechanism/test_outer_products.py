@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pyro_dp.graphs.factorisation import factorised
+from pyro_dp.graphs.factorisation import Lookup, Product, factorised
 from pyro_dp.graphs.tracing import trace
+from pyro_dp.infer.svi.traced_step import joined as joined_parts
 from pyro_dp.mechanism.clipping import clipped_sums
 from pyro_dp.mechanism.contributions import Rows
+from pyro_dp.mechanism.looked_up_rows import LookedUpRows
 from pyro_dp.mechanism.outer_products import Joined, OuterProducts
 
 SHAPES = [(4, 1, 3), (3, 1, 7), (8, 2, 9), (9, 2, 8), (20, 5, 30), (6, 20, 7)]  # p, k, q
@@ -148,19 +150,19 @@ def test_joined_blocks_are_clipped_jointly():
 
 
 def found_in(function, *inputs, fused=True):
-    """Which outputs of a function are products; they are those of the function."""
+    """The form of a function's outputs; whatever it is, the block is that of the function."""
     graph = trace(function, inputs)
-    factored, products = factorised(graph, fused=fused)
+    factored, forms = factorised(graph, fused=fused)
     for _ in range(2):
-        inputs = [torch.randn_like(x) for x in inputs]
+        inputs = [torch.randn_like(x) if x.is_floating_point() else x.flip(0) for x in inputs]
         *outputs, last = factored(*inputs)
         *expected, expected_last = function(*inputs)
         assert torch.equal(last, expected_last)
         whole = Rows(torch.cat([x.reshape(len(x), -1) for x in expected], dim=1))
-        joined, weights = Joined.of(outputs, products), torch.rand(len(last), 1)
+        joined, weights = joined_parts(outputs, forms), torch.rand(len(last), 1)
         torch.testing.assert_close(joined.weighted_sum(weights), whole.weighted_sum(weights))
         torch.testing.assert_close(joined.norms(), whole.norms(), rtol=1e-9, atol=0.0)
-    return products
+    return forms
 
 
 def layer(x, weight, bias):
@@ -203,7 +205,7 @@ def with_losses(function):
 )
 def test_views_of_a_product(between, transposed):
     products = found_in(with_losses(between), *factors((8, 2, 9), batch=5), torch.randn(5))
-    assert products == [transposed]
+    assert products == [Product(transposed)]
 
 
 @pytest.mark.parametrize(
@@ -242,3 +244,107 @@ def test_small_products_are_multiplied_out(inner, fused, found):
     inputs = [*factors((2, inner, 2), batch=5), torch.randn(5)]
     (product,) = found_in(with_losses(torch.clone), *inputs, fused=fused)
     assert (product is not None) == found
+
+
+def per_record(loss, *inputs, parameters=1):
+    """Gradients of each record's loss, and the losses; the first inputs are parameters."""
+
+    def with_value(*own):
+        value = loss(*own)
+        return value, value
+
+    gradient = torch.func.grad(with_value, argnums=tuple(range(parameters)), has_aux=True)
+    axes = (None,) * parameters + (0,) * (len(inputs) - parameters)
+
+    def function(*own):
+        gradients, losses = torch.vmap(gradient, axes)(*own)
+        return [*gradients, losses]
+
+    return found_in(function, *inputs)
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_weight_that_is_used_again_has_all_its_factors(steps):
+    """A recurrence whose first state is one constant for all records."""
+
+    def loss(weight, x):
+        state = torch.ones(8)
+        for _ in range(steps):
+            state = torch.sin(state @ weight + x)
+        return state.sum()
+
+    (form,) = per_record(loss, torch.randn(8, 8), torch.randn(5, 8))
+    assert isinstance(form, Product)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_product_and_a_transposed_one_are_one_product(whole):
+    """As for a weight that is used both ways, in an encoder and a decoder."""
+
+    def function(left, right, other_left, other_right, losses):
+        total = left @ right + (other_left @ other_right).mT
+        return [total.mT if whole else total, losses]
+
+    inputs = [*factors((8, 1, 9), batch=5), *factors((9, 2, 8), batch=5), torch.randn(5)]
+    (form,) = found_in(function, *inputs)
+    assert isinstance(form, Product)
+
+
+def test_a_sum_with_something_else_is_no_product():
+    def loss(weight, x):
+        return (x @ weight).sin().sum() + weight.square().sum() * x.sum()
+
+    assert per_record(loss, torch.randn(8, 9), torch.randn(5, 8)) == [None]
+
+
+def read(padding):
+    return lambda table, x: functional.embedding(x, table, padding_idx=padding).sin().sum(0).prod()
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_an_embedding_is_the_rows_that_are_read(same):
+    """Also if a record reads a row several times."""
+    x = torch.full((5, 4), 7) if same else torch.randint(0, 30, (5, 4))
+    assert per_record(read(None), torch.randn(30, 6), x) == [Lookup(30)]
+
+
+def test_an_embedding_with_padding_is_handed_out():
+    x = torch.randint(0, 3, (5, 4))
+    assert per_record(read(1), torch.randn(30, 6), x) == [None]
+
+
+def test_a_small_table_is_handed_out():
+    x = torch.randint(0, 3, (5, 4))
+    assert per_record(read(None), torch.randn(3, 6), x) == [None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_are_read(dtype):
+    """Sums in float64; norms that are at most a little too large, if rows cancel as well."""
+    gradients, indices = torch.randn(6, 4, 3, dtype=dtype), torch.randint(0, 5, (6, 4))
+    indices[0] = torch.tensor([2, 2, 4, 4])
+    gradients[0, 1] = -gradients[0, 0]
+    block = LookedUpRows(gradients, indices, 5)
+    whole, weights = torch.zeros(6, 5, 3, dtype=torch.float64), torch.rand(6, 1).double()
+    for record in range(6):
+        for index, gradient in zip(indices[record], gradients[record], strict=True):
+            whole[record, index] += gradient
+    rows = Rows(whole)
+    torch.testing.assert_close(block.dense(), rows.dense())
+    torch.testing.assert_close(block.weighted_sum(weights), rows.weighted_sum(weights))
+    excess = block.squared_norms() - rows.squared_norms()
+    assert (excess >= 0).all() and (excess < 1e-9).all()
+    assert block.size == rows.size
+    large = LookedUpRows(gradients * 2.0**20, indices, 5)
+    expected = Rows(whole * 2.0**20).whole_sum(weights, fused=False)
+    assert torch.equal(large.whole_sum(weights, fused=False), expected)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_broken_record_reads_nothing(bad):
+    gradients, indices = torch.randn(6, 4, 3), torch.randint(0, 5, (6, 4))
+    there = torch.tensor([0, 1, 3, 4, 5])
+    expected = clipped_sums([Joined([LookedUpRows(gradients[there], indices[there], 5)])], [0.7])
+    gradients[2, 1, 1] = bad
+    found = clipped_sums([Joined([LookedUpRows(gradients, indices, 5)])], [0.7])
+    torch.testing.assert_close(found, expected)

@@ -72,6 +72,7 @@ USES = {
         mechanism.contributions.Rows
         mechanism.contributions.Kept mechanism.contributions.Kept.whole_sum
         mechanism.contributions.Scaled mechanism.contributions.Scaled.whole_sum
+        mechanism.looked_up_rows.LookedUpRows mechanism.looked_up_rows.LookedUpRows.whole_sum
         mechanism.outer_products.OuterProducts mechanism.outer_products.OuterProducts.whole_sum
         mechanism.outer_products.Joined mechanism.outer_products.Joined.whole_sum
         mechanism.fixed_point.rounded_sums tabular.cells.CellCounts

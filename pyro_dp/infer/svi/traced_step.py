@@ -317,7 +317,8 @@ def joined(outputs: Sequence[Tensor], forms: Sequence[Form]) -> Joined:
 
     :param forms: of each part of the block.
     """
-    rest, parts = iter(outputs), []
+    rest = iter(outputs)
+    parts: list[OuterProducts | LookedUpRows | Rows] = []
     for form in forms:
         first = next(rest)
         if form is None:
