@@ -121,13 +121,21 @@ class Problem:
 
     def floor(self, epsilon: float) -> float:
         scores = (self.residual[:, None] * (self.x @ self.exact.scale_tril)).numpy()
-        norms, total = np.linalg.norm(scores, axis=1), scores.sum(axis=0)
-        costs = []
-        for bound in np.quantile(norms, QUANTILES):
-            weights = np.minimum(1, bound / np.maximum(norms, 1e-12))[:, None]
-            bias = (scores * weights).sum(axis=0) - total
-            costs.append(0.5 * (bias @ bias + self.dim * (sigma(epsilon) * bound) ** 2))
-        return min(costs)
+        return one_release(scores, epsilon)
+
+
+def one_release(scores: np.ndarray, epsilon: float) -> float:
+    """Half the expected squared error of one release of the scores' sum, with the best bound.
+
+    :param scores: of the records, in the exact posterior's coordinates, (N, d).
+    """
+    norms, total = np.linalg.norm(scores, axis=1), scores.sum(axis=0)
+    costs = []
+    for bound in np.quantile(norms, QUANTILES):
+        weights = np.minimum(1, bound / np.maximum(norms, 1e-12))[:, None]
+        bias = (scores * weights).sum(axis=0) - total
+        costs.append(0.5 * (bias @ bias + scores.shape[1] * (sigma(epsilon) * bound) ** 2))
+    return min(costs)
 
 
 def sigma(epsilon: float) -> float:

@@ -28,7 +28,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Lookup:
-    """An output that is the gradient of a table, of which each record reads a few rows.
+    """An output that is the gradient of a table if each record reads a few of its rows.
 
     Its factors are the gradients of what was read, (B, T, q), and the rows' numbers, (B, T). Those
     of record b are larger by b times ``size``.
@@ -49,8 +49,8 @@ def factorised(
 
     :param others: so many last outputs stay what they are.
     :param fused: the graph will be compiled, so that small products are never stored.
-    :returns: a graph with two outputs in place of each of these; and the form of each output. None:
-        it is handed out itself.
+    :returns: a graph with two factors for each such output, and the form of each output. None: the
+        graph hands out the output itself.
     """
     new = Graph()
     copies: dict[Node, Node] = {}
@@ -183,7 +183,7 @@ class _Embedding:
 def _lookup(node: Node) -> _Embedding | None:
     """A batch of an embedding's gradients, seen through views.
 
-    What is written into them afterwards, such as zeros for padding, makes them something else.
+    Another user of a view may write into it, such as zeros for padding. Then there is no such form.
     """
     count = shape(node)[0]
     while node.target in _SAME and len(node.users) == 1:

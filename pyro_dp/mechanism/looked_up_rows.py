@@ -1,4 +1,4 @@
-"""Per-record gradients of a table of which each record reads a few rows."""
+"""Per-record gradients of a table, if each record reads a few of its rows."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class LookedUpRows:
 
     A record that reads a row several times adds up the gradients there.
 
-    :param gradients: of what each record reads, (B, T, q).
+    :param gradients: the gradients in the rows that each record reads, (B, T, q).
     :param indices: which rows it reads, (B, T), from 0 to size - 1.
     :param num_rows: number of the table's rows.
     """

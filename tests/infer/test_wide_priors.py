@@ -9,18 +9,22 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from pyro_dp import DPSEP, PrivacyAccountant
 
 
-def regression(x, y):
+def regression(x, y, intercept=0.0):
     beta = pyro.sample("beta", dist.Normal(0.0, 10.0).expand([3]).to_event(1))
     sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
     with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(x @ beta, sigma), obs=y)
+        pyro.sample("y", dist.Normal(x @ beta + intercept, sigma), obs=y)
+
+
+def made_up():
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(4000, 3, generator=draw)
+    return x, x @ torch.tensor([1.5, -1.0, 0.0]) + 0.5 * torch.randn(4000, generator=draw)
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_a_wide_prior_and_an_unknown_scale(epsilon):
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(4000, 3, generator=draw)
-    y = x @ torch.tensor([1.5, -1.0, 0.0]) + 0.5 * torch.randn(4000, generator=draw)
+    x, y = made_up()
     pyro.set_rng_seed(0)
     accountant = PrivacyAccountant(epsilon=epsilon, delta=1e-5)
     sep = DPSEP(regression, AutoMultivariateNormal(regression), accountant=accountant, generator=0)
@@ -31,3 +35,17 @@ def test_a_wide_prior_and_an_unknown_scale(epsilon):
     assert str(found.status) == "ok"
     assert (sds < 0.05).all()
     assert ((found.mean[:3] - exact).abs() < 4 * sds).all()
+
+
+def test_a_prior_that_is_masked_out():
+    """A flat prior has no mean to start at."""
+
+    def model(x, y):
+        with pyro.poutine.mask(mask=False):
+            intercept = pyro.sample("intercept", dist.Normal(0.0, 10.0))
+        regression(x, y, intercept)
+
+    accountant = PrivacyAccountant(epsilon=4.0, delta=1e-5)
+    sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, generator=0)
+    sep.run(*made_up(), progress=False)
+    assert sep.posterior().mean.isfinite().all()

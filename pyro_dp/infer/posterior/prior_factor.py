@@ -72,11 +72,14 @@ class Prior:
     def centred(self, z: Tensor) -> Tensor:
         """The flat vector with its normal latents at their mean, while the others stay.
 
-        It stays as it is if some are not normal together, such as the factors of a product.
+        It stays as it is if some have no common normal density, such as the factors of a product.
         """
         gradient, hessian = self._derivatives(z)
         inner, moved = hessian[self._normal][:, self._normal], z.clone()
-        moved[self._normal] -= torch.linalg.solve(inner, gradient[self._normal])
+        step, singular = torch.linalg.solve_ex(inner, gradient[self._normal])
+        if singular:  # a latent whose prior is masked out
+            return z
+        moved[self._normal] -= step
         there = self._derivatives(moved)[1][self._normal][:, self._normal]
         return moved if _agree(inner, there, self._tolerance) else z
 
