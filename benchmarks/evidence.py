@@ -127,7 +127,7 @@ class Problem:
 def one_release(scores: np.ndarray, epsilon: float) -> float:
     """Half the expected squared error of one release of the scores' sum, with the best bound.
 
-    :param scores: of the records, in the exact posterior's coordinates, (N, d).
+    :param scores: the records' scores in the exact posterior's coordinates, (N, d).
     """
     norms, total = np.linalg.norm(scores, axis=1), scores.sum(axis=0)
     costs = []

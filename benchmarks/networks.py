@@ -1,8 +1,11 @@
 """How long does a private step of a network take, beside Opacus and Pyro's SVI?
 
 The same network, batches of 200 of 4,000 records, Adam, cross entropy, delta = 1e-5. Each run is a
-process with one thread. "step" is the median of ten steps, in seconds of processor time. "first" is
-the sum of the first six steps. "memory" is the process's peak in GB.
+process with one thread.
+
+* step: the median of ten steps, in seconds of processor time.
+* first: the sum of the first six steps.
+* memory: the peak of the process in GB.
 
 Opacus has two modes: hooks hold the gradients of all records, and ghost clipping computes norms.
 It is no dependency of the package: without it, its columns are empty.

@@ -10,8 +10,8 @@ affairs (statsmodels); Poisson: visits to a doctor of the RAND health insurance 
 (statsmodels); linear: power, kin8nm, protein, wine_red, naval, concrete (UCI); simulated logistic
 and probit regressions (N = 20,000, d = 10). Text columns are integer codes; an intercept joins.
 
-These numbers are assumed to be public, and epsilon does not cover them: the moments that standardise
-the columns, the standard deviation of the noise in linear models, and N.
+Some numbers are assumed to be public, and epsilon does not cover them. These are the moments that
+standardise the columns, the standard deviation of the noise in linear models, and N.
 
 A run has a split (80% of the rows; of simulated data another data set) and a seed of the noise.
 The exact posterior is Laplace's, by Newton's method, and --check compares it with importance

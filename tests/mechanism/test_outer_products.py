@@ -279,7 +279,7 @@ def test_a_weight_that_is_used_again_has_all_its_factors(steps):
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_product_and_a_transposed_one_are_one_product(whole):
-    """As for a weight that is used both ways, in an encoder and a decoder."""
+    """A weight of an encoder may be transposed in the decoder."""
 
     def function(left, right, other_left, other_right, losses):
         total = left @ right + (other_left @ other_right).mT

@@ -45,7 +45,7 @@ class TracedStep:
     :param eager: what is traced, and what the first steps are compared with; kept as ``eager``.
     :param sum_type: what the records' contributions will be added to.
     :param usual_size: number of records that few batches exceed.
-    :param compiler: of the graphs.
+    :param compiler: makes the graphs callable.
     :raises NotTraceable: model or guide does more than a fixed sequence of tensor operations.
     """
 
@@ -315,7 +315,7 @@ class TracedStep:
 def joined(outputs: Sequence[Tensor], forms: Sequence[Form]) -> Joined:
     """The records' block from the first outputs of a graph that hands out factors.
 
-    :param forms: of each part of the block.
+    :param forms: the form of each part of the block.
     """
     rest = iter(outputs)
     parts: list[OuterProducts | LookedUpRows | Rows] = []
