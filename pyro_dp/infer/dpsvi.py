@@ -14,7 +14,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.infer.ep.dpsep import DPSEP, ENGINES
+from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.infer.ep.problem import EPProblem, record_term
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
@@ -42,13 +42,15 @@ from pyro_dp.utils.errors import (
 from pyro_dp.utils.user_warning import warn_user
 
 _MOST_CURVATURES = 20  # latents, where each record's Hessian is computed
-_BRANCHES = "Records are looked at one by one, because the model branches on their values."
-_TURNS = "Records see products of latents."
-_MANY = "There are too many latents for a matrix of curvatures."
+_BRANCHES = "The model branches on values of a record"
+_TURNS = "Records see products of latents"
+_MANY = "There are too many latents for a matrix of curvatures"
 _NO_EVIDENCE = (
-    "This run takes gradient steps, which leave no evidence. DPSEP has it for every smooth "
-    "likelihood with a Gaussian guide."
+    "This run takes gradient steps, which leave no evidence. The reason: {reason}. DPSEP has "
+    "evidence for every smooth likelihood with a Gaussian guide."
 )
+_SAVED = "the saved run took gradient steps"
+_CHOSEN = "{name} is a setting of gradient steps"
 _NEAR = 1.0  # standard deviations
 _NOT_FITTED = (
     "The guide {guide} could not be fitted: its mean lies {away:.1f} standard deviations from that "
@@ -299,7 +301,8 @@ class DPSVI(Readable, Forecasted):
         settings = {name: value for name, value in locals().items() if name != "self"}
         self._gradients = StochasticGradientVI(**settings)
         self._inference: StochasticGradientVI | Looks = self._gradients
-        if accountant.engine in ENGINES and not _of_gradients(settings):
+        self._reason = _of_gradients(settings)
+        if not self._reason:
             known = inspect.signature(DPSEP).parameters.keys() - {"jit"}
             self._inference = Looks(**{name: settings[name] for name in known & settings.keys()})
 
@@ -370,7 +373,7 @@ class DPSVI(Readable, Forecasted):
         """
         if isinstance(self._inference, Looks):
             return self._inference.evidence
-        raise ConfigurationError(_NO_EVIDENCE)
+        raise ConfigurationError(_NO_EVIDENCE.format(reason=self._reason))
 
     def state_dict(self, **options: bool) -> dict[str, Any]:
         """Everything that a new object needs to go on with this run.
@@ -404,6 +407,7 @@ class DPSVI(Readable, Forecasted):
         inference = self._inference if has_looks else self._gradients
         inference.load_state_dict(state)
         self._inference = inference
+        self._reason = self._reason or _SAVED
 
     @property
     def last_run(self) -> RunResult | None:
@@ -414,9 +418,10 @@ class DPSVI(Readable, Forecasted):
         """The call's result from the method that serves the model."""
         try:
             return call(self._inference)
-        except NoEvidence:
+        except NoEvidence as error:
             if self._inference is self._gradients or self._steps:
                 raise
+            self._reason = str(error).split(". ")[0].removesuffix(".")
         self._gradients.take_over(self._inference)
         self._gradients.start_anew()
         self._inference = self._gradients
@@ -480,13 +485,14 @@ def _require_served(problem: EPProblem) -> None:
         raise NoEvidence(_MANY)
 
 
-def _of_gradients(settings: Mapping[str, Any]) -> bool:
-    """Whether there is a setting of gradient steps."""
-    names = ("max_grad_norm", "loss_clip", "local_optim")
+def _of_gradients(settings: Mapping[str, Any]) -> str:
+    """The first setting that asks for gradient steps, in a sentence; empty: there is none."""
     loss = settings["loss"]
-    return (
-        bool(settings["noise_multiplier"])
-        or settings["privatize"] == "parameters"
-        or any(settings[name] is not None for name in names)
-        or (loss is not None and isinstance(as_elbo(loss), OwnLoss))
-    )
+    asked = {
+        "noise_multiplier": bool(settings["noise_multiplier"]),
+        'privatize="parameters"': settings["privatize"] == "parameters",
+        "a loss of your own": loss is not None and isinstance(as_elbo(loss), OwnLoss),
+    }
+    names = ("max_grad_norm", "loss_clip", "local_optim")
+    asked |= {name: settings[name] is not None for name in names}
+    return next((_CHOSEN.format(name=name) for name, is_set in asked.items() if is_set), "")

@@ -110,15 +110,25 @@ def test_the_report_has_the_status(model, loop):
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("model", [product, branching])
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [(product, "Records see products of latents"), (branching, "The model branches on values")],
+)
 @pytest.mark.filterwarnings("ignore:The model branches")
-def test_other_models_take_gradients(model):
+def test_other_models_take_gradients(model, reason):
     svi = swap(model, num_steps=3)
     svi.run(*regression_data(60), progress=False)
     assert type(svi._inference) is StochasticGradientVI
     assert svi.accountant.num_releases == 3
     assert not svi.accountant.notes[1:]  # the attempt has left no earlier values
-    with pytest.raises(ConfigurationError, match="gradient steps, which leave no evidence"):
+    with pytest.raises(ConfigurationError, match=f"leave no evidence. The reason: {reason}"):
+        svi.evidence  # noqa: B018
+
+
+def test_a_setting_of_gradients_is_the_reason():
+    svi = swap(max_grad_norm=1.0, num_steps=3)
+    svi.run(*regression_data(60), progress=False)
+    with pytest.raises(ConfigurationError, match="max_grad_norm is a setting of gradient steps"):
         svi.evidence  # noqa: B018
 
 

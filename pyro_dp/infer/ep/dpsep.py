@@ -40,11 +40,6 @@ _ALL_LOST = (
     "state, or failed. They are paid for, and their results are lost. The present result can be "
     "used as it is."
 )
-ENGINES = ("pld", "rdp")  # that count noise which is chosen as the run goes on
-_NO_FILTER = (
-    "DPSEP chooses the noise of each look as it goes, and engine={engine!r} cannot count that. Use "
-    "PrivacyAccountant(engine='pld')."
-)
 
 
 class DPSEP(StochasticEP[EPState]):
@@ -180,8 +175,6 @@ class DPSEP(StochasticEP[EPState]):
             slice_data=slice_data,
             jit=jit,
         )
-        if accountant.engine not in ENGINES:
-            raise ConfigurationError(_NO_FILTER.format(engine=accountant.engine))
         self.num_steps = 1 + MOST_LOOKS if noise_multiplier != 0 else MOST_WITHOUT_NOISE
         self._reserves = True  # also in a loop: Theorem 1 needs mu beforehand
         self._behind = False  # its state is older than the ledger
