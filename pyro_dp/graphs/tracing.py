@@ -1,6 +1,7 @@
 """Flat graphs of tensor functions: traced once, then run without the Python code behind them."""
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,12 +15,14 @@ from torch.fx.experimental.proxy_tensor import (
     get_proxy_mode,
     get_proxy_slot,
     make_fx,
+    track_tensor_tree,
 )
 
 from pyro_dp.graphs.simplify import is_draw, simplify
 from pyro_dp.graphs.torch_calls import called_by_torch
 from pyro_dp.utils.errors import PrivacyError
 
+_LARGE = 2**22  # numbers
 _MOST_OPERATIONS = 5000  # that a compiler takes up to a minute or two for
 
 
@@ -43,7 +46,7 @@ def trace(
     try:
         # Where a mode for the forms of tensors is known, none is made for each of them.
         with torch._guards.tracing(torch._guards.TracingContext(FakeTensorMode())):
-            graph = make_fx(function)(*inputs)
+            graph = make_fx(function, decomposition_table=_UNCOMPUTED)(*inputs)
     except Exception as error:
         if isinstance(error, PrivacyError):
             reason = str(error).split(". ")[0]
@@ -61,6 +64,43 @@ def trace(
         graph.register_buffer(name, value.detach(), persistent=False)  # the same memory
     simplify(graph)
     return graph
+
+
+def _uncomputed(operation: Any, shape: Callable[..., tuple[int, ...]]) -> Callable[..., Any]:
+    """An operation that joins a graph without its numbers, if these are many.
+
+    A graph often hands out the factors of such a product instead. Memory that nobody writes to is
+    not taken.
+
+    :param shape: of the result, from the operation's arguments.
+    """
+
+    def traced(*args: Any) -> Any:
+        size, mode = shape(*args), get_proxy_mode()
+        if math.prod(size) < _LARGE or mode is None:
+            return NotImplemented
+        with disable_proxy_modes_tracing():
+            result = args[0].new_empty(size)
+        slots = [get_proxy_slot(x, mode.tracer, None) if isinstance(x, Tensor) else x for x in args]
+        if None in slots:  # a constant
+            return NotImplemented
+        proxies = tuple(getattr(slot, "proxy", slot) for slot in slots)
+        proxy = mode.tracer.create_proxy("call_function", operation, proxies, {})
+        return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
+
+    return traced
+
+
+_OPS = torch.ops.aten
+_UNCOMPUTED = {
+    _OPS.bmm.default: _uncomputed(
+        _OPS.bmm.default, lambda left, right: (*left.shape[:2], right.shape[2])
+    ),
+    _OPS.embedding_dense_backward.default: _uncomputed(
+        _OPS.embedding_dense_backward.default,
+        lambda gradients, indices, size, *_: (size, gradients.shape[-1]),
+    ),
+}
 
 
 class Compiler:
