@@ -22,7 +22,7 @@ from pyro_dp.graphs.simplify import is_draw, simplify
 from pyro_dp.graphs.torch_calls import called_by_torch
 from pyro_dp.utils.errors import PrivacyError
 
-_LARGE = 2**22  # numbers
+_LARGE = 2**20  # numbers
 _MOST_OPERATIONS = 5000  # that a compiler takes up to a minute or two for
 
 
@@ -66,40 +66,61 @@ def trace(
     return graph
 
 
-def _uncomputed(operation: Any, shape: Callable[..., tuple[int, ...]]) -> Callable[..., Any]:
+Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
+
+
+def _uncomputed(operation: Any, layout: Callable[..., Layout | None]) -> Callable[..., Any]:
     """An operation that joins a graph without its numbers, if these are many.
 
     A graph often hands out the factors of such a product instead. Memory that nobody writes to is
     not taken.
 
-    :param shape: of the result, from the operation's arguments.
+    :param layout: that of the result, from the operation's arguments. None: it is not known.
     """
 
-    def traced(*args: Any) -> Any:
-        size, mode = shape(*args), get_proxy_mode()
-        if math.prod(size) < _LARGE or mode is None:
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        found, mode = layout(*args), get_proxy_mode()
+        if kwargs or mode is None or found is None or math.prod(found[0]) < _LARGE:
+            return NotImplemented
+        slots = [get_proxy_slot(x, mode.tracer, None) if isinstance(x, Tensor) else x for x in args]
+        proxies = tuple(getattr(slot, "proxy", slot) for slot in slots)
+        nodes = [each.node for each in proxies if isinstance(each, torch.fx.Proxy)]
+        if None in slots or not any(map(_depends_on_inputs, nodes)):  # its numbers may be read
             return NotImplemented
         with disable_proxy_modes_tracing():
-            result = args[0].new_empty(size)
-        slots = [get_proxy_slot(x, mode.tracer, None) if isinstance(x, Tensor) else x for x in args]
-        if None in slots:  # a constant
-            return NotImplemented
-        proxies = tuple(getattr(slot, "proxy", slot) for slot in slots)
+            result = args[0].new_empty_strided(*found)
         proxy = mode.tracer.create_proxy("call_function", operation, proxies, {})
         return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
 
     return traced
 
 
-_OPS = torch.ops.aten
+def _product_layout(left: Tensor, right: Tensor) -> Layout:
+    count, rows, columns = *left.shape[:2], right.shape[2]
+    return (count, rows, columns), (rows * columns, columns, 1)
+
+
+def _sum_layout(one: Tensor, other: Any) -> Layout | None:
+    """That of two tensors which lie in memory alike and without gaps."""
+    if not isinstance(other, Tensor) or one.shape != other.shape or one.dtype != other.dtype:
+        return None
+    shape, strides = tuple(one.shape), one.stride()
+    last = sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
+    is_dense = last + 1 == one.numel() and 0 not in strides
+    return (shape, strides) if is_dense and other.stride() == strides else None
+
+
+def _table_layout(gradients: Tensor, indices: Tensor, size: int, *_: Any) -> Layout:
+    return (size, gradients.shape[-1]), (gradients.shape[-1], 1)
+
+
 _UNCOMPUTED = {
-    _OPS.bmm.default: _uncomputed(
-        _OPS.bmm.default, lambda left, right: (*left.shape[:2], right.shape[2])
-    ),
-    _OPS.embedding_dense_backward.default: _uncomputed(
-        _OPS.embedding_dense_backward.default,
-        lambda gradients, indices, size, *_: (size, gradients.shape[-1]),
-    ),
+    operation: _uncomputed(operation, layout)
+    for operation, layout in (
+        (torch.ops.aten.add.Tensor, _sum_layout),
+        (torch.ops.aten.bmm.default, _product_layout),
+        (torch.ops.aten.embedding_dense_backward.default, _table_layout),
+    )
 }
 
 
@@ -182,6 +203,10 @@ def constant_number(read: Callable[[Tensor], Any], tensor: Tensor) -> Any:
         return read(tensor)
     with untraced():
         return read(tensor)
+
+
+def _depends_on_inputs(node: Node) -> bool:
+    return any(each.op == "placeholder" for each in _ancestors(node))
 
 
 def _ancestors(node: Node) -> set[Node]:

@@ -39,6 +39,20 @@ MUTATIONS = [
         "test_tracing.py",
     ),
     Mutation(
+        "a product of constants has no numbers",
+        "_uncomputed",
+        "if None in slots or not any(map(_depends_on_inputs, nodes)):",
+        "if None in slots:",
+        "test_tracing.py",
+    ),
+    Mutation(
+        "a transposed sum is taken for a plain one",
+        "_sum_layout",
+        "return (shape, strides) if is_dense",
+        "return (shape, one.contiguous().stride()) if is_dense",
+        "test_outer_products.py",
+    ),
+    Mutation(
         "padding of an embedding has a gradient",
         "_lookup",
         "while node.target in _SAME and len(node.users) == 1:",

@@ -8,6 +8,7 @@ import torch
 import torch._inductor
 from compilers import needs_compiler
 
+from pyro_dp.graphs import tracing
 from pyro_dp.graphs.simplify import is_draw
 from pyro_dp.graphs.tracing import Compiler, NotTraceable, constant_number, trace, untraced
 from pyro_dp.records.sandbox import guarded
@@ -88,6 +89,19 @@ def test_a_fused_kernel_draws_if_it_has_dropout(given, draws):
     if given:
         by_name = graph.call_function(kernel, tuple(inputs), {"dropout_p": given[0]})
         assert is_draw(by_name) == draws
+
+
+def test_a_product_of_constants_has_its_numbers(monkeypatch):
+    """A model may read them, and the graph keeps what they decide."""
+    monkeypatch.setattr(tracing, "_LARGE", 1)
+
+    def function(x):
+        total = torch.ones(2, 3, 3) @ torch.ones(2, 3, 3)
+        total = total + total
+        return [x * constant_number(lambda each: float(each.sum()), total)]
+
+    graph = trace(function, [torch.ones(3)])
+    torch.testing.assert_close(graph(torch.ones(3)), [torch.full((3,), 108.0)])
 
 
 def test_a_refusal_shows_no_data():

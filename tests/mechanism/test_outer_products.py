@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from pyro_dp.graphs import tracing
 from pyro_dp.graphs.factorisation import Lookup, Product, factorised
 from pyro_dp.graphs.tracing import trace
 from pyro_dp.infer.svi.traced_step import joined as joined_parts
@@ -147,6 +148,13 @@ def test_joined_blocks_are_clipped_jointly():
         torch.testing.assert_close(
             clipped_sums([joined], [bound]), clipped_sums([whole], [bound]), rtol=1e-9, atol=1e-9
         )
+
+
+@pytest.fixture(params=["computed", "uncomputed"], autouse=True)
+def numbers(request, monkeypatch):
+    """Graphs are the same if products have no numbers while they are traced."""
+    if request.param == "uncomputed":
+        monkeypatch.setattr(tracing, "_LARGE", 1)
 
 
 def found_in(function, *inputs, fused=True):
@@ -348,3 +356,13 @@ def test_a_broken_record_reads_nothing(bad):
     gradients[2, 1, 1] = bad
     found = clipped_sums([Joined([LookedUpRows(gradients, indices, 5)])], [0.7])
     torch.testing.assert_close(found, expected)
+
+
+def test_a_sum_of_transposed_products_keeps_its_layout():
+    """A view of it would fail if the graph took it for another one."""
+
+    def function(left, right, losses):
+        total = (left @ right).mT + (2 * left @ right).mT
+        return [total.mT.view(5, -1), losses]
+
+    found_in(function, *factors((8, 2, 9), batch=5), torch.randn(5))
