@@ -44,7 +44,7 @@ def trace(
     :raises NotTraceable: it reads a number out of a tensor, or draws random numbers.
     """
     try:
-        # Where a mode for the forms of tensors is known, none is made for each of them.
+        # With this mode, torch makes no mode of its own for the form of each tensor.
         with torch._guards.tracing(torch._guards.TracingContext(FakeTensorMode())):
             graph = make_fx(function, decomposition_table=_UNCOMPUTED)(*inputs)
     except Exception as error:
@@ -75,7 +75,7 @@ def _uncomputed(operation: Any, layout: Callable[..., Layout | None]) -> Callabl
     A graph often hands out the factors of such a product instead. Memory that nobody writes to is
     not taken.
 
-    :param layout: that of the result, from the operation's arguments. None: it is not known.
+    :param layout: that of the result, from the operation's arguments. None: the numbers decide.
     """
 
     def traced(*args: Any, **kwargs: Any) -> Any:
