@@ -139,7 +139,7 @@ class Sums:
 class OneBlock(Sums):
     """The same, if the attacker sees one block.
 
-    :param place: the block's place in the release.
+    :param place: which block, counted from 0.
     """
 
     def __init__(self, sums: Sums, place: int):

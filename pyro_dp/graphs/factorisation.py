@@ -34,9 +34,11 @@ class Lookup:
     of record b are larger by b times ``size``.
 
     :param size: number of the table's rows.
+    :param padding: the row that has no gradient; None: all have one.
     """
 
     size: int
+    padding: int | None = None
 
 
 Form = Product | Lookup | None
@@ -62,7 +64,7 @@ def factorised(
         lookup, terms = _lookup(node), _terms(node)
         if lookup:
             own = lookup.factors(new, copies)
-            found.append(Lookup(lookup.size))
+            found.append(Lookup(lookup.size, lookup.padding))
         elif terms and _worth_it(terms, fused):
             own, transposed = _joint_factors(new, copies, terms)
             found.append(Product(transposed))
@@ -172,8 +174,12 @@ class _Embedding:
     indices: Node
     shape: tuple[int, int, int]  # B, T, q
     size: int
+    padding: int | None
+    zeros: Node | None  # writes zeros for padding
 
     def factors(self, graph: Graph, copies: dict[Node, Node]) -> list[Node]:
+        if self.zeros is not None:  # it would keep the table alive
+            graph.erase_node(copies[self.zeros])
         return [
             graph.call_function(_OPS.reshape.default, (copies[node], sizes))
             for node, sizes in ((self.gradients, self.shape), (self.indices, self.shape[:2]))
@@ -183,9 +189,17 @@ class _Embedding:
 def _lookup(node: Node) -> _Embedding | None:
     """A batch of an embedding's gradients, seen through views.
 
-    Another user of a view may write into it, such as zeros for padding. Then there is no such form.
+    Another user of a view may write into it. It may write zeros for padding; otherwise there is no
+    such form.
     """
-    count = shape(node)[0]
+    count, zeros, row = shape(node)[0], None, None
+    selected = [user for user in node.users if user.target is _OPS.select.int]
+    if len(selected) == 1 and len(node.users) == 2 and len(selected[0].users) == 1:
+        (zeros,), (_, axis, row) = selected[0].users, arguments(selected[0])
+        fills = zeros.target in (_OPS.fill_.Scalar, _OPS.zero_.default)
+        if not fills or any(arguments(zeros)[1:]) or zeros.users or axis != 1:
+            return None
+        node = arguments(node)[0]
     while node.target in _SAME and len(node.users) == 1:
         node = arguments(node)[0]
     if node.target is not _OPS.embedding_dense_backward.default or len(node.users) > 1:
@@ -197,7 +211,7 @@ def _lookup(node: Node) -> _Embedding | None:
     each, size = total // count, size // count
     if each * (each + columns) >= size * columns:  # rows are no less than the table
         return None
-    return _Embedding(gradients, indices, (count, each, columns), size)
+    return _Embedding(gradients, indices, (count, each, columns), size, row, zeros)
 
 
 def _swaps_last(node: Node, dims: int) -> bool:

@@ -4,6 +4,13 @@ from mutate import Mutation
 
 MUTATIONS = [
     Mutation(
+        "padding of an embedding has a gradient",
+        "joined",
+        "if form.padding is not None:",
+        "if False:",
+        "test_outer_products.py",
+    ),
+    Mutation(
         "DPSVI: records that see products get looks",
         "_require_served",
         "if moments.turns:",

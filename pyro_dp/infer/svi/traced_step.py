@@ -324,7 +324,11 @@ def joined(outputs: Sequence[Tensor], forms: Sequence[Form]) -> Joined:
         if form is None:
             parts.append(Rows(first))
         elif isinstance(form, Lookup):
-            parts.append(LookedUpRows(first, next(rest) % form.size, form.size))
+            indices = next(rest) % form.size
+            if form.padding is not None:
+                is_read = (indices != form.padding).unsqueeze(2)
+                first = torch.where(is_read, first, 0.0)
+            parts.append(LookedUpRows(first, indices, form.size))
         else:
             parts.append(OuterProducts(first, next(rest), form.transposed))
     return Joined(parts)
