@@ -5,6 +5,7 @@ many behind that do nothing: views that keep the shape, multiplications with 1, 
 made afresh in each call, the same thing twice.
 """
 
+import functools
 from collections.abc import Hashable
 from typing import Any
 
@@ -247,7 +248,7 @@ class _Memory:
         return any(self._roots[node] & self._written for node in nodes)
 
     def _roots_of(self, node: Node) -> set[Node]:
-        if node.op != "call_function":
+        if node.op != "call_function" or _has_memory_of_its_own(node.target):
             return {node}
         schema = getattr(node.target, "_schema", None)
         if schema is None:  # getitem and the like
@@ -265,6 +266,15 @@ class _Memory:
             written = set().union(*(self._roots[each] for each in node.all_input_nodes))
         self._written |= written
         return shown
+
+
+@functools.cache
+def _has_memory_of_its_own(operation: Any) -> bool:
+    """Whether the schema says that results show no input, and that nothing is written to."""
+    schema = getattr(operation, "_schema", None)
+    if schema is None or schema.is_mutable or operation in _VIEWS:
+        return False
+    return all(argument.alias_info is None for argument in schema.arguments)
 
 
 def _layout(node: Node) -> tuple:
