@@ -152,22 +152,19 @@ def _same_gradients(one: RecordGradients, other: RecordGradients, scale: float) 
     :param scale: of the rows: what cancels in a gradient, as where an outcome is all but certain,
         leaves their rounding.
     """
-    pairs = [
-        (getattr(one, part), getattr(other, part)) for part in ("latents", "parameters", "local")
+    parts = [
+        (getattr(one, kind), getattr(other, kind)) for kind in ("latents", "parameters", "local")
     ]
-    flat = [
-        (these[name].flatten().double(), those[name].flatten().double())
-        for these, those in pairs
-        for name in these
-    ]
-    if not flat:
-        return True
-    ours, theirs = (torch.cat(column) for column in zip(*flat, strict=True))
+    pairs = [(these[name], those[name]) for these, those in parts for name in these]
+    pairs = [pair for pair in pairs if pair[0].numel()]
     exact = all(x.dtype == torch.float64 for x in (*one.latents.values(), *one.parameters.values()))
     relative, rounding = (1e-8, 1e-14) if exact else (1e-4, 1e-6)
-    size = ours.abs().nan_to_num(0.0, 0.0, 0.0).max().item()
-    tolerance = relative * size + rounding * scale
-    return torch.allclose(ours, theirs, rtol=0.0, atol=tolerance, equal_nan=True)
+    sizes = (ours.abs().nan_to_num(0.0, 0.0, 0.0).max().item() for ours, _ in pairs)
+    tolerance = relative * max(sizes, default=0.0) + rounding * scale
+    return all(
+        torch.allclose(ours, theirs, rtol=0.0, atol=tolerance, equal_nan=True)
+        for ours, theirs in pairs
+    )
 
 
 def check_values(term: RecordTerm, particle: Particle, size: int) -> None:
