@@ -281,8 +281,8 @@ def report(path: Path) -> str:
     near = [sum(r <= most for r in ratios) for most in (3, 6)]
     text = (
         f"`DPSEP` is within 3 x the floor in {near[0]} of {len(ratios)} cells, within 6 x in "
-        f"{near[1]}, and above the prior in {above}. `DPSVI`'s medians are {min(pairs):.2f} to "
-        f"{max(pairs):.2f} times those of `DPSEP`."
+        f"{near[1]}, and above the prior in {above}. The medians of `DPSVI` are at "
+        f"most {max(pairs):.2f} times those of `DPSEP`."
     )
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{text}"
 

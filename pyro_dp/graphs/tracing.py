@@ -46,7 +46,7 @@ def trace(
     try:
         # With this mode, torch makes no mode of its own for the form of each tensor.
         with torch._guards.tracing(torch._guards.TracingContext(FakeTensorMode())):
-            graph = make_fx(function, decomposition_table=_UNCOMPUTED)(*inputs)
+            graph = make_fx(function)(*inputs) if draws else _without_numbers(function, inputs)
     except Exception as error:
         if isinstance(error, PrivacyError):
             reason = str(error).split(". ")[0]
@@ -69,13 +69,30 @@ def trace(
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 
 
-def _uncomputed(operation: Any, layout: Callable[..., Layout | None]) -> Callable[..., Any]:
-    """An operation that joins a graph without its numbers, if these are many.
+def _without_numbers(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> Any:
+    """The graph of a function, in which large products join without their numbers.
 
     A graph often hands out the factors of such a product instead. Memory that nobody writes to is
-    not taken.
+    not taken. Some operations fail without the numbers, such as Cholesky factors. Then all are
+    computed.
+    """
+    left: list[Node] = []
+    table = {each: _uncomputed(each, layout, left) for each, layout in _LAYOUTS.items()}
+    try:
+        return make_fx(function, decomposition_table=table)(*inputs)
+    except Exception:
+        if not left:
+            raise
+    return make_fx(function)(*inputs)
+
+
+def _uncomputed(
+    operation: Any, layout: Callable[..., Layout | None], left: list[Node]
+) -> Callable[..., Any]:
+    """An operation that joins a graph without its numbers, if these are many.
 
     :param layout: that of the result, from the operation's arguments. None: the numbers decide.
+    :param left: collects the nodes that have no numbers.
     """
 
     def traced(*args: Any, **kwargs: Any) -> Any:
@@ -90,6 +107,7 @@ def _uncomputed(operation: Any, layout: Callable[..., Layout | None]) -> Callabl
         with disable_proxy_modes_tracing():
             result = args[0].new_empty_strided(*found)
         proxy = mode.tracer.create_proxy("call_function", operation, proxies, {})
+        left.append(proxy.node)
         return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
 
     return traced
@@ -114,13 +132,10 @@ def _table_layout(gradients: Tensor, indices: Tensor, size: int, *_: Any) -> Lay
     return (size, gradients.shape[-1]), (gradients.shape[-1], 1)
 
 
-_UNCOMPUTED = {
-    operation: _uncomputed(operation, layout)
-    for operation, layout in (
-        (torch.ops.aten.add.Tensor, _sum_layout),
-        (torch.ops.aten.bmm.default, _product_layout),
-        (torch.ops.aten.embedding_dense_backward.default, _table_layout),
-    )
+_LAYOUTS: dict[Any, Callable[..., Layout | None]] = {
+    torch.ops.aten.add.Tensor: _sum_layout,
+    torch.ops.aten.bmm.default: _product_layout,
+    torch.ops.aten.embedding_dense_backward.default: _table_layout,
 }
 
 

@@ -39,6 +39,13 @@ MUTATIONS = [
         "test_tracing.py",
     ),
     Mutation(
+        "an operation that needs numbers ends the graph",
+        "_without_numbers",
+        "if not left:",
+        "if True:",
+        "test_tracing.py",
+    ),
+    Mutation(
         "a product of constants has no numbers",
         "_uncomputed",
         "if None in slots or not any(map(_depends_on_inputs, nodes)):",

@@ -91,6 +91,17 @@ def test_a_fused_kernel_draws_if_it_has_dropout(given, draws):
         assert is_draw(by_name) == draws
 
 
+def test_an_operation_that_needs_numbers_gets_them(monkeypatch):
+    """A Cholesky factor of a matrix without its numbers would raise."""
+    monkeypatch.setattr(tracing, "_LARGE", 1)
+    monkeypatch.setattr(
+        torch.Tensor, "new_empty_strided", lambda x, *_: x.new_full((2, 3, 3), -1.0)
+    )
+    x = torch.randn(2, 3, 3)
+    graph = trace(lambda x: [torch.linalg.cholesky(x @ x.mT)], [x])
+    torch.testing.assert_close(graph(2 * x), [2 * torch.linalg.cholesky(x @ x.mT)])
+
+
 def test_a_product_of_constants_has_its_numbers(monkeypatch):
     """A model may read them, and the graph keeps what they decide."""
     monkeypatch.setattr(tracing, "_LARGE", 1)

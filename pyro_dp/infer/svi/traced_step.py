@@ -284,7 +284,7 @@ class TracedStep:
         self, clipped: ClippedSum, public: PublicTables, chosen: Tensor, local: LocalStreams
     ) -> None:
         # Pyro's code holds the gradients of all records, of which a large model affords only a few.
-        chosen = chosen[: max(1, _MOST_CHECKED // max(1, self._size))]
+        chosen = chosen[: max(2, _MOST_CHECKED // max(1, self._size))]
         found, expected = (
             type(clipped)(clipped.blocks, self.eager.term.records.device) for _ in range(2)
         )
