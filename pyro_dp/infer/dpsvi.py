@@ -110,6 +110,7 @@ class Looks(DPSEP):
             raise NoEvidence(_BRANCHES)
         try:
             problem = EPProblem.of(term, self.model, self.guide, "auto", read_guide)
+            problem = problem.as_seen(self.model, records, "auto", self.microbatch_size)
         except ModelError as reason:
             raise NoEvidence(str(reason)) from None
         _require_served(problem)

@@ -1,6 +1,6 @@
 """The prior of a model with a private plate: its sites outside the plate, which hold no data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,41 +9,40 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 
 from pyro_dp.infer.ep.observation_family import innermost
-from pyro_dp.infer.posterior.fitted_guide import FittedGuide
-from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_density import placed
 from pyro_dp.infer.posterior.prior_factor import Prior
+from pyro_dp.records.latents import Latent
 from pyro_dp.records.messengers import OneRecord, Outside
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 
 
 @dataclass(frozen=True)
-class _Density:
-    """The log density on placeholders, as a function of the guide's flat vector (d,)."""
+class PublicDensity:
+    """The log density on placeholders, as a function of the flat vector (d,)."""
 
     model: Callable
-    guide: GaussianGuide | FittedGuide
+    latents: Sequence[Latent]
     records: Records
     dtypes: dict[str, torch.dtype]
 
     def __call__(self, z: Tensor) -> Tensor:
-        return self._traced(z)[1]
+        return self.trace(z)[1]
 
     def normal(self, z: Tensor) -> list[int]:
         """Indices of the latents whose sites are normal."""
-        trace, _ = self._traced(z)
+        trace, _ = self.trace(z)
         return [
             place
-            for latent in self.guide.latents
+            for latent in self.latents
             if isinstance(innermost(trace.nodes[latent.name]["fn"]), (Normal, MultivariateNormal))
             for place in range(latent.start, latent.stop)
         ]
 
-    def _traced(self, z: Tensor) -> tuple[poutine.Trace, Tensor]:
+    def trace(self, z: Tensor) -> tuple[poutine.Trace, Tensor]:
         """The sites outside the plate at these latents, and their log density."""
         plate, device = self.records.plate, self.records.device
-        values, log_volume = placed(self.guide.latents, z, self.dtypes)
+        values, log_volume = placed(self.latents, z, self.dtypes)
         args, kwargs = self.records.arguments(self.records.placeholder())
         model = Outside(plate)(poutine.condition(self.model, data=values))
         with (
@@ -56,14 +55,16 @@ class _Density:
 
 def model_prior(
     model: Callable,
-    guide: GaussianGuide | FittedGuide,
+    latents: Sequence[Latent],
+    mean: Tensor,
     records: Records,
     dtypes: dict[str, torch.dtype],
 ) -> Prior:
-    """The prior of the guide's latents. It reads no record, so it costs no privacy.
+    """The prior of the latents. It reads no record, so it costs no privacy.
 
+    :param mean: of the first posterior, (d,).
     :param dtypes: the latents' types, by name.
     """
     exact = all(dtype == torch.float64 for dtype in dtypes.values())
-    density, mean = _Density(model, guide, records, dtypes), guide.read()[0]
+    density = PublicDensity(model, latents, records, dtypes)
     return Prior(density, mean, exact, density.normal(mean))

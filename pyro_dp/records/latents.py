@@ -27,6 +27,12 @@ class Latent:
     start: int
     stop: int
 
+    @property
+    def is_real(self) -> bool:
+        """Whether its unconstrained value is its value."""
+        middle = torch.full(self.shape, 0.5)
+        return torch.equal(self.transform(middle), middle)
+
     def part(self, flat: Tensor) -> Tensor:
         """Its unconstrained value."""
         return flat[self.start : self.stop].reshape(self.shape)

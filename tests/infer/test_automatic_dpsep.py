@@ -54,12 +54,21 @@ def poisson(x, y):
         pyro.sample("y", dist.Poisson((x[idx] @ w).clamp(max=20.0).exp()), obs=y[idx])
 
 
+def products(x, y):
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    w = pyro.deterministic("w", scale * z)
+    with pyro.plate("data", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
 _KINDS = {
     "logistic": (logistic, AutoMultivariateNormal, regression_data, {}),
     "poisson": (poisson, AutoDiagonalNormal, regression_data, {}),
     "linear": (linear, AutoNormal, regression_data, {}),
     "mixture": (mixture, mixture_guide, points, {}),
     "nested": (repeated_mixture, mixture_guide, points, {"plate": "data"}),
+    "products": (products, AutoNormal, regression_data, {}),
 }
 _OF_PAPER = (
     "num_steps",
@@ -79,7 +88,7 @@ class TestContract(InferenceContract):
     """The budget is shared out among as many looks as the contract's runs have steps."""
 
     variants = kinds = tuple(_KINDS)
-    slow = ("linear", "nested")
+    slow = ("linear", "nested", "products")
     younger = (*InferenceContract.younger, "extremes")
     sampled = whole = {}
     at_once = True

@@ -236,6 +236,13 @@ FAMILIES = {
 }
 
 
+def scaled(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([DIM]).to_event(1))
+    sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, sigma), obs=y)
+
+
 def look_of(model, guide, *data):
     """Prepared sums, blocks of a look in a frame of its own, and of the opening."""
     pyro.clear_param_store()
@@ -267,8 +274,7 @@ def require_bounds(sums, places, broken=(), unread=()):
         whole = sums(everyone, opens)
         for place in places:
             alone = sums([place], opens)
-            *main, histogram = alone
-            assert len(main) == (not opens)
+            main, histograms = ([], alone) if opens else (alone[:1], alone[1:])
             rest = sums([n for n in everyone if n != place], opens)
             for one, other, own in zip(whole, rest, alone, strict=True):
                 torch.testing.assert_close(one - other, own, rtol=0.0, atol=1e-9)
@@ -276,8 +282,8 @@ def require_bounds(sums, places, broken=(), unread=()):
                 assert not any(each.any() for each in alone)
                 continue
             # None where its site is beyond the numbers; then it adds nothing at all.
-            count = round(histogram.sum().item(), 9)
-            assert count == 1 or not any(each.any() for each in alone)
+            counts = {round(each.sum().item(), 9) for each in histograms}
+            assert counts == {1} or not any(each.any() for each in alone)
             longest = max([longest, *(each.norm().item() for each in main)])
     assert 0 < longest <= BOUND * (1 + 1e-12)
     return longest
@@ -297,6 +303,29 @@ def test_a_record_moves_each_block_by_its_bound_at_most(family):
     unread = (8,) if family == "bernoulli" else ()  # its weight considers both outcomes
     longest = require_bounds(sums, range(10), broken=(6, 7, 8), unread=unread)
     assert longest > 0.5 * BOUND  # the bound is reached: the test has something to see
+
+
+@pytest.mark.every_case
+def test_a_record_beside_an_unknown_scale_does_so_too():
+    """The opening has a histogram of the coefficients' scores, and one of the scale's."""
+    x, y = torch.randn(SIZE, DIM), torch.randn(SIZE)
+    x[1], x[2], y[3], y[4] = 1e3 * x[1].sign(), 1e-9, 1e6, -1e80
+    prepared, sums = look_of(scaled, AutoMultivariateNormal(scaled), x, y)
+    assert len(sums([0], True)) == 2
+    features, labels = (column.tensor for column in prepared.records.columns)
+    features[6, 1], features[7, 0], labels[8] = math.nan, math.inf, math.nan
+    require_bounds(sums, range(10), broken=(6, 7, 8))
+
+
+def test_the_openings_histograms_share_its_cost():
+    pyro.clear_param_store()
+    sep = DPSEP(
+        scaled, AutoMultivariateNormal(scaled), accountant=PrivacyAccountant(), noise_multiplier=3.0
+    )
+    sep._prepare((torch.randn(SIZE, DIM), torch.randn(SIZE)), {})
+    blocks = sep._approximation.blocks
+    assert [each.bound for each in blocks] == [1.0, 1.0]
+    assert sum(each.share for each in blocks) == pytest.approx(1.0)
 
 
 def test_a_record_of_stein_moments_does_so_too():

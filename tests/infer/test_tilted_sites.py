@@ -94,7 +94,6 @@ DENSITIES = {
     logistic: lambda x, y, z: dist.Bernoulli(logits=z @ x).log_prob(y),
     poisson: lambda x, y, z: dist.Poisson((z @ x).exp()).log_prob(y),
     regression: lambda x, y, z: dist.Normal(z @ x, 0.5).log_prob(y),
-    noisy: lambda x, y, z: dist.Normal(x[0] * z[:, 0], (x[1] * z[:, 1]).exp()).log_prob(y),
 }
 
 
@@ -105,6 +104,46 @@ def test_sites_are_those_of_a_grid(model):
     for n, found in enumerate(zip(*problem.sites(mean, covariance), strict=True)):
         expected = on_grid(lambda z, n=n: DENSITIES[model](0.5 * x[n], y[n], z), mean, covariance)
         close(found, expected, 1e-3)
+
+
+def test_an_unknown_scale_has_the_mean_score_and_fishers_information():
+    """Means over the cavity, by brute force."""
+    (x, y), (mean, covariance) = data(), cavity()
+    problem, axis = Problem(noisy, x, y), torch.linspace(-7.0, 7.0, 301)
+    u = torch.cartesian_prod(axis, axis)
+    weights, z = (
+        torch.softmax(-u.square().sum(1) / 2, dim=0),
+        mean + u @ torch.linalg.cholesky(covariance).T,
+    )
+    for n, (precision, residual) in enumerate(zip(*problem.sites(mean, covariance), strict=True)):
+        precise = (-2 * x[n, 1] * z[:, 1]).exp()
+        away = y[n] - x[n, 0] * z[:, 0]
+        scores = torch.stack([precise * away, precise * away.square() - 1], dim=1)
+        information = torch.diag(torch.stack([weights @ precise, torch.tensor(2.0)]))
+        close(
+            (precision, residual),
+            (x[n, :, None] * information * x[n], (weights @ scores) * x[n]),
+            1e-6,
+        )
+
+
+def test_at_the_maximum_fishers_information_is_the_observed_one():
+    def common(x, y):
+        w = latents(size=3)
+        with pyro.plate("data", len(x)) as idx:
+            pyro.sample("y", dist.Normal(x[idx] @ w[:2], w[2].exp()), obs=y[idx])
+
+    x = torch.randn(400, 2)
+    y = x @ torch.tensor([1.0, -2.0]) + 3.0 * torch.rand(400).sub(0.5).pow(3)  # no normal residuals
+    w = torch.linalg.lstsq(x, y.unsqueeze(1)).solution.squeeze(1)
+    best = torch.cat([w, (y - x @ w).square().mean().sqrt().log().reshape(1)])
+
+    def log_likelihood(z):
+        return dist.Normal(x @ z[:2], z[2].exp()).log_prob(y).sum()
+
+    precision, residual = Problem(common, x, y).sites(best, 1e-12 * torch.eye(3))
+    observed = -torch.autograd.functional.hessian(log_likelihood, best)
+    close((precision.sum(0), residual.sum(0)), (observed, torch.zeros(3)), 1e-6)
 
 
 def test_linear_regression_is_exact():

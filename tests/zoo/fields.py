@@ -24,7 +24,8 @@ def icar(area, exposure, y):
     phi = pyro.sample("phi", dist.Normal(0.0, 10.0).expand([AREAS]).to_event(1))
     pyro.factor("neighbours", -0.5 * (phi[NODE1] - phi[NODE2]).square().sum())
     pyro.factor("centred", dist.Normal(0.0, 0.001 * AREAS).log_prob(phi.sum()))
-    rate = exposure * torch.exp(beta0 + sigma * phi[area])
+    effect = pyro.deterministic("effect", beta0 + sigma * phi)
+    rate = exposure * torch.exp(effect[area])
     with pyro.plate("practices", len(y)):
         pyro.sample("y", dist.Poisson(rate), obs=y)
 
@@ -68,6 +69,7 @@ ENTRIES = (
         "Morris et al. 2019, ICAR models in Stan, by area",
         lambda: (icar, AutoNormal(icar)),
         icar_data,
+        edit="the effects of areas are a deterministic site",
         dpsep=True,
     ),
     Entry(

@@ -16,6 +16,7 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.accounting.origins import ADAPTIVE
+from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.look_plan import MOST_LOOKS, MOST_WITHOUT_NOISE
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
@@ -23,10 +24,12 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.stochastic_ep import StochasticEP
 from pyro_dp.infer.ep.whitened_sum import OpeningSum, WhitenedSum
 from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
+from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.status import Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Cluster
+from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.latents import Latent
@@ -179,6 +182,43 @@ class DPSEP(StochasticEP[EPState]):
         self._reserves = True  # also in a loop: Theorem 1 needs mu beforehand
         self._behind = False  # its state is older than the ledger
 
+    @whole_step
+    def step(self, *args: Any, **kwargs: Any) -> float:
+        """As :meth:`StochasticEP.step`: one look, or the opening."""
+        change = super().step(*args, **kwargs)
+        if self._finished:
+            self._fit()
+        return change
+
+    def posterior(self, noise_aware: bool = True) -> Posterior:
+        """The current posterior over the guide's unconstrained latents, in the guide's order.
+
+        Its ``status`` says whether its intervals can be published.
+
+        :param noise_aware: include the uncertainty of the privacy noise. The total never exceeds
+            the prior's covariance.
+        :raises ConfigurationError: no step was taken yet.
+        """
+        sites = self._approximation.problem.guide
+        if not isinstance(sites, DeterministicSites):
+            return super().posterior(noise_aware)
+        found = sites.posterior(self.evidence)
+        return found if noise_aware else found.plain
+
+    def _fit(self) -> float:
+        """Bring the guide to the posterior, if looks were made at deterministic sites.
+
+        :returns: distance of their means, in standard deviations.
+        """
+        sites = self._approximation.problem.guide if self._known and self._known.looks else None
+        if isinstance(sites, DeterministicSites):
+            return sites.fit(self.evidence, self.noise_aware)
+        return 0.0
+
+    def _note_result(self) -> None:
+        super()._note_result()
+        self._fit()
+
     @property
     def evidence(self) -> Evidence:
         """The likelihood of the latents, from the looks so far, apart from the prior.
@@ -241,7 +281,8 @@ class DPSEP(StochasticEP[EPState]):
 
     def _clipped_sum(self, prepared: Any, at: Any, indices: Any, position: int) -> ClippedSum:
         if self._approximation.frame is None:
-            opening = self._sums(OpeningSum, prepared.problem, 1)
+            groups = len(prepared.problem.groups)
+            opening = self._sums(OpeningSum, prepared.problem, groups)
             prepared = replace(prepared, sites=opening)
         return super()._clipped_sum(prepared, at, indices, position)
 

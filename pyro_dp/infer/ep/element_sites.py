@@ -58,6 +58,8 @@ def element_sites(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> 
     """
     if family.kind is Normal:
         return _normal(mean, rest)
+    if family.is_scaled:
+        return _scaled(mean, variance, rest)
     if tracing():
         return by_quadrature(family, mean, variance, rest)
     quickly = _logits_in_part if family.kind is Bernoulli else _near_mean_in_part
@@ -133,6 +135,25 @@ def _normal(mean: Tensor, rest: Any) -> ElementSites:
     precision = weight / scale.square()
     residual = torch.where(weight == 0, 0.0, precision * (value - mean))
     precision = precision.unsqueeze(-1) + 0 * mean.unsqueeze(-1)  # NaN where that is broken
+    return ElementSites(precision, residual, _usual(precision))
+
+
+def _scaled(mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
+    """Of a location and the logarithm of a scale, in closed form.
+
+    The residual is the mean score in the cavity, and the precision is Fisher's information, which
+    has no cross terms. Summed over all records, it equals the observed curvature wherever the
+    scores sum to zero. Elsewhere the observed one may have no sign, and leads astray.
+    """
+    value, weight = rest
+    location, logarithm = mean.unbind(-1)
+    (spread, cross), (_, width) = (row.unbind(-1) for row in variance.unbind(-2))
+    precise = (2 * (width - logarithm)).exp()  # mean of scale^-2
+    away = value - location + 2 * cross
+    scores = precise * away, precise * (away.square() + spread) - 1
+    residual = torch.stack([torch.where(weight == 0, 0.0, weight * x) for x in scores], dim=-1)
+    information = torch.stack([weight * precise, 2 * weight + 0 * logarithm], dim=-1)
+    precision = torch.diag_embed(information)
     return ElementSites(precision, residual, _usual(precision))
 
 

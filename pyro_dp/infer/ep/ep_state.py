@@ -142,9 +142,10 @@ class EPState:
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Blocks of the next look. The opening has the histogram of norms alone."""
+        """Blocks of the next look. The opening has histograms of norms alone."""
         if self.frame is None:
-            return (Block(SIZE, 1.0),)
+            groups = self.problem.groups
+            return tuple(Block(SIZE, 1.0, 1 / len(groups)) for _ in groups)
         bound = self.frame.bound
         size, share = len(self.problem.places) + self.structure.size + 1, histogram_share(bound)
         if not share:
@@ -190,7 +191,7 @@ class EPState:
         noises = [block.noise(multiplier) for block in self.blocks]
         spent = min(self.spent + self.share, 1.0)
         if self.frame is None:
-            return 0.0, replace(self._opened(released[0], noises[0]), spent=spent, share=FIRST)
+            return 0.0, replace(self._opened(released, noises), spent=spent, share=FIRST)
         histograms = self.histograms
         for counts, sd in zip(released[1:], noises[1:], strict=True):
             histograms = histograms.with_one(counts, sd)
@@ -208,14 +209,23 @@ class EPState:
         pooled = with_last(looks, self.pooled, self.plan.size, self.plan.bend)
         return replace(seen, looks=looks, pooled=pooled)._moved()
 
-    def _opened(self, counts: Tensor, sd: float) -> "EPState":
+    def _opened(self, released: Sequence[Tensor], noises: Sequence[float]) -> "EPState":
         """The state after the opening, which sets the scale of the looks to come.
 
-        :param counts: released histogram of the parts' norms.
-        :param sd: standard deviation of its noise.
+        :param released: a histogram of the parts' norms for each group of coordinates.
+        :param noises: standard deviations of their noise.
         """
-        median = MeanHistogram(counts, sd, self.plan.size).opening_norms(self.plan.dim).median
-        frame = Frame.of(self._prior_root(), median**2, 2 * median)
+        root, groups, size = self._prior_root(), self.problem.groups, self.plan.size
+        medians = [
+            MeanHistogram(counts, sd, size).opening_norms(len(group)).median
+            for counts, sd, group in zip(released, noises, groups, strict=True)
+        ]
+        median = medians[0]
+        if len(groups) > 1:  # each has parts of norm 1 then
+            for group, own in zip(groups, medians, strict=True):
+                root[group] /= own
+            median = math.sqrt(len(groups))
+        frame = Frame.of(root, median**2, 2 * median)
         return replace(self, scale=median**2, frame=frame)
 
     def _look(

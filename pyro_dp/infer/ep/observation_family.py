@@ -161,6 +161,11 @@ class Family:
         return Normal if known and self._varying == ["loc"] else None
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether it is a Normal of location and scale, both of which depend on the latents."""
+        return self.residuals == Residuals.SCALED and self._varying == ["loc", "scale"]
+
+    @property
     def is_concave(self) -> bool:
         """Whether the log density is concave in its numbers, or nearly so (a Normal's scale)."""
         return issubclass(self.distribution, _CONCAVE)

@@ -9,8 +9,9 @@ from pyro.distributions import AsymmetricLaplace, Laplace, Uniform
 from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 
+from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
 from pyro_dp.infer.ep.likelihood import Likelihood
-from pyro_dp.infer.ep.observation_family import NotLinear, innermost
+from pyro_dp.infer.ep.observation_family import NotLinear, Residuals, innermost
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, SteinMoments
 from pyro_dp.infer.model_prior import model_prior
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide
@@ -52,12 +53,26 @@ class EPProblem:
     :param widths: how many coordinates each of their sites has.
     """
 
-    guide: GaussianGuide | FittedGuide
+    guide: GaussianGuide | FittedGuide | DeterministicSites
     likelihood: Likelihood
     prior: Prior
     moments: LinearMoments | SteinMoments
     places: Tensor
     widths: list[int]
+
+    @property
+    def groups(self) -> list[Tensor]:
+        """Coordinates of looks that share a unit: those of real latents, and of constrained ones.
+
+        A prior says little of the unit of one beside the other, such as of a wide coefficient
+        beside the logarithm of a scale. If residuals are bounded, the prior's units do.
+        """
+        latents = self.guide.latents
+        kinds = [x.is_real for x in latents for _ in range(x.start, x.stop)]
+        real = torch.tensor(kinds, device=self.places.device)[self.places]
+        if self.moments.residuals == Residuals.BOUNDED or real.all() or not real.any():
+            return [torch.arange(len(self.places), device=self.places.device)]
+        return [real.nonzero().squeeze(1), (~real).nonzero().squeeze(1)]
 
     def start(self, mean: Tensor) -> Tensor:
         """The point of the first look, (d,).
@@ -82,6 +97,7 @@ class EPProblem:
         """:raises ModelError: model, guide and records do not fit, or not with these moments."""
         term = record_term(model, guide, records, microbatch_size)
         problem = EPProblem.of(term, model, guide, moments)
+        problem = problem.as_seen(model, records, moments, microbatch_size)
         problem.check()
         return problem
 
@@ -92,7 +108,7 @@ class EPProblem:
         model: Callable,
         guide: Callable,
         moments: str,
-        read: Callable[..., GaussianGuide | FittedGuide] = GaussianGuide,
+        read: Callable[..., GaussianGuide | FittedGuide | DeterministicSites] = GaussianGuide,
     ) -> "EPProblem":
         """The records themselves are not looked at.
 
@@ -112,19 +128,31 @@ class EPProblem:
             gaussian = read(model, guide, records)
             particle = draw_particle(term.loss, model, guide, records)
             dtypes = {name: u.dtype for name, u in particle.latents.items()}
-            prior = model_prior(model, gaussian, records, dtypes)
+            mean, covariance = gaussian.read()
+            prior = model_prior(model, gaussian.latents, mean, records, dtypes)
             seen = [latent for latent in gaussian.latents if latent.name in term.latents]
             own = {latent.name: particle.latents[latent.name] for latent in seen}
             particle = replace(particle.restricted(set(own)), latents=own)
             places = torch.cat([torch.arange(latent.start, latent.stop) for latent in seen])
             places = places.to(records.device)
-            mean, covariance = gaussian.read()
             _require_proper(mean, covariance)
             likelihood = Likelihood(term, particle)
             _require_smooth(likelihood, mean[places])
             method = _choose_moments(likelihood, mean[places], moments)
         widths = [latent.stop - latent.start for latent in seen]
         return EPProblem(gaussian, likelihood, prior, method, places, widths)
+
+    def as_seen(
+        self, model: Callable, records: Records, moments: str, microbatch_size: int | None
+    ) -> "EPProblem":
+        """The problem in coordinates that the likelihood does not turn in, if sites give them."""
+        if not self.moments.turns or isinstance(self.guide, DeterministicSites):
+            return self
+        sites = DeterministicSites.find(model, self.guide, records)
+        if sites is None:
+            return self
+        term = record_term(sites.model, sites.draws, records, microbatch_size)
+        return EPProblem.of(term, sites.model, sites.draws, moments, lambda *_: sites)
 
     @torch.enable_grad()
     def check(self) -> None:

@@ -91,16 +91,23 @@ class WhitenedSum(SiteSum):
 
 @dataclass(eq=False, repr=False)
 class OpeningSum(WhitenedSum):
-    """The opening: a histogram of the norms of the records' scores, and nothing else.
+    """The opening: a histogram of the norms of the records' scores for each group of coordinates.
 
     The score of a count that equals its mean is zero. So if the outcome decides the score's size,
     the expected squared score is added to the squared norm.
     """
 
     def _blocks(self, sites: Factors, public: Public, bound: Tensor) -> list[Contributions]:
+        groups = self.problem.groups
         if self._moments.residuals == Residuals.BOUNDED:
-            squared = sites.largest_residual()
+            found = [sites.largest_residual()]
+        elif len(groups) == 1:
+            found = [sites.gradients().squared_norms()[:, 0] + _total(sites.diagonal())]
         else:
-            squared = sites.gradients().squared_norms()[:, 0]
-            squared = squared + sites.diagonal().sum(dim=1).clamp(min=0.0)
-        return [MeasuredBins(squared.sqrt().unsqueeze(1))]
+            scores, diagonal = sites.gradients().dense(), sites.diagonal()
+            found = [scores[:, g].square().sum(dim=1) + _total(diagonal[:, g]) for g in groups]
+        return [MeasuredBins(squared.sqrt().unsqueeze(1)) for squared in found]
+
+
+def _total(diagonal: Tensor) -> Tensor:
+    return diagonal.sum(dim=1).clamp(min=0.0)

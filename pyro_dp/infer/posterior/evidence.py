@@ -83,34 +83,28 @@ class Part:
         return {"estimate": mean.tolist(), "precision": precision.tolist()}
 
     @cached_property
-    def _turned(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Four tensors for :meth:`log_likelihood`, in eigenvector coordinates of K + V.
+    def log_likelihood(self) -> Callable[[Tensor], Tensor]:
+        """The log likelihood, a number, as a function of unconstrained coordinates (d,).
 
-        K + V is taken in coordinates M^1/2 z at the centre. The tensors are its eigenvalues, a
-        matrix for differences from the estimate, one for differences from the centre, and the
-        estimate.
+        The looks' estimate has a normal distribution around them. Its covariance includes the noise
+        that the curvature carries there. K + V is diagonal in the coordinates that this works in.
         """
         found = self.pooled
         root, back = power(found.geometry, -0.5), power(found.geometry, 0.5)
         values, vectors = torch.linalg.eigh(root @ (found.curvature + found.score_noise) @ root)
         turn = vectors.mT
-        return values, turn @ root @ found.curvature, turn @ back, found.estimate
-
-    def log_likelihood(self, z: Tensor) -> Tensor:
-        """The log likelihood at unconstrained coordinates (d,), a number.
-
-        The looks' estimate has a normal distribution around z. Its covariance includes the noise
-        that the curvature carries there.
-        """
-        found = self.pooled
-        values, by_curvature, back, estimate = self._turned
-        moved, way = by_curvature @ (z - estimate), back @ (z - found.centre)
+        by_curvature, by_distance = turn @ root @ found.curvature, turn @ back
         unit = found.curvature_sd**2 / 2
-        spread = values + unit * way.square().sum()
-        cross = unit * (way.square() / spread).sum()
-        along = (moved * way / spread).sum()
-        squared = (moved.square() / spread).sum() - unit * along**2 / (1 + cross)
-        return -0.5 * (squared + spread.log().sum() + torch.log1p(cross))
+
+        def log_likelihood(z: Tensor) -> Tensor:
+            moved, way = by_curvature @ (z - found.estimate), by_distance @ (z - found.centre)
+            spread = values + unit * way.square().sum()
+            cross = unit * (way.square() / spread).sum()
+            along = (moved * way / spread).sum()
+            squared = (moved.square() / spread).sum() - unit * along**2 / (1 + cross)
+            return -0.5 * (squared + spread.log().sum() + torch.log1p(cross))
+
+        return log_likelihood
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -191,6 +185,14 @@ class Evidence:
         :returns: the log likelihood up to a constant, differentiable.
         :raises ModelError: a site is missing, or has another shape.
         """
+        z = self.coordinates(values)
+        return torch.stack([part.log_likelihood(z) for part in self.parts]).sum()
+
+    def coordinates(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The flat vector (d,) of unconstrained values that looks are made in.
+
+        Arguments and errors are those of :meth:`log_likelihood`.
+        """
         flat = []
         for each in self.latents:
             if each.name not in values:
@@ -205,8 +207,7 @@ class Evidence:
                     f"{tuple(each.shape)}."
                 )
             flat.append(own.reshape(-1).to(self.looks[0].point))
-        z = torch.cat(flat)
-        return torch.stack([part.log_likelihood(z) for part in self.parts]).sum()
+        return torch.cat(flat)
 
     def factor(self, mean: Tensor) -> Gaussian:
         """The likelihood as a Gaussian factor, for a posterior with this mean.
@@ -252,12 +253,15 @@ class Evidence:
 
         :param model: a Pyro model without data: the prior.
         """
+        # Made here: what is first computed under torch.func cannot be used outside.
+        likelihoods = [part.log_likelihood for part in self.parts]
 
         def with_evidence(*args: Any, **kwargs: Any) -> Any:
             trace = poutine.trace(model).get_trace(*args, **kwargs)
             sites = {each.name for each in self.latents} & set(trace.nodes)
             values = {name: trace.nodes[name]["value"] for name in sites}
-            pyro.factor("evidence", self.log_likelihood(values))
+            z = self.coordinates(values)
+            pyro.factor("evidence", torch.stack([each(z) for each in likelihoods]).sum())
             return trace.nodes["_RETURN"]["value"]
 
         return with_evidence

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import pyro
 import torch
 from pyro import poutine
+from pyro.distributions import Unit
 from torch import Tensor
 from torch.distributions import biject_to
 
@@ -40,6 +41,8 @@ def prior_density(model: Callable) -> tuple[list[Latent], Callable[[Tensor], Ten
     dtypes, start = {}, 0
     for name, site in trace.nodes.items():
         if not is_random(site):
+            continue
+        if isinstance(site["fn"], Unit):  # pyro.factor
             continue
         if site["is_observed"]:
             raise ModelError(

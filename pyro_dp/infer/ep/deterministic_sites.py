@@ -1,0 +1,278 @@
+"""Deterministic sites that stand between latents and records.
+
+A model may write ``effect = pyro.deterministic("effect", mu + scale * z)`` outside the plate, and
+its records see ``effect`` alone. Their likelihood turns with the product of ``scale`` and ``z``. As
+a function of ``effect`` it is that of a regression. So looks are made at ``effect``, and the
+posterior of the latents is the model's own prior times this evidence. Only looks see records.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from pyro import poutine
+from pyro.distributions import Normal, TransformedDistribution
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
+from torch.distributions import Transform
+from torch.distributions.transforms import identity_transform
+
+from pyro_dp.infer.ep.site_factors import LARGEST_FULL
+from pyro_dp.infer.model_prior import PublicDensity
+from pyro_dp.infer.posterior.closest_gaussian import full_rank, mean_field
+from pyro_dp.infer.posterior.evidence import Evidence
+from pyro_dp.infer.posterior.fitted_guide import FittedGuide
+from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
+from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.records.latents import Latent
+from pyro_dp.records.messengers import OneRecord, Outside
+from pyro_dp.records.plate import Sites, is_random
+from pyro_dp.records.records import Records
+from pyro_dp.records.sandbox import guarded
+from pyro_dp.utils.linalg import dense, inverse
+from pyro_dp.utils.rng import forked_rng
+
+_DRAWS = 400  # of the prior
+_QUARTILES, _SDS = (0.25, 0.5, 0.75), 1.349  # how many sds a Gaussian's outer ones are apart
+_LEAST_SD = 1e-6
+_DOING = "Running the model on placeholder data"
+
+
+@dataclass(frozen=True)
+class _Marginal:
+    """A Gaussian for the unconstrained values of a site, from draws of the prior."""
+
+    latent: Latent
+    mean: Tensor
+    sd: Tensor
+
+    @staticmethod
+    def of(name: str, transform: Transform, start: int, draws: Sequence[dict]) -> "_Marginal":
+        values = torch.stack([transform.inv(site["value"]) for site in draws])
+        low, middle, high = values.quantile(torch.tensor(_QUARTILES).to(values), dim=0)
+        latent = Latent(name, middle.shape, transform, start, start + middle.numel())
+        return _Marginal(latent, middle, ((high - low) / _SDS).clamp(min=_LEAST_SD))
+
+    def distribution(self, event_dim: int) -> TransformedDistribution:
+        """In the site's own space."""
+        found = TransformedDistribution(Normal(self.mean, self.sd), self.latent.transform)
+        return found.to_event(event_dim - found.event_dim)
+
+
+class _Sampled(Messenger):
+    """Sites are drawn from these marginals, whatever the model has there."""
+
+    def __init__(self, marginals: Mapping[str, _Marginal]):
+        super().__init__()
+        self._marginals = marginals
+
+    def _pyro_sample(self, msg: dict) -> None:
+        if marginal := self._marginals.get(msg["name"]):
+            msg["fn"] = marginal.distribution(msg["fn"].event_dim)
+            msg["is_observed"], msg["value"], msg["infer"] = False, None, {}
+
+
+class _Replaced(Messenger):
+    """Deterministic sites have these values, whatever the model computes for them."""
+
+    def __init__(self, values: Mapping[str, Tensor]):
+        super().__init__()
+        self._values = values
+
+    def _pyro_sample(self, msg: dict) -> None:
+        if msg["name"] in self._values:
+            msg["value"] = self._values[msg["name"]]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A result of so many looks.
+
+    :param independent: mean and variances of the closest independent Gaussians.
+    """
+
+    count: int
+    posterior: Posterior
+    independent: tuple[Tensor, Tensor]
+
+
+class DeterministicSites:
+    """The sites that records see, deterministic ones among them, as one Gaussian.
+
+    It has what :class:`GaussianGuide` has, for looks. :meth:`posterior` is that of the latents
+    themselves, and :meth:`fit` brings the guide to it.
+
+    :ivar model: the model with the seen deterministic sites as latents. The latents behind them
+        are constants.
+    :ivar draws: a guide of these latents.
+    """
+
+    starts_anywhere = True
+    has_points = False
+
+    def __init__(
+        self,
+        model: Callable,
+        guide: GaussianGuide | FittedGuide,
+        records: Records,
+        seen: Sequence[_Marginal],
+        draw: Sites,
+    ):
+        self._own_model, self._guide, self._records = model, guide, records
+        self._seen = {each.latent.name: each for each in seen}
+        self.latents = tuple(each.latent for each in seen)
+        self.size = self.latents[-1].stop
+        own = {each.name for each in guide.latents}
+        self._dtypes = {name: draw[name]["value"].dtype for name in own}
+        constants = {name: draw[name]["value"] for name in own - set(self._seen)}
+        new = {name: each for name, each in self._seen.items() if name not in own}
+        changed = poutine.condition(_Sampled(new)(model), data=constants)
+        self.model = poutine.block(changed, hide=list(constants))
+        self.draws = poutine.block(_Sampled(self._seen)(self.model), expose=list(self._seen))
+        self._found: _Found | None = None
+
+    @staticmethod
+    def find(
+        model: Callable, guide: GaussianGuide | FittedGuide, records: Records
+    ) -> "DeterministicSites | None":
+        """None: no deterministic site stands between a latent and the records.
+
+        :param guide: of the model's latents.
+        """
+        draws = _prior_draws(model, records)
+        candidates = _deterministic(draws, model, records)
+        own = {each.name: each.transform for each in guide.latents}
+        transforms = own | dict.fromkeys(candidates, identity_transform)
+        names = _seen_names(model, list(transforms), candidates, draws[0], records)
+        if own.keys() <= set(names):
+            return None
+        seen: list[_Marginal] = []
+        for name in names:
+            start = seen[-1].latent.stop if seen else 0
+            seen.append(_Marginal.of(name, transforms[name], start, [x[name] for x in draws]))
+        if seen[-1].latent.stop > LARGEST_FULL:
+            return None
+        return DeterministicSites(model, guide, records, seen, draws[0])
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the guide's parameters."""
+        return self._guide.names
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Mean and variances (d,) of the prior's draws, in float64."""
+        means = [each.mean.flatten() for each in self._seen.values()]
+        sds = [each.sd.flatten() for each in self._seen.values()]
+        return torch.cat(means).double(), torch.cat(sds).double() ** 2
+
+    def write(self, mean: Tensor, covariance: Tensor) -> None:
+        """No parameter holds this Gaussian."""
+
+    def is_current(self) -> bool:
+        """As :meth:`GaussianGuide.is_current`."""
+        return self._guide.is_current()
+
+    def posterior(self, evidence: Evidence) -> Posterior:
+        """The posterior of the latents: the model's prior times the evidence."""
+        return self._result(evidence).posterior
+
+    def fit(self, evidence: Evidence, noise_aware: bool) -> float:
+        """Bring the guide to the posterior, as ``SVI`` would.
+
+        :returns: as :meth:`FittedGuide.fit`; 0 for a Gaussian guide.
+        """
+        found = self._result(evidence)
+        if self._guide.read()[1].dim() == 1:
+            # Marginals of factors would not give the marginal of their product.
+            self._guide.write(*found.independent)
+        else:
+            own = found.posterior if noise_aware else found.posterior.plain
+            self._guide.write(own.mean, own.covariance_matrix)
+        return self._guide.fit() if isinstance(self._guide, FittedGuide) else 0.0
+
+    def _result(self, evidence: Evidence) -> _Found:
+        if self._found is None or self._found.count != len(evidence.looks):
+            with forked_rng():
+                self._found = self._combined(evidence)
+        return self._found
+
+    def _combined(self, evidence: Evidence) -> _Found:
+        model = evidence.conditioned(self._own_model)
+        density = PublicDensity(model, self._guide.latents, self._records, self._dtypes)
+        mean, covariance = self._guide.read()
+        mean, sds = mean_field(density, mean, dense(covariance).diagonal().sqrt())
+        found = full_rank(density, mean, sds)
+
+        def coordinates(z: Tensor) -> Tensor:
+            nodes = density.trace(z)[0].nodes
+            return evidence.coordinates({name: nodes[name]["value"] for name in self._seen})
+
+        with torch.enable_grad():
+            slopes = torch.autograd.functional.jacobian(coordinates, found.mean)
+        (part,) = evidence.parts
+        there = coordinates(found.mean).detach()
+        lost = part.pooled.curvature - part.pooled.information(there, part.pooled.bending(there))
+        plain = inverse(found.precision + slopes.mT @ lost @ slopes)
+        posterior = Posterior(
+            self._guide.latents, found.mean, found.covariance, plain=plain, status=evidence.status
+        )
+        return _Found(len(evidence.looks), posterior, (mean, sds**2))
+
+
+@torch.no_grad()
+def _prior_draws(model: Callable, records: Records) -> list[Sites]:
+    """Sites outside the plate, on placeholders."""
+    draws = []
+    with forked_rng():
+        torch.manual_seed(0)  # all ranks of a cluster find the same
+        for _ in range(_DRAWS):
+            draws.append(_outside(model, records, 1))
+    return draws
+
+
+def _outside(model: Callable, records: Records, count: int) -> Sites:
+    """Sites of a run on so many placeholder records."""
+    length = count if records.slice_data else None
+    args, kwargs = records.arguments(records.placeholder(), length=length)
+    chosen = torch.arange(count, device=records.device)
+    with OneRecord(records.plate, chosen), guarded(_DOING, public=True):
+        shown = Outside(records.plate)(model)
+        return dict(poutine.trace(shown).get_trace(*args, **kwargs).nodes)
+
+
+def _deterministic(draws: Sequence[Sites], model: Callable, records: Records) -> list[str]:
+    """Names of floating-point sites that follow from latents alone."""
+    found, other = [], draws[1]
+    with torch.no_grad(), forked_rng():
+        of_two = _outside(model, records, 2)
+    for name, site in draws[0].items():
+        if site["type"] != "sample" or isinstance(site["fn"], _Subsample) or is_random(site):
+            continue
+        value = site["value"]
+        by_record = records.plate.size in value.shape or value.shape != of_two[name]["value"].shape
+        if value.is_floating_point() and not by_record:
+            if not torch.equal(value, other[name]["value"]):
+                found.append(name)
+    return found
+
+
+@torch.enable_grad()
+def _seen_names(
+    model: Callable,
+    names: Sequence[str],
+    deterministic: Sequence[str],
+    draw: Sites,
+    records: Records,
+) -> list[str]:
+    """The sites that a record's term depends on if all of them are set apart."""
+    leaves = {name: draw[name]["value"].detach().clone().requires_grad_() for name in names}
+    args, kwargs = records.arguments(records.placeholder())
+    first = torch.zeros(1, dtype=torch.long, device=records.device)
+    with OneRecord(records.plate, first), guarded(_DOING, public=True):
+        apart = _Replaced({name: leaves[name] for name in deterministic})(model)
+        trace = poutine.trace(poutine.condition(apart, data=leaves)).get_trace(*args, **kwargs)
+        trace.compute_log_prob(lambda _, site: records.plate.holds(site) and is_random(site))
+    terms = [site["log_prob_sum"] for site in trace.nodes.values() if "log_prob_sum" in site]
+    gradients = torch.autograd.grad(sum(terms), list(leaves.values()), allow_unused=True)
+    return [name for name, slope in zip(names, gradients, strict=True) if slope is not None]

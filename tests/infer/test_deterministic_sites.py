@@ -1,0 +1,195 @@
+"""Looks at deterministic sites, if these are all that records see of some latents."""
+
+import functools
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from pyro.infer.reparam import LocScaleReparam
+from pyro.optim import Adam
+
+from pyro_dp import DPSEP, DPSVI, ModelError, PrivacyAccountant
+from pyro_dp.infer.ep.deterministic_sites import DeterministicSites
+
+GROUPS = 6
+
+
+def latents():
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    z = pyro.sample("z", dist.Normal(torch.zeros(GROUPS), 1.0).to_event(1))
+    return pyro.deterministic("effect", mu + scale * z)
+
+
+def not_centred(group, y):
+    effect = latents()
+    with pyro.plate("people", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
+
+
+def centred(group, y):
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    effect = pyro.sample("effect", dist.Normal(mu, scale).expand([GROUPS]).to_event(1))
+    with pyro.plate("people", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
+
+
+def unnamed(group, y):
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    z = pyro.sample("z", dist.Normal(torch.zeros(GROUPS), 1.0).to_event(1))
+    logits = pyro.deterministic("logits", mu + scale * z[group])  # a row for each record
+    with pyro.plate("people", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+def by_plate(group, y):
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    with pyro.plate("groups", GROUPS):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        effect = pyro.deterministic("effect", mu + scale * z, event_dim=0)
+    with pyro.plate("people", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
+
+
+def partly(group, y):
+    """Records see the mean itself, too."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    z = pyro.sample("z", dist.Normal(torch.zeros(GROUPS), 1.0).to_event(1))
+    own = pyro.deterministic("own", scale * z)
+    with pyro.plate("people", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=mu + own[group]), obs=y)
+
+
+def made_up(size=3000):
+    draw = torch.Generator().manual_seed(0)
+    group = torch.randint(GROUPS, (size,), generator=draw)
+    effect = torch.randn(GROUPS, generator=draw) - 0.5
+    y = torch.rand(size, generator=draw) < torch.sigmoid(effect[group])
+    return group, y.double()
+
+
+@functools.cache
+def found(model, method=DPSEP, guide=AutoMultivariateNormal, noise=0.0, **options):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    settings = {"accountant": PrivacyAccountant(), "generator": 0, "noise_multiplier": noise}
+    inference = method(model, guide(model), **(settings | options))
+    inference.run(*made_up(), progress=False)
+    return inference
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.PrivacyWarning")
+
+
+@pytest.mark.parametrize("model", [not_centred, by_plate])
+def test_without_noise_the_likelihood_is_that_of_the_centred_model(model):
+    evidence, expected = found(model).evidence, found(centred).evidence
+    assert [each.name for each in evidence.latents] == ["effect"]
+    centre = expected.parts[0].pooled
+    torch.testing.assert_close(
+        evidence.parts[0].pooled.estimate, centre.estimate, atol=0.02, rtol=0
+    )
+    torch.testing.assert_close(
+        evidence.parts[0].pooled.curvature, centre.curvature, atol=3, rtol=0.1
+    )
+
+
+def test_the_posterior_is_that_of_the_centred_model():
+    ours, theirs = found(not_centred).posterior(), found(centred).posterior()
+    assert str(ours.status) == "ok"
+    draws, others = ours.draws(4000), theirs.draws(4000)
+    effect = draws["mu"].unsqueeze(1) + draws["scale"].unsqueeze(1) * draws["z"]
+    sds = others["effect"].std(dim=0)
+    assert ((effect.mean(0) - others["effect"].mean(0)).abs() < 0.4 * sds).all()
+    assert ((effect.std(0) / sds - 1).abs() < 0.2).all()
+    assert abs(draws["scale"].log().mean() - others["scale"].log().mean()) < 0.2
+
+
+def test_noise_widens_the_intervals_and_the_plain_ones_stay():
+    quiet, loud = found(not_centred).posterior(), found(not_centred, noise=0.5).posterior()
+    assert (loud.noise_share > 0).all()
+    assert (loud.variance > 0.99 * loud.plain.variance).all()
+    torch.testing.assert_close(loud.plain.stddev, quiet.stddev, rtol=0.5, atol=0)
+
+
+@pytest.mark.parametrize("guide", [AutoNormal, AutoDelta])
+def test_the_literal_swap_makes_looks_and_fits_its_guide(guide):
+    accountant = PrivacyAccountant(epsilon=4.0)
+    svi = found(not_centred, DPSVI, guide, None, optim=Adam({"lr": 0.01}), accountant=accountant)
+    assert [each.name for each in svi.evidence.latents] == ["effect"]
+    median = svi.guide.median()
+    effect = median["mu"] + median["scale"] * median["z"]
+    expected = svi.evidence.parts[0].pooled.estimate
+    assert (effect - expected).abs().max() < 0.3
+
+
+def test_the_guide_of_independent_gaussians_is_the_closest_in_the_divergence_of_svi():
+    """Marginals of factors would be far wider than that."""
+    sep = found(not_centred, guide=AutoNormal, noise=0.3)
+    held = [sep.guide.scales.z, sep.guide.scales.mu.unsqueeze(0)]
+    marginal = sep.posterior().stddev
+    assert torch.cat(held).mean() < 0.8 * marginal[[2, 3, 4, 5, 6, 7, 0]].mean()
+
+
+def test_reparameterised_models_have_their_site_back():
+    model = poutine.reparam(centred, config={"effect": LocScaleReparam(0.0)})
+    assert [each.name for each in found(model).evidence.latents] == ["effect"]
+
+
+def test_latents_that_records_see_themselves_stay():
+    sep = found(partly)
+    assert {each.name for each in sep.evidence.latents} == {"mu", "own"}
+    assert str(sep.posterior().names) == str(found(not_centred).posterior().names)
+
+
+def test_a_site_with_a_row_for_each_record_is_no_coordinate():
+    sep = found(unnamed, noise=0.3)
+    assert {each.name for each in sep.evidence.latents} == {"mu", "scale", "z"}
+    assert str(sep.posterior().status) != "ok"
+
+
+def test_the_evidence_meets_another_prior():
+    evidence = found(not_centred, noise=0.3).evidence
+    draws = evidence.posterior(latents, "nuts", num_samples=50, warmup_steps=50)
+    assert draws["z"].shape == (50, GROUPS)
+    with pytest.raises(ModelError, match="no latent site 'effect'"):
+        evidence.posterior(latents)
+
+
+def test_a_state_goes_on():
+    first, arguments = None, made_up()
+    accountant = PrivacyAccountant(epsilon=2.0)
+    for _ in range(2):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        sep = DPSEP(not_centred, AutoNormal(not_centred), accountant=accountant, generator=0)
+        if first is None:
+            for _ in range(4):
+                sep.step(*arguments)
+            first = sep.state_dict()
+            accountant = PrivacyAccountant(epsilon=2.0)
+        else:
+            sep.load_state_dict(first)
+            sep.run(*arguments, progress=False)
+    assert isinstance(sep._known.problem.guide, DeterministicSites)
+    assert sep.evidence.parts[0].looks[0].score.equal(first["looks"][0]["score"])
+    assert str(sep.posterior().status) == "ok"
+
+
+def test_public_factors_of_the_prior_count():
+    def pulled(group, y):
+        effect = latents()
+        pyro.factor("pull", dist.Normal(effect.sum(), 0.01).log_prob(torch.tensor(0.0)))
+        with pyro.plate("people", len(y)):
+            pyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
+
+    draws = found(pulled).posterior().draws(1000)
+    effect = draws["mu"].unsqueeze(1) + draws["scale"].unsqueeze(1) * draws["z"]
+    assert effect.sum(1).abs().mean() < 0.2
