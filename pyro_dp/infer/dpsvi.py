@@ -43,7 +43,7 @@ from pyro_dp.utils.user_warning import warn_user
 
 _MOST_CURVATURES = 20  # latents, where each record's Hessian is computed
 _BRANCHES = "The model branches on values of a record"
-_TURNS = "Records see products of latents"
+_TURNS = "Records see products of latents that no deterministic site outside the plate names"
 _MANY = "There are too many latents for a matrix of curvatures"
 _NO_EVIDENCE = (
     "This run takes gradient steps, which leave no evidence. The reason: {reason}. DPSEP has "
@@ -140,7 +140,8 @@ class DPSVI(Readable, Forecasted):
       histogram of the records' norms (:mod:`pyro_dp.infer.svi.histogram_bound`).
 
     Every other model takes gradients: latents per record, networks, flows, and records that see
-    products of latents. So does any model if one of the settings of gradients is used: a
+    products of latents. (Name a product by ``pyro.deterministic`` outside the plate, and looks are
+    made at it.) So does any model if one of the settings of gradients is used: a
     ``noise_multiplier`` above 0, ``max_grad_norm``, ``loss_clip``, ``local_optim``,
     ``privatize="parameters"`` or a loss of your own.
 

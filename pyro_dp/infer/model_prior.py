@@ -62,7 +62,7 @@ def model_prior(
 ) -> Prior:
     """The prior of the latents. It reads no record, so it costs no privacy.
 
-    :param mean: of the first posterior, (d,).
+    :param mean: the first posterior's, (d,).
     :param dtypes: the latents' types, by name.
     """
     exact = all(dtype == torch.float64 for dtype in dtypes.values())

@@ -560,13 +560,6 @@ MUTATIONS = [
         "test_deterministic_sites.py",
     ),
     Mutation(
-        "a deterministic site keeps the value that the model computes",
-        "_seen_names",
-        "_Replaced({name: leaves[name] for name in deterministic})(model)",
-        "model",
-        "test_deterministic_sites.py",
-    ),
-    Mutation(
         "a site with a row for each record is a coordinate",
         "_deterministic",
         "value.is_floating_point() and not by_record",

@@ -33,7 +33,7 @@ from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.linalg import dense, inverse
 from pyro_dp.utils.rng import forked_rng
 
-_DRAWS = 400  # of the prior
+_DRAWS = 400  # the prior is drawn so often
 _QUARTILES, _SDS = (0.25, 0.5, 0.75), 1.349  # how many sds a Gaussian's outer ones are apart
 _LEAST_SD = 1e-6
 _DOING = "Running the model on placeholder data"
@@ -71,18 +71,6 @@ class _Sampled(Messenger):
         if marginal := self._marginals.get(msg["name"]):
             msg["fn"] = marginal.distribution(msg["fn"].event_dim)
             msg["is_observed"], msg["value"], msg["infer"] = False, None, {}
-
-
-class _Replaced(Messenger):
-    """Deterministic sites have these values, whatever the model computes for them."""
-
-    def __init__(self, values: Mapping[str, Tensor]):
-        super().__init__()
-        self._values = values
-
-    def _pyro_sample(self, msg: dict) -> None:
-        if msg["name"] in self._values:
-            msg["value"] = self._values[msg["name"]]
 
 
 @dataclass(frozen=True)
@@ -138,13 +126,13 @@ class DeterministicSites:
     ) -> "DeterministicSites | None":
         """None: no deterministic site stands between a latent and the records.
 
-        :param guide: of the model's latents.
+        :param guide: the latents of the model.
         """
         draws = _prior_draws(model, records)
         candidates = _deterministic(draws, model, records)
         own = {each.name: each.transform for each in guide.latents}
         transforms = own | dict.fromkeys(candidates, identity_transform)
-        names = _seen_names(model, list(transforms), candidates, draws[0], records)
+        names = _seen_names(model, list(transforms), draws[0], records)
         if own.keys() <= set(names):
             return None
         seen: list[_Marginal] = []
@@ -258,20 +246,13 @@ def _deterministic(draws: Sequence[Sites], model: Callable, records: Records) ->
 
 
 @torch.enable_grad()
-def _seen_names(
-    model: Callable,
-    names: Sequence[str],
-    deterministic: Sequence[str],
-    draw: Sites,
-    records: Records,
-) -> list[str]:
+def _seen_names(model: Callable, names: Sequence[str], draw: Sites, records: Records) -> list[str]:
     """The sites that a record's term depends on if all of them are set apart."""
     leaves = {name: draw[name]["value"].detach().clone().requires_grad_() for name in names}
     args, kwargs = records.arguments(records.placeholder())
     first = torch.zeros(1, dtype=torch.long, device=records.device)
     with OneRecord(records.plate, first), guarded(_DOING, public=True):
-        apart = _Replaced({name: leaves[name] for name in deterministic})(model)
-        trace = poutine.trace(poutine.condition(apart, data=leaves)).get_trace(*args, **kwargs)
+        trace = poutine.trace(poutine.condition(model, data=leaves)).get_trace(*args, **kwargs)
         trace.compute_log_prob(lambda _, site: records.plate.holds(site) and is_random(site))
     terms = [site["log_prob_sum"] for site in trace.nodes.values() if "log_prob_sum" in site]
     gradients = torch.autograd.grad(sum(terms), list(leaves.values()), allow_unused=True)

@@ -81,9 +81,14 @@ class DPSEP(StochasticEP[EPState]):
 
     **Where it fails.** :meth:`run` ends with a :class:`ConvergenceWarning` in three cases. The
     noise may outweigh the records in most directions. The last step may be longer than the
-    intervals are wide. Or records see products of latents, as in a horseshoe or in non-centred
-    effects. Their likelihood is not quadratic. A
-    :class:`ClippingWarning` says that clipping may move the posterior by as much as the intervals
+    intervals are wide. Or records see products of latents, whose likelihood is not quadratic.
+
+    **Products of latents.** A horseshoe or non-centred effects name the product by
+    ``pyro.deterministic``, outside the plate. If that site hides a latent from the records, looks
+    are made at the site. The posterior of the latents is the model's own prior times this evidence
+    (:mod:`pyro_dp.infer.ep.deterministic_sites`).
+
+    A :class:`ClippingWarning` says that clipping may move the posterior by as much as the intervals
     are wide.
 
     :class:`PaperDPSEP` is the algorithm of the paper, with a bound and a number of steps of your

@@ -139,7 +139,7 @@ def _normal(mean: Tensor, rest: Any) -> ElementSites:
 
 
 def _scaled(mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
-    """Of a location and the logarithm of a scale, in closed form.
+    """Sites on a location and the logarithm of a scale, in closed form.
 
     The residual is the mean score in the cavity, and the precision is Fisher's information, which
     has no cross terms. Summed over all records, it equals the observed curvature wherever the

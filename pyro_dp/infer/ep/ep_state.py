@@ -69,7 +69,8 @@ _TOO_MANY = (
     "more than {most}. Use DPSVI, or PaperDPSEP with precision='diagonal'."
 )
 _CURVED = (
-    "records see products or sums of curves of the {dim} latents, and the evidence is quadratic"
+    "records see products or sums of curves of the {dim} latents, and the evidence is quadratic. "
+    "Name what they see by pyro.deterministic, outside the plate"
 )
 _GAUSSIANS = ("posterior", "aware", "prior", "first_prior")
 

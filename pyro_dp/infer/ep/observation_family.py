@@ -162,7 +162,7 @@ class Family:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether it is a Normal of location and scale, both of which depend on the latents."""
+        """Whether it is a Normal whose location and scale both depend on the latents."""
         return self.residuals == Residuals.SCALED and self._varying == ["loc", "scale"]
 
     @property

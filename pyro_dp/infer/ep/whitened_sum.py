@@ -102,12 +102,12 @@ class OpeningSum(WhitenedSum):
         if self._moments.residuals == Residuals.BOUNDED:
             found = [sites.largest_residual()]
         elif len(groups) == 1:
-            found = [sites.gradients().squared_norms()[:, 0] + _total(sites.diagonal())]
+            found = [sites.gradients().squared_norms()[:, 0] + _size(sites.diagonal())]
         else:
             scores, diagonal = sites.gradients().dense(), sites.diagonal()
-            found = [scores[:, g].square().sum(dim=1) + _total(diagonal[:, g]) for g in groups]
+            found = [scores[:, g].square().sum(dim=1) + _size(diagonal[:, g]) for g in groups]
         return [MeasuredBins(squared.sqrt().unsqueeze(1)) for squared in found]
 
 
-def _total(diagonal: Tensor) -> Tensor:
+def _size(diagonal: Tensor) -> Tensor:
     return diagonal.sum(dim=1).clamp(min=0.0)

@@ -53,7 +53,7 @@ def _minimised(
     root: Callable[[list[Tensor]], Tensor],
     first_steps: int,
 ) -> list[Tensor]:
-    """Leaves at which KL(N(leaves[0], root root') || p) is least, by fixed draws.
+    """The leaves of the closest Gaussian, whose mean is the first leaf, by fixed draws.
 
     :param start: the mean, the logarithms of the root's diagonal, and what else ``root`` takes.
     :param first_steps: steps of Adam, for a start that may be far away.

@@ -253,7 +253,7 @@ class Evidence:
 
         :param model: a Pyro model without data: the prior.
         """
-        # Made here: what is first computed under torch.func cannot be used outside.
+        # Their tensors must not be made under torch.func, which would keep them.
         likelihoods = [part.log_likelihood for part in self.parts]
 
         def with_evidence(*args: Any, **kwargs: Any) -> Any:
