@@ -242,7 +242,9 @@ def test_a_prior_that_reads_the_data_is_shown_placeholders():
         guide = AutoNormal(model, init_loc_fn=init_to_value(values={"w": torch.zeros(())}))
         guide(*records.arguments(records.placeholder())[0])
         gaussian = GaussianGuide(model, guide, records)
-        prior = model_prior(model, gaussian, records, {"w": torch.float64})
+        prior = model_prior(
+            model, gaussian.latents, gaussian.read()[0], records, {"w": torch.float64}
+        )
         factors.append(prior.factor(torch.zeros(1), torch.ones(1, 1)))
     assert torch.equal(factors[0].eta, factors[1].eta)
 

@@ -34,7 +34,7 @@ def test_examples(capsys, tmp_path, monkeypatch, as_users_run_it):
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
     codes = [code for page in PAGES for code in examples(ROOT / page)]
-    assert len(codes) == 11
+    assert len(codes) == 12
     assert len([line for line in codes[0].splitlines() if line]) <= 20
     scope = {}
     for code in codes:
