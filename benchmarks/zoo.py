@@ -57,8 +57,8 @@ REMARKS = {
     "sparse gamma DEF": "Nearly all parameters are rows of the records, which move as seldom",
     "deep Markov": "1,000 steps on a fifth of the records stay behind SVI's 2,000 on all, even "
     "without noise",
-    "horseshoe regression": "Records see products of latents, and DPSEP's evidence is quadratic in "
-    "the latents. The same is true of spatial effects and the Gaussian process",
+    "Gaussian process": "Records see products of latents that no deterministic site names, and "
+    "DPSEP's evidence is quadratic in the latents",
     "multinomial logit": "A shift of all classes changes nothing, so its exact interval is the "
     "prior's. AutoNormal holds that width, and independent draws cost it ELBO",
 }
