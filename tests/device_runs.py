@@ -13,10 +13,11 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, init_to_mean
 from torch.distributions import constraints
 
-from pyro_dp import DPSEP, VIPS, PaperDPSVI, PrivacyAccountant
+from pyro_dp import DPSEP, DPSVI, VIPS, PaperDPSVI, PrivacyAccountant
 from pyro_dp.vips import LogisticRegression
 
 PROBLEMS = ("logistic", "network", "vae", "local")
+POSTERIORS = ("dpsep", "dpsvi", "vips")
 FIRST = 3  # steps that are compared with Pyro's code, and may wait as they like
 
 
@@ -148,16 +149,17 @@ def dpsvi(problem, device, count=500, dim=4, num_steps=30, **settings):
 def fitted(method, device, **settings):
     """What a short fit finds, by name, on the CPU.
 
-    :param method: a problem of :func:`dpsvi`, "dpsep" or "vips".
+    :param method: a problem of :func:`dpsvi`, or one of :data:`POSTERIORS`.
     """
-    if method in ("dpsep", "vips"):
+    if method in POSTERIORS:
         data = records(500, 4, device)
         pyro.clear_param_store()
         own = {"accountant": PrivacyAccountant(epsilon=5.0, delta=1e-5), "generator": 0} | settings
         if method == "vips":
             inference = VIPS(LogisticRegression(4), num_steps=5, **own)
         else:
-            inference = DPSEP(logistic, gaussian_guide(), **own)
+            engine = DPSEP if method == "dpsep" else DPSVI
+            inference = engine(logistic, gaussian_guide(), **own)
         inference.run(*data, progress=False)
         quantiles = inference.posterior().quantiles([0.1, 0.5, 0.9])
         return {name: value.cpu() for name, value in quantiles.items()}

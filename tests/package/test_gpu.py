@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import stand_in_device
 import torch
-from device_runs import PROBLEMS, apart, dpsvi, fitted, steps_that_wait
+from device_runs import POSTERIORS, PROBLEMS, apart, dpsvi, fitted, steps_that_wait
 
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
 from pyro_dp.mechanism.blocks import Block
@@ -61,7 +61,7 @@ def test_dpsvi_is_that_of_the_cpu(device):
 
 
 def test_posteriors_are_those_of_the_cpu(device):
-    for method in ("dpsep", "vips"):
+    for method in POSTERIORS:
         found, expected = (fitted(method, each) for each in (device, "cpu"))
         assert apart(found, expected) < 1e-6, method
         assert apart(fitted(method, "cpu", generator=1), expected) > 1e-3, method
