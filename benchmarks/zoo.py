@@ -52,8 +52,8 @@ REMARKS = {
     "concentrations below 1 has no bound, so there is no greatest ELBO",
     "Dirichlet process mixture": "Each record's category is drawn. Its probabilities move in about "
     "200 of the 1,000 steps, and SVI moves them 2,000 times",
-    "Bayesian neural network": "The ELBO depends on where weights begin. From eight seeds, SVI's is "
-    "between -1,454 and -122,556, and DPSVI's at epsilon 4 between -1,421 and -5,137",
+    "Bayesian neural network": "The ELBO depends on where weights begin. From eight seeds, "
+    "SVI's is between -1,454 and -122,556, and DPSVI's at epsilon 4 between -1,421 and -5,137",
     "sparse gamma DEF": "Nearly all parameters are rows of the records, which move as seldom",
     "deep Markov": "1,000 steps on a fifth of the records stay behind SVI's 2,000 on all, even "
     "without noise",

@@ -987,7 +987,8 @@ def too_few_plates():
     """TraceEnum_ELBO with too small a max_plate_nesting."""
     x, y = data()
     guide = AutoNormal(pyro.poutine.block(mixture, hide=["z"]))
-    dpsvi(mixture, guide, loss=TraceEnum_ELBO(max_plate_nesting=0)).step(x, y)
+    loss = TraceEnum_ELBO(max_plate_nesting=0)
+    dpsvi(mixture, guide, loss=loss, privatize="parameters").step(x, y)
 
 
 @attempt("Losses", "only supports scalar poutine.scale", says="Change model, guide or loss")

@@ -40,6 +40,12 @@ def gram(rows: Tensor) -> Tensor:
         return torch.from_numpy(array.T @ array)
 
 
+def covariance(rows: Tensor) -> Tensor:
+    """The sample covariance (d, d) of (n, d)."""
+    centred = rows - rows.mean(dim=0)
+    return centred.mT @ centred / (len(rows) - 1)
+
+
 def inverse(matrix: Tensor) -> Tensor:
     """Of a positive definite matrix, full or diagonal."""
     return 1.0 / matrix if matrix.dim() == 1 else torch.cholesky_inverse(cholesky(matrix))

@@ -20,17 +20,17 @@ from torch.distributions.transforms import identity_transform
 
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL
 from pyro_dp.infer.model_prior import PublicDensity
-from pyro_dp.infer.posterior.closest_gaussian import full_rank, mean_field
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
-from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.posterior.prior_times_evidence import PriorTimesEvidence
+from pyro_dp.infer.posterior.sampled_posterior import SampledPosterior
 from pyro_dp.records.latents import Latent
 from pyro_dp.records.messengers import OneRecord, Outside
 from pyro_dp.records.plate import Sites, is_random
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.utils.linalg import dense, inverse
+from pyro_dp.utils.linalg import dense
 from pyro_dp.utils.rng import forked_rng
 
 _DRAWS = 400  # the prior is drawn so often
@@ -73,18 +73,6 @@ class _Sampled(Messenger):
             msg["is_observed"], msg["value"], msg["infer"] = False, None, {}
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A result of so many looks.
-
-    :param independent: mean and variances of the closest independent Gaussians.
-    """
-
-    count: int
-    posterior: Posterior
-    independent: tuple[Tensor, Tensor]
-
-
 class DeterministicSites:
     """The sites that records see, deterministic ones among them, as one Gaussian.
 
@@ -118,7 +106,8 @@ class DeterministicSites:
         changed = poutine.condition(_Sampled(new)(model), data=constants)
         self.model = poutine.block(changed, hide=list(constants))
         self.draws = poutine.block(_Sampled(self._seen)(self.model), expose=list(self._seen))
-        self._found: _Found | None = None
+        self._looks = 0  # that the result has
+        self._found: PriorTimesEvidence | None = None
 
     @staticmethod
     def find(
@@ -161,7 +150,7 @@ class DeterministicSites:
         """As :meth:`GaussianGuide.is_current`."""
         return self._guide.is_current()
 
-    def posterior(self, evidence: Evidence) -> Posterior:
+    def posterior(self, evidence: Evidence) -> SampledPosterior:
         """The posterior of the latents: the model's prior times the evidence."""
         return self._result(evidence).posterior
 
@@ -173,39 +162,21 @@ class DeterministicSites:
         found = self._result(evidence)
         if self._guide.read()[1].dim() == 1:
             # Marginals of factors would not give the marginal of their product.
-            self._guide.write(*found.independent)
+            mean, sds = found.independent
+            self._guide.write(mean, sds**2)
         else:
-            own = found.posterior if noise_aware else found.posterior.plain
-            self._guide.write(own.mean, own.covariance_matrix)
+            self._guide.write(*(found.closest if noise_aware else found.closest_without_noise))
         return self._guide.fit() if isinstance(self._guide, FittedGuide) else 0.0
 
-    def _result(self, evidence: Evidence) -> _Found:
-        if self._found is None or self._found.count != len(evidence.looks):
-            with forked_rng():
-                self._found = self._combined(evidence)
+    def _result(self, evidence: Evidence) -> PriorTimesEvidence:
+        if self._looks != len(evidence.looks) or self._found is None:
+            model = evidence.conditioned(self._own_model)
+            density = PublicDensity(model, self._guide.latents, self._records, self._dtypes)
+            mean, covariance = self._guide.read()
+            sds = dense(covariance).diagonal().sqrt()
+            self._looks = len(evidence.looks)
+            self._found = PriorTimesEvidence(evidence, density, self._guide.latents, mean, sds)
         return self._found
-
-    def _combined(self, evidence: Evidence) -> _Found:
-        model = evidence.conditioned(self._own_model)
-        density = PublicDensity(model, self._guide.latents, self._records, self._dtypes)
-        mean, covariance = self._guide.read()
-        mean, sds = mean_field(density, mean, dense(covariance).diagonal().sqrt())
-        found = full_rank(density, mean, sds)
-
-        def coordinates(z: Tensor) -> Tensor:
-            nodes = density.trace(z)[0].nodes
-            return evidence.coordinates({name: nodes[name]["value"] for name in self._seen})
-
-        with torch.enable_grad():
-            slopes = torch.autograd.functional.jacobian(coordinates, found.mean)
-        (part,) = evidence.parts
-        there = coordinates(found.mean).detach()
-        lost = part.pooled.curvature - part.pooled.information(there, part.pooled.bending(there))
-        plain = inverse(found.precision + slopes.mT @ lost @ slopes)
-        posterior = Posterior(
-            self._guide.latents, found.mean, found.covariance, plain=plain, status=evidence.status
-        )
-        return _Found(len(evidence.looks), posterior, (mean, sds**2))
 
 
 @torch.no_grad()

@@ -129,7 +129,7 @@ class Posterior(Summary, MultivariateNormal):
         :returns: by site, ``(num, *site shape)``.
         """
         flat = self.sample((num,))
-        return {each.name: _own(each, flat) for each in self._latents}
+        return {each.name: own_space(each, flat) for each in self._latents}
 
     def quantiles(self, probabilities: Sequence[float]) -> dict[str, Tensor]:
         """Of each element of each site, in the model's own space.
@@ -150,10 +150,12 @@ class Posterior(Summary, MultivariateNormal):
 
     def _quantiles(self, latent: Latent, at: Tensor) -> Tensor:
         if not _is_elementwise(latent.transform):
-            return _quantiles_of(_own(latent, self._fixed_draws(latent)), at)
+            return quantiles_of(own_space(latent, self._fixed_draws(latent)), at)
         way = torch.special.ndtri(at).unsqueeze(1) * self.stddev
-        falls = _own(latent, self.mean + self.stddev) < _own(latent, self.mean - self.stddev)
-        return torch.where(falls, _own(latent, self.mean - way), _own(latent, self.mean + way))
+        first, last, below, above = (
+            own_space(latent, self.mean + each) for each in (-self.stddev, self.stddev, -way, way)
+        )
+        return torch.where(last < first, below, above)
 
     def _fixed_draws(self, latent: Latent) -> Tensor:
         """Draws of one site, the others at zero, that are the same whenever they are asked for."""
@@ -169,7 +171,7 @@ class Posterior(Summary, MultivariateNormal):
         return draws
 
 
-def _own(latent: Latent, flat: Tensor) -> Tensor:
+def own_space(latent: Latent, flat: Tensor) -> Tensor:
     """Values of one site in the model's own space, from flat vectors (..., d)."""
     part = flat[..., latent.start : latent.stop]
     return latent.transform(part.reshape(flat.shape[:-1] + latent.shape))
@@ -185,7 +187,7 @@ def _is_elementwise(transform: Transform) -> bool:
     return events == (0, 0) and transform.bijective
 
 
-def _quantiles_of(draws: Tensor, at: Tensor) -> Tensor:
+def quantiles_of(draws: Tensor, at: Tensor) -> Tensor:
     """(P, ...) of (draws, ...)."""
     places = (at * (len(draws) - 1)).round().long()
     return draws.sort(dim=0).values[places]

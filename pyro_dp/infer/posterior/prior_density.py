@@ -1,6 +1,7 @@
-"""The log density of a model's prior, as a function of one flat vector of unconstrained latents."""
+"""Log densities of public models, as functions of one flat vector of unconstrained latents."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pyro
 import torch
@@ -9,10 +10,13 @@ from pyro.distributions import Unit
 from torch import Tensor
 from torch.distributions import biject_to
 
+from pyro_dp.graphs.tracing import Compiler, NotTraceable, trace
 from pyro_dp.records.latents import Latent
 from pyro_dp.records.plate import is_random
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.rng import forked_rng
+
+_TOGETHER = 128  # points of one call
 
 
 def placed(latents: Sequence[Latent], z: Tensor, dtypes: dict[str, torch.dtype]) -> tuple:
@@ -29,10 +33,34 @@ def placed(latents: Sequence[Latent], z: Tensor, dtypes: dict[str, torch.dtype])
     return values, log_volume
 
 
-def prior_density(model: Callable) -> tuple[list[Latent], Callable[[Tensor], Tensor]]:
+@dataclass(frozen=True)
+class PriorDensity:
+    """The log density of a model without arguments, as a function of the flat vector (d,)."""
+
+    model: Callable
+    latents: Sequence[Latent]
+    dtypes: dict[str, torch.dtype]
+
+    @property
+    def size(self) -> int:
+        """d."""
+        return self.latents[-1].stop
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.trace(z)[1]
+
+    def trace(self, z: Tensor) -> tuple[poutine.Trace, Tensor]:
+        """The sites at these latents, and their log density."""
+        values, log_volume = placed(self.latents, z, self.dtypes)
+        conditioned = poutine.condition(self.model, data=values)
+        with pyro.validation_enabled(False):  # it looks at values, which derivatives do not have
+            trace = poutine.trace(conditioned).get_trace()
+            return trace, (trace.log_prob_sum() + log_volume).double()
+
+
+def prior_density(model: Callable) -> PriorDensity:
     """
     :param model: without data, and without arguments.
-    :returns: its latents, and their log density as a function of the flat vector (d,).
     :raises ModelError: it has no latents, observes something, or its supports depend on latents.
     """
     with forked_rng(), torch.no_grad():
@@ -54,12 +82,37 @@ def prior_density(model: Callable) -> tuple[list[Latent], Callable[[Tensor], Ten
         dtypes[name], start = site["value"].dtype, start + shape.numel()
     if not latents:
         raise ModelError("model has no latent sites.")
+    return PriorDensity(model, latents, dtypes)
 
-    def log_prob(z: Tensor) -> Tensor:
-        values, log_volume = placed(latents, z, dtypes)
-        conditioned = poutine.condition(model, data=values)
-        with pyro.validation_enabled(False):  # it looks at values, which derivatives do not have
-            log_prob = poutine.trace(conditioned).get_trace().log_prob_sum()
-        return (log_prob + log_volume).double()
 
-    return latents, log_prob
+class BatchedGradient:
+    """Gradients (K, d) and values (K,) of a log density at K points (K, d).
+
+    A gradient is 0 where it is not finite.
+
+    :param log_prob: takes one point (d,).
+    :param point: any, (d,).
+    :ivar at_once: false if the density branches on its point, so that each takes its own time.
+    """
+
+    def __init__(self, log_prob: Callable[[Tensor], Tensor], point: Tensor):
+        self.at_once = True
+        one = torch.func.grad_and_value(log_prob)
+        batched = torch.func.vmap(one, randomness="different")
+        points = point.expand(_TOGETHER, -1).contiguous()
+        try:
+            self._found = Compiler(False)(trace(lambda z: list(batched(z)), [points]), [points])
+            return
+        except NotTraceable:  # such as a model with draws that do not enter its density
+            self._found = batched
+        try:
+            batched(points)
+        except (RuntimeError, ValueError, ModelError):
+            self.at_once = False
+            self._found = lambda z: [torch.stack(x) for x in zip(*map(one, z), strict=True)]
+
+    def __call__(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        whole = torch.cat([points, points[-1:].expand(-len(points) % _TOGETHER, -1)])
+        parts = whole.split(_TOGETHER) if self.at_once else [points]
+        slopes, heights = map(torch.cat, zip(*map(self._found, parts), strict=True))
+        return slopes[: len(points)].nan_to_num(0.0, 0.0, 0.0), heights[: len(points)]

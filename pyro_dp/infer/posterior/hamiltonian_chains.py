@@ -1,0 +1,91 @@
+"""Draws from a density by many short Hamiltonian chains at once. No record enters."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pyro_dp.infer.posterior.prior_density import BatchedGradient
+from pyro_dp.utils.linalg import cholesky, covariance
+
+_CHAINS, _FEWER = 128, 16  # the second number if points are computed one by one
+_WARM_UP, _KEPT = (40, 40, 40, 80), 100  # transitions of each round, and of the last one
+_ACCEPTED = 0.8  # the rate that Hoffman & Gelman (2014) recommend
+_FORGETS, _OFFSET, _STIFF = 0.75, 10, 0.05  # kappa, t0 and gamma of their dual averaging
+_MOST_STEPS = 16  # leapfrog steps in a transition
+_LEAST, _MORE = 0.3, 0.9  # a step's size is .3 to 1.2 times the usual one
+
+
+def chain_draws(gradients: BatchedGradient, mean: Tensor, sds: Tensor) -> Tensor:
+    """Draws (K, d) from a density. They are the same in each call.
+
+    Chains start at independent normal draws. The covariance of all chains after a round is the
+    metric of the next one (Neal 2011, section 5.4.2).
+
+    :param gradients: those of the log density.
+    :param mean: centre of the start, (d,).
+    :param sds: standard deviations at the start, (d,).
+    """
+    count = _CHAINS if gradients.at_once else _FEWER
+    chains = _Chains(gradients, mean.expand(count, -1), sds.diag())
+    step_size = 0.5 * len(mean) ** -0.25
+    for length in _WARM_UP:
+        states, step_size = chains.run(length, step_size)
+        chains.root = cholesky(covariance(states[length // 2 :].flatten(0, 1)))
+    return chains.run(_KEPT, step_size)[0].flatten(0, 1)
+
+
+class _Chains:
+    """K chains.
+
+    :param centre: centres of the start, (K, d).
+    :ivar root: a root of the metric, which is a covariance (d, d).
+    """
+
+    def __init__(self, gradients: BatchedGradient, centre: Tensor, root: Tensor):
+        self.root = root
+        self._gradients, self._draws = gradients, torch.Generator().manual_seed(0)
+        self._points = centre + self._normal(centre) @ root.mT
+        self._slopes, self._heights = self._gradients(self._points)
+
+    def run(self, length: int, step_size: float) -> tuple[Tensor, float]:
+        """States (length, K, d), and the step size that dual averaging finds."""
+        states, shift = [], 0.0
+        centre, now, average = (math.log(c * step_size) for c in (10, 1, 1))
+        for number in range(1, length + 1):
+            rate = self._move(math.exp(now))
+            states.append(self._points)
+            shift += (_ACCEPTED - rate - shift) / (number + _OFFSET)
+            now = centre - math.sqrt(number) / _STIFF * shift
+            average += number**-_FORGETS * (now - average)
+        return torch.stack(states), math.exp(average)
+
+    def _move(self, step_size: float) -> float:
+        """A transition of each chain, for about a quarter of a normal density's period.
+
+        :returns: the mean probability of acceptance.
+        """
+        # Steps of random size leave regions where most sizes are refused (Neal 2011, section 4.2).
+        step_size *= _LEAST + _MORE * self._uniform(1).item()
+        points, slopes, heights = self._points, self._slopes, self._heights
+        momenta = self._normal(points)
+        energies = momenta.square().sum(1) / 2 - heights
+        turn = math.pi / 2 * (0.5 + self._uniform(1).item())
+        for _ in range(max(1, min(_MOST_STEPS, int(turn / step_size)))):
+            momenta = momenta + step_size / 2 * slopes @ self.root
+            points = points + step_size * momenta @ self.root.mT
+            slopes, heights = self._gradients(points)
+            momenta = momenta + step_size / 2 * slopes @ self.root
+        gains = energies - momenta.square().sum(1) / 2 + heights
+        chances = gains.nan_to_num(-math.inf).clamp(max=0.0).exp()
+        taken = self._uniform(len(points)).to(chances) < chances
+        self._heights = torch.where(taken, heights, self._heights)
+        self._points = torch.where(taken.unsqueeze(1), points, self._points)
+        self._slopes = torch.where(taken.unsqueeze(1), slopes, self._slopes)
+        return chances.mean().item()
+
+    def _uniform(self, count: int) -> Tensor:
+        return torch.rand(count, generator=self._draws, dtype=torch.float64)
+
+    def _normal(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self._draws, dtype=torch.float64).to(like)
