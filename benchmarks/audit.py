@@ -89,6 +89,23 @@ def model(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
 
 
+def shrunk(x, y):
+    """Records see a product of two latents."""
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    w = pyro.deterministic("w", scale * z)
+    with pyro.plate("people", len(x)) as idx:
+        pyro.sample("y", dist.Bernoulli(logits=x[idx] @ w), obs=y[idx])
+
+
+def linear(x, y):
+    """Records see real latents and a constrained one."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+    with pyro.plate("people", len(x)) as idx:
+        pyro.sample("y", dist.Normal(x[idx] @ w, sigma), obs=y[idx])
+
+
 def counts(x, y):
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     with pyro.plate("people", len(x)) as idx:
@@ -165,8 +182,8 @@ class WhitenedRelease:
     :param frame: W, kappa, C and tau, which may be anything that was released before.
     """
 
-    def __init__(self, event: SubsampledGaussian, frame: Frame, seed: int):
-        self.event, self.frame = event, frame
+    def __init__(self, event: SubsampledGaussian, frame: Frame, seed: int, model=model):
+        self.event, self.frame, self.model = event, frame, model
         self.noise = np.random.default_rng([seed, 1])  # apart from the coins
         self.known = {}
 
@@ -181,8 +198,10 @@ class WhitenedRelease:
     def clipped(self, x, y) -> clipping.ClippedSum:
         pyro.clear_param_store()
         sep = DPSEP(
-            model,
-            AutoDiagonalNormal(model, init_loc_fn=init_to_value(values={"w": torch.ones(DIM)})),
+            self.model,
+            AutoDiagonalNormal(
+                self.model, init_loc_fn=init_to_value(values={"w": torch.ones(DIM)})
+            ),
             accountant=PrivacyAccountant(),
             noise_multiplier=1.0,
         )

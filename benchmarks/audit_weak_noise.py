@@ -1,12 +1,13 @@
 """Audits of what the package releases, with the noise that it claims and with less.
 
-Six mechanisms release the sums of a data set with a canary, and of the same data without it. The
+Eight mechanisms release the sums of a data set with a canary, and of the same data without it. The
 attacker has both sums to the last digit, and scores along their difference: against Gaussian noise
 no score is better. The package makes the sums and the release. The benchmark scales its noise.
 
 * One full-batch step of ``DPSVI``, and the first release of one of ``VIPS``.
 * One release of ``DPSEP`` without a bound, sites and histogram of norms together. Two more audits
   see one of the two blocks alone, with noise that gives this block the claimed epsilon.
+* The same at a deterministic site, and the first release of a run, which is two histograms.
 * The one release of ``Synthesizer``, and that of ``DPStandardScaler``.
 * Whole runs of ``private_selection``, with one Gaussian sum in each trial. Only the winner is seen.
 
@@ -41,8 +42,10 @@ from audit import (
     any_frame,
     claims,
     full_batch,
+    linear,
     model,
     records,
+    shrunk,
     worlds,
 )
 from pyro.infer import Trace_ELBO
@@ -50,6 +53,7 @@ from pyro.infer.autoguide import AutoDiagonalNormal
 from scipy import optimize, stats
 
 from pyro_dp import (
+    DPSEP,
     DPSVI,
     VIPS,
     AuditResult,
@@ -214,11 +218,25 @@ def statistics() -> Sums:
     return released(infer, (x, y), (x[1:], y[1:]))
 
 
-def sites() -> Sums:
+def sites(model: Callable = model) -> Sums:
     seed, event = 3, full_batch(EPSILON)  # the seed of this canary in audit.py
-    made = WhitenedRelease(event, any_frame(seed), seed)
+    made = WhitenedRelease(event, any_frame(seed), seed, model)
     without, with_it = (made.clipped(*each) for each in worlds(CANARIES["mislabelled"], seed))
     return Sums((without, with_it), event)
+
+
+def opening() -> Sums:
+    """The first release for a regression with an unknown scale: two histograms of norms."""
+
+    def infer(data):
+        sigma = full_batch(EPSILON).noise_multiplier / 10  # the opening has ten times the noise
+        DPSEP(
+            linear, AutoDiagonalNormal(linear), accountant=PrivacyAccountant(), generator=0,
+            noise_multiplier=sigma,
+        ).step(*data)  # fmt: skip
+
+    x, y = rows()
+    return released(infer, (x, y), (x[1:], y[1:]))
 
 
 def margins() -> Sums:
@@ -312,6 +330,10 @@ MECHANISMS = {
     "DPSEP, one release": sites,
     "DPSEP, its sites": lambda: OneBlock(sites(), 0),
     "DPSEP, its histogram": lambda: OneBlock(sites(), 1),
+    "DPSEP at a deterministic site": lambda: sites(shrunk),
+    "DPSEP, its opening": opening,
+    "DPSEP, norms of real latents": lambda: OneBlock(opening(), 0),
+    "DPSEP, norms of a scale": lambda: OneBlock(opening(), 1),
     "VIPS, first release": statistics,
     "Synthesizer": margins,
     "DPStandardScaler": moments,
@@ -321,6 +343,8 @@ PARTS = {  # others have 1 and .8 of the noise
     "private_selection": (1.0, 0.8, 0.2),
     "DPSEP, its sites": (1.0, 0.8, 0.5),
     "DPSEP, its histogram": (1.0, 0.8, 0.5),
+    "DPSEP, norms of real latents": (1.0, 0.8, 0.5),
+    "DPSEP, norms of a scale": (1.0, 0.8, 0.5),
 }
 
 
