@@ -79,7 +79,18 @@ class DPEM(IterativeMechanism):
         self.radius = require_scale("radius", radius, infinite=True)
         self.least_variance = require_scale("least_variance", least_variance)
         require_scale("start_variance", start_variance)
-        super().__init__(ReleaseSettings.among(locals(), bound=radius))
+        settings = ReleaseSettings(
+            accountant=accountant,
+            num_steps=num_steps,
+            noise_multiplier=noise_multiplier,
+            bound=radius,
+            sample_rate=sample_rate,
+            sampling=sampling,
+            microbatch_size=microbatch_size,
+            generator=generator,
+            secure=secure,
+        )
+        super().__init__(settings)
         components, dim = start.shape
         self.weights = start.new_full((components,), 1 / components, dtype=torch.float64)
         self.locs = start.detach().to(torch.float64, copy=True)

@@ -109,7 +109,17 @@ class DPSGLD(PrivateInference[PreparedChain]):
             warmup_steps = require_count("num_steps", num_steps) // 2
         self.warmup_steps = require_count("warmup_steps", warmup_steps, least=0)
         self.init_loc_fn = init_loc_fn
-        settings = ReleaseSettings.among(locals(), bound=max_grad_norm)
+        settings = ReleaseSettings(
+            accountant=accountant,
+            num_steps=num_steps,
+            noise_multiplier=noise_multiplier,
+            bound=max_grad_norm,
+            sample_rate=sample_rate,
+            sampling=sampling,
+            microbatch_size=microbatch_size,
+            generator=generator,
+            secure=secure,
+        )
         super().__init__(model, no_sites, settings, plate=plate, slice_data=slice_data, jit=jit)
         self._samples: dict[str, list[Tensor]] = {}
 

@@ -84,9 +84,9 @@ class AtTrustedAggregator:
         except (ValueError, RecursionError) as error:
             raise ClusterError(_DAMAGED) from error
         if answer.kind == "failed":
-            reason = answer.facts.get("reason", "")
+            reason = answer.facts.get("reason")
             self._closed = reason in ("too few", "left out")
-            text = _WHY.get(reason, _DAMAGED)
+            text = _WHY[reason] if isinstance(reason, str) and reason in _WHY else _DAMAGED
             raise ClusterError(text.format(left=answer.facts.get("left")))
         if answer.kind != message.kind:
             raise ClusterError(_DAMAGED)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyro_dp.mechanism.messages import Draws
 from pyro_dp.utils.errors import ClusterError, ConfigurationError
 from pyro_dp.utils.rng import set_torch_states, torch_states
 from pyro_dp.utils.validation import require_number
@@ -93,7 +94,7 @@ class Cluster:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         # Sums are small, and noise is drawn on the host: there they meet, also beside nccl.
         self._group = self._heard("meeting", lambda: dist.new_group(backend="gloo", timeout=limit))
-        set_torch_states(self.exchange(torch_states() if self.rank == 0 else None)[0])
+        set_torch_states(Draws(torch_states()).of_all(self.exchange, "rank")[0].states)
 
     def tell_all(self, numbers: Sequence[int]) -> list[list[int]]:
         """A few numbers of each process, the same number of them, to all; by rank."""
@@ -104,7 +105,7 @@ class Cluster:
 
     def exchange(self, public: Any) -> list[Any]:
         """Something public of each process, to all; by rank."""
-        found = [None] * self.size
+        found: list[Any] = [None] * self.size
 
         def exchange() -> None:
             dist.all_gather_object(found, public, group=self._group)

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyro_dp.mechanism.messages import UNREADABLE, Seed
 from pyro_dp.utils.errors import ClusterError, ConfigurationError
 from pyro_dp.utils.rng import forked_rng, set_torch_states, torch_states
 from pyro_dp.utils.validation import require_count
@@ -28,7 +29,7 @@ _TOO_FEW = (
     "states."
 )
 _OVER = "This holder left the federation, or was interrupted: make a new one, at all holders."
-_UNREADABLE = "What holder {holder} said cannot be read."
+_DAMAGED = "What the channel added up is no sum of what was uploaded."
 _ABSENT = (
     "Holder {holder} is missing, and the data can only be looked at together: start all anew, "
     "without it."
@@ -184,9 +185,9 @@ class Federation:
         """A few numbers of each holder that is present, to all."""
         said = self._talk([int(each) for each in numbers])
         for holder, each in said.items():
-            counted = isinstance(each, list) and all(type(number) is int for number in each)
-            if not counted or len(each) != len(numbers):
-                raise ClusterError(_UNREADABLE.format(holder=holder))
+            counted = isinstance(each, list) and len(each) == len(numbers)
+            if not counted or any(type(x) is not int or not 0 <= x < 2**63 for x in each):
+                raise ClusterError(UNREADABLE.format(speaker=f"holder {holder}"))
         return [said[holder] for holder in self.present]
 
     def exchange(self, public: Any) -> list[Any]:
@@ -202,8 +203,8 @@ class Federation:
 
     def agreed_states(self) -> list[Tensor]:
         """Of torch's generators, from random numbers of all holders."""
-        numbers = self.exchange(int.from_bytes(os.urandom(8), "little"))
-        seed = hashlib.sha256(repr(numbers).encode()).digest()[:8]
+        said = Seed(int.from_bytes(os.urandom(8), "little")).of_all(self.exchange, "holder")
+        seed = hashlib.sha256(repr([each.bits for each in said]).encode()).digest()[:8]
         with forked_rng():
             torch.manual_seed(int.from_bytes(seed, "little") >> 1)
             return torch_states()
@@ -216,6 +217,10 @@ class Federation:
         with self._in_step():
             total, present = self._channel.add(upload.cpu().numpy())
         self._left(present)
+        if not (isinstance(total, np.ndarray) and total.dtype == np.int64):
+            raise ClusterError(_DAMAGED)
+        if total.shape != upload.shape:
+            raise ClusterError(_DAMAGED)
         return torch.from_numpy(total)
 
     def leave(self) -> None:
@@ -234,9 +239,9 @@ class Federation:
         return {holder: _read(holder, content) for holder, content in said.items()}
 
     def _left(self, present: list[int]) -> None:
-        if len(present) < self.size - self.dropouts or not set(present) <= set(self.present):
-            raise ClusterError(_TOO_FEW.format(left=len(present)))
-        self.present = sorted(present)
+        if len(set(present)) < self.size - self.dropouts or not set(present) <= set(self.present):
+            raise ClusterError(_TOO_FEW.format(left=len(set(present))))
+        self.present = sorted(set(present))
 
     @contextlib.contextmanager
     def _in_step(self) -> Iterator[None]:
@@ -266,4 +271,4 @@ def _read(holder: int, content: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:
-        raise ClusterError(_UNREADABLE.format(holder=holder)) from error
+        raise ClusterError(UNREADABLE.format(speaker=f"holder {holder}")) from error

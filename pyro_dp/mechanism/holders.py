@@ -9,7 +9,6 @@ Others learn that a holder failed, and not why: what an error says is for the ow
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -17,16 +16,15 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.federation import Federation
+from pyro_dp.mechanism.messages import CalibratedNoise, Ledger, Settings
 from pyro_dp.mechanism.peers import Peers
-from pyro_dp.utils.errors import ClusterError, ClusterWarning, ConfigurationError
+from pyro_dp.utils.errors import ClusterError, ClusterWarning
 from pyro_dp.utils.rng import set_torch_states
 
-T = TypeVar("T")
 _FAILED = (
     "Holder {holders} failed, so all holders abandoned what they were doing. Its own error says "
     "why."
 )
-_NOT_YET = "noise_multiplier is agreed with the other holders in the first step."
 _LEFT = (
     "Only {left} of the {holders} holders stayed to the end. The others' records count as "
     "absent since they left, so the posterior moves away from them."
@@ -40,6 +38,7 @@ class Holders(Peers):
     :param accountant: of this holder.
     """
 
+    _speaker = "holder"
     own_ledgers = True
 
     def __init__(self, federation: Federation, accountant: PrivacyAccountant):
@@ -52,21 +51,19 @@ class Holders(Peers):
     def note(self) -> str:
         return self._federation.note
 
-    def common(self, settings: dict[str, Any], of_first: T) -> T:
-        """Public draws are those of a generator that all have agreed on, and none has chosen."""
+    def common(self, settings: Settings, ledger: Ledger) -> Ledger:
+        """Public draws are those of a generator that all have agreed on, and none has chosen.
+
+        :returns: this holder's.
+        """
         self._require_equal(settings, self.exchange(settings))
         self._draws = self._federation.agreed_states()
         set_torch_states(self._draws)
-        return of_first
+        return ledger
 
     def agreed_noise(self, noise_multiplier: float) -> float:
-        """The largest: budgets may differ, and what is left of them.
-
-        :raises ConfigurationError: outside of a step, where nobody else speaks of it.
-        """
-        if not self._depth:
-            raise ConfigurationError(_NOT_YET)
-        return float(max(self.exchange(noise_multiplier)))
+        """The largest: budgets may differ, and what is left of them."""
+        return max(each.sigma for each in self.exchange(CalibratedNoise(noise_multiplier)))
 
     def add_up(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor]

@@ -17,6 +17,7 @@ from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Cluster
+from pyro_dp.mechanism.messages import UNREADABLE, Failure
 from pyro_dp.mechanism.peers import Peers
 from pyro_dp.utils.errors import ClusterError, ClusterWarning, PrivacyError
 
@@ -79,7 +80,9 @@ class Ranks(Peers):
                     self._cluster.broadcast(shared)
                 raise
             shared[1:] = torch.cat(blocks)
-        outcome = int(self._cluster.broadcast(shared)[0])
+        outcome = self._cluster.broadcast(shared)[0].item()
+        if outcome not in (0, 1, 2):
+            raise ClusterError(UNREADABLE.format(speaker="rank 0"))
         if not self.leads and outcome != 1:
             self._accountant.mirror(event)
         if outcome:
@@ -99,11 +102,10 @@ class Ranks(Peers):
         return [ClusterWarning(_SMALL.format(step=step, own=own))]
 
     def _say_failed(self, ranks: list[int], error: BaseException | None) -> None:
-        what = None
+        what = ""
         if error is not None:
             text = f": {error}" if isinstance(error, PrivacyError) else "."
             what = type(error).__name__ + text
-        told = self._cluster.exchange(what)
+        told = Failure(what).of_all(self._cluster.exchange, self._speaker)
         if error is None:
-            rank = next(i for i, each in enumerate(told) if each is not None)
-            raise ClusterError(_FAILED.format(rank=rank, what=told[rank]))
+            raise ClusterError(_FAILED.format(rank=ranks[0], what=told[ranks[0]].text))

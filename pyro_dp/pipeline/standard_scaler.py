@@ -106,6 +106,7 @@ class DPStandardScaler:
             bound=math.sqrt(rows.shape[1]),
             sample_rate=1.0,
             sampling="full",
+            microbatch_size=None,
             generator=self.generator,
             secure=self.secure,
         )

@@ -11,12 +11,13 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyro_dp.mechanism.messages import Shape, Shapes
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.column import has_rows, like
 from pyro_dp.records.stand_ins import placeholder_row
 from pyro_dp.utils.errors import ModelError
 
-Exchange = Callable[[Any], list[Any]]  # something public of each process, by rank
+Exchange = Callable[[Shapes], list[Shapes]]  # by rank
 _OTHER_ARGUMENTS = (
     "The arguments differ between the processes of the cluster in number or kind: all must pass "
     "the same ones, each with its own rows. One that has none passes tensors of shape (0, ...)."
@@ -65,10 +66,10 @@ def find_shards(names: Sequence[str], arguments: Arguments, exchange: Exchange) 
     """
     _refuse_nested(names, arguments)
     leaves = pytree.tree_leaves(arguments)
-    by_rank = exchange((names, [_shape(leaf) for leaf in leaves]))
-    if any(each[0] != by_rank[0][0] for each in by_rank):
+    by_rank = exchange(Shapes(list(names), [_shape(leaf) for leaf in leaves]))
+    if any(each.names != by_rank[0].names for each in by_rank):
         raise ModelError(_OTHER_ARGUMENTS)
-    by_leaf = list(zip(*(each[1] for each in by_rank), strict=True))
+    by_leaf = list(zip(*(each.shapes for each in by_rank), strict=True))
     for name, found in zip(names, by_leaf, strict=True):
         if len({each[1:] for each in found}) > 1:
             raise ModelError(_OTHER_ROWS.format(name=repr(name)))
@@ -112,7 +113,7 @@ def _refuse_nested(names: Sequence[str], arguments: Arguments) -> None:
             raise ModelError(_NESTED.format(name=own[0], kind=type(value).__name__))
 
 
-def _shape(leaf: Any) -> tuple[int, tuple[int, ...], str]:
+def _shape(leaf: Any) -> Shape:
     """Rows, the shape of one, and its type; all of it is public."""
     if has_rows(leaf):
         return len(leaf), tuple(leaf.shape[1:]), str(leaf.dtype)

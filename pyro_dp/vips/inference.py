@@ -139,7 +139,19 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         self.step_size = require_step_size(model.step_size if step_size is None else step_size)
         self._declared = dict(model.statistics)
         bound = max(statistic.bound for statistic in self._declared.values())
-        super().__init__(ReleaseSettings.among(locals(), bound=bound))
+        settings = ReleaseSettings(
+            accountant=accountant,
+            num_steps=num_steps,
+            noise_multiplier=noise_multiplier,
+            bound=bound,
+            sample_rate=sample_rate,
+            sampling=sampling,
+            microbatch_size=microbatch_size,
+            generator=generator,
+            secure=secure,
+            cluster=cluster,
+        )
+        super().__init__(settings)
         full = sampling == "full" or sample_rate == 1.0
         once = {name: each for name, each in self._declared.items() if full and each.static}
         each = {n: x for n, x in self._declared.items() if n not in once}

@@ -688,8 +688,8 @@ MUTATIONS = [
     Mutation(
         "DPSEP: ranks that go on with their own shares of the budget",
         "DPSEP._catch_up",
-        "spent = max(self._ranks.exchange(spent))",
-        "self._ranks.exchange(spent)",
+        "spent = max(each.value for each in self._ranks.exchange(Share(spent)))",
+        "self._ranks.exchange(Share(spent))",
         "test_federation.py",
     ),
     Mutation(

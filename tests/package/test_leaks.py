@@ -81,7 +81,9 @@ class Planted(IterativeMechanism):
             bound=1.0,
             sample_rate=1.0,
             sampling="full",
+            microbatch_size=None,
             generator=0,
+            secure=False,
         )
         super().__init__(settings)
 

@@ -153,7 +153,19 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self.privatize = privatize
         self.loss_clip = loss_clip
         self.loss_share = loss_share
-        settings = ReleaseSettings.among(locals() | {"plans": self._plans}, bound=bound)
+        settings = ReleaseSettings(
+            accountant=accountant,
+            num_steps=num_steps,
+            noise_multiplier=noise_multiplier,
+            bound=bound,
+            sample_rate=sample_rate,
+            sampling=sampling,
+            microbatch_size=microbatch_size,
+            generator=generator,
+            secure=secure,
+            plans=self._plans,
+            cluster=cluster,
+        )
         super().__init__(model, guide, settings, plate=plate, slice_data=slice_data, jit=jit)
         of_loss = loss_share if loss_clip else 0.0
         self._gradient_share = 1.0 - of_loss - self._report_share
