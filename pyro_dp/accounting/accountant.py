@@ -19,7 +19,7 @@ from pyro_dp.accounting import autodp_mechanisms, composition, ledger, plotting,
 from pyro_dp.accounting.amounts import of_budget, spent_and_left, up
 from pyro_dp.accounting.budget import Budget, least_noise
 from pyro_dp.accounting.description import Description
-from pyro_dp.accounting.events import Event, NonPrivateLook, SubsampledGaussian, brief
+from pyro_dp.accounting.events import KINDS, Event, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.journal import Journal
 from pyro_dp.accounting.ledger import LedgerEntry, Saved, as_html, as_text
 from pyro_dp.accounting.origins import Origin, Origins, Part, Source
@@ -426,14 +426,14 @@ class PrivacyAccountant:
                 "This accountant belongs to the process that forked this one, and would not see "
                 "the release. Record in one process, or give each its own budget."
             )
-        if type(event) not in ledger.NAMES:
+        if type(event) not in KINDS.values():
             event, times = autodp_mechanisms.read(event, neighboring, self._neighboring)
             count *= times
         elif neighboring is not None:
             require_choice("neighboring of an event", neighboring, (self._neighboring,))
         with self._lock:
             if event not in self._counts:
-                composition.require_known(event, self._neighboring)
+                composition.interpret(event, self._neighboring)
             if not count:
                 return
             if self._source is not None:
@@ -502,7 +502,7 @@ class PrivacyAccountant:
             event = ledger.first_missing(self._counts, counts)
             if event is not None:
                 raise PrivacyError(
-                    f"This process counts {self._counts[event]} releases of {brief(event)}, and "
+                    f"This process counts {self._counts[event]} releases of {event.brief}, and "
                     f"the one that counts for the cluster {counts.get(event, 0)}: {_ONE_LEDGER}"
                 )
             ours = Counter(self._counts), self._origins.all_reserved()
@@ -576,7 +576,7 @@ class PrivacyAccountant:
         :raises ConfigurationError: without a budget, or if an event does not fit the relation.
         """
         for event in releases(1.0):
-            composition.require_known(event, self._neighboring)
+            composition.interpret(event, self._neighboring)
         if self._epsilon is None:
             raise ConfigurationError(
                 "epsilon=None is no budget to calibrate from: give the accountant an epsilon, or "
@@ -651,7 +651,7 @@ class PrivacyAccountant:
             event = ledger.first_missing(small, large)
             if event is not None:
                 raise PrivacyError(
-                    f"the state counts {counts.get(event, 0)} releases of {brief(event)}, "
+                    f"the state counts {counts.get(event, 0)} releases of {event.brief}, "
                     f"this accountant {self._counts.get(event, 0)}: {why}"
                 )
             self._adopt(saved)
@@ -824,7 +824,7 @@ class PrivacyAccountant:
             ("neighboring", self._neighboring),
             ("composed by", f"{composition.ENGINES[self._engine]} ({self._engine})"),
             *(
-                ("planned, not taken", f"{n:,} of {origin.method}, {brief(event)}; they count")
+                ("planned, not taken", f"{n:,} of {origin.method}, {event.brief}; they count")
                 for origin, left in self._origins.reserved()
                 for event, n in left.items()
             ),

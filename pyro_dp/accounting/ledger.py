@@ -2,24 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from pyro_dp.accounting import description, origins
-from pyro_dp.accounting.composition import require_known
+from pyro_dp.accounting.composition import interpret
 from pyro_dp.accounting.description import Description
-from pyro_dp.accounting.events import (
-    ApproximateDP,
-    Event,
-    NonPrivateLook,
-    SubsampledGaussian,
-    brief,
-    current_note,
-    is_whole,
-    together,
-)
-from pyro_dp.accounting.laplace import Laplace
+from pyro_dp.accounting.events import KINDS, Event, SubsampledGaussian
+from pyro_dp.accounting.events.subsampled_gaussian import is_whole, together
 from pyro_dp.accounting.origins import Origins
-from pyro_dp.accounting.renyi_curve import RenyiDP
 from pyro_dp.utils import tables
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, same
@@ -33,6 +24,29 @@ _SAMPLING = {"poisson": "Poisson sampling", "fixed": "subsets of fixed size", "f
 _MOST_ALONE = 3  # kinds of sums over all records that have rows of their own
 _RETIRED = ("advanced", "basic")  # engines of older versions: the others are bounds, too
 _DAMAGED = "the accountant's state is damaged or not one: "
+
+
+# Remarks about the guarantee that a report reads again.
+SEEDED = (
+    "A run used a seed, so it can be repeated. It is not private against anyone who can guess "
+    "the seed. Leave the seed out of runs whose results you publish."
+)
+SECURE = (
+    "A run used secure=True: its noise and sampling come from the operating system's "
+    "cryptographic generator, and its sums and noise are integers. Other runs in a shared "
+    "ledger may not."
+)
+_FORMER = {  # as version 0.1 wrote these remarks
+    "A seeded generator was used: the run can be repeated, and is not private against anyone who "
+    "can guess the seed.": SEEDED,
+    "secure=True was used: noise and sampling from the operating system's cryptographic generator, "
+    "sums and noise in integers. A ledger that is shared may have other runs, too.": SECURE,
+}
+
+
+def current_note(text: str) -> str:
+    """The same remark in the words of this version."""
+    return _FORMER.get(text, text)
 
 
 class LedgerEntry(NamedTuple):
@@ -55,16 +69,6 @@ class Saved(NamedTuple):
     notes: Iterable[str]
     origins: Origins
     description: Description
-
-
-_MECHANISMS: dict[str, tuple[type, tuple[str, ...]]] = {
-    "subsampled_gaussian": (SubsampledGaussian, ("noise_multiplier", "sample_rate", "sampling")),
-    "approximate_dp": (ApproximateDP, ("epsilon", "delta", "name")),
-    "nonprivate_look": (NonPrivateLook, ("what", "time")),
-    "laplace": (Laplace, ("scale", "name")),
-    "renyi_dp": (RenyiDP, ("divergences", "epsilon", "name")),
-}
-NAMES = {kind: name for name, (kind, _) in _MECHANISMS.items()}  # the kinds of events
 
 
 def to_state(settings: Mapping[str, Any], saved: Saved) -> dict[str, Any]:
@@ -95,16 +99,14 @@ def from_lines(lines: Iterable[Mapping[str, Any]], neighboring: str) -> Counter[
     found: Counter[Event] = Counter()
     for line in lines:
         event, count = from_line(line)
-        require_known(event, neighboring)
+        interpret(event, neighboring)
         found[event] += count
     return found
 
 
 def to_line(event: Event, count: int) -> dict[str, Any]:
     """One event of the ledger as plain numbers and strings."""
-    name = NAMES[type(event)]
-    fields = {field: getattr(event, field) for field in _MECHANISMS[name][1]}
-    return {"mechanism": name, **fields, "count": count}
+    return {"mechanism": event.kind, **vars(event), "count": count}
 
 
 def from_line(line: Mapping[str, Any]) -> tuple[Event, int]:
@@ -113,13 +115,13 @@ def from_line(line: Mapping[str, Any]) -> tuple[Event, int]:
     :raises ConfigurationError: something is unknown or out of range.
     """
     mechanism = line["mechanism"]
-    if not isinstance(mechanism, str) or mechanism not in _MECHANISMS:
+    if not isinstance(mechanism, str) or mechanism not in KINDS:
         raise ConfigurationError(f"mechanism={mechanism!r} is unknown.")
-    kind, fields = _MECHANISMS[mechanism]
+    kind = KINDS[mechanism]
     count = require_count("count", line["count"])
     if count > MOST:
         raise ConfigurationError(f"count: more than {MOST:g} releases of a kind.")
-    return kind(*(line[field] for field in fields)), count
+    return kind(**{each.name: line[each.name] for each in fields(kind)}), count  # type: ignore[arg-type]
 
 
 def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
@@ -149,7 +151,7 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
     for line in lines:
         try:
             event, count = from_line(line)
-            require_known(event, settings["neighboring"])
+            interpret(event, settings["neighboring"])
         except KeyError as error:
             raise ConfigurationError(_DAMAGED + f"a line has no {error}.") from None
         except ConfigurationError as error:
@@ -212,7 +214,7 @@ def _together(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
 
 def _cells(event: Event) -> tuple[str, str, str]:
     if not isinstance(event, SubsampledGaussian):
-        return brief(event), "", ""
+        return event.brief, "", ""
     sampling = event.sampling if event.sample_rate < 1.0 else "full"
     name = f"Gaussian noise, {_SAMPLING[sampling]}"
     return name, f"{event.sample_rate:.6g}", f"{event.noise_multiplier:.6g}"

@@ -7,14 +7,8 @@ from typing import Protocol
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.amounts import spent
 from pyro_dp.accounting.description import Description
-from pyro_dp.accounting.events import (
-    Event,
-    NonPrivateLook,
-    Stated,
-    SubsampledGaussian,
-    is_whole,
-    together,
-)
+from pyro_dp.accounting.events import Event, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.events.subsampled_gaussian import is_whole, together
 from pyro_dp.accounting.markup import Block, Paragraph, Table
 from pyro_dp.accounting.origins import ADAPTIVE, Origin, Part
 from pyro_dp.accounting.trade_off import PrivacyCurve
@@ -83,7 +77,7 @@ class Row:
     """
 
     origin: Origin | None
-    event: SubsampledGaussian | Stated
+    event: Event
     count: int
     bounds: tuple[float, float] | None
     clipped: tuple[float, float] | None
@@ -103,7 +97,7 @@ class Row:
             kind = "noisy sums, with their noise together" if self.looks else "noisy sum"
             name = _NAMES.get(method, f"{method}: {kind}")
             return f"{name}, planned and not released" if self.planned else name
-        return f"{self.event.name}: {self.event.cost}"
+        return self.event.brief
 
 
 def rows_of(accountant: Reported) -> list[Row]:

@@ -12,7 +12,9 @@ from typing import Any, NoReturn, TypeVar
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp.accounting.events import SECURE, SEEDED, Event, SubsampledGaussian, require_short_text
+from pyro_dp.accounting.events import Event, SubsampledGaussian
+from pyro_dp.accounting.events.event import require_short_text
+from pyro_dp.accounting.ledger import SECURE, SEEDED
 from pyro_dp.accounting.origins import OPEN, PLANNED, Origin, new_name
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum

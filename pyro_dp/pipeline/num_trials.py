@@ -20,7 +20,7 @@ import numpy as np
 import scipy
 
 from pyro_dp.accounting.pld import RATES
-from pyro_dp.accounting.rdp import renyi_delta
+from pyro_dp.accounting.single_release import renyi_delta
 from pyro_dp.utils.validation import require_number
 
 _MOST = 500.0  # trials, on average: e^-mean is the first probability of a Poisson draw

@@ -2,17 +2,18 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from pyro_dp.accounting.bounded_pairs import Bounded
-from pyro_dp.accounting.events import Stated, require_short_text
+from pyro_dp.accounting.events.event import Event, require_short_text
 from pyro_dp.accounting.pld import Floats
 from pyro_dp.utils.validation import require_scale
 
 
 @dataclass(frozen=True)
-class Laplace(Stated):
+class Laplace(Event):
     """Numbers that were released with Laplace noise.
 
     :param scale: the noise's, in units of the L1 sensitivity under the accountant's relation.
@@ -20,21 +21,29 @@ class Laplace(Stated):
     :raises ConfigurationError: if a setting is out of range.
     """
 
+    kind = "laplace"
+    delta = 0.0
+
     scale: float
     name: str
-    delta = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", require_scale("scale", self.scale))
         require_short_text("name", self.name)
 
     @property
-    def pair(self) -> "LaplacePair":
+    def brief(self) -> str:
+        return f"{self.name} (Laplace noise, scale = {self.scale:.6g} sensitivities)"
+
+    def pair(self, neighboring: str) -> "LaplacePair":
         return LaplacePair(1.0 / self.scale)
 
-    @property
-    def cost(self) -> str:
-        return f"Laplace noise, scale = {self.scale:.6g} sensitivities"
+    def dots(self, gap: float, relation: Any) -> Any:
+        from dp_accounting.pld import privacy_loss_distribution
+
+        return privacy_loss_distribution.from_laplace_mechanism(
+            self.scale, value_discretization_interval=gap
+        )
 
 
 class LaplacePair(Bounded):

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from pyro_dp.accounting.bounded_pairs import MOST_LOSS, Response
-from pyro_dp.accounting.events import Stated, require_short_text
+from pyro_dp.accounting.events.event import Event, require_short_text
 from pyro_dp.accounting.pld import Floats
-from pyro_dp.accounting.rdp import ORDERS, renyi_delta, renyi_epsilon
+from pyro_dp.accounting.single_release import ORDERS, renyi_delta, renyi_epsilon
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_number
 
@@ -21,20 +21,22 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class RenyiDP(Stated):
+class RenyiDP(Event):
     """A release with bounds of its Rényi divergences, in both directions of the relation.
 
-    :param divergences: (87,) in nats, at :data:`~pyro_dp.accounting.rdp.ORDERS`. They are finite,
-        and none is below the one before it.
+    :param divergences: (87,) in nats, at ``ORDERS`` of :mod:`pyro_dp.accounting.single_release`.
+        They are finite, and none is below the one before it.
     :param epsilon: the release is (epsilon, 0)-DP as well; None: no such epsilon is stated.
     :param name: a short text that describes the release. It is public.
     :raises ConfigurationError: if a setting is out of range.
     """
 
+    kind = "renyi_dp"
+    delta = 0.0
+
     divergences: tuple[float, ...]
     epsilon: float | None
     name: str
-    delta = 0.0
 
     def __post_init__(self) -> None:
         given = self.divergences
@@ -57,24 +59,23 @@ class RenyiDP(Stated):
         require_short_text("name", self.name)
 
     @property
-    def pair(self) -> "RenyiPair":
+    def brief(self) -> str:
+        return f"{self.name} (Rényi divergence {self.divergences[0]:.4g} at order 2)"
+
+    def pair(self, neighboring: str) -> "RenyiPair":
         most = math.inf if self.epsilon is None else self.epsilon
         moments = tuple((ORDERS - 1.0) * self.divergences)
         return RenyiPair(most if most <= MOST_LOSS else math.inf, moments)
 
-    @property
-    def cost(self) -> str:
-        return f"Rényi divergence {self.divergences[0]:.4g} at order 2"
-
 
 @dataclass(frozen=True)
 class RenyiPair(Response):
-    """It has at most these log moments, at :data:`~pyro_dp.accounting.rdp.ORDERS` - 1."""
+    """It has at most these log moments, at ``ORDERS - 1``."""
 
     at_orders: tuple[float, ...]
 
     @classmethod
-    def together(cls, counts: Mapping[Any, int]) -> list[tuple[Any, int]]:
+    def together(cls, counts: Mapping[Any, int], neighboring: str) -> list[tuple[Any, int]]:
         """One for all."""
         most, moments = 0.0, np.zeros(len(ORDERS))
         for pair, n in counts.items():
