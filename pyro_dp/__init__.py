@@ -19,9 +19,9 @@ from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.nonprivate import nonprivate
 from pyro_dp.mechanism.released_step import ReleasedStep
 from pyro_dp.mechanism.run_result import RunResult
-from pyro_dp.pipeline.num_trials import PoissonTrials, TruncatedNegativeBinomial
 from pyro_dp.pipeline.private_selection import Selection, private_selection, selection_epsilon
 from pyro_dp.pipeline.standard_scaler import DPStandardScaler
+from pyro_dp.pipeline.trials import PoissonTrials, TruncatedNegativeBinomial
 from pyro_dp.records.columns import columns
 from pyro_dp.utils.errors import (
     ClippingWarning,

@@ -11,7 +11,7 @@ from autodp import mechanism_zoo as zoo
 from autodp.autodp_core import Mechanism
 
 from pyro_dp import ConfigurationError, PrivacyAccountant
-from pyro_dp.accounting.amounts import up
+from pyro_dp.utils.display import up
 
 PAGE = Path(__file__).parents[1] / "docs" / "autodp.md"
 ADD, REPLACE = "add_or_remove_one", "replace_one"

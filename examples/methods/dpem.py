@@ -16,7 +16,7 @@ from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.utils.linalg import clipped_rows, noise_radius, stacked, unstacked
-from pyro_dp.utils.memory import version
+from pyro_dp.utils.torch_state import version
 from pyro_dp.utils.validation import require_scale, require_tensors
 
 _SHARES = (0.2, 0.3, 0.5)  # parts of sigma^-2 for counts, sums and second moments

@@ -30,7 +30,7 @@ from pyro_dp.records.plate import random_sites
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_scale
 
 

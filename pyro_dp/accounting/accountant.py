@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, NoReturn
 
-from pyro_dp.accounting import autodp_mechanisms, composition, ledger, plotting, report
-from pyro_dp.accounting.amounts import of_budget, spent_and_left, up
+from pyro_dp.accounting import autodp_mechanisms, composition, figures, ledger, report
 from pyro_dp.accounting.budget import Budget, least_noise
-from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import KINDS, Event, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.journal import Journal
-from pyro_dp.accounting.ledger import LedgerEntry, Saved, as_html, as_text
+from pyro_dp.accounting.ledger import Description, LedgerEntry, Saved, as_html, as_text
 from pyro_dp.accounting.origins import Origin, Origins, Part, Source
+from pyro_dp.utils.display import of_budget, spent_and_left, up
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.utils.files import read_file, write_file
 from pyro_dp.utils.validation import require_choice, require_count, require_number
@@ -754,7 +753,7 @@ class PrivacyAccountant:
         :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
         :raises ConfigurationError: matplotlib is not installed.
         """
-        return plotting.plot(self)
+        return figures.plot(self)
 
     def forecast(
         self,

@@ -27,11 +27,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyro_dp.accounting import description, ledger
+from pyro_dp.accounting import ledger
 from pyro_dp.accounting.composition import interpret
-from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import Event
 from pyro_dp.accounting.journal_lines import line_of, value_of
+from pyro_dp.accounting.ledger import Description
 from pyro_dp.accounting.origins import Origin, Origins, Source, bound_of, clipped_of, origin_of
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.files import sync_folder
@@ -259,7 +259,7 @@ class Journal:
             self._reserve(self._named(value["run"]), releases)
             return
         elif "description" in value:
-            self.description = description.from_saved(value["description"])
+            self.description = ledger.described(value["description"])
             return
         else:
             event, count = ledger.from_line(value)

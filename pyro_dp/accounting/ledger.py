@@ -1,19 +1,72 @@
-"""The ledger as plain numbers, saved and read again, and as a table for people."""
+"""The ledger and the description of its study: saved, read again, and as a table for people."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from pyro_dp.accounting import description, origins
+from pyro_dp.accounting import origins
 from pyro_dp.accounting.composition import interpret
-from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import KINDS, Event, SubsampledGaussian
 from pyro_dp.accounting.events.subsampled_gaussian import is_whole, together
 from pyro_dp.accounting.origins import Origins
-from pyro_dp.utils import tables
+from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, same
+
+LONGEST = 1000  # characters of a text
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a report says of the study. All of it is public, and no cost depends on it.
+
+    :param title: of the study or the release.
+    :param dataset: which data these are.
+    :param purpose: of the processing.
+    :param controller: who is responsible for the data.
+    :param unit: whom the guarantee protects: what one record is, such as "a person with all their
+        visits".
+    :param units: their number, > 0; None: not stated.
+    :raises ConfigurationError: a text is no line of at most 1000 characters, or the number is none.
+    """
+
+    title: str = ""
+    dataset: str = ""
+    purpose: str = ""
+    controller: str = ""
+    unit: str = ""
+    units: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in (each.name for each in fields(self) if each.name != "units"):
+            text = getattr(self, name)
+            if not (isinstance(text, str) and (text == "" or text.isprintable())):
+                raise ConfigurationError(f"{name} must be one line of text.")
+            if len(text) > LONGEST:
+                raise ConfigurationError(f"{name} must be at most {LONGEST} characters long.")
+        if self.units is not None:
+            object.__setattr__(self, "units", require_count("units", self.units))
+
+    def stated(self) -> dict[str, Any]:
+        """What is not left open, by name: the saved form."""
+        return {name: value for name, value in asdict(self).items() if value not in ("", None)}
+
+    def with_(self, said: Mapping[str, Any]) -> "Description":
+        """With these in place of its own."""
+        return replace(self, **said)
+
+
+def described(said: Any) -> Description:
+    """
+    :param said: from :meth:`Description.stated`; what a later version adds is not known here.
+    :raises ConfigurationError: it is damaged.
+    """
+    if not isinstance(said, Mapping):
+        raise ConfigurationError("description must be a dictionary.")
+    known = {each.name for each in fields(Description)}
+    return Description(**{name: value for name, value in said.items() if name in known})
+
 
 VERSION = 1
 MOST = 10**12  # releases of a kind: rounding of a step's cost, times more than that, would count
@@ -161,7 +214,7 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
     try:
         runs = origins.from_saved(state.get("runs", []), counts, events)
         _take_reserved(state.get("reserved", []), runs, settings["neighboring"])
-        about = description.from_saved(state.get("description", {}))
+        about = described(state.get("description", {}))
     except ConfigurationError as error:
         raise ConfigurationError(_DAMAGED + str(error)) from None
     return Saved(counts, list(map(current_note, notes)), runs, about)
@@ -236,6 +289,6 @@ def as_text(entries: Iterable[LedgerEntry], facts: Facts) -> str:
 def as_html(entries: Iterable[LedgerEntry], facts: Facts) -> str:
     """As :func:`as_text`, for notebooks."""
     rows = _rows(entries)
-    return tables.facts("PrivacyAccountant", facts) + tables.table(
+    return display.facts("PrivacyAccountant", facts) + display.table(
         "What was released" if rows else "Nothing was released", _HEAD, rows
     )

@@ -35,8 +35,8 @@ from pyro_dp.records.reading import require_slice_data
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders
-from pyro_dp.utils.devices import sent
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError
+from pyro_dp.utils.torch_state import sent
 from pyro_dp.utils.validation import require_choice, require_flag
 
 _MOST_TRACES = 4  # where more are needed, tracing takes longer than it saves

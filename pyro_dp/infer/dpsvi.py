@@ -37,8 +37,8 @@ from pyro_dp.utils.errors import (
     ModelError,
     PrivacyError,
     PrivacyWarning,
+    warn_user,
 )
-from pyro_dp.utils.user_warning import warn_user
 
 _MOST_CURVATURES = 20  # latents, where each record's Hessian is computed
 _BRANCHES = "The model branches on values of a record"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_dp.mechanism.messages import Draws
 from pyro_dp.utils.errors import ClusterError, ConfigurationError
-from pyro_dp.utils.rng import set_torch_states, torch_states
+from pyro_dp.utils.torch_state import set_torch_states, torch_states
 from pyro_dp.utils.validation import require_number
 
 T = TypeVar("T")

@@ -50,8 +50,8 @@ from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, divisible
 from pyro_dp.mechanism.discrete_gaussian import MOST, discrete_gaussian
 from pyro_dp.mechanism.system_random import Stream
-from pyro_dp.utils.devices import sent
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
+from pyro_dp.utils.torch_state import sent
 
 _UNITS = 2**30  # of the grid in a block's bound: 2^32 records fit into 63 bits
 _MOST_NUMBERS = 2**24  # that are held at a time: sums by matrix products are not to be had

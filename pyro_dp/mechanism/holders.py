@@ -19,7 +19,7 @@ from pyro_dp.mechanism.federation import Federation
 from pyro_dp.mechanism.messages import CalibratedNoise, Ledger, Settings
 from pyro_dp.mechanism.peers import Peers
 from pyro_dp.utils.errors import ClusterError, ClusterWarning
-from pyro_dp.utils.rng import set_torch_states
+from pyro_dp.utils.torch_state import set_torch_states
 
 _FAILED = (
     "Holder {holders} failed, so all holders abandoned what they were doing. Its own error says "

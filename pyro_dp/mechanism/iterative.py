@@ -36,16 +36,16 @@ from pyro_dp.mechanism.released_step import (
 from pyro_dp.mechanism.run_result import BY_CALLBACK, DONE, RunResult
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.mechanism.streams import Randomness
-from pyro_dp.utils import tables
+from pyro_dp.utils import display
 from pyro_dp.utils.errors import (
     ClusterError,
     ConfigurationError,
     PrivacyBudgetExceeded,
     PrivacyError,
     PrivacyWarning,
+    warn_user,
 )
 from pyro_dp.utils.interrupts import Interrupts
-from pyro_dp.utils.user_warning import warn_user
 from pyro_dp.utils.validation import LARGEST, require_count, same
 
 Step = TypeVar("Step", bound=Callable[..., float])
@@ -306,7 +306,7 @@ class IterativeMechanism(abc.ABC):
         facts = [(name, str(value)) for name, value in self._shown().items()]
         if self._last_run is not None:
             facts.append(("last run", self._last_run.headline))
-        return tables.facts(self._name, facts)
+        return display.facts(self._name, facts)
 
     def _shown(self) -> dict[str, Any]:
         return {

@@ -24,7 +24,7 @@ from pyro_dp.mechanism.contributions import Measured, Rows
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.sampling import AllRecords
 from pyro_dp.utils.errors import ConfigurationError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 _AT_A_TIME = 4096  # records
 _PEERS = "nonprivate() reads from one process: make an inference without a cluster there."

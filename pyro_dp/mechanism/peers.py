@@ -28,7 +28,7 @@ from pyro_dp.accounting.events import Event
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.messages import UNREADABLE, Ledger, M, Settings, Start
 from pyro_dp.utils.errors import ClusterError
-from pyro_dp.utils.rng import set_torch_states, torch_states
+from pyro_dp.utils.torch_state import set_torch_states, torch_states
 
 T = TypeVar("T")
 _LOOKS = 10  # at data, in a step

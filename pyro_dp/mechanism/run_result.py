@@ -10,8 +10,8 @@ from typing import Any, overload
 
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.released_step import ReleasedStep
-from pyro_dp.utils import tables
-from pyro_dp.utils.figure import figure
+from pyro_dp.utils import display
+from pyro_dp.utils.display import figure
 
 DONE = "all steps are done"
 BY_CALLBACK = "a callback stopped it"
@@ -154,7 +154,7 @@ class RunResult(Sequence[float]):
         if self.values:
             ends = f"{self.values[0]:.4g} first, {self.values[-1]:.4g} last"
             facts.append((self.measure, ends))
-        return tables.facts(f"Run of {self.inference}", facts)
+        return display.facts(f"Run of {self.inference}", facts)
 
     @property
     def headline(self) -> str:

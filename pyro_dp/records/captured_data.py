@@ -15,7 +15,7 @@ from pyro_dp.graphs.references import References, sentence
 from pyro_dp.records.column import ArrayColumn, TensorColumn
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.memory import address
+from pyro_dp.utils.torch_state import address
 
 _SAME_MEMORY = (
     "{label} is (part of) the data that are given to step(): what is captured cannot be protected. "

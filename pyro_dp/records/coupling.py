@@ -8,8 +8,8 @@ from torch import Tensor
 from pyro_dp.records.plate import PrivatePlate, Traces, random_sites
 from pyro_dp.records.site_checks import Runs
 from pyro_dp.records.stand_ins import on_varied
-from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.linalg import agree
 
 _COUNT = 3
 _COUPLED = (

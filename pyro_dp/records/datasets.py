@@ -14,7 +14,7 @@ from pyro_dp.records.column_names import require_names
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.tables import as_tensor
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 _ITERABLE = (
     "Argument {name!r} is a {kind}, which has no length or no items by number: pass a dataset with "

@@ -24,9 +24,9 @@ from pyro_dp.records.plate import random_sites, traced
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import on_varied
-from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.linalg import agree
+from pyro_dp.utils.torch_state import forked_rng
 
 _STARTS = (
     "The initial value of parameter {name!r} depends on the data, and would be public: start it at "

@@ -12,9 +12,9 @@ from pyro_dp.records.messengers import OneRecord
 from pyro_dp.records.plate import PrivatePlate, is_random, latents_alone, random_sites
 from pyro_dp.records.records import Reading, Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ConfigurationError, ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.linalg import agree
+from pyro_dp.utils.torch_state import forked_rng
 
 _WAYS: dict[bool | str, tuple[Reading, ...]] = {
     False: (Reading.BY_INDEX,),

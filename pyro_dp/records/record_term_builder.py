@@ -32,7 +32,7 @@ from pyro_dp.records.site_checks import (
 )
 from pyro_dp.records.structure_checks import check_isolation, check_values, on_fastest_path
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 _AT_A_TIME = 2**14  # records whose observations are looked at: each may take more than its row
 

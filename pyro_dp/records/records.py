@@ -28,7 +28,7 @@ from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.shards import Shard, with_a_row
 from pyro_dp.records.stand_ins import placeholder_row, rows_shown, spacing, varied
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.memory import version
+from pyro_dp.utils.torch_state import version
 
 _NO_ROWS = (
     "No argument has a row for each of the {plate.size} elements of the private plate "

@@ -15,7 +15,7 @@ from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from pyro_dp.graphs.libraries import is_library
+from pyro_dp.graphs.references import is_library
 from pyro_dp.records.mixed_dtypes import OF_NUMBERS, promoted
 from pyro_dp.utils.errors import ModelError, PrivacyError
 

@@ -20,8 +20,8 @@ from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import LocalDraws
 from pyro_dp.records.record_elbo import NotVectorizable
 from pyro_dp.records.record_term import Batch, RecordGradients, RecordTerm
-from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError, PrivacyError
+from pyro_dp.utils.linalg import agree
 
 _REMEMBERS = (
     "The term of a record changes after another record was looked at: the model keeps something of "

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Independent
 
 from pyro_dp.utils.linalg import cholesky
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 _NUM_DRAWS = 10_000  # for quantiles of other families
 

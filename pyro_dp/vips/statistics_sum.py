@@ -14,8 +14,8 @@ from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.utils.devices import rows_on
 from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.torch_state import rows_on
 from pyro_dp.vips.conjugate_model import OTHER_SHAPE, ConjugateModel, Draws, Parts, Statistic
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.mixed_statistics import MixedStatistics

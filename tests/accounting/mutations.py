@@ -319,13 +319,6 @@ MUTATIONS = [
         "test_report.py",
     ),
     Mutation(
-        "report: costs are rounded down",
-        "up",
-        "decimal.ROUND_CEILING",
-        "decimal.ROUND_FLOOR",
-        "test_report.py",
-    ),
-    Mutation(
         "second opinion: half the sensitivity under replace_one",
         "_RELATIONS",
         '"replace_one": "REPLACE_ONE"',
@@ -527,13 +520,6 @@ MUTATIONS = [
         "Origin.now",
         "SEEDED_RUN if seeded else ORDINARY_RUN",
         "ORDINARY_RUN",
-        "test_report.py",
-    ),
-    Mutation(
-        "report: what is left is rounded up",
-        "spent_and_left",
-        "shown, whole = up(spent)",
-        'shown, whole = f"{spent:.3g}"',
         "test_report.py",
     ),
     Mutation(

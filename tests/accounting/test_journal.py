@@ -17,9 +17,9 @@ import torch
 
 from pyro_dp.accounting import journal as journals
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.journal_lines import line_of, value_of
+from pyro_dp.accounting.ledger import Description
 from pyro_dp.accounting.origins import Origin
 from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum

@@ -17,11 +17,10 @@ from pyro_dp import (
     SubsampledGaussian,
 )
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.amounts import of_budget, spent_and_left, up
+from pyro_dp.accounting.figures import _round_numbers, growth
 from pyro_dp.accounting.origins import Origin
-from pyro_dp.accounting.pictures import _round_numbers
-from pyro_dp.accounting.plotting import growth
 from pyro_dp.accounting.trade_off import trade_off
+from pyro_dp.utils.display import of_budget, spent_and_left, up
 
 
 def ledger(*entries, **settings):

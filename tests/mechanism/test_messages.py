@@ -6,7 +6,7 @@ import torch
 from pyro_dp import ClusterError
 from pyro_dp.mechanism import messages
 from pyro_dp.mechanism.messages import Message
-from pyro_dp.utils.rng import torch_states
+from pyro_dp.utils.torch_state import torch_states
 
 LEDGER = ({"version": 1}, 1.5, 0, "run 1")
 KNOWN = [

@@ -125,7 +125,7 @@ USES = {
         accounting.accountant.PrivacyAccountant.record_nonprivate
         accounting.accountant.PrivacyAccountant.to_autodp
         auditing.scaled_noise.with_noise
-        pipeline.trial_accountant.TrialAccountant.record
+        pipeline.trials.TrialAccountant.record
         accounting.accountant.PrivacyAccountant._enter
     """,  # the last writes the journal
     ".mirror": "mechanism.ranks.Ranks.released",

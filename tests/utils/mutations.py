@@ -45,4 +45,18 @@ MUTATIONS = [
         "total, _ = torch.cuda.mem_get_info(device)",
         "test_devices.py",
     ),
+    Mutation(
+        "report: costs are rounded down",
+        "up",
+        "decimal.ROUND_CEILING",
+        "decimal.ROUND_FLOOR",
+        "test_report.py",
+    ),
+    Mutation(
+        "report: what is left is rounded up",
+        "spent_and_left",
+        "shown, whole = up(spent)",
+        'shown, whole = f"{spent:.3g}"',
+        "test_report.py",
+    ),
 ]

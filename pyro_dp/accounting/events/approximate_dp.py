@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from pyro_dp.accounting.amounts import up
 from pyro_dp.accounting.bounded_pairs import Response
 from pyro_dp.accounting.events.event import Event, require_short_text
+from pyro_dp.utils.display import up
 from pyro_dp.utils.validation import require_number
 
 

@@ -31,7 +31,7 @@ from pyro_dp.records.plate import Sites, is_random
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.linalg import dense, inverse
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 _DRAWS = 400  # the prior is drawn so often
 _QUARTILES, _SDS = (0.25, 0.5, 0.75), 1.349  # how many sds a Gaussian's outer ones are apart

@@ -35,7 +35,7 @@ from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.records.latents import Latent
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded
-from pyro_dp.utils.moved_arguments import arguments_moved_to
+from pyro_dp.utils.validation import arguments_moved_to
 
 _LEAST_SHARE = 1e-9  # a smaller share of the budget is rounding
 _DONE = "All looks are done: start anew with what remains of the budget."

@@ -34,7 +34,7 @@ from pyro_dp.utils.errors import (
     ConvergenceWarning,
     ModelError,
 )
-from pyro_dp.utils.rng import private_rng
+from pyro_dp.utils.torch_state import private_rng
 from pyro_dp.utils.validation import require_choice, require_flag
 
 A = TypeVar("A", Approximation, EPState)

@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_dp.accounting.amounts import up
 from pyro_dp.infer.posterior.status import CLIPPING, NOISE, STEPS, Status
 from pyro_dp.infer.posterior.table import MOST_LINES, aligned
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.utils.figure import MOST_ROWS, first_of, with_rows
+from pyro_dp.utils.display import MOST_ROWS, first_of, up, with_rows
 
 DATA, SAMPLING = "data", "sampling"
 _MORE_RECORDS = "More records or a larger epsilon would help most."

@@ -10,8 +10,7 @@ from torch import Tensor
 from pyro_dp.infer.posterior.intervals import Interval, element_names
 from pyro_dp.infer.posterior.summary import Summary
 from pyro_dp.infer.posterior.table import MOST_LINES, aligned
-from pyro_dp.utils.figure import figure
-from pyro_dp.utils.tables import numbers
+from pyro_dp.utils.display import figure, numbers
 
 Intervals = Mapping[str, Interval]  # by site
 _MOST_CURVES = 10

@@ -17,7 +17,7 @@ from pyro_dp.infer.posterior.predicted import Predicted
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.prior_predictive import PriorPredictive
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ConvergenceWarning
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_number
 
 _OWN = ("accountant", "noise_multiplier", "generator", "secure")

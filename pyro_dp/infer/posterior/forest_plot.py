@@ -5,7 +5,7 @@ from typing import Any
 
 from pyro_dp.infer.posterior.intervals import Line
 from pyro_dp.infer.posterior.status import Status
-from pyro_dp.utils.figure import MOST_ROWS, first_of, with_rows
+from pyro_dp.utils.display import MOST_ROWS, first_of, with_rows
 
 
 def forest_plot(lines: Sequence[Line], level: float, status: Status) -> Any:

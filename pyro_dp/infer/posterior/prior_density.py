@@ -12,7 +12,7 @@ from torch.distributions import biject_to
 from pyro_dp.records.latents import Latent
 from pyro_dp.records.plate import is_random
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 
 def placed(latents: Sequence[Latent], z: Tensor, dtypes: dict[str, torch.dtype]) -> tuple:

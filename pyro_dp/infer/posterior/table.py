@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pyro_dp.infer.posterior.intervals import Line
 from pyro_dp.infer.posterior.status import Status
-from pyro_dp.utils import tables
+from pyro_dp.utils import display
 
 MOST_LINES = 30
 
@@ -21,7 +21,7 @@ def table(lines: Sequence[Line], level: float, status: Status) -> str:
 def html_table(lines: Sequence[Line], level: float, status: Status) -> str:
     """The same for notebooks."""
     head, rows, below = _parts(lines, level, status)
-    return tables.table("Posterior", ("", *head), rows) + tables.remarks(below)
+    return display.table("Posterior", ("", *head), rows) + display.remarks(below)
 
 
 def _parts(
@@ -30,8 +30,8 @@ def _parts(
     """Names of the columns, rows of the table, and what is said below it."""
     shown = lines[:MOST_LINES]
     rows: list[tuple[str, ...]] = []
-    medians = tables.numbers([line.median for line in shown])
-    ends = tables.numbers([end for line in shown for end in line.aware])
+    medians = display.numbers([line.median for line in shown])
+    ends = display.numbers([end for line in shown for end in line.aware])
     for line, median, low, high in zip(shown, medians, ends[::2], ends[1::2], strict=True):
         rows.append((line.name, median, f"{low} to {high}", f"{line.noise:.0%}"))
     more = len(lines) - len(shown)

@@ -13,7 +13,7 @@ from pyro_dp.infer.posterior.status import Status
 from pyro_dp.infer.svi.iterate_averages import IterateAverages
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError, ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 _NO_STEP = (
     "There is no posterior before the first step. (After a load_state_dict a step must find the "

@@ -24,9 +24,8 @@ from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.record_term import Batch, RecordTerm
 from pyro_dp.records.records import Prepared
 from pyro_dp.records.torch_modes import RecordMode
-from pyro_dp.utils.devices import rows_on
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import private_rng
+from pyro_dp.utils.torch_state import private_rng, rows_on
 
 COORDINATES: dict[str, type[LatentCoordinates] | type[ParameterCoordinates]] = {
     "latents": LatentCoordinates,

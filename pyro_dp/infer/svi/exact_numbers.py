@@ -13,7 +13,7 @@ from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.contributions import Contributions, Measured
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.utils.rng import private_rng
+from pyro_dp.utils.torch_state import private_rng
 
 
 def exact_loss(

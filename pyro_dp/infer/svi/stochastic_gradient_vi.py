@@ -62,8 +62,8 @@ from pyro_dp.utils.errors import (
     ModelError,
     PrivacyError,
     PrivacyWarning,
+    warn_user,
 )
-from pyro_dp.utils.user_warning import warn_user
 from pyro_dp.utils.validation import require_choice, require_number, require_scale, same
 
 _DONE = (

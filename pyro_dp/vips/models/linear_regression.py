@@ -18,7 +18,7 @@ from pyro_dp.utils.linalg import (
     stacked,
     unstacked,
 )
-from pyro_dp.utils.memory import rows_in_cache
+from pyro_dp.utils.torch_state import rows_in_cache
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import clipped_rows, times
-from pyro_dp.utils.memory import rows_in_cache
+from pyro_dp.utils.torch_state import rows_in_cache
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,

@@ -1,12 +1,58 @@
-"""Small tables in HTML for notebooks, and the numbers in a column.
+"""Amounts of epsilon, tables in HTML for notebooks, and empty figures.
+
+An amount of epsilon is never understated.
 
 Tables have the colours of the notebook's theme, light or dark. Screen readers need the captions and
 scopes. Nothing has a colour of its own.
 """
 
+import decimal
 import html
 import math
 from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+from pyro_dp.utils.errors import ConfigurationError
+
+_DIGITS = 4
+
+
+def up(value: float) -> str:
+    """Four digits, rounded up: a cost must not be understated."""
+    if math.isinf(value):
+        return "inf"
+    digits = decimal.Context(prec=_DIGITS, rounding=decimal.ROUND_CEILING)
+    return f"{float(digits.create_decimal(value * (1.0 - 1e-12))):.4g}"
+
+
+def spent(epsilon: float, budget: float | None) -> str:
+    """Rounded up, but not beyond a budget that holds it.
+
+    :param epsilon: in nats.
+    :param budget: in nats; ``None``: there is none.
+    """
+    return up(epsilon) if budget is None else spent_and_left(epsilon, budget)[0]
+
+
+def spent_and_left(spent: float, budget: float) -> tuple[str, str]:
+    """Two texts that add up to the budget as it is shown, :func:`of_budget`.
+
+    :param spent: epsilon in nats.
+    :param budget: in nats, > 0.
+    """
+    shown, whole = up(spent), Decimal(of_budget(budget))
+    if shown == "inf":
+        return shown, "0"
+    if spent <= whole < Decimal(shown):  # rounding up must not seem to exceed it
+        return of_budget(budget), "0"
+    left = max(Decimal(0), whole - Decimal(shown))
+    return shown, f"{left.normalize():g}" if left < Decimal("1e-9") else f"{left.normalize():f}"
+
+
+def of_budget(budget: float) -> str:
+    return f"{budget:.6g}"
+
 
 _TABLE = '<table style="margin:0.5em 0">'
 _CAPTION = '<caption style="caption-side:top;text-align:left;color:inherit;font-weight:bold">'
@@ -67,3 +113,34 @@ def _caption(text: str) -> str:
 
 def _text(text: str) -> str:
     return html.escape(text)
+
+
+MOST_ROWS = 60
+_ROW, _MARGIN = 0.25, 1.2  # inches
+_WIDTH, _HEIGHT = 7.0, 4.5
+
+
+def figure(call: str, height: float = _HEIGHT) -> Any:
+    """
+    :param call: of the user's, for an error.
+    :param height: in inches.
+    :returns: a ``matplotlib.figure.Figure``.
+    :raises ConfigurationError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigurationError(
+            f"{call} needs matplotlib, which is not installed: pip install matplotlib."
+        ) from None
+    return Figure(figsize=(_WIDTH, height), layout="constrained")
+
+
+def with_rows(call: str, rows: int) -> Any:
+    """A figure as high as so many rows need."""
+    return figure(call, _MARGIN + _ROW * rows)
+
+
+def first_of(count: int) -> str:
+    """A title that says if not all rows are shown."""
+    return f"The first {MOST_ROWS} of {count}" if count > MOST_ROWS else ""

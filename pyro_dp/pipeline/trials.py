@@ -1,4 +1,4 @@
-r"""How often a private selection tries, at random, and what the best of so many trials costs.
+"""The trials of a private selection: their random number, their cost, and the accountant of one.
 
 Papernot & Steinke 2022, "Hyperparameter tuning with Rényi differential privacy" (ICLR, arXiv
 2110.03620). A mechanism Q runs K times, and the best outcome is published. With K fixed, a data set
@@ -14,14 +14,19 @@ privacy of one trial allows. The theorems bound that.
 import abc
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy
 
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.accounting.pld import RATES
 from pyro_dp.accounting.single_release import renyi_delta
-from pyro_dp.utils.validation import require_number
+from pyro_dp.utils.errors import PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.validation import require_count, require_number
 
 _MOST = 500.0  # trials, on average: e^-mean is the first probability of a Poisson draw
 _LEAST = 1e-6  # away from what divides by zero
@@ -152,3 +157,71 @@ class PoissonTrials(Trials):
         excess = [renyi_delta(RATES, base, math.log1p(1.0 / rate)) for rate in RATES]
         best = math.log(self.mean) + base + RATES * self.mean * np.array(excess)
         return np.logaddexp(-self.mean, best)
+
+
+_ROUNDING = 1e-9
+NOTE = "This is the ledger of one trial of a private_selection: it lacks what the selection cost."
+
+
+class TrialAccountant(PrivacyAccountant):
+    """Admits the declared releases, and no other.
+
+    :param declared: the declared releases, with counts.
+    :param ours: the accountant of the data set.
+    :param start: a number of 128 bits, drawn for this trial. So no two trials derive a stream from
+        the same position, and no position reveals a trial's number.
+    """
+
+    silent = True
+
+    def __init__(
+        self, declared: Mapping[SubsampledGaussian, int], ours: PrivacyAccountant, start: int
+    ):
+        super().__init__(delta=ours.delta, neighboring=ours.neighboring, engine=ours.engine)
+        self._left: dict[Event, int] = dict(declared.items())
+        # Gaussian sums over all records compose by their precision, however it is shared out.
+        self._precision = math.fsum(n * _precision(e) for e, n in declared.items())
+        self._start = start + (1 << 128)  # beyond the positions of other accountants
+        self.refused = self.continued = False
+        self.note(NOTE)
+
+    def record(self, event: Any, count: int = 1, *, neighboring: str | None = None) -> None:
+        """:raises PrivacyBudgetExceeded: it was not declared, or the trial is over."""
+        count = require_count("count", count, least=0)
+        with self._lock:
+            left = self._left.get(event, 0) if type(event) is SubsampledGaussian else 0
+            precision = count * _precision(event)
+            admitted = count <= left
+            if precision:
+                admitted = precision <= self._precision * (1 + _ROUNDING)
+            if not admitted:
+                self.refused = True
+                raise PrivacyBudgetExceeded(
+                    "a trial of private_selection may release what was declared in releases, and "
+                    "no more, and only while it runs."
+                )
+            super().record(event, count)
+            self._left[event] = left - count
+            self._precision = max(self._precision - precision, 0.0)
+
+    def note_earlier_values(self, text: str) -> None:
+        """:raises PrivacyError: always: trials that go on from each other cost more than one."""
+        self.continued = True
+        raise PrivacyError(text)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """:raises PrivacyError: always."""
+        raise PrivacyError("A trial of private_selection starts afresh: it cannot load a state.")
+
+    def close(self) -> None:
+        """Refuse all further releases: the selection has its winner."""
+        with self._lock:
+            self._left, self._precision = {}, 0.0
+
+
+def _precision(event: Event) -> float:
+    """Precision of a Gaussian sum's noise, in units of its bound; 0 for samples and others."""
+    if type(event) is not SubsampledGaussian or event.sample_rate < 1.0:
+        return 0.0
+    sigma = event.noise_multiplier
+    return sigma**-2 if sigma else math.inf
