@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from pyro_dp import ConfigurationError, ModelError, PrivacyAccountant
-from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler

@@ -20,11 +20,11 @@ from pyro_dp import ConfigurationError, ModelError, PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.svi.eager_step import EagerStep, GradientStep
 from pyro_dp.infer.svi.records_traced_step import step_from_graphs
-from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.records.latents import Latent, latents_of
+from pyro_dp.records.global_draw import Latent, latents_of
 from pyro_dp.records.messengers import OneRecord, no_sites
 from pyro_dp.records.plate import random_sites
 from pyro_dp.records.record_term_builder import build_record_term

@@ -19,15 +19,14 @@ from pyro_dp.infer.ep.site_factors import LARGEST_FULL
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_guide
-from pyro_dp.infer.posterior.forecasted import Forecasted
+from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.infer.svi.stochastic_gradient_vi import NAN, StochasticGradientVI
 from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.nonprivate import Readable
-from pyro_dp.mechanism.released_step import Callback
-from pyro_dp.mechanism.run_result import RunResult
+from pyro_dp.mechanism.run_result import Callback, RunResult
 from pyro_dp.records.losses import Loss, OwnLoss, as_elbo
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.records import Records

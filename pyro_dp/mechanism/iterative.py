@@ -18,23 +18,23 @@ from pyro_dp.accounting.ledger import SECURE, SEEDED
 from pyro_dp.accounting.origins import OPEN, PLANNED, Origin, new_name
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.drawn_ahead import DrawnAhead
-from pyro_dp.mechanism.federation import Federation
+from pyro_dp.mechanism.cluster import Ranks
+from pyro_dp.mechanism.federation import Federation, Holders
 from pyro_dp.mechanism.fixed_point import FixedPointSum
-from pyro_dp.mechanism.holders import Holders
 from pyro_dp.mechanism.messages import Ledger, NoiseMultiplier, Settings
 from pyro_dp.mechanism.peers import Peers, Stopped
-from pyro_dp.mechanism.ranks import Ranks
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.release_settings import ReleaseSettings
-from pyro_dp.mechanism.released_step import (
+from pyro_dp.mechanism.run_result import (
+    BY_CALLBACK,
+    DONE,
     Callback,
     ReleasedStep,
+    RunResult,
     require_callbacks,
     wants_to_stop,
 )
-from pyro_dp.mechanism.run_result import BY_CALLBACK, DONE, RunResult
-from pyro_dp.mechanism.sampling import Indices, RecordSampler
+from pyro_dp.mechanism.sampling import DrawnAhead, Indices, RecordSampler
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.utils import display
 from pyro_dp.utils.errors import (

@@ -9,8 +9,7 @@ Who fails, wherever that is, says so in the next agreement, and no other collect
 A rank whose arguments or model changed says so in the agreement. Then all leave the step undone,
 begin it again, and look at their data together.
 
-How sums become a release is for the processes of a cluster (:mod:`pyro_dp.mechanism.ranks`) and for
-the holders of a federation (:mod:`pyro_dp.mechanism.holders`).
+Sums become a release in :mod:`pyro_dp.mechanism.cluster` and :mod:`pyro_dp.mechanism.federation`.
 """
 
 import abc

@@ -9,10 +9,9 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_dp.records.global_draw import Particle
-from pyro_dp.records.losses import single_particle
+from pyro_dp.records.losses import record_loss, single_particle
 from pyro_dp.records.messengers import Inside, OneRecord, Outside
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.record_elbo import record_loss
 from pyro_dp.records.records import Arguments
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.site_checks import Runs, plate_nesting

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.records.column import Column
-from pyro_dp.records.datasets import opened, with_columns
+from pyro_dp.records.columns import opened, with_columns
 from pyro_dp.records.tables import as_tensor, is_rows, lengths, refuse_packed, require_same_rows
 from pyro_dp.utils.errors import ModelError
 
@@ -36,7 +36,7 @@ def as_tensors(model: Callable, args: tuple, kwargs: dict) -> Arguments:
     and frames are tables; arrays that are mapped from a file may become columns. Lists, tuples and
     ranges are tables, if they have as many elements as the longest argument has rows. Datasets
     stand for the arguments that their items have
-    (:func:`~pyro_dp.records.datasets.with_columns`). Everything else stays what it is.
+    (:func:`~pyro_dp.records.columns.with_columns`). Everything else stays what it is.
 
     :raises ModelError: an argument cannot be read record by record; names it.
     """

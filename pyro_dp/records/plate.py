@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.records.arguments import argument_names
-from pyro_dp.records.few_indices import FewIndices
 from pyro_dp.records.sandbox import PLACEHOLDERS, guarded
-from pyro_dp.records.stand_ins import identity, is_table, placeholder, rows_shown
+from pyro_dp.records.stand_ins import FewIndices, identity, is_table, placeholder, rows_shown
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import agree
 from pyro_dp.utils.torch_state import forked_rng

@@ -22,8 +22,8 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
-from pyro_dp.infer.posterior.explained import Explained
-from pyro_dp.infer.posterior.predicted import Predicted
+from pyro_dp.infer.posterior.explanation import Explained
+from pyro_dp.infer.posterior.predictive import Predicted
 from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms
@@ -42,11 +42,9 @@ from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws
 from pyro_dp.vips.isolated_model import IsolatedModel
-from pyro_dp.vips.mixed_statistics import MixedStatistics, require_step_size
-from pyro_dp.vips.noise_aware import noise_aware
-from pyro_dp.vips.noise_response import NoiseResponse
+from pyro_dp.vips.noise_response import NoiseResponse, noise_aware
 from pyro_dp.vips.site_posterior import SitePosterior
-from pyro_dp.vips.statistics_sum import StatisticsSum
+from pyro_dp.vips.statistics_sum import MixedStatistics, StatisticsSum, require_step_size
 
 _STATE = ("size", "statistics", "static")
 

@@ -21,8 +21,8 @@ from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledG
 from pyro_dp.accounting.journal_lines import line_of, value_of
 from pyro_dp.accounting.ledger import Description
 from pyro_dp.accounting.origins import Origin
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.release import release
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 

@@ -16,8 +16,8 @@ import pyro_dp
 from pyro_dp import DPSEP, ConfigurationError, PaperDPSEP, Posterior, PrivacyAccountant
 from pyro_dp.infer.posterior.intervals import element_names
 from pyro_dp.infer.posterior.status import Status
-from pyro_dp.records.latents import Latent
-from pyro_dp.vips.models.second_moments import mostly_in
+from pyro_dp.records.global_draw import Latent
+from pyro_dp.vips.models.noisy_sums import mostly_in
 
 SUPPORTS = {
     "w": (constraints.independent(constraints.real, 1), (3,)),

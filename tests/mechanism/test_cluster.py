@@ -30,11 +30,11 @@ from pyro_dp import (
     nonprivate,
 )
 from pyro_dp.accounting.origins import Origin
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.cluster import Ranks
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.messages import Shapes
-from pyro_dp.mechanism.ranks import Ranks
 from pyro_dp.mechanism.sampling import AllRecords, RecordSampler
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.records.shards import as_of_all, find_shards

@@ -34,10 +34,10 @@ from pyro_dp import (
 )
 from pyro_dp.auditing import audit
 from pyro_dp.federated import AtTrustedAggregator, Federation, ShamirSums, TrustedAggregator
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block
+from pyro_dp.mechanism.federation import Holders
 from pyro_dp.mechanism.fixed_point import FixedPointSum
-from pyro_dp.mechanism.holders import Holders
 from pyro_dp.mechanism.messages import Ledger, Settings
 from pyro_dp.mechanism.peers import _LooksAnew
 from pyro_dp.mechanism.system_random import SystemGenerator

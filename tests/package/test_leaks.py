@@ -15,8 +15,8 @@ from leak_verdicts import judge, quotes
 from leaks import HONEST, LEAKS, STEPS, Case, Leak, patients, points
 
 from pyro_dp import ModelError, PrivacyAccountant
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler

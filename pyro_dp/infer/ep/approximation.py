@@ -24,8 +24,8 @@ from pyro_dp.infer.posterior.status import (
     STEPS,
     Status,
 )
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
 
 _GAUSSIANS = ("posterior", "prior", "factor")

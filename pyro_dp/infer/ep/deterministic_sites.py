@@ -25,7 +25,7 @@ from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.records.latents import Latent
+from pyro_dp.records.global_draw import Latent
 from pyro_dp.records.messengers import OneRecord, Outside
 from pyro_dp.records.plate import Sites, is_random
 from pyro_dp.records.records import Records

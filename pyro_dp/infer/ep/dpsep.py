@@ -33,7 +33,7 @@ from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.messages import Flag, Share
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.records.latents import Latent
+from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded
 from pyro_dp.utils.validation import arguments_moved_to
 

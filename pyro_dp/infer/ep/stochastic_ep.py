@@ -20,7 +20,7 @@ from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
 from pyro_dp.infer.ep.site_sum import SiteSum
-from pyro_dp.infer.posterior.forecasted import Forecasted
+from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.status import CLIPPING, NOISE, REMEDIES, Status
 from pyro_dp.mechanism.clipping import ClippedSum

@@ -19,7 +19,7 @@ from pyro_dp.infer.posterior.gaussian_guide import (
     held,
     starts_anywhere,
 )
-from pyro_dp.records.latents import latents_of
+from pyro_dp.records.global_draw import latents_of
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import cholesky, dense

@@ -1,12 +1,18 @@
-"""Intervals of a posterior's sites, and the lines in which a table or a picture shows them."""
+"""Intervals of a posterior's sites, as lines of a table and as a picture."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from pyro_dp.infer.posterior.status import Status
+from pyro_dp.utils import display
+from pyro_dp.utils.display import MOST_ROWS, first_of, with_rows
+
+MOST_LINES = 30
 
 
 class Interval(NamedTuple):
@@ -62,3 +68,78 @@ def lines(aware: Mapping[str, Tensor], plain: Mapping[str, Tensor]) -> Iterator[
         ends, without = (each.reshape(3, -1).T.tolist() for each in (quantiles, plain[site]))
         for name, (low, median, high), (start, _, end) in zip(names, ends, without, strict=True):
             yield Line(name, median, (start, end), (low, high))
+
+
+def table(lines: Sequence[Line], level: float, status: Status) -> str:
+    """Median, interval and share of the noise in its squared width, and the status below.
+
+    :param level: of the intervals.
+    """
+    head, rows, below = _parts(lines, level, status)
+    return "\n".join([*aligned([("", *head), *rows]), *below])
+
+
+def html_table(lines: Sequence[Line], level: float, status: Status) -> str:
+    """The same for notebooks."""
+    head, rows, below = _parts(lines, level, status)
+    return display.table("Posterior", ("", *head), rows) + display.remarks(below)
+
+
+def _parts(
+    lines: Sequence[Line], level: float, status: Status
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
+    """Names of the columns, rows of the table, and what is said below it."""
+    shown = lines[:MOST_LINES]
+    rows: list[tuple[str, ...]] = []
+    medians = display.numbers([line.median for line in shown])
+    ends = display.numbers([end for line in shown for end in line.aware])
+    for line, median, low, high in zip(shown, medians, ends[::2], ends[1::2], strict=True):
+        rows.append((line.name, median, f"{low} to {high}", f"{line.noise:.0%}"))
+    more = len(lines) - len(shown)
+    below = [f"... and {more} more: posterior.intervals()"] * (more > 0) + [status.line]
+    return ("median", f"{level:.0%} interval", "by noise"), rows, below
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row: its name to the left, the other cells to the right of their columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    text = []
+    for name, *cells in rows:
+        right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        text.append("  ".join([name.ljust(widths[0]), *right]))
+    return text
+
+
+def forest_plot(lines: Sequence[Line], level: float, status: Status) -> Any:
+    """Dark: the interval without the noise. Light: what the noise adds. Hollow: not ok.
+
+    :param level: of the intervals.
+    :param status: of the posterior, which stands below.
+    :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
+    """
+    shown = lines[:MOST_ROWS]
+    figure = with_rows("posterior.plot()", len(shown))
+    axes = figure.subplots()
+    wide, narrow = [line.aware for line in shown], [line.plain for line in shown]
+    _bars(axes, wide, width=1.5, color="C1", label=f"{level:.0%} interval, with the noise")
+    _bars(axes, narrow, width=4.0, color="C0", label="without the noise")
+    medians, fill = [line.median for line in shown], "C3" if status.is_ok else "white"
+    axes.plot(medians, range(len(shown)), "o", color="C3", markerfacecolor=fill, label="median")
+    axes.set_yticks(range(len(shown)), [line.name for line in shown])
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_title(first_of(len(lines)))
+    axes.set_xlabel(status.line, fontsize="small", wrap=True)
+    figure.legend(loc="outside lower center", ncols=4, fontsize="small")
+    return figure
+
+
+def _bars(axes: Any, ends: Sequence[tuple[float, float]], **style: Any) -> None:
+    lower, upper = zip(*ends, strict=True)
+    axes.hlines(
+        range(len(ends)),
+        lower,
+        upper,
+        linewidth=style["width"],
+        color=style["color"],
+        label=style["label"],
+    )

@@ -6,10 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_dp.infer.posterior.forest_plot import forest_plot
-from pyro_dp.infer.posterior.intervals import Interval, Line, lines
+from pyro_dp.infer.posterior.intervals import Interval, Line, forest_plot, html_table, lines, table
 from pyro_dp.infer.posterior.status import Status
-from pyro_dp.infer.posterior.table import html_table, table
 from pyro_dp.utils.validation import require_number
 
 _LEVEL = 0.95

@@ -21,8 +21,7 @@ from pyro_dp.infer.svi.coordinates import mean, mean_loss
 from pyro_dp.infer.svi.eager_step import EagerStep, Gradients, LocalGradients, NewStream
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Rows
-from pyro_dp.mechanism.looked_up_rows import LookedUpRows
-from pyro_dp.mechanism.outer_products import Joined, OuterProducts
+from pyro_dp.mechanism.outer_products import Joined, LookedUpRows, OuterProducts
 from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle

@@ -23,7 +23,7 @@ from pyro_dp.vips.models.documents import (
     completion_perplexity,
     local_posterior,
 )
-from pyro_dp.vips.models.noisy_counts import expected_counts
+from pyro_dp.vips.models.noisy_sums import expected_counts
 
 _INITIAL_SHAPE = 100.0  # of the Gamma of the initial counts, as in Hoffman et al. 2010
 _COMPLETION_ITERATIONS = 100

@@ -27,7 +27,7 @@ from pyro_dp.vips.conjugate_model import (
     require_rows,
     require_vector,
 )
-from pyro_dp.vips.models.second_moments import (
+from pyro_dp.vips.models.noisy_sums import (
     NoisySecondMoment,
     WeightedSquares,
     stacked_size,

@@ -1,12 +1,57 @@
-"""Sums of outer products: what records add to them, and what can be read from a noisy one."""
+"""Noisy sums: counts, Gaussian posteriors and outer products from released statistics."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pyro_dp.mechanism.outer_products import counted, weighted_gram
-from pyro_dp.utils.linalg import noise_radius, stacked, unstacked
+from pyro_dp.utils.linalg import cholesky, noise_radius, stacked, unstacked
+
+_FAR = 50.0  # standard deviations below zero
+
+
+def expected_counts(noisy: Tensor, sd: float, prior_mean: Tensor) -> Tensor:
+    """E[x | noisy] for x ~ Exponential with this mean and noisy ~ N(x, sd^2).
+
+    This is the mean of N(noisy - sd^2 / prior_mean, sd^2), truncated to what is positive. Where the
+    count stands out of the noise, it is the released one; where it drowns, the prior's mean.
+
+    :param noisy: any shape.
+    :param sd: of the noise; 0 for none.
+    :param prior_mean: > 0, of a shape that broadcasts.
+    :returns: >= 0.
+    """
+    if sd == 0:
+        return noisy.clamp(min=0.0)
+    below = sd / prior_mean - noisy / sd  # the mean before truncation, in sds below zero
+    hazard = math.sqrt(2 / math.pi) / torch.special.erfcx(below / math.sqrt(2))
+    inverse = 1 / below.clamp(min=_FAR)
+    far = inverse * (1 - 2 * inverse.square())  # hazard - below, without cancellation
+    return sd * torch.where(below > _FAR, far, (hazard - below).clamp(min=0.0))
+
+
+def noisy_regression(
+    information: Tensor, sums: Tensor, noise: Tensor, precision: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gaussian posteriors of J vectors w_j ~ N(0, diag(precision_j)^-1): means and covariances.
+
+    Without noise the likelihood is exp(sums_j . w - w' information_j w / 2). With noise in the sums
+    that becomes what N(sums_j; information_j w, information_j + diag(noise)) says about w.
+
+    :param information: (J, d, d).
+    :param sums: (J, d).
+    :param noise: variances, (d,); all zero or all positive.
+    :param precision: (J, d).
+    """
+    sums = sums.unsqueeze(2)
+    if noise.any():
+        gain = torch.linalg.solve(information + torch.diag(noise), information).mT
+        information, sums = gain @ information, gain @ sums
+    symmetric = (information + information.mT) / 2 + torch.diag_embed(precision)
+    covariance = torch.cholesky_inverse(cholesky(symmetric))
+    return (covariance @ sums).squeeze(2), covariance
 
 
 def stacked_size(dim: int) -> int:
