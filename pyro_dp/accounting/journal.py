@@ -30,11 +30,10 @@ from typing import Any
 from pyro_dp.accounting import ledger
 from pyro_dp.accounting.composition import interpret
 from pyro_dp.accounting.events import Event
-from pyro_dp.accounting.journal_lines import line_of, value_of
 from pyro_dp.accounting.ledger import Description
 from pyro_dp.accounting.origins import Origin, Origins, Source, bound_of, clipped_of, origin_of
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
-from pyro_dp.utils.files import sync_folder
+from pyro_dp.utils.files import line_of, sync_folder, value_of
 from pyro_dp.utils.validation import require_count
 
 try:

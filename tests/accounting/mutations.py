@@ -235,13 +235,6 @@ MUTATIONS = [
         "test_journal.py",
     ),
     Mutation(
-        "lines that do not know those above them",
-        "_digest",
-        'hashlib.blake2b(before.encode() + b" " + text',
-        'hashlib.blake2b(b" " + text',
-        "test_journal.py",
-    ),
-    Mutation(
         "a journal behind a torn line",
         "Journal._mend",
         "os.ftruncate(self._file, self._size)",

@@ -59,4 +59,11 @@ MUTATIONS = [
         'shown, whole = f"{spent:.3g}"',
         "test_report.py",
     ),
+    Mutation(
+        "lines that do not know those above them",
+        "_digest",
+        'hashlib.blake2b(before.encode() + b" " + text',
+        'hashlib.blake2b(b" " + text',
+        "test_journal.py",
+    ),
 ]

@@ -13,9 +13,8 @@ from torch.distributions import (
     Transform,
 )
 
-from pyro_dp.infer.posterior.intervals import element_names
+from pyro_dp.infer.posterior.intervals import Summary, element_names
 from pyro_dp.infer.posterior.status import NOTHING_TO_CHECK, Status
-from pyro_dp.infer.posterior.summary import Summary
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.linalg import cholesky, dense
 
