@@ -40,7 +40,7 @@ from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.shards import find_shards
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws
+from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, is_reviewed
 from pyro_dp.vips.isolated_model import IsolatedModel
 from pyro_dp.vips.noise_response import NoiseResponse, noise_aware
 from pyro_dp.vips.site_posterior import SitePosterior
@@ -154,7 +154,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         once = {name: each for name, each in self._declared.items() if full and each.static}
         each = {n: x for n, x in self._declared.items() if n not in once}
         # What users write is behind a wall; what this package has was written for one.
-        self._own = None if _is_ours(model) else CapturedState(*_methods(model))
+        self._own = None if is_reviewed(model) else CapturedState(*_methods(model))
         e_step: Any = model if self._own is None else IsolatedModel(model, self._own)
         self._e_step = e_step
         own = (self.microbatch_size, self._sum_type)
@@ -429,10 +429,6 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         if not self._steps:
             raise ConfigurationError("There is no posterior before the first step.")
         return self._posterior
-
-
-def _is_ours(model: ConjugateModel) -> bool:
-    return type(model).__module__.startswith("pyro_dp.")
 
 
 def _methods(model: ConjugateModel) -> tuple[Callable, ...]:

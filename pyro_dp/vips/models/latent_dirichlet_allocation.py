@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_dp.accounting.looks import warn_not_private
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.validation import require_count, require_number, require_scale
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, require_rows
+from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, require_rows, reviewed
 from pyro_dp.vips.models.documents import (
     Documents,
     WordCounts,
@@ -30,6 +30,7 @@ _COMPLETION_ITERATIONS = 100
 _OTHERS = "some that need no protection"
 
 
+@reviewed
 class LatentDirichletAllocation(ConjugateModel):
     """Documents that mix topics, which are distributions over the words of a vocabulary::
 

@@ -26,6 +26,7 @@ from pyro_dp.vips.conjugate_model import (
     Statistic,
     require_rows,
     require_vector,
+    reviewed,
 )
 from pyro_dp.vips.models.noisy_sums import (
     NoisySecondMoment,
@@ -44,6 +45,7 @@ class NormalGamma:
     rate: Tensor
 
 
+@reviewed
 class LinearRegression(ConjugateModel):
     """Real labels given features, with noise of unknown precision::
 

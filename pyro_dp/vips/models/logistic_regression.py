@@ -29,6 +29,7 @@ from pyro_dp.vips.conjugate_model import (
     Statistic,
     require_rows,
     require_vector,
+    reviewed,
 )
 from pyro_dp.vips.models.noisy_sums import NoisySecondMoment, WeightedSquares, stacked_size
 
@@ -101,6 +102,7 @@ class LogisticPosterior:
     rate: Tensor
 
 
+@reviewed
 class LogisticRegression(ConjugateModel):
     """Binary labels given features, with a Gaussian prior of unknown precision::
 

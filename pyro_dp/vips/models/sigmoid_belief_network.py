@@ -19,7 +19,14 @@ from pyro_dp.mechanism.outer_products import Joined, OuterProducts
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import floored
 from pyro_dp.utils.validation import require_count, require_scale
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic, require_rows
+from pyro_dp.vips.conjugate_model import (
+    ConjugateModel,
+    Draws,
+    Parts,
+    Statistic,
+    require_rows,
+    reviewed,
+)
 from pyro_dp.vips.models.logistic_regression import polya_gamma_mean
 from pyro_dp.vips.models.noisy_sums import noisy_regression
 from pyro_dp.vips.models.shrinkage_prior import ShrinkagePosterior, ShrinkagePrior
@@ -62,6 +69,7 @@ class NetworkPosterior:
     curvature: Tensor  # (J,)
 
 
+@reviewed
 class SigmoidBeliefNetwork(ConjugateModel):
     """Binary images given hidden units, one layer of them::
 
