@@ -12,7 +12,6 @@ import torch
 from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation
 from torch import Tensor
 
-from pyro_dp.accounting.looks import warn_not_private
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.graphs.tracing import Compiler, NotTraceable
 from pyro_dp.mechanism.clipped_fraction import (
@@ -34,7 +33,7 @@ from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders
-from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError
+from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError, warn_not_private
 from pyro_dp.utils.torch_state import sent
 from pyro_dp.utils.validation import require_choice, require_flag
 

@@ -13,14 +13,22 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.graphs.references import References
-from pyro_dp.records.arguments import Arguments, argument_names, as_tensors
+from pyro_dp.records.arguments import (
+    NO_SHARD,
+    Arguments,
+    Exchange,
+    Shard,
+    argument_names,
+    as_of_all,
+    as_tensors,
+    find_shards,
+)
 from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.records.column import Column, like
 from pyro_dp.records.messengers import OneRecord
 from pyro_dp.records.plate import PrivatePlate, find_plate, is_random, latents_alone, random_sites
 from pyro_dp.records.records import Reading, Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.shards import NO_SHARD, Exchange, Shard, as_of_all, find_shards
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.linalg import agree
 from pyro_dp.utils.torch_state import forked_rng

@@ -14,11 +14,13 @@ from torch.utils import _pytree as pytree
 from pyro_dp.mechanism.sampling import AllRecords, DrawnAhead, Indices, RecordSampler
 from pyro_dp.records.arguments import (
     Arguments,
+    Shard,
     argument_names,
     flattened,
     is_few,
     named_arguments,
     refuse_untyped,
+    with_a_row,
 )
 from pyro_dp.records.column import (
     Column,
@@ -31,7 +33,6 @@ from pyro_dp.records.column import (
 )
 from pyro_dp.records.data_numbers import DataNumbers
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.shards import Shard, with_a_row
 from pyro_dp.records.stand_ins import placeholder_row, rows_shown, spacing, varied
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.torch_state import version

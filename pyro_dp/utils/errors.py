@@ -133,6 +133,21 @@ def warn_user(warning: Warning) -> None:
     warnings.warn(warning, stacklevel=level)
 
 
+def warn_not_private(function: str, about: str, instead: str) -> None:
+    """For functions that know no ledger; to be called by the function itself.
+
+    :param function: its name.
+    :param about: what its result tells about.
+    :param instead: of what else it should be computed.
+    """
+    warnings.warn(
+        f"{function}() adds no noise, and no ledger counts what it reveals about the {about}. "
+        f"Use {instead}, or keep the result to yourself.",
+        NotPrivateWarning,
+        stacklevel=3,
+    )
+
+
 def _is_ours(module: str) -> bool:
     # A decorator's context manager lies between two of our frames.
     return module.split(".")[0] in (_PACKAGE, "contextlib", "torch")

@@ -30,14 +30,13 @@ from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.records.arguments import argument_names, as_tensors
+from pyro_dp.records.arguments import argument_names, as_tensors, find_shards
 from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.records.column import has_rows
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.records import Prepared, Reading, Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.shards import find_shards
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, is_reviewed

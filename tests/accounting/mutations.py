@@ -424,28 +424,6 @@ MUTATIONS = [
         "test_plotting.py",
     ),
     Mutation(
-        "look: the warning before the mark",
-        "mark_look",
-        "    accountant.record_nonprivate(what)\n    warnings.warn(",
-        "    warnings.warn('read without noise', NotPrivateWarning, stacklevel=2)\n"
-        "    accountant.record_nonprivate(what)\n    warnings.warn(",
-        "test_nonprivate.py",
-    ),
-    Mutation(
-        "look: marked without a warning",
-        "mark_look",
-        "    accountant.record_nonprivate(what)\n",
-        "    return accountant.record_nonprivate(what)\n",
-        "test_nonprivate.py",
-    ),
-    Mutation(
-        "not private: said of the package's own line",
-        "warn_not_private",
-        "        stacklevel=3,\n",
-        "        stacklevel=2,\n",
-        "test_looks.py",
-    ),
-    Mutation(
         "trade-off: one direction only",
         "TradeOff.__call__",
         "(self.kept - alpha) / self.growth)",

@@ -834,4 +834,19 @@ MUTATIONS = [
         "dict.fromkeys((), f",
         "test_flower.py",
     ),
+    Mutation(
+        "look: the warning before the mark",
+        "mark_look",
+        "    accountant.record_nonprivate(what)\n    warnings.warn(",
+        "    warnings.warn('read without noise', NotPrivateWarning, stacklevel=2)\n"
+        "    accountant.record_nonprivate(what)\n    warnings.warn(",
+        "test_nonprivate.py",
+    ),
+    Mutation(
+        "look: marked without a warning",
+        "mark_look",
+        "    accountant.record_nonprivate(what)\n",
+        "    return accountant.record_nonprivate(what)\n",
+        "test_nonprivate.py",
+    ),
 ]

@@ -37,7 +37,7 @@ from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.messages import Shapes
 from pyro_dp.mechanism.sampling import AllRecords, RecordSampler
 from pyro_dp.mechanism.streams import Randomness
-from pyro_dp.records.shards import as_of_all, find_shards
+from pyro_dp.records.arguments import as_of_all, find_shards
 
 EVENT = SubsampledGaussian(1.0)
 

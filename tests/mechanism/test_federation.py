@@ -42,8 +42,7 @@ from pyro_dp.mechanism.messages import Ledger, Settings
 from pyro_dp.mechanism.peers import _LooksAnew
 from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.mechanism.trusted_aggregator import Message
-from pyro_dp.records.arguments import argument_names
-from pyro_dp.records.shards import find_shards
+from pyro_dp.records.arguments import argument_names, find_shards
 
 _UNITS = 2.0**30
 

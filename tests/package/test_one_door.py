@@ -129,9 +129,9 @@ USES = {
         accounting.accountant.PrivacyAccountant._enter
     """,  # the last writes the journal
     ".mirror": "mechanism.cluster.Ranks.released",
-    "record_nonprivate": "accounting.accountant.PrivacyAccountant accounting.looks.mark_look",
+    "record_nonprivate": "accounting.accountant.PrivacyAccountant mechanism.nonprivate.mark_look",
     "mark_look": """
-        accounting.looks mechanism.nonprivate mechanism.nonprivate.NonPrivate._read
+        mechanism.nonprivate mechanism.nonprivate.NonPrivate._read
     """,
     # Imports of whatever there is; what uses it keeps a column with "*", all others.
     "*": """
@@ -287,7 +287,7 @@ PLANTED = {
     "a look": ("theory", "def f(a): a.record_nonprivate('x')", "record_nonprivate", "theory.f"),
     "a marked look": (
         "theory",
-        "from pyro_dp.accounting.looks import mark_look",
+        "from pyro_dp.mechanism.nonprivate import mark_look",
         "mark_look",
         "theory",
     ),

@@ -66,4 +66,11 @@ MUTATIONS = [
         'hashlib.blake2b(b" " + text',
         "test_journal.py",
     ),
+    Mutation(
+        "not private: said of the package's own line",
+        "warn_not_private",
+        "        stacklevel=3,\n",
+        "        stacklevel=2,\n",
+        "test_looks.py",
+    ),
 ]

@@ -13,8 +13,7 @@ import torch
 from pyro.distributions import Dirichlet, Distribution
 from torch import Tensor
 
-from pyro_dp.accounting.looks import warn_not_private
-from pyro_dp.utils.errors import ConfigurationError, ModelError
+from pyro_dp.utils.errors import ConfigurationError, ModelError, warn_not_private
 from pyro_dp.utils.validation import require_count, require_number, require_scale
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, require_rows, reviewed
 from pyro_dp.vips.models.documents import (

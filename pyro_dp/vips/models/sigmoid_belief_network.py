@@ -14,9 +14,8 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.accounting.looks import warn_not_private
 from pyro_dp.mechanism.outer_products import Joined, OuterProducts
-from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.errors import ModelError, warn_not_private
 from pyro_dp.utils.linalg import floored
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
