@@ -1,5 +1,8 @@
 """A cluster: processes that work on one data set together, and the steps of one inference there.
 
+The engine is ``torch.distributed``. A launcher (``torchrun``, Spark, Ray, a scheduler) makes the
+processes.
+
 A step, when all goes well: each rank computes its sums; all agree that they have them, that they
 are at the same step with the same settings, parameters and public draws; the sums are added up on
 rank 0; ledger, journal and noise there; what was released goes to all. Three collectives.

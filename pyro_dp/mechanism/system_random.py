@@ -5,10 +5,10 @@ random bits with integers. Nothing is kept between two draws: what the operating
 never handed out twice, so that forked, copied, restored or twice imported processes cannot share a
 stream, and a process's memory holds nothing from which other draws could be computed.
 
-Algorithm D of Karney 2016 (Sampling exactly from the normal distribution, ACM TOMS 42, arXiv
-1303.6257): n = +-(k s + j) with k from the half-normal weights exp(-k^2 / 2), j uniform in [0, s),
-and accepted with probability exp(-x (2 k + x) / 2), x = j / s. The product of the two weights is
-exp(-(k + x)^2 / 2).
+Integers with probabilities proportional to exp(-n^2 / (2 s^2)): Algorithm D of Karney 2016
+(Sampling exactly from the normal distribution, ACM TOMS 42, arXiv 1303.6257), n = +-(k s + j) with
+k from the half-normal weights exp(-k^2 / 2), j uniform in [0, s), and accepted with probability
+exp(-x (2 k + x) / 2), x = j / s. The product of the two weights is exp(-(k + x)^2 / 2).
 
 A probability is compared with a uniform number of 192 bits, of which the first 64 nearly always
 decide; where they cannot, given how a floating-point exponential is rounded, the rest is drawn and

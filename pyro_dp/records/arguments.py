@@ -2,7 +2,8 @@
 
 No user code is ever shown more than one record, and so none needs the rows of other processes. The
 tensors that a model sees are as long as all records together, on every rank, also on one without
-records."""
+records.
+"""
 
 import inspect
 import numbers

@@ -1,6 +1,7 @@
 """From the arguments of a step to records: no user code is shown any of them.
 
-A model reads its arguments at the indices of the plate, or whole. Placeholders show which."""
+A model reads its arguments at the indices of the plate, or whole. Placeholders show which.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,9 +1,9 @@
 """Torch functions where all records run at once, as others that ``torch.vmap`` knows.
 
-What it does not know as a whole it takes apart, or does for one record after the other.
+What vmap does not know as a whole is taken apart, or done for one record after the other.
 
-Torch's own write in place, and cannot be vectorised over records. Packed sequences, whose lengths
-are data, are left to torch.
+Torch's own recurrent layers write in place, and cannot be vectorised over records. Packed
+sequences, whose lengths are data, are left to torch.
 
 Integer labels meet a Bernoulli's float logits, integer features a float weight: what sums do in
 torch by themselves, promote, is done here for the functions that do not.

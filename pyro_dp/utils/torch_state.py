@@ -3,7 +3,6 @@
 import contextlib
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -114,7 +113,7 @@ def rows_in_cache(size: int) -> int:
     return max(1024, min(32768, 2**20 // size))
 
 
-@contextmanager
+@contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Within: torch uses one thread for an operation.
 

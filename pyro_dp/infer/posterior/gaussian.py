@@ -5,9 +5,9 @@ Precision is Lambda, eta = Lambda mean.
 A precision of shape (d, d) is full, one of shape (d,) diagonal; a covariance has the same shape as
 its precision.
 
-It minimises KL(N(0, S) || N(0, D + L L')) over D and L, which is factor analysis of S by maximum
-likelihood. For a fixed D the best L follows from eigenvectors, and a quasi-Newton search finds D:
-Jöreskog 1967, Psychometrika 32, 443-482.
+Factor analysis of S by maximum likelihood minimises KL(N(0, S) || N(0, D + L L')) over D and L. For
+a fixed D the best L follows from eigenvectors, and a quasi-Newton search finds D: Jöreskog 1967,
+Psychometrika 32, 443-482.
 """
 
 from dataclasses import dataclass

@@ -3,11 +3,11 @@
 Algorithm 5 of Park et al. 2020 (VIPS, arXiv 1611.00340); the augmentation is that of Polson, Scott
 & Windle 2013 (arXiv 1205.0310), with which the likelihood is conjugate to a Gaussian.
 
-With c^2 = u^2 + t, u = x . w, the E-step of a record is E[omega] = g(c^2), and it moves with the
-weights: the information is sum_n h(u_n) x_n x_n', h(u) = g(c^2) + 2 u^2 g'(c^2), which for t = 0 is
-that of the logistic likelihood. What was released is sum_n g(c_n^2) x_n x_n'. The step from one to
-the other needs the rows, or their distribution: here they count as Gaussian, with the second
-moments that give what was released.
+Fisher's information follows from the released curvature. With c^2 = u^2 + t, u = x . w, the E-step
+of a record is E[omega] = g(c^2), and it moves with the weights: the information is sum_n h(u_n) x_n
+x_n', h(u) = g(c^2) + 2 u^2 g'(c^2), which for t = 0 is that of the logistic likelihood. What was
+released is sum_n g(c_n^2) x_n x_n'. The step from one to the other needs the rows, or their
+distribution: here they count as Gaussian, with the second moments that give what was released.
 """
 
 from collections.abc import Mapping
