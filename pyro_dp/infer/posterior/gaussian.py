@@ -69,7 +69,7 @@ class Gaussian:
         return Gaussian(self.eta[places], restricted(self.precision, places))
 
     def embedded(self, places: Tensor, size: int) -> "Gaussian":
-        """The same factor on more coordinates, of which it says nothing about the others.
+        """The same factor on more coordinates. It says nothing about the others.
 
         :param places: (d,), where its own coordinates are.
         """
