@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_changes
 from pyro_dp.records.arguments import Arguments
-from pyro_dp.records.captured_data import refuse_numbers
+from pyro_dp.records.first_look import refuse_numbers
 from pyro_dp.records.messengers import OneRecord, no_sites
 from pyro_dp.records.plate import random_sites, traced
 from pyro_dp.records.records import Records

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.posterior.explanation import Explanation
-from pyro_dp.infer.posterior.intervals import aligned
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.status import CHECK, Status
+from pyro_dp.infer.posterior.summary import CHECK, Status, aligned
 from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.tabular.glm_model import COEFFICIENTS
 from pyro_dp.tabular.term_explanation import by_terms

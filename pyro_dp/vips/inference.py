@@ -31,8 +31,8 @@ from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import LocalStream
 from pyro_dp.records.arguments import argument_names, as_tensors, find_shards
-from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
 from pyro_dp.records.column import has_rows
+from pyro_dp.records.first_look import refuse_captured_data, refuse_rows
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.records import Prepared, Reading, Records

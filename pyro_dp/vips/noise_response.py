@@ -26,7 +26,7 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.infer.posterior.status import (
+from pyro_dp.infer.posterior.summary import (
     CHECK,
     DO_NOT_PUBLISH,
     NOISE,

@@ -11,8 +11,7 @@ from pyro.distributions import Distribution
 from torch import Tensor
 from torch.distributions import Independent
 
-from pyro_dp.infer.posterior.intervals import Summary, element_names
-from pyro_dp.infer.posterior.status import NOTHING_TO_CHECK, Status
+from pyro_dp.infer.posterior.summary import NOTHING_TO_CHECK, Status, Summary, element_names
 from pyro_dp.utils.linalg import cholesky
 from pyro_dp.utils.torch_state import forked_rng
 

@@ -9,7 +9,7 @@ from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from torch.distributions import biject_to, constraints
 
 from pyro_dp import DPSEP, DPSVI, VIPS, ConfigurationError, Forecast, Posterior, PrivacyAccountant
-from pyro_dp.infer.posterior.status import Status
+from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.errors import ModelError
 

@@ -16,7 +16,7 @@ from pyro_dp.infer.ep.step_control import StepControl
 from pyro_dp.infer.posterior.explanation import NOISE as NOISE_SHARE
 from pyro_dp.infer.posterior.explanation import SAMPLING
 from pyro_dp.infer.posterior.gaussian import Gaussian
-from pyro_dp.infer.posterior.status import (
+from pyro_dp.infer.posterior.summary import (
     CHECK,
     CLIPPING,
     DO_NOT_PUBLISH,

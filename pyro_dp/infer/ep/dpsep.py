@@ -25,7 +25,7 @@ from pyro_dp.infer.ep.stochastic_ep import StochasticEP
 from pyro_dp.infer.ep.whitened_sum import OpeningSum, WhitenedSum
 from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.status import Status
+from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Cluster

@@ -40,7 +40,7 @@ from pyro_dp.infer.posterior.looks import (
     with_last,
 )
 from pyro_dp.infer.posterior.prior_factor import combined
-from pyro_dp.infer.posterior.status import (
+from pyro_dp.infer.posterior.summary import (
     CHECK,
     CLIPPING,
     DO_NOT_PUBLISH,

@@ -19,7 +19,7 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.stochastic_ep import StochasticEP
-from pyro_dp.infer.posterior.status import CLIPPING, REMEDIES, Status
+from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
 from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.utils.validation import (

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior import transforms
 from pyro_dp.infer.posterior.gaussian import Gaussian
-from pyro_dp.infer.posterior.intervals import element_names
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, pooled, power
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.prior_factor import Prior, combined, prior_density
-from pyro_dp.infer.posterior.status import LEVELS, Status
+from pyro_dp.infer.posterior.summary import LEVELS, Status, element_names
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError, ModelError

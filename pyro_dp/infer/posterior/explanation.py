@@ -12,8 +12,7 @@ from torch import Tensor
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
-from pyro_dp.infer.posterior.intervals import MOST_LINES, aligned
-from pyro_dp.infer.posterior.status import CLIPPING, NOISE, STEPS, Status
+from pyro_dp.infer.posterior.summary import CLIPPING, MOST_LINES, NOISE, STEPS, Status, aligned
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.utils.display import MOST_ROWS, first_of, up, with_rows
 

@@ -14,9 +14,9 @@ from tqdm.auto import tqdm
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.infer.posterior.explanation import Explained
-from pyro_dp.infer.posterior.intervals import MOST_LINES, Interval, Summary, aligned, element_names
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.predictive import Predicted
+from pyro_dp.infer.posterior.summary import MOST_LINES, Interval, Summary, aligned, element_names
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.prior_predictive import PriorPredictive
 from pyro_dp.utils.display import figure, numbers

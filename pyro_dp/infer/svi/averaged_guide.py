@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.status import Status
+from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.torch_state import forked_rng

@@ -7,7 +7,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 
 from pyro_dp.infer.base import PrivateInference
-from pyro_dp.infer.posterior.status import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
+from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
 from pyro_dp.infer.svi.eager_step import PreparedGradient, Report
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.infer.svi.saved_run import SavedRun

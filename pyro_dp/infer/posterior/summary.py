@@ -1,21 +1,68 @@
-"""Intervals of a posterior's sites, as lines of a table and as a picture: the summary of each."""
+"""The summary of a posterior: its status, its intervals, and their table and picture."""
 
 import abc
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pyro_dp.infer.posterior.status import Status
 from pyro_dp.utils import display
 from pyro_dp.utils.display import MOST_ROWS, first_of, with_rows
 from pyro_dp.utils.validation import require_number
 
+OK, CHECK, DO_NOT_PUBLISH = "ok", "check", "do not publish"
+LEVELS = (OK, CHECK, DO_NOT_PUBLISH)
+STEPS, NOISE, CLIPPING = "steps", "privacy noise", "clipping"  # causes
+
+REMEDIES = {
+    STEPS: "A larger epsilon, more records or other coordinates would help.",
+    NOISE: "Fewer latents, more records or a larger epsilon would help.",
+    CLIPPING: "A larger epsilon, more records, or features without extreme values would help.",
+}
 MOST_LINES = 30
 _LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Status:
+    """How good a posterior is, by released numbers alone.
+
+    :param level: ``"ok"``, ``"check"`` or ``"do not publish"``.
+    :param reason: a clause with a number; empty for ``"ok"``.
+    :param cause: ``"steps"``, ``"privacy noise"`` or ``"clipping"``; empty if it is none of them.
+
+    >>> from pyro_dp.infer.posterior.summary import Status
+    >>> print(Status("check", "the last step was 3.2 interval widths long", "steps"))
+    check: the last step was 3.2 interval widths long
+    """
+
+    level: str = OK
+    reason: str = ""
+    cause: str = ""
+
+    @staticmethod
+    def worst(of: Iterable["Status"]) -> "Status":
+        """The first of those with the worst level."""
+        return max(of, key=lambda status: LEVELS.index(status.level))
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether there is nothing to check."""
+        return self.level == OK
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.reason}" if self.reason else self.level
+
+    @property
+    def line(self) -> str:
+        """The last line of a text that shows a posterior."""
+        return f"status: {self}"
+
+
+NOTHING_TO_CHECK = Status()
 
 
 class Interval(NamedTuple):
