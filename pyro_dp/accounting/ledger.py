@@ -276,14 +276,9 @@ def _cells(event: Event) -> tuple[str, str, str]:
 def as_text(entries: Iterable[LedgerEntry], facts: Facts) -> str:
     """An aligned table, with the names and values of some facts below it."""
     rows = _rows(entries)
-    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
-    lines = ["PrivacyAccountant"]
-    for name, *numbers in (_HEAD, *rows):
-        cells = [n.rjust(w) for n, w in zip(numbers, widths[1:], strict=True)]
-        lines.append("  " + "  ".join([name.ljust(widths[0]), *cells]))
-    if not rows:
-        lines.append("  nothing was released")
-    return "\n".join(lines + [f"  {name}: {value}" for name, value in facts])
+    lines = [*display.aligned([_HEAD, *rows]), *["nothing was released"] * (not rows)]
+    lines += [f"{name}: {value}" for name, value in facts]
+    return "\n  ".join(["PrivacyAccountant", *lines])
 
 
 def as_html(entries: Iterable[LedgerEntry], facts: Facts) -> str:

@@ -120,6 +120,16 @@ _ROW, _MARGIN = 0.25, 1.2  # inches
 _WIDTH, _HEIGHT = 7.0, 4.5
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row: its name to the left, the other cells to the right of their columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    text = []
+    for name, *cells in rows:
+        right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        text.append("  ".join([name.ljust(widths[0]), *right]))
+    return text
+
+
 def figure(call: str, height: float = _HEIGHT) -> Any:
     """
     :param call: of the user's, for an error.

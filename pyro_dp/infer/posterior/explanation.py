@@ -12,9 +12,9 @@ from torch import Tensor
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import SubsampledGaussian
-from pyro_dp.infer.posterior.summary import CLIPPING, MOST_LINES, NOISE, STEPS, Status, aligned
+from pyro_dp.infer.posterior.summary import CLIPPING, MOST_LINES, NOISE, STEPS, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.utils.display import MOST_ROWS, first_of, up, with_rows
+from pyro_dp.utils.display import MOST_ROWS, aligned, first_of, up, with_rows
 
 DATA, SAMPLING = "data", "sampling"
 _MORE_RECORDS = "More records or a larger epsilon would help most."

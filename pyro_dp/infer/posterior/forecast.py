@@ -16,10 +16,10 @@ from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.infer.posterior.explanation import Explained
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.predictive import Predicted
-from pyro_dp.infer.posterior.summary import MOST_LINES, Interval, Summary, aligned, element_names
+from pyro_dp.infer.posterior.summary import MOST_LINES, Interval, Summary, element_names
 from pyro_dp.records.arguments import Arguments
 from pyro_dp.records.prior_predictive import PriorPredictive
-from pyro_dp.utils.display import figure, numbers
+from pyro_dp.utils.display import aligned, figure, numbers
 from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ConvergenceWarning
 from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_number

@@ -126,7 +126,7 @@ def table(lines: Sequence[Line], level: float, status: Status) -> str:
     :param level: of the intervals.
     """
     head, rows, below = _parts(lines, level, status)
-    return "\n".join([*aligned([("", *head), *rows]), *below])
+    return "\n".join([*display.aligned([("", *head), *rows]), *below])
 
 
 def html_table(lines: Sequence[Line], level: float, status: Status) -> str:
@@ -148,16 +148,6 @@ def _parts(
     more = len(lines) - len(shown)
     below = [f"... and {more} more: posterior.intervals()"] * (more > 0) + [status.line]
     return ("median", f"{level:.0%} interval", "by noise"), rows, below
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row: its name to the left, the other cells to the right of their columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    text = []
-    for name, *cells in rows:
-        right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        text.append("  ".join([name.ljust(widths[0]), *right]))
-    return text
 
 
 def forest_plot(lines: Sequence[Line], level: float, status: Status) -> Any:
