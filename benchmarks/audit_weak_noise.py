@@ -68,8 +68,8 @@ from pyro_dp import (
     private_selection,
 )
 from pyro_dp.mechanism import iterative
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.release import release
 from pyro_dp.tabular import Category, Schema, Synthesizer
 from pyro_dp.vips import LogisticRegression

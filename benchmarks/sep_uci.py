@@ -16,8 +16,8 @@ that standardise inputs and target, N, the noise's standard deviation, and the s
 settings were chosen on a tenth of the training part of split 0 (--tune), never on test parts. Rows
 "nothing set" have none but the start of the guide, which tells hidden units apart.
 
---elbo compares ELBOs on the training part of split 0: DPSVI with nothing set at epsilon 4 beside
-SVI without privacy, 2,000 full steps of Adam from the same start.
+--elbo compares ELBOs on the training part of split 0. DPSVI has nothing set and epsilon 4. SVI
+takes 2,000 full steps of Adam from the same start.
 """
 
 import argparse
@@ -176,7 +176,7 @@ def load(name: str, folder: Path, split: int, tune: bool):
 
 
 def elbos(name: str, folder: Path, seed: int = 0) -> list:
-    """Of both guides, on the training part of split 0."""
+    """The ELBOs of SVI and of DPSVI on the training part of split 0."""
     noise, hidden, _ = DATA[name]
     (x, y), _, _ = load(name, folder, 0, tune=False)
     model = network(x.shape[1], hidden, noise)

@@ -13,15 +13,13 @@ from pyro_dp.infer.posterior.forecast import Forecast
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.svi.paper_dpsvi import PaperDPSVI
 from pyro_dp.infer.svi.row_adam import RowAdam
-from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
-from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.mechanism.clipped_fraction import AdaptiveClip, ClippedFraction
 from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.nonprivate import nonprivate
-from pyro_dp.mechanism.released_step import ReleasedStep
-from pyro_dp.mechanism.run_result import RunResult
-from pyro_dp.pipeline.num_trials import PoissonTrials, TruncatedNegativeBinomial
+from pyro_dp.mechanism.run_result import ReleasedStep, RunResult
 from pyro_dp.pipeline.private_selection import Selection, private_selection, selection_epsilon
 from pyro_dp.pipeline.standard_scaler import DPStandardScaler
+from pyro_dp.pipeline.trials import PoissonTrials, TruncatedNegativeBinomial
 from pyro_dp.records.columns import columns
 from pyro_dp.utils.errors import (
     ClippingWarning,

@@ -22,8 +22,8 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
 from pyro_dp import DPSVI, Posterior, PrivacyAccountant, PrivacyError
-from pyro_dp.accounting.amounts import of_budget, spent_and_left
-from pyro_dp.infer.posterior.status import Status
+from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.utils.display import of_budget, spent_and_left
 
 # The codebook implies these bounds: a percentage, logarithms of capped dollar amounts, flags, and
 # an index of diseases. A value outside moves to the nearest bound.

@@ -6,13 +6,11 @@ Each holder of data makes a :class:`Federation` over a channel, and passes it to
 apps are made by :func:`server_app` and :func:`client_app`.
 """
 
-from pyro_dp.mechanism.aggregator_channel import AtTrustedAggregator
 from pyro_dp.mechanism.federation import Channel, Federation
-from pyro_dp.mechanism.flower import server_app
-from pyro_dp.mechanism.flower_line import FlowerLine
+from pyro_dp.mechanism.flower import FlowerLine, server_app
 from pyro_dp.mechanism.flower_relay import client_app
 from pyro_dp.mechanism.shamir_sums import ShamirSums
-from pyro_dp.mechanism.trusted_aggregator import TrustedAggregator
+from pyro_dp.mechanism.trusted_aggregator import AtTrustedAggregator, TrustedAggregator
 
 __all__ = [
     "AtTrustedAggregator",

@@ -11,8 +11,7 @@ from autodp import mechanism_zoo as zoo
 from autodp.autodp_core import Mechanism
 
 from pyro_dp import ConfigurationError, PrivacyAccountant
-from pyro_dp.accounting.amounts import up
-from pyro_dp.accounting.events import brief
+from pyro_dp.utils.display import up
 
 PAGE = Path(__file__).parents[1] / "docs" / "autodp.md"
 ADD, REPLACE = "add_or_remove_one", "replace_one"
@@ -59,7 +58,7 @@ def row(name: str) -> str:
         listed, cost = "refused: " + str(error).removeprefix(f"{name}: "), ""
     else:
         ((event, count),) = accountant.ledger
-        listed = f"{count} times {type(event).__name__}: {brief(event)}"
+        listed = f"{count} times {type(event).__name__}: {event.brief}"
         cost = up(accountant.get_epsilon())
     given = ", ".join(str(each.tolist() if hasattr(each, "tolist") else each) for each in ZOO[name])
     return f"| `{name}` | `{given}` | {listed} | {cost} |"

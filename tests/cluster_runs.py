@@ -41,8 +41,9 @@ from pyro_dp import (
 )
 from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.cluster import Ranks
 from pyro_dp.mechanism.fixed_point import FixedPointSum
-from pyro_dp.mechanism.ranks import Ranks
+from pyro_dp.mechanism.messages import Flag
 from pyro_dp.vips import LogisticRegression
 
 SIZE, DIM = 60, 2
@@ -359,7 +360,7 @@ def differences() -> dict[str, Any]:
         if rank == 0:
             svi.step(x, y)
         else:
-            svi._ranks.exchange("what the others do not")
+            svi._ranks.exchange(Flag(True))
 
     def earlier_releases(rank, svi, x, y):
         svi.step(x, y)

@@ -31,7 +31,7 @@ from pyro_dp import DPSEP, VIPS, ClusterError, ClusterWarning, PrivacyAccountant
 from pyro_dp.federated import AtTrustedAggregator, Federation, ShamirSums, TrustedAggregator
 from pyro_dp.mechanism import fixed_point
 from pyro_dp.mechanism.fixed_point import FixedPointSum
-from pyro_dp.utils.rng import torch_states
+from pyro_dp.utils.torch_state import torch_states
 
 CUTS = [0, 13, 13, 60]  # one holder has nothing
 

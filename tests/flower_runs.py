@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyro_dp.mechanism.flower_line import FlowerLine
+from pyro_dp.mechanism.flower import FlowerLine
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "federated"

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from pyro_dp import ConfigurationError, ModelError, PrivacyAccountant
-from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.utils.linalg import clipped_rows, noise_radius, stacked, unstacked
-from pyro_dp.utils.memory import version
+from pyro_dp.utils.torch_state import version
 from pyro_dp.utils.validation import require_scale, require_tensors
 
 _SHARES = (0.2, 0.3, 0.5)  # parts of sigma^-2 for counts, sums and second moments
@@ -79,7 +79,18 @@ class DPEM(IterativeMechanism):
         self.radius = require_scale("radius", radius, infinite=True)
         self.least_variance = require_scale("least_variance", least_variance)
         require_scale("start_variance", start_variance)
-        super().__init__(ReleaseSettings.among(locals(), bound=radius))
+        settings = ReleaseSettings(
+            accountant=accountant,
+            num_steps=num_steps,
+            noise_multiplier=noise_multiplier,
+            bound=radius,
+            sample_rate=sample_rate,
+            sampling=sampling,
+            microbatch_size=microbatch_size,
+            generator=generator,
+            secure=secure,
+        )
+        super().__init__(settings)
         components, dim = start.shape
         self.weights = start.new_full((components,), 1 / components, dtype=torch.float64)
         self.locs = start.detach().to(torch.float64, copy=True)

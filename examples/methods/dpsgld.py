@@ -20,17 +20,17 @@ from pyro_dp import ConfigurationError, ModelError, PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
 from pyro_dp.infer.svi.eager_step import EagerStep, GradientStep
 from pyro_dp.infer.svi.records_traced_step import step_from_graphs
-from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.records.latents import Latent, latents_of
+from pyro_dp.records.global_draw import Latent, latents_of
 from pyro_dp.records.messengers import OneRecord, no_sites
 from pyro_dp.records.plate import random_sites
 from pyro_dp.records.record_term_builder import build_record_term
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.utils.validation import require_count, require_scale
 
 
@@ -109,7 +109,17 @@ class DPSGLD(PrivateInference[PreparedChain]):
             warmup_steps = require_count("num_steps", num_steps) // 2
         self.warmup_steps = require_count("warmup_steps", warmup_steps, least=0)
         self.init_loc_fn = init_loc_fn
-        settings = ReleaseSettings.among(locals(), bound=max_grad_norm)
+        settings = ReleaseSettings(
+            accountant=accountant,
+            num_steps=num_steps,
+            noise_multiplier=noise_multiplier,
+            bound=max_grad_norm,
+            sample_rate=sample_rate,
+            sampling=sampling,
+            microbatch_size=microbatch_size,
+            generator=generator,
+            secure=secure,
+        )
         super().__init__(model, no_sites, settings, plate=plate, slice_data=slice_data, jit=jit)
         self._samples: dict[str, list[Tensor]] = {}
 

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, NoReturn
 
-from pyro_dp.accounting import autodp_mechanisms, composition, ledger, plotting, report
-from pyro_dp.accounting.amounts import of_budget, spent_and_left, up
+from pyro_dp.accounting import autodp_mechanisms, composition, figures, ledger, report
 from pyro_dp.accounting.budget import Budget, least_noise
-from pyro_dp.accounting.description import Description
-from pyro_dp.accounting.events import Event, NonPrivateLook, SubsampledGaussian, brief
+from pyro_dp.accounting.events import KINDS, Event, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.journal import Journal
-from pyro_dp.accounting.ledger import LedgerEntry, Saved, as_html, as_text
+from pyro_dp.accounting.ledger import Description, LedgerEntry, Saved, as_html, as_text
 from pyro_dp.accounting.origins import Origin, Origins, Part, Source
+from pyro_dp.utils.display import of_budget, spent_and_left, up
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 from pyro_dp.utils.files import read_file, write_file
 from pyro_dp.utils.validation import require_choice, require_count, require_number
@@ -426,14 +425,14 @@ class PrivacyAccountant:
                 "This accountant belongs to the process that forked this one, and would not see "
                 "the release. Record in one process, or give each its own budget."
             )
-        if type(event) not in ledger.NAMES:
+        if type(event) not in KINDS.values():
             event, times = autodp_mechanisms.read(event, neighboring, self._neighboring)
             count *= times
         elif neighboring is not None:
             require_choice("neighboring of an event", neighboring, (self._neighboring,))
         with self._lock:
             if event not in self._counts:
-                composition.require_known(event, self._neighboring)
+                composition.interpret(event, self._neighboring)
             if not count:
                 return
             if self._source is not None:
@@ -502,7 +501,7 @@ class PrivacyAccountant:
             event = ledger.first_missing(self._counts, counts)
             if event is not None:
                 raise PrivacyError(
-                    f"This process counts {self._counts[event]} releases of {brief(event)}, and "
+                    f"This process counts {self._counts[event]} releases of {event.brief}, and "
                     f"the one that counts for the cluster {counts.get(event, 0)}: {_ONE_LEDGER}"
                 )
             ours = Counter(self._counts), self._origins.all_reserved()
@@ -576,7 +575,7 @@ class PrivacyAccountant:
         :raises ConfigurationError: without a budget, or if an event does not fit the relation.
         """
         for event in releases(1.0):
-            composition.require_known(event, self._neighboring)
+            composition.interpret(event, self._neighboring)
         if self._epsilon is None:
             raise ConfigurationError(
                 "epsilon=None is no budget to calibrate from: give the accountant an epsilon, or "
@@ -651,7 +650,7 @@ class PrivacyAccountant:
             event = ledger.first_missing(small, large)
             if event is not None:
                 raise PrivacyError(
-                    f"the state counts {counts.get(event, 0)} releases of {brief(event)}, "
+                    f"the state counts {counts.get(event, 0)} releases of {event.brief}, "
                     f"this accountant {self._counts.get(event, 0)}: {why}"
                 )
             self._adopt(saved)
@@ -754,7 +753,7 @@ class PrivacyAccountant:
         :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
         :raises ConfigurationError: matplotlib is not installed.
         """
-        return plotting.plot(self)
+        return figures.plot(self)
 
     def forecast(
         self,
@@ -824,7 +823,7 @@ class PrivacyAccountant:
             ("neighboring", self._neighboring),
             ("composed by", f"{composition.ENGINES[self._engine]} ({self._engine})"),
             *(
-                ("planned, not taken", f"{n:,} of {origin.method}, {brief(event)}; they count")
+                ("planned, not taken", f"{n:,} of {origin.method}, {event.brief}; they count")
                 for origin, left in self._origins.reserved()
                 for event, n in left.items()
             ),

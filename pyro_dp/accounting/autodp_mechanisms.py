@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.events import LONGEST_TEXT, ApproximateDP, Event, SubsampledGaussian
-from pyro_dp.accounting.laplace import Laplace
+from pyro_dp.accounting.events import ApproximateDP, Event, Laplace, RenyiDP, SubsampledGaussian
+from pyro_dp.accounting.events.event import LONGEST_TEXT
 from pyro_dp.accounting.pld import Floats
-from pyro_dp.accounting.rdp import ORDERS
-from pyro_dp.accounting.renyi_curve import RenyiDP
+from pyro_dp.accounting.single_release import ORDERS
 from pyro_dp.accounting.trade_off import PrivacyCurve, trade_off
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_choice, require_count, require_number, require_scale
@@ -86,7 +85,7 @@ def read(mechanism: Any, stated: str | None, neighboring: str) -> tuple[Event, i
     from autodp.autodp_core import Mechanism
 
     if not isinstance(mechanism, Mechanism):
-        composition.require_known(mechanism, neighboring)
+        composition.interpret(mechanism, neighboring)
     _require_relation(mechanism, stated, neighboring)
     kinds = [kind.__name__ for kind in type(mechanism).__mro__]
     if refused := next(filter(_REFUSED.__contains__, kinds), None):

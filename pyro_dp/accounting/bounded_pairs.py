@@ -37,7 +37,7 @@ class Bounded(abc.ABC):
         return self.most < math.inf
 
     @classmethod
-    def together(cls, counts: Mapping[Any, int]) -> list[tuple[Any, int]]:
+    def together(cls, counts: Mapping[Any, int], neighboring: str) -> list[tuple[Any, int]]:
         """The pairs to be composed for these, in a canonical order."""
         losses: Counter[float] = Counter()
         for pair, n in counts.items():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import scipy
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.events import Event, NonPrivateLook, Stated, brief
+from pyro_dp.accounting.events import Event, NonPrivateLook
 from pyro_dp.utils.errors import PrivacyBudgetExceeded
 
 Counts = Mapping[Event, int]
@@ -63,7 +63,7 @@ class Budget:
         looks = [each for each in ledger if type(each) is NonPrivateLook]
         if looks:
             raise PrivacyBudgetExceeded(
-                f"the ledger has a {brief(looks[0])}: no budget holds after it, and nothing was "
+                f"the ledger has a {looks[0].brief}: no budget holds after it, and nothing was "
                 "released. Start anew on other data, or without a budget."
             )
         # The mark may count what a run had reserved and has replaced since.
@@ -85,7 +85,7 @@ class Budget:
         cost = self.cost(needed)
         if cost > most:
             part = "" if most == self._budget else f"the {most:.6g} that up_to() allows of "
-            what = " and ".join(f"{n} more of {brief(e)}" for e, n in more.items())
+            what = " and ".join(f"{n} more of {e.brief}" for e, n in more.items())
             raise PrivacyBudgetExceeded(
                 f"recording {what} would bring epsilon to {cost:.6g}, "
                 f"above {part}the budget of {self._budget:.6g} at delta={self._delta:.6g}; nothing "
@@ -111,7 +111,7 @@ class Budget:
 
 
 def _lost(counts: Counts) -> float:
-    return math.fsum(n * e.delta for e, n in counts.items() if isinstance(e, Stated))
+    return math.fsum(n * e.delta for e, n in counts.items())
 
 
 def least_noise(cost: Callable[[float], float], budget: float) -> float | None:

@@ -9,8 +9,8 @@ Two engines, each a valid upper bound on the cost of ``{event: count}``:
 
 A release that is private by itself has a dominating pair of its own
 (:mod:`pyro_dp.accounting.bounded_pairs`), which the engines compose with all others. Some have
-only Rényi divergences (:mod:`pyro_dp.accounting.renyi_curve`): then ``pld`` takes the Rényi bound
-of the whole ledger. A non-private look leaves no guarantee: epsilon is inf, delta is 1.
+only Rényi divergences (:mod:`pyro_dp.accounting.events.renyi_dp`): then ``pld`` takes the Rényi
+bound of the whole ledger. A non-private look leaves no guarantee: epsilon is inf, delta is 1.
 """
 
 import functools
@@ -22,13 +22,18 @@ from typing import Any
 import numpy as np
 
 from pyro_dp.accounting.bounded_pairs import MOST_LOSS
-from pyro_dp.accounting.events import NonPrivateLook, Stated, SubsampledGaussian
-from pyro_dp.accounting.pld import RATES, Curve, DominatingPair, Floats, Side, compose, log_moments
-from pyro_dp.accounting.privacy_profile import step_delta, step_epsilon
-from pyro_dp.accounting.rdp import ORDERS, autodp_moments, renyi_delta, renyi_epsilon
-from pyro_dp.accounting.renyi_curve import RenyiPair
-from pyro_dp.utils.errors import ConfigurationError, PrivacyError
-from pyro_dp.utils.validation import LARGEST
+from pyro_dp.accounting.events import KINDS
+from pyro_dp.accounting.events.renyi_dp import RenyiPair
+from pyro_dp.accounting.pld import RATES, Curve, Floats, Side, compose, log_moments
+from pyro_dp.accounting.single_release import (
+    ORDERS,
+    autodp_moments,
+    renyi_delta,
+    renyi_epsilon,
+    step_delta,
+    step_epsilon,
+)
+from pyro_dp.utils.errors import ConfigurationError
 
 ENGINES = {  # by name, and what they compose costs by, in words
     "pld": "privacy loss distributions",
@@ -40,41 +45,17 @@ _TOLERANCE = 1e-3  # relative move of the answer that ends the refinement of gri
 _LEAST = 1e-30  # delta below which only Rényi bounds are used: masses come close to underflow
 
 
-def require_known(event: Any, neighboring: str) -> None:
-    """:raises ConfigurationError: if the event is unknown or does not fit the relation."""
-    if not isinstance(event, Stated | NonPrivateLook):
-        interpret(event, neighboring)
+def interpret(event: Any, neighboring: str) -> Any:
+    """The dominating pair of one release: see :meth:`Event.pair`.
 
-
-def interpret(event: Any, neighboring: str) -> DominatingPair:
+    :raises ConfigurationError: the event is unknown or does not fit the relation.
     """
-    :param event: a :class:`SubsampledGaussian`.
-    :param neighboring: the relation, see :data:`NEIGHBORING`.
-    :returns: the dominating pair of one release. Under ``add_or_remove_one`` that of a removal; its
-        reverse is the one of an addition.
-    :raises ConfigurationError: if the event is unknown or does not fit the relation.
-    """
-    if type(event) is not SubsampledGaussian:
+    if type(event) not in KINDS.values():
         raise ConfigurationError(
             f"an event of type {type(event).__name__} is unknown: record a SubsampledGaussian, an "
             "ApproximateDP, or a Mechanism of autodp."
         )
-    sigma, rate = event.noise_multiplier, event.sample_rate
-    # Rates this close to 0 or 1 are rounded up and noise beyond a million is rounded down, which
-    # costs more privacy, to keep log(1 - q) and the losses of a step accurate. Where all records
-    # take part noise is rounded down to what has a square.
-    rate = 1.0 if rate > 1.0 - 1e-9 else max(rate, 1e-12)
-    sigma = min(sigma, LARGEST if rate == 1.0 else 1e6)
-    if neighboring == "add_or_remove_one":
-        if event.sampling == "fixed":
-            raise ConfigurationError(
-                "sampling='fixed' has a fixed batch size, which add_or_remove_one cannot have: "
-                "use neighboring='replace_one', or sampling='poisson'."
-            )
-        return DominatingPair("remove", sigma, rate)
-    if event.sampling == "fixed" or rate == 1.0:
-        return DominatingPair("fixed", sigma / 2.0, rate)  # the bound of one record's effect is 2C
-    return DominatingPair("replace", sigma, rate)
+    return event.pair(neighboring)
 
 
 def epsilon(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: str) -> float:
@@ -145,7 +126,9 @@ def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[Floats, float]
         directions of the relation (inf without noise), and the mass of outcomes left out of them.
     :raises ConfigurationError: if an event is no sum, or does not fit the relation.
     """
-    steps = _steps(ledger, neighboring)
+    steps, added, lost = _parts(ledger, neighboring)
+    if added or lost:
+        raise ConfigurationError("moments are those of sums alone.")
     if steps is None:
         return np.full_like(RATES, math.inf), 0.0
     sides = [log_moments(side) for side in _sides(steps)]
@@ -153,7 +136,7 @@ def moments(ledger: Mapping[Any, int], neighboring: str) -> tuple[Floats, float]
 
 
 def renyi(ledger: Mapping[Any, int], neighboring: str) -> RenyiPair:
-    """Rényi divergences of a ledger at :data:`~pyro_dp.accounting.rdp.ORDERS`, through autodp.
+    """Rényi divergences of a ledger at ``ORDERS``, through autodp.
 
     They are infinite where a delta of its own is left, or no noise. Arguments as for :func:`delta`.
     """
@@ -189,48 +172,19 @@ def _parts(ledger: Mapping[Any, int], neighboring: str) -> tuple[Side | None, fl
 
     The last is the probability of an infinite loss, 1 - prod_i (1 - delta_i).
     """
-    for event, count in ledger.items():
-        if count and type(event) is NonPrivateLook:
-            return None, 0.0, 0.0
-    own = [(event, n) for event, n in ledger.items() if n and isinstance(event, Stated)]
-    sums = {e: n for e, n in ledger.items() if not isinstance(e, Stated | NonPrivateLook)}
-    lost = -math.expm1(math.fsum(n * math.log1p(-event.delta) for event, n in own))
     kinds: dict[Any, Counter[Any]] = {}  # by the class of their pairs
-    for event, n in own:
-        kinds.setdefault(type(event.pair), Counter())[event.pair] += n
+    for event, n in ledger.items():
+        pair = interpret(event, neighboring)
+        if n:
+            kinds.setdefault(type(pair), Counter())[pair] += n
+    if type(None) in kinds:
+        return None, 0.0, 0.0
+    lost = -math.expm1(math.fsum(n * math.log1p(-event.delta) for event, n in ledger.items()))
     by_name = sorted(kinds.items(), key=lambda kind: kind[0].__name__)
-    pairs = tuple(pair for kind, some in by_name for pair in kind.together(some))
+    pairs = tuple(pair for kind, some in by_name for pair in kind.together(some, neighboring))
     large = ((pair.most, n) for _, some in by_name for pair, n in some.items())
     added = math.fsum(n * most for most, n in large if MOST_LOSS < most < math.inf)
-    steps = _steps(sums, neighboring)
-    return None if steps is None else steps + pairs, added, lost
-
-
-def _steps(ledger: Mapping[Any, int], neighboring: str) -> Side | None:
-    """Pairs and counts in a canonical order; None if one is noiseless.
-
-    n_k Gaussians of noise s_k are one Gaussian with s^-2 = sum n_k s_k^-2 (Dong, Roth & Su 2022).
-
-    :raises PrivacyError: a full batch is of a kind that is not known to be a Gaussian.
-    """
-    counts: dict[DominatingPair, int] = {}
-    for event, count in ledger.items():
-        step = interpret(event, neighboring)
-        if count:
-            counts[step] = counts.get(step, 0) + count
-    if any(step.noise < 1e-9 for step in counts):  # no privacy to speak of, and no overflow
-        return None
-    full = sorted((s.noise, n) for s, n in counts.items() if s.rate == 1.0)
-    merged = sorted((s, n) for s, n in counts.items() if s.rate < 1.0)
-    if full:
-        kind = "remove" if neighboring == "add_or_remove_one" else "fixed"
-        if others := {s.kind for s in counts if s.rate == 1.0} - {kind}:
-            raise PrivacyError(f"pairs {sorted(others)} of rate 1 are not known to be Gaussian.")
-        noise = 1.0 / math.hypot(*(math.sqrt(n) / s for s, n in full), 1e-300)
-        if merged:  # rounded down, as in ``interpret``
-            noise = min(noise, 1e6)
-        merged.append((DominatingPair(kind, noise, 1.0), 1))
-    return tuple(merged)
+    return pairs, added, lost
 
 
 def _sides(steps: Side) -> list[Side]:

@@ -27,14 +27,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyro_dp.accounting import description, ledger
-from pyro_dp.accounting.composition import require_known
-from pyro_dp.accounting.description import Description
-from pyro_dp.accounting.events import Event, brief, current_note
-from pyro_dp.accounting.journal_lines import line_of, value_of
+from pyro_dp.accounting import ledger
+from pyro_dp.accounting.composition import interpret
+from pyro_dp.accounting.events import Event
+from pyro_dp.accounting.ledger import Description
 from pyro_dp.accounting.origins import Origin, Origins, Source, bound_of, clipped_of, origin_of
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
-from pyro_dp.utils.files import sync_folder
+from pyro_dp.utils.files import line_of, sync_folder, value_of
 from pyro_dp.utils.validation import require_count
 
 try:
@@ -239,7 +238,7 @@ class Journal:
 
     def _take(self, value: Any) -> None:
         if isinstance(value, str):
-            self.notes[current_note(value)] = None
+            self.notes[ledger.current_note(value)] = None
             return
         if isinstance(value, list):
             index, count, *said = value
@@ -259,11 +258,11 @@ class Journal:
             self._reserve(self._named(value["run"]), releases)
             return
         elif "description" in value:
-            self.description = description.from_saved(value["description"])
+            self.description = ledger.described(value["description"])
             return
         else:
             event, count = ledger.from_line(value)
-            require_known(event, self._neighboring)
+            interpret(event, self._neighboring)
             run, bound = value.get("run"), value.get("bound")
         source = None
         if run is not None:
@@ -297,7 +296,7 @@ class Journal:
         if event is not None:
             raise PrivacyError(
                 f"The journal {self.path} counts {self.counts.get(event, 0)} of the "
-                f"{counts[event]} releases of {brief(event)} in this ledger. It belongs to "
+                f"{counts[event]} releases of {event.brief} in this ledger. It belongs to "
                 "another ledger, or is an older copy. Open a journal before the first release, "
                 "and always the same one."
             )

@@ -1,28 +1,72 @@
-"""The ledger as plain numbers, saved and read again, and as a table for people."""
+"""The ledger and the description of its study: saved, read again, and as a table for people."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from pyro_dp.accounting import description, origins
-from pyro_dp.accounting.composition import require_known
-from pyro_dp.accounting.description import Description
-from pyro_dp.accounting.events import (
-    ApproximateDP,
-    Event,
-    NonPrivateLook,
-    SubsampledGaussian,
-    brief,
-    current_note,
-    is_whole,
-    together,
-)
-from pyro_dp.accounting.laplace import Laplace
+from pyro_dp.accounting import origins
+from pyro_dp.accounting.composition import interpret
+from pyro_dp.accounting.events import KINDS, Event, SubsampledGaussian
+from pyro_dp.accounting.events.subsampled_gaussian import is_whole, together
 from pyro_dp.accounting.origins import Origins
-from pyro_dp.accounting.renyi_curve import RenyiDP
-from pyro_dp.utils import tables
+from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, same
+
+LONGEST = 1000  # characters of a text
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a report says of the study. All of it is public, and no cost depends on it.
+
+    :param title: of the study or the release.
+    :param dataset: which data these are.
+    :param purpose: of the processing.
+    :param controller: who is responsible for the data.
+    :param unit: whom the guarantee protects: what one record is, such as "a person with all their
+        visits".
+    :param units: their number, > 0; None: not stated.
+    :raises ConfigurationError: a text is no line of at most 1000 characters, or the number is none.
+    """
+
+    title: str = ""
+    dataset: str = ""
+    purpose: str = ""
+    controller: str = ""
+    unit: str = ""
+    units: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in (each.name for each in fields(self) if each.name != "units"):
+            text = getattr(self, name)
+            if not (isinstance(text, str) and (text == "" or text.isprintable())):
+                raise ConfigurationError(f"{name} must be one line of text.")
+            if len(text) > LONGEST:
+                raise ConfigurationError(f"{name} must be at most {LONGEST} characters long.")
+        if self.units is not None:
+            object.__setattr__(self, "units", require_count("units", self.units))
+
+    def stated(self) -> dict[str, Any]:
+        """What is not left open, by name: the saved form."""
+        return {name: value for name, value in asdict(self).items() if value not in ("", None)}
+
+    def with_(self, said: Mapping[str, Any]) -> "Description":
+        """With these in place of its own."""
+        return replace(self, **said)
+
+
+def described(said: Any) -> Description:
+    """
+    :param said: from :meth:`Description.stated`; what a later version adds is not known here.
+    :raises ConfigurationError: it is damaged.
+    """
+    if not isinstance(said, Mapping):
+        raise ConfigurationError("description must be a dictionary.")
+    known = {each.name for each in fields(Description)}
+    return Description(**{name: value for name, value in said.items() if name in known})
+
 
 VERSION = 1
 MOST = 10**12  # releases of a kind: rounding of a step's cost, times more than that, would count
@@ -33,6 +77,29 @@ _SAMPLING = {"poisson": "Poisson sampling", "fixed": "subsets of fixed size", "f
 _MOST_ALONE = 3  # kinds of sums over all records that have rows of their own
 _RETIRED = ("advanced", "basic")  # engines of older versions: the others are bounds, too
 _DAMAGED = "the accountant's state is damaged or not one: "
+
+
+# Remarks about the guarantee that a report reads again.
+SEEDED = (
+    "A run used a seed, so it can be repeated. It is not private against anyone who can guess "
+    "the seed. Leave the seed out of runs whose results you publish."
+)
+SECURE = (
+    "A run used secure=True: its noise and sampling come from the operating system's "
+    "cryptographic generator, and its sums and noise are integers. Other runs in a shared "
+    "ledger may not."
+)
+_FORMER = {  # as version 0.1 wrote these remarks
+    "A seeded generator was used: the run can be repeated, and is not private against anyone who "
+    "can guess the seed.": SEEDED,
+    "secure=True was used: noise and sampling from the operating system's cryptographic generator, "
+    "sums and noise in integers. A ledger that is shared may have other runs, too.": SECURE,
+}
+
+
+def current_note(text: str) -> str:
+    """The same remark in the words of this version."""
+    return _FORMER.get(text, text)
 
 
 class LedgerEntry(NamedTuple):
@@ -55,16 +122,6 @@ class Saved(NamedTuple):
     notes: Iterable[str]
     origins: Origins
     description: Description
-
-
-_MECHANISMS: dict[str, tuple[type, tuple[str, ...]]] = {
-    "subsampled_gaussian": (SubsampledGaussian, ("noise_multiplier", "sample_rate", "sampling")),
-    "approximate_dp": (ApproximateDP, ("epsilon", "delta", "name")),
-    "nonprivate_look": (NonPrivateLook, ("what", "time")),
-    "laplace": (Laplace, ("scale", "name")),
-    "renyi_dp": (RenyiDP, ("divergences", "epsilon", "name")),
-}
-NAMES = {kind: name for name, (kind, _) in _MECHANISMS.items()}  # the kinds of events
 
 
 def to_state(settings: Mapping[str, Any], saved: Saved) -> dict[str, Any]:
@@ -95,16 +152,14 @@ def from_lines(lines: Iterable[Mapping[str, Any]], neighboring: str) -> Counter[
     found: Counter[Event] = Counter()
     for line in lines:
         event, count = from_line(line)
-        require_known(event, neighboring)
+        interpret(event, neighboring)
         found[event] += count
     return found
 
 
 def to_line(event: Event, count: int) -> dict[str, Any]:
     """One event of the ledger as plain numbers and strings."""
-    name = NAMES[type(event)]
-    fields = {field: getattr(event, field) for field in _MECHANISMS[name][1]}
-    return {"mechanism": name, **fields, "count": count}
+    return {"mechanism": event.kind, **vars(event), "count": count}
 
 
 def from_line(line: Mapping[str, Any]) -> tuple[Event, int]:
@@ -113,13 +168,13 @@ def from_line(line: Mapping[str, Any]) -> tuple[Event, int]:
     :raises ConfigurationError: something is unknown or out of range.
     """
     mechanism = line["mechanism"]
-    if not isinstance(mechanism, str) or mechanism not in _MECHANISMS:
+    if not isinstance(mechanism, str) or mechanism not in KINDS:
         raise ConfigurationError(f"mechanism={mechanism!r} is unknown.")
-    kind, fields = _MECHANISMS[mechanism]
+    kind = KINDS[mechanism]
     count = require_count("count", line["count"])
     if count > MOST:
         raise ConfigurationError(f"count: more than {MOST:g} releases of a kind.")
-    return kind(*(line[field] for field in fields)), count
+    return kind(**{each.name: line[each.name] for each in fields(kind)}), count  # type: ignore[arg-type]
 
 
 def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
@@ -149,7 +204,7 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
     for line in lines:
         try:
             event, count = from_line(line)
-            require_known(event, settings["neighboring"])
+            interpret(event, settings["neighboring"])
         except KeyError as error:
             raise ConfigurationError(_DAMAGED + f"a line has no {error}.") from None
         except ConfigurationError as error:
@@ -159,7 +214,7 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
     try:
         runs = origins.from_saved(state.get("runs", []), counts, events)
         _take_reserved(state.get("reserved", []), runs, settings["neighboring"])
-        about = description.from_saved(state.get("description", {}))
+        about = described(state.get("description", {}))
     except ConfigurationError as error:
         raise ConfigurationError(_DAMAGED + str(error)) from None
     return Saved(counts, list(map(current_note, notes)), runs, about)
@@ -212,7 +267,7 @@ def _together(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
 
 def _cells(event: Event) -> tuple[str, str, str]:
     if not isinstance(event, SubsampledGaussian):
-        return brief(event), "", ""
+        return event.brief, "", ""
     sampling = event.sampling if event.sample_rate < 1.0 else "full"
     name = f"Gaussian noise, {_SAMPLING[sampling]}"
     return name, f"{event.sample_rate:.6g}", f"{event.noise_multiplier:.6g}"
@@ -221,19 +276,14 @@ def _cells(event: Event) -> tuple[str, str, str]:
 def as_text(entries: Iterable[LedgerEntry], facts: Facts) -> str:
     """An aligned table, with the names and values of some facts below it."""
     rows = _rows(entries)
-    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
-    lines = ["PrivacyAccountant"]
-    for name, *numbers in (_HEAD, *rows):
-        cells = [n.rjust(w) for n, w in zip(numbers, widths[1:], strict=True)]
-        lines.append("  " + "  ".join([name.ljust(widths[0]), *cells]))
-    if not rows:
-        lines.append("  nothing was released")
-    return "\n".join(lines + [f"  {name}: {value}" for name, value in facts])
+    lines = [*display.aligned([_HEAD, *rows]), *["nothing was released"] * (not rows)]
+    lines += [f"{name}: {value}" for name, value in facts]
+    return "\n  ".join(["PrivacyAccountant", *lines])
 
 
 def as_html(entries: Iterable[LedgerEntry], facts: Facts) -> str:
     """As :func:`as_text`, for notebooks."""
     rows = _rows(entries)
-    return tables.facts("PrivacyAccountant", facts) + tables.table(
+    return display.facts("PrivacyAccountant", facts) + display.table(
         "What was released" if rows else "Nothing was released", _HEAD, rows
     )

@@ -18,13 +18,17 @@ of few standard deviations is enough, and rounding errors are relative to delta.
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pyro_dp.utils.errors import PrivacyError
+
 Floats = NDArray[np.float64]
+LARGEST_SAMPLED = 1e6  # noise beyond which the losses of a sampled step are not accurate
 
 
 class Distribution(NamedTuple):
@@ -63,6 +67,29 @@ class DominatingPair(NamedTuple):
     def on_grids(self) -> bool:
         """Whether it has a distribution, and not moments alone."""
         return True
+
+    @classmethod
+    def together(
+        cls, counts: Mapping["DominatingPair", int], neighboring: str
+    ) -> list[tuple["DominatingPair", int]]:
+        """The pairs to be composed for these, in a canonical order.
+
+        n_k Gaussians of noise s_k are one Gaussian with s^-2 = sum n_k s_k^-2 (Dong, Roth & Su
+        2022).
+
+        :raises PrivacyError: full batches are of a kind that is not known to be a Gaussian.
+        """
+        merged = sorted((pair, n) for pair, n in counts.items() if pair.rate < 1.0)
+        full = sorted((pair.noise, n) for pair, n in counts.items() if pair.rate == 1.0)
+        if full:
+            kind = "remove" if neighboring == "add_or_remove_one" else "fixed"
+            if others := {pair.kind for pair in counts if pair.rate == 1.0} - {kind}:
+                raise PrivacyError(f"pairs {sorted(others)} of rate 1 are not known as Gaussians.")
+            noise = 1.0 / math.hypot(*(math.sqrt(n) / s for s, n in full), 1e-300)
+            if merged:  # rounded down, as in each pair
+                noise = min(noise, LARGEST_SAMPLED)
+            merged.append((cls(kind, noise, 1.0), 1))
+        return merged
 
     def reverse(self) -> "DominatingPair":
         """The pair of the other direction of the relation."""

@@ -6,21 +6,15 @@ import platform
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from pyro_dp.accounting.amounts import of_budget, spent_and_left, up
 from pyro_dp.accounting.composition import ENGINES
-from pyro_dp.accounting.events import (
-    SECURE,
-    SEEDED,
-    ApproximateDP,
-    NonPrivateLook,
-    SubsampledGaussian,
-)
-from pyro_dp.accounting.ledger import LedgerEntry
+from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.figures import pictures
+from pyro_dp.accounting.ledger import SECURE, SEEDED, LedgerEntry
 from pyro_dp.accounting.markup import Block, Bullets, Facts, Paragraph, Table, rendered
-from pyro_dp.accounting.pictures import pictures
 from pyro_dp.accounting.report_rows import Reported, releases
 from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion, third_opinion
 from pyro_dp.accounting.trade_off import FALSE_POSITIVES, best_power
+from pyro_dp.utils.display import of_budget, spent_and_left, up
 
 _NEIGHBOURS = {
     "add_or_remove_one": (

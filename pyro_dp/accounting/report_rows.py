@@ -5,19 +5,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.amounts import spent
-from pyro_dp.accounting.description import Description
-from pyro_dp.accounting.events import (
-    Event,
-    NonPrivateLook,
-    Stated,
-    SubsampledGaussian,
-    is_whole,
-    together,
-)
+from pyro_dp.accounting.events import Event, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.events.subsampled_gaussian import is_whole, together
+from pyro_dp.accounting.ledger import Description
 from pyro_dp.accounting.markup import Block, Paragraph, Table
 from pyro_dp.accounting.origins import ADAPTIVE, Origin, Part
 from pyro_dp.accounting.trade_off import PrivacyCurve
+from pyro_dp.utils.display import spent
 
 _MOST_SUMS = 40  # rows of which each is composed with all above it
 _MOST_KINDS = 12  # of these, where records are sampled: many take seconds to compose
@@ -83,7 +77,7 @@ class Row:
     """
 
     origin: Origin | None
-    event: SubsampledGaussian | Stated
+    event: Event
     count: int
     bounds: tuple[float, float] | None
     clipped: tuple[float, float] | None
@@ -103,7 +97,7 @@ class Row:
             kind = "noisy sums, with their noise together" if self.looks else "noisy sum"
             name = _NAMES.get(method, f"{method}: {kind}")
             return f"{name}, planned and not released" if self.planned else name
-        return f"{self.event.name}: {self.event.cost}"
+        return self.event.brief
 
 
 def rows_of(accountant: Reported) -> list[Row]:

@@ -15,14 +15,13 @@ How long it takes is decided by sizes alone: the same ledger always gets the sam
 import functools
 import math
 from collections.abc import Mapping
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.events import ApproximateDP, Event, NonPrivateLook, SubsampledGaussian
-from pyro_dp.accounting.laplace import Laplace
+from pyro_dp.accounting.events import Event, NonPrivateLook, SubsampledGaussian
+from pyro_dp.accounting.events.subsampled_gaussian import together
 
 TOLERANCE = 0.005  # relative: what grids and rounding explain, four times over
 
@@ -36,9 +35,6 @@ _LEAST_DELTA_PER_STEP = 2e-14
 
 # Where an empty record takes the place of one, it is "special" in the words of ``dp_accounting``.
 _RELATIONS = {"add_or_remove_one": "REPLACE_SPECIAL", "replace_one": "REPLACE_ONE"}
-
-_Stated = ApproximateDP | Laplace
-_Release = SubsampledGaussian | _Stated
 
 
 class SecondOpinion(NamedTuple):
@@ -83,9 +79,9 @@ def third_opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -
 
 def _opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> SecondOpinion:
     sums = {event: n for event, n in ledger.items() if isinstance(event, SubsampledGaussian)}
-    own = {event: n for event, n in ledger.items() if isinstance(event, _Stated)}
     looks = [event for event in ledger if isinstance(event, NonPrivateLook)]
-    if len(sums) + len(own) + len(looks) < len(ledger):
+    own = {event: n for event, n in ledger.items() if event not in sums and event not in looks}
+    if any(event.dots is None for event in own):
         return SecondOpinion(None, "it is not asked about releases of such a kind")
     if looks or not all(event.noise_multiplier for event in sums):
         return SecondOpinion(math.inf, "PLD")
@@ -97,7 +93,7 @@ def _opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> Sec
             reason = "it cannot add subsets of fixed size to releases of the other kinds here"
             return SecondOpinion(None, reason)
         return SecondOpinion(_rdp_loose(sums, delta), "RDP")
-    stated = math.fsum(n * event.pair.most for event, n in own.items())
+    stated = math.fsum(n * event.pair(neighboring).most for event, n in own.items())
     left = delta - math.fsum(n * event.delta for event, n in own.items())
     if left < max(_LEAST_DELTA, _LEAST_DELTA_PER_STEP * _steps(sums)):
         return SecondOpinion(
@@ -110,40 +106,24 @@ def _opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> Sec
     gap = _gap(sums, composed, own, whole, left)
     if gap == 0.0:
         return SecondOpinion(None, "no grid is fine enough for an epsilon of 0")
-    releases: dict[_Release, int] = dict(chain(sums.items(), own.items()))
     steps = _steps(sums) + sum(own.values())
-    spans = math.fsum(_span(event, n, neighboring) for event, n in releases.items())
-    points = spans / gap + 50.0 * len(releases) * math.sqrt(steps)
+    spans = math.fsum(_span(event, n, neighboring) for event, n in ledger.items())
+    points = spans / gap + 50.0 * len(ledger) * math.sqrt(steps)
     if points > _MOST_POINTS or steps > _MOST_STEPS:
         return SecondOpinion(None, "its grids would be too large for these releases")
-    return SecondOpinion(_pld_pessimistic(releases, delta, neighboring, gap), "PLD")
+    return SecondOpinion(_pld_pessimistic(ledger, delta, neighboring, gap), "PLD")
 
 
 def _pld_pessimistic(
-    releases: Mapping[_Release, int], delta: float, neighboring: str, gap: float
+    ledger: Mapping[Event, int], delta: float, neighboring: str, gap: float
 ) -> float:
     from dp_accounting import NeighboringRelation
-    from dp_accounting.pld import common, privacy_loss_distribution
 
     relation = NeighboringRelation[_RELATIONS[neighboring]]
     parts = []
-    for event, count in releases.items():
-        if isinstance(event, ApproximateDP):
-            stated = common.DifferentialPrivacyParameters(event.epsilon, event.delta)
-            part = privacy_loss_distribution.from_privacy_parameters(stated, gap)
-        elif isinstance(event, Laplace):
-            part = privacy_loss_distribution.from_laplace_mechanism(
-                event.scale, value_discretization_interval=gap
-            )
-        else:
-            noise, count = _merged(event, count)
-            part = privacy_loss_distribution.from_gaussian_mechanism(
-                noise,
-                value_discretization_interval=gap,
-                sampling_prob=event.sample_rate,
-                neighboring_relation=relation,
-            )
-        parts.append(part.self_compose(count))
+    for event, count in ledger.items():
+        one, times = _merged(event, count)
+        parts.append(one.dots(gap, relation).self_compose(times))
     whole = functools.reduce(lambda one, other: one.compose(other), parts)
     return float(whole.get_epsilon_for_delta(delta))
 
@@ -164,11 +144,11 @@ def _rdp_loose(sums: Mapping[SubsampledGaussian, int], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def _merged(event: SubsampledGaussian, count: int) -> tuple[float, int]:
-    """Noise and number of the releases to be composed: full batches are one Gaussian together."""
-    if event.sample_rate < 1.0:
-        return event.noise_multiplier, count
-    return event.noise_multiplier / math.sqrt(count), 1
+def _merged(event: Event, count: int) -> tuple[Event, int]:
+    """Releases to be composed, and their number: full batches are one Gaussian together."""
+    if not isinstance(event, SubsampledGaussian) or event.sample_rate < 1.0:
+        return event, count
+    return together({event: count}), 1
 
 
 def _steps(sums: Mapping[SubsampledGaussian, int]) -> int:
@@ -178,7 +158,7 @@ def _steps(sums: Mapping[SubsampledGaussian, int]) -> int:
 def _gap(
     sums: Mapping[SubsampledGaussian, int],
     composed: float,
-    own: Mapping[_Stated, int],
+    own: Mapping[Event, int],
     whole: float,
     left: float,
 ) -> float:
@@ -203,11 +183,12 @@ def _gap(
     return min(gaps)
 
 
-def _span(event: _Release, count: int, neighboring: str) -> float:
+def _span(event: Event, count: int, neighboring: str) -> float:
     """Between the least and the largest loss of a release, ten standard deviations out, about."""
-    if isinstance(event, _Stated):
-        return 2.0 * event.pair.most
-    noise, rate = _merged(event, count)[0], event.sample_rate
+    event, _ = _merged(event, count)
+    if not isinstance(event, SubsampledGaussian):
+        return 2.0 * float(event.pair(neighboring).most)
+    noise, rate = event.noise_multiplier, event.sample_rate
     most = 10.0 / noise + 0.5 / noise**2
     absent = -math.log1p(-rate) if rate < 1.0 else math.inf
     span = float(np.logaddexp(-absent, math.log(rate) + most)) + min(most, absent)

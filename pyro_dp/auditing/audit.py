@@ -14,24 +14,21 @@ import torch
 from tqdm.auto import tqdm
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.looks import warn_not_private
 from pyro_dp.accounting.trade_off import TradeOff
 from pyro_dp.auditing.bounds import (
     canaries_bound,
     canaries_contradict,
+    chosen_thresholds,
+    count_guesses,
+    error_rates,
     least_advantage,
+    middle_threshold,
     runs_bound,
 )
 from pyro_dp.auditing.canaries import Column, canary_rows, with_canaries
 from pyro_dp.auditing.result import AuditResult
 from pyro_dp.auditing.scaled_noise import CurveTest, drawn_curve
-from pyro_dp.auditing.thresholds import (
-    chosen_thresholds,
-    count_guesses,
-    error_rates,
-    middle_threshold,
-)
-from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.errors import ConfigurationError, warn_not_private
 from pyro_dp.utils.validation import require_count, require_number
 
 _MADE_UP = "made-up data"

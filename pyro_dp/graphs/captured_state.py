@@ -21,7 +21,7 @@ from pyro_dp.graphs.places import MISSING
 from pyro_dp.graphs.references import LONGEST, References, sentence
 from pyro_dp.graphs.tracing import untraced
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.memory import address, version
+from pyro_dp.utils.torch_state import address, version
 
 KEEPS = (
     "{label} changes with the data that the model or guide is shown. What it keeps of one record "

@@ -1,4 +1,4 @@
-"""Find outputs of a graph that are products or sums of few rows, and hand out their factors."""
+"""The structure of a graph: outputs that are products or sums of few rows, and affine inputs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +9,58 @@ from torch.fx import Graph, GraphModule, Node
 from pyro_dp.graphs.simplify import arguments, shape
 
 _OPS = torch.ops.aten
+# In their first argument, or in a list of tensors.
+_LINEAR = {
+    *("_to_copy", "_unsafe_view", "alias", "cat", "clone", "contiguous", "cumsum", "detach"),
+    *("diagonal", "expand", "flip", "index", "index_select", "mean", "neg", "permute", "repeat"),
+    *("select", "slice", "split", "split_with_sizes", "squeeze", "stack", "sum", "t"),
+    *("transpose", "unbind", "unsqueeze", "view"),
+}
+_SUMS = {"add", "rsub", "sub"}
+_PRODUCTS = {"bmm", "dot", "mm", "mul", "mv"}  # of which one factor may depend on it
+
+
+def is_affine(graph: GraphModule, place: int) -> bool:
+    """Whether every floating-point output is an affine function of this input.
+
+    :param place: of the input.
+    """
+    moving: set[Node] = set()
+    for i, node in enumerate(graph.graph.nodes):
+        if node.op == "placeholder":
+            if i == place:
+                moving.add(node)
+        elif node.op != "output":
+            given = [each in moving for each in node.all_input_nodes]
+            if any(given):
+                if not _keeps(node, moving):
+                    return False
+                moving.add(node)
+    return True
+
+
+def _keeps(node: Node, moving: set[Node]) -> bool:
+    """Whether a node is affine in its arguments that move."""
+    if getattr(node.target, "__name__", "") == "getitem":
+        return True
+    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and not value.is_floating_point():
+        return False
+    args = node.args
+    first = args[0] in moving or isinstance(args[0], list | tuple)
+    others = [each for each in args[1:] if isinstance(each, Node) and each in moving]
+    if name in _LINEAR:
+        return first and not others
+    if name in _SUMS:
+        return True
+    if name in _PRODUCTS:
+        return not (first and others)
+    if name == "div":
+        return first and not others
+    return name == "addmm" and not (args[1] in moving and args[2] in moving)
+
+
 _SAME = {
     *(_OPS.clone.default, _OPS.squeeze.dim, _OPS.squeeze.default, _OPS.unsqueeze.default),
     *(_OPS.view.default, _OPS._unsafe_view.default),

@@ -1,4 +1,4 @@
-"""What user code refers to beside its arguments: closures, defaults, globals, attributes.
+"""References of user code beside its arguments: closures, defaults, globals, attributes.
 
 :class:`References` finds it all from a model and a guide, with a name for each that a message can
 show. What belongs to libraries is looked through for what users handed to it (a conditioned model,
@@ -22,7 +22,6 @@ from pyro.poutine import Trace
 from torch import Tensor
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from pyro_dp.graphs.libraries import is_users, keeps_for_users
 from pyro_dp.graphs.places import (
     LISTS,
     Cell,
@@ -34,6 +33,29 @@ from pyro_dp.graphs.places import (
     Slots,
     slots_of,
 )
+
+_LIBRARIES = sys.stdlib_module_names | {
+    *("IPython", "_pytest", "arviz", "funsor", "jax", "matplotlib", "numpy", "opt_einsum"),
+    *("pandas", "pluggy", "pyro", "pyro_dp", "pytest", "scipy", "sklearn", "torch", "tqdm"),
+}
+
+
+def is_users(thing: Any) -> bool:
+    """Whether a function, class or module is the user's own, and no library's."""
+    name = thing.__name__ if isinstance(thing, types.ModuleType) else thing.__module__
+    return not is_library(name or "builtins")
+
+
+def is_library(module: str) -> bool:
+    """Whether a module of this name is Python's, torch's, Pyro's, or another well-known one."""
+    return module.split(".")[0] in _LIBRARIES
+
+
+def keeps_for_users(kind: type) -> bool:
+    """Whether a library's objects are made to be written to: handlers, namespaces."""
+    root = (kind.__module__ or "").split(".")[0]
+    return root == "pyro" or root in sys.stdlib_module_names
+
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # of an object that is no Python class

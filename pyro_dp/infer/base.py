@@ -12,31 +12,29 @@ import torch
 from pyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation
 from torch import Tensor
 
-from pyro_dp.accounting.looks import warn_not_private
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.graphs.tracing import Compiler, NotTraceable
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import (
     SHARE,
     ClippedFraction,
     ClippedFractions,
     require_fractions,
 )
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import Indices, RecordSampler
 from pyro_dp.records.arguments import described, read_as_data
-from pyro_dp.records.first_look import first_look
+from pyro_dp.records.first_look import first_look, require_slice_data
 from pyro_dp.records.initial_values import initialised
 from pyro_dp.records.losses import user_code
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.reading import require_slice_data
 from pyro_dp.records.record_term import RecordTerm
 from pyro_dp.records.records import Prepared, Records
 from pyro_dp.records.sandbox import RaisedOnPlaceholders
-from pyro_dp.utils.devices import sent
-from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError
+from pyro_dp.utils.errors import ClippingWarning, ConfigurationError, ModelError, warn_not_private
+from pyro_dp.utils.torch_state import sent
 from pyro_dp.utils.validation import require_choice, require_flag
 
 _MOST_TRACES = 4  # where more are needed, tracing takes longer than it saves

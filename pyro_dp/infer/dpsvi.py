@@ -4,7 +4,6 @@ It makes the looks of :class:`~pyro_dp.DPSEP` where they serve. Elsewhere it tak
 steps of DPVI (Jälkö, Dikmen & Honkela 2017, arXiv 1610.08749).
 """
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -20,15 +19,14 @@ from pyro_dp.infer.ep.site_factors import LARGEST_FULL
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide, read_guide
-from pyro_dp.infer.posterior.forecasted import Forecasted
+from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.infer.svi.stochastic_gradient_vi import NAN, StochasticGradientVI
 from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.nonprivate import Readable
-from pyro_dp.mechanism.released_step import Callback
-from pyro_dp.mechanism.run_result import RunResult
+from pyro_dp.mechanism.run_result import Callback, RunResult
 from pyro_dp.records.losses import Loss, OwnLoss, as_elbo
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.records import Records
@@ -38,8 +36,8 @@ from pyro_dp.utils.errors import (
     ModelError,
     PrivacyError,
     PrivacyWarning,
+    warn_user,
 )
-from pyro_dp.utils.user_warning import warn_user
 
 _MOST_CURVATURES = 20  # latents, where each record's Hessian is computed
 _BRANCHES = "The model branches on values of a record"
@@ -300,13 +298,45 @@ class DPSVI(Readable, Forecasted):
         secure: bool = False,
         cluster: Cluster | None = None,
     ):
-        settings = {name: value for name, value in locals().items() if name != "self"}
-        self._gradients = StochasticGradientVI(**settings)
+        of_both: dict[str, Any] = {
+            "accountant": accountant,
+            "noise_multiplier": noise_multiplier,
+            "plate": plate,
+            "microbatch_size": microbatch_size,
+            "slice_data": slice_data,
+            "generator": generator,
+            "secure": secure,
+            "cluster": cluster,
+        }
+        of_gradients: dict[str, Any] = {
+            "max_grad_norm": max_grad_norm,
+            "loss_clip": loss_clip,
+            "local_optim": local_optim,
+        }
+        self._gradients = StochasticGradientVI(
+            model,
+            guide,
+            optim,
+            loss,
+            num_steps=num_steps,
+            sample_rate=sample_rate,
+            sampling=sampling,
+            privatize=privatize,
+            jit=jit,
+            loss_share=loss_share,
+            **of_gradients,
+            **of_both,
+        )
+        asked = {
+            "noise_multiplier": bool(noise_multiplier),
+            'privatize="parameters"': privatize == "parameters",
+            "a loss of your own": loss is not None and isinstance(as_elbo(loss), OwnLoss),
+        } | {name: value is not None for name, value in of_gradients.items()}
+        chosen = (_CHOSEN.format(name=name) for name, is_set in asked.items() if is_set)
+        self._reason = next(chosen, "")  # why it takes gradient steps
         self._inference: StochasticGradientVI | Looks = self._gradients
-        self._reason = _of_gradients(settings)
         if not self._reason:
-            known = inspect.signature(DPSEP).parameters.keys() - {"jit"}
-            self._inference = Looks(**{name: settings[name] for name in known & settings.keys()})
+            self._inference = Looks(model, guide, **of_both)
 
     def run(
         self,
@@ -485,16 +515,3 @@ def _require_served(problem: EPProblem) -> None:
         raise NoEvidence(_TURNS)
     if size > (LARGEST_FULL if isinstance(moments, LinearMoments) else _MOST_CURVATURES):
         raise NoEvidence(_MANY)
-
-
-def _of_gradients(settings: Mapping[str, Any]) -> str:
-    """The first setting that asks for gradient steps, in a sentence; empty: there is none."""
-    loss = settings["loss"]
-    asked = {
-        "noise_multiplier": bool(settings["noise_multiplier"]),
-        'privatize="parameters"': settings["privatize"] == "parameters",
-        "a loss of your own": loss is not None and isinstance(as_elbo(loss), OwnLoss),
-    }
-    names = ("max_grad_norm", "loss_clip", "local_optim")
-    asked |= {name: settings[name] is not None for name in names}
-    return next((_CHOSEN.format(name=name) for name, is_set in asked.items() if is_set), "")

@@ -11,7 +11,7 @@ from torch.distributions import MultivariateNormal, Normal
 from pyro_dp.infer.ep.observation_family import innermost
 from pyro_dp.infer.posterior.prior_density import placed
 from pyro_dp.infer.posterior.prior_factor import Prior
-from pyro_dp.records.latents import Latent
+from pyro_dp.records.global_draw import Latent
 from pyro_dp.records.messengers import OneRecord, Outside
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from pyro_dp.graphs.tracing import Compiler, trace
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions
+from pyro_dp.mechanism.contributions import Block, Contributions
 from pyro_dp.mechanism.streams import LocalStreams
 from pyro_dp.records.record_term import RecordTerm
 

@@ -11,13 +11,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from pyro_dp.mechanism.blocks import Block
-from pyro_dp.mechanism.contributions import Contributions, Rows
+from pyro_dp.mechanism.contributions import Block, Contributions, Rows
 from pyro_dp.mechanism.device_noise import normals
 from pyro_dp.mechanism.system_random import Stream, SystemGenerator
-from pyro_dp.utils.agreement import require_same
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
-from pyro_dp.utils.threads import one_thread
+from pyro_dp.utils.linalg import require_same
+from pyro_dp.utils.torch_state import one_thread
 
 S = TypeVar("S")
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.utils.devices import sent, signed
+from pyro_dp.utils.torch_state import sent, signed
 
 _FEW = 2**14  # normals: the host draws them in the time of a hundred short operations
 _BLOCK = 2**22  # pairs at a time

@@ -1,11 +1,19 @@
-"""A federation: owners who fit one model together, and show each other only what is released."""
+"""A federation: owners who fit one model together, and show each other only releases.
+
+A step, when all goes well: each holder computes its sums and sees that its budget allows the
+release; all agree that they are at the same step with the same settings, parameters and public
+draws; each enters the release in its own ledger and journal, and uploads its sums with its share of
+the noise; the total goes to all. Two rounds.
+
+Others learn that a holder failed, and not why: what an error says is for the owner of the data.
+"""
 
 import contextlib
 import hashlib
 import io
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -13,8 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_dp.utils.errors import ClusterError, ConfigurationError
-from pyro_dp.utils.rng import forked_rng, set_torch_states, torch_states
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import Event
+from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.messages import UNREADABLE, CalibratedNoise, Ledger, Seed, Settings
+from pyro_dp.mechanism.peers import Peers
+from pyro_dp.utils.errors import ClusterError, ClusterWarning, ConfigurationError
+from pyro_dp.utils.torch_state import forked_rng, set_torch_states, torch_states
 from pyro_dp.utils.validation import require_count
 
 Numbers = NDArray[np.int64]
@@ -28,10 +41,18 @@ _TOO_FEW = (
     "states."
 )
 _OVER = "This holder left the federation, or was interrupted: make a new one, at all holders."
-_UNREADABLE = "What holder {holder} said cannot be read."
+_DAMAGED = "What the channel added up is no sum of what was uploaded."
 _ABSENT = (
     "Holder {holder} is missing, and the data can only be looked at together: start all anew, "
     "without it."
+)
+_FAILED = (
+    "Holder {holders} failed, so all holders abandoned what they were doing. Its own error says "
+    "why."
+)
+_LEFT = (
+    "Only {left} of the {holders} holders stayed to the end. The others' records count as "
+    "absent since they left, so the posterior moves away from them."
 )
 
 
@@ -184,9 +205,9 @@ class Federation:
         """A few numbers of each holder that is present, to all."""
         said = self._talk([int(each) for each in numbers])
         for holder, each in said.items():
-            counted = isinstance(each, list) and all(type(number) is int for number in each)
-            if not counted or len(each) != len(numbers):
-                raise ClusterError(_UNREADABLE.format(holder=holder))
+            counted = isinstance(each, list) and len(each) == len(numbers)
+            if not counted or any(type(x) is not int or not 0 <= x < 2**63 for x in each):
+                raise ClusterError(UNREADABLE.format(speaker=f"holder {holder}"))
         return [said[holder] for holder in self.present]
 
     def exchange(self, public: Any) -> list[Any]:
@@ -202,8 +223,8 @@ class Federation:
 
     def agreed_states(self) -> list[Tensor]:
         """Of torch's generators, from random numbers of all holders."""
-        numbers = self.exchange(int.from_bytes(os.urandom(8), "little"))
-        seed = hashlib.sha256(repr(numbers).encode()).digest()[:8]
+        said = Seed(int.from_bytes(os.urandom(8), "little")).of_all(self.exchange, "holder")
+        seed = hashlib.sha256(repr([each.bits for each in said]).encode()).digest()[:8]
         with forked_rng():
             torch.manual_seed(int.from_bytes(seed, "little") >> 1)
             return torch_states()
@@ -216,6 +237,10 @@ class Federation:
         with self._in_step():
             total, present = self._channel.add(upload.cpu().numpy())
         self._left(present)
+        if not (isinstance(total, np.ndarray) and total.dtype == np.int64):
+            raise ClusterError(_DAMAGED)
+        if total.shape != upload.shape:
+            raise ClusterError(_DAMAGED)
         return torch.from_numpy(total)
 
     def leave(self) -> None:
@@ -234,9 +259,9 @@ class Federation:
         return {holder: _read(holder, content) for holder, content in said.items()}
 
     def _left(self, present: list[int]) -> None:
-        if len(present) < self.size - self.dropouts or not set(present) <= set(self.present):
-            raise ClusterError(_TOO_FEW.format(left=len(present)))
-        self.present = sorted(present)
+        if len(set(present)) < self.size - self.dropouts or not set(present) <= set(self.present):
+            raise ClusterError(_TOO_FEW.format(left=len(set(present))))
+        self.present = sorted(set(present))
 
     @contextlib.contextmanager
     def _in_step(self) -> Iterator[None]:
@@ -266,4 +291,66 @@ def _read(holder: int, content: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:
-        raise ClusterError(_UNREADABLE.format(holder=holder)) from error
+        raise ClusterError(UNREADABLE.format(speaker=f"holder {holder}")) from error
+
+
+class Holders(Peers):
+    """One inference in a federation, seen from one of its holders.
+
+    :param federation: of the holders.
+    :param accountant: of this holder.
+    """
+
+    _speaker = "holder"
+    own_ledgers = True
+
+    def __init__(self, federation: Federation, accountant: PrivacyAccountant):
+        super().__init__(federation)
+        self._federation = federation
+        self._accountant = accountant
+        self.noise_factor = federation.noise_factor
+
+    @property
+    def note(self) -> str:
+        return self._federation.note
+
+    def common(self, settings: Settings, ledger: Ledger) -> Ledger:
+        """Public draws are those of a generator that all have agreed on, and none has chosen.
+
+        :returns: this holder's.
+        """
+        self._require_equal(settings, self.exchange(settings))
+        self._draws = self._federation.agreed_states()
+        set_torch_states(self._draws)
+        return ledger
+
+    def agreed_noise(self, noise_multiplier: float) -> float:
+        """The largest: budgets may differ, and what is left of them."""
+        return max(each.sigma for each in self.exchange(CalibratedNoise(noise_multiplier)))
+
+    def add_up(
+        self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor]
+    ) -> None:
+        """:raises PrivacyBudgetExceeded: this holder's budget has no room for the release."""
+        self._accountant.require_room(event)
+        # How long it computed is for nobody to know: it tells of the number of sampled records.
+        self._agree_on(clipped, event, step, public, 0.0)
+        clipped.in_shares(self._federation.honest, self._federation.add)
+
+    def released(
+        self, make: Callable[[], list[Tensor]], clipped: ClippedSum, event: Event
+    ) -> list[Tensor]:
+        """Each holder records the event for itself."""
+        return make()
+
+    def warnings(self) -> list[Warning]:
+        """Of a run that some holders left."""
+        left = len(self._federation.present)
+        if left == self._federation.size:
+            return []
+        return [ClusterWarning(_LEFT.format(holders=self._federation.size, left=left))]
+
+    def _say_failed(self, ranks: list[int], error: BaseException | None) -> None:
+        if error is None:
+            holders = " and ".join(str(self._federation.present[rank]) for rank in ranks)
+            raise ClusterError(_FAILED.format(holders=holders))

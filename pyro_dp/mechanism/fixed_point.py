@@ -13,7 +13,7 @@ what the noise should hide. ``secure=True`` answers these attacks:
   time, so that its norm stays within the bound; integers are added exactly, in any order; and
   should they ever overflow, they do so modulo 2^64, as the noise does: nothing is learnt from it.
 * *Noise with other probabilities than it should have.* The discrete Gaussian is drawn exactly
-  (:mod:`pyro_dp.mechanism.discrete_gaussian`), and so is who takes part in a step.
+  (:mod:`pyro_dp.mechanism.system_random`), and so is who takes part in a step.
 * *Prediction of the generator* from its state, its seed, earlier output, a fork, a copied or
   restored process (Garfinkel & Leclerc 2020, arXiv 2009.03777). Every bit of noise and of sampling
   comes from the operating system's cryptographic generator when it is needed, and nothing is kept
@@ -48,10 +48,9 @@ from torch import Tensor
 
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, divisible
-from pyro_dp.mechanism.discrete_gaussian import MOST, discrete_gaussian
-from pyro_dp.mechanism.system_random import Stream
-from pyro_dp.utils.devices import sent
+from pyro_dp.mechanism.system_random import MOST, Stream, discrete_gaussian
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
+from pyro_dp.utils.torch_state import sent
 
 _UNITS = 2**30  # of the grid in a block's bound: 2^32 records fit into 63 bits
 _MOST_NUMBERS = 2**24  # that are held at a time: sums by matrix products are not to be had

@@ -1,22 +1,194 @@
-"""The aggregator of a federation within Flower's ServerApp (the extra ``flower``).
+"""A federation through Flower (the extra ``flower``): a holder's line, and the aggregator's app.
 
 Flower carries bytes, and holders are reached by relays (:mod:`pyro_dp.mechanism.flower_relay`).
 Flower's own SecAgg+ is not used: it rounds stochastically, works modulo 2^32 at most, and draws its
 masks from seeds of 32 bits.
 """
 
+import os
+import socket
+import stat
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pyro_dp.mechanism.flower_relay import ANSWER, BEGIN, FAILED, LAST, NAME, content
-from pyro_dp.utils.errors import ClusterError
+from pyro_dp.mechanism.flower_relay import (
+    ANSWER,
+    BEGIN,
+    FAILED,
+    LAST,
+    LONGEST,
+    NAME,
+    content,
+    deliver,
+    left,
+    receive,
+)
+from pyro_dp.utils.errors import ClusterError, ConfigurationError
+from pyro_dp.utils.validation import require_count, require_number
 
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
+_LONGEST_TIMEOUT = 1e6  # seconds
+_LONGEST_PATH = 107  # bytes of a socket's address, on Linux
 _LOOK = 0.2  # seconds between looks for replies
+
+
+class FlowerLine:
+    """A holder's line to the aggregator of its federation, through Flower.
+
+    ``line = FlowerLine("/run/fit/line", index=0)`` in the process that has the data; the holder's
+    SuperNode is told the same address, and :mod:`pyro_dp.mechanism.flower_relay` runs there.
+    Flower's processes see what is passed to :meth:`ask`, and nothing else of the holder.
+
+    **Who may speak on it.** Who may enter the folder of the socket: it is made for its owner alone,
+    and one that all may enter is refused. A SuperNode runs the code that comes with a run of the
+    federation. Let it run as another user, who cannot read the data, with a group that may enter
+    this folder.
+
+    **Not protected.** Nothing is encrypted here, and whoever runs the SuperNode or the SuperLink
+    sees messages, and can answer what they like.
+
+    :param address: the path of the socket, at most 107 bytes. Its folder is made if it is missing.
+    :param index: of this holder, from 0 to K - 1.
+    :param timeout: in seconds, > 0 and < 1e6: so long does :meth:`ask` wait. It must be longer than
+        the aggregator waits for the slowest holder, and than it takes until the run begins.
+    :raises ConfigurationError: a setting is out of range, all may enter the folder, or another
+        process listens there.
+
+    >>> import tempfile
+    >>> from pyro_dp.federated import AtTrustedAggregator, FlowerLine
+    >>> with tempfile.TemporaryDirectory() as folder, FlowerLine(f"{folder}/line", index=0) as line:
+    ...     channel = AtTrustedAggregator(line)  # then: Federation(channel, holders=...)
+    ...     print(line)
+    FlowerLine(index=0, timeout=1800)
+    """
+
+    def __init__(self, address: str | os.PathLike[str], index: int, timeout: float = 1800.0):
+        self.index = require_count("index", index, least=0)
+        self.timeout = require_number("timeout", timeout, above=0.0, below=_LONGEST_TIMEOUT)
+        self._address = Path(address).absolute()
+        self._relay: socket.socket | None = None  # who waits for the next message
+        self._begun = self._over = False
+        _require_private_folder(self._address)
+        self._listener = _listen(self._address)
+
+    def ask(self, message: bytes) -> bytes:
+        """The aggregator's answer to a message, of less than 2 GiB. It waits until there is one.
+
+        :raises ClusterError: the line is lost or closed, nothing came within ``timeout``, the
+            aggregator failed, or it has given its last answer before.
+        """
+        if self._over:
+            raise ClusterError(f"Holder {self.index}'s line is over: make a new one.")
+        if len(message) >= LONGEST - 8:
+            raise ConfigurationError(f"message has {len(message)} bytes: Flower carries 2 GiB.")
+        try:
+            return self._ask(message, time.monotonic() + self.timeout)
+        except TimeoutError as error:
+            raise self._lost(f"nothing came within timeout={self.timeout:g} seconds") from error
+        except OSError as error:
+            raise self._lost(f"its relay is gone ({type(error).__name__})") from error
+        except BaseException:  # the aggregator is not in step any more
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the federation: the aggregator goes on without this holder."""
+        if not self._over:
+            self._over = True
+            self._hang_up()
+            self._listener.close()
+            self._address.unlink(missing_ok=True)
+
+    def _ask(self, message: bytes, deadline: float) -> bytes:
+        if self._begun:
+            self._deliver(message, deadline)
+        while True:
+            try:
+                kind, answer = self._next_relay(deadline)
+                if kind == BEGIN and not self._begun:
+                    self._deliver(message, deadline)
+                    continue
+            except ConnectionError:
+                if self._begun:
+                    raise
+                continue  # of a run that ended before it began: the next one asks again
+            if kind == BEGIN:
+                raise self._lost("another run began while this fit was in the middle of one")
+            if kind == FAILED:
+                raise self._lost(answer.decode(errors="replace"))
+            self._begun = True
+            if kind == LAST:
+                self.close()
+            return answer
+
+    def _next_relay(self, deadline: float) -> tuple[bytes, bytes]:
+        self._hang_up()
+        self._listener.settimeout(left(deadline))
+        self._relay, _ = self._listener.accept()
+        found = receive(self._relay, deadline)
+        if found[:1] not in (BEGIN, ANSWER, LAST, FAILED):
+            raise ConnectionError("what came over the line is no message")
+        return found[:1], found[1:]
+
+    def _deliver(self, message: bytes, deadline: float) -> None:
+        assert self._relay is not None
+        deliver(self._relay, self.index, message, deadline)
+
+    def _hang_up(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+
+    def _lost(self, why: str) -> ClusterError:
+        self.close()
+        return ClusterError(
+            f"Holder {self.index} lost the aggregator: {why}. What this holder's ledger counts may "
+            "have left it, and no more. The logs of its SuperNode and of Flower's run say more."
+        )
+
+    def __enter__(self) -> "FlowerLine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"FlowerLine(index={self.index}, timeout={self.timeout:g})"
+
+
+def _require_private_folder(address: Path) -> None:
+    folder = address.parent
+    if len(os.fsencode(address)) > _LONGEST_PATH:
+        raise ConfigurationError(f"address must have at most {_LONGEST_PATH} bytes in all.")
+    if not folder.exists():
+        folder.mkdir(mode=0o700, parents=True)
+    if not folder.is_dir() or folder.stat().st_mode & stat.S_IRWXO:
+        raise ConfigurationError(
+            "address must lie in a folder that only its owner, or a group, may enter: make one, "
+            "or chmod o-rwx."
+        )
+
+
+def _listen(address: Path) -> socket.socket:
+    if address.is_socket():  # of a fit that was killed, unless somebody answers
+        with socket.socket(socket.AF_UNIX) as there:
+            if there.connect_ex(os.fspath(address)) == 0:
+                raise ConfigurationError("address: another process listens there.")
+        address.unlink()
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(os.fspath(address))
+        address.chmod(0o660)  # the folder says who comes this far
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(f"address: no socket can be made there ({error}).") from error
+    return listener
 
 
 class Aggregator(Protocol):

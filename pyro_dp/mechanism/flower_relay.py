@@ -2,7 +2,7 @@
 
 In Flower the server asks, and what answers is a new process for each message. A holder's fit is one
 process that keeps its data. So the fit listens at a local socket, as a
-:class:`~pyro_dp.mechanism.flower_line.FlowerLine`, and a relay brings it what the aggregator
+:class:`~pyro_dp.mechanism.flower.FlowerLine`, and a relay brings it what the aggregator
 answered and takes its next message. Bytes go over the socket, with their length before them; no
 object is unpickled at either end.
 

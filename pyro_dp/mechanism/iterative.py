@@ -12,36 +12,40 @@ from typing import Any, NoReturn, TypeVar
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dp.accounting.events import SECURE, SEEDED, Event, SubsampledGaussian, require_short_text
+from pyro_dp.accounting.events import Event, SubsampledGaussian
+from pyro_dp.accounting.events.event import require_short_text
+from pyro_dp.accounting.ledger import SECURE, SEEDED
 from pyro_dp.accounting.origins import OPEN, PLANNED, Origin, new_name
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.drawn_ahead import DrawnAhead
-from pyro_dp.mechanism.federation import Federation
+from pyro_dp.mechanism.cluster import Ranks
+from pyro_dp.mechanism.federation import Federation, Holders
 from pyro_dp.mechanism.fixed_point import FixedPointSum
-from pyro_dp.mechanism.holders import Holders
+from pyro_dp.mechanism.messages import Ledger, NoiseMultiplier, Settings
 from pyro_dp.mechanism.peers import Peers, Stopped
-from pyro_dp.mechanism.ranks import Ranks
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.release_settings import ReleaseSettings
-from pyro_dp.mechanism.released_step import (
+from pyro_dp.mechanism.run_result import (
+    BY_CALLBACK,
+    DONE,
     Callback,
     ReleasedStep,
+    RunResult,
     require_callbacks,
     wants_to_stop,
 )
-from pyro_dp.mechanism.run_result import BY_CALLBACK, DONE, RunResult
-from pyro_dp.mechanism.sampling import Indices, RecordSampler
+from pyro_dp.mechanism.sampling import DrawnAhead, Indices, RecordSampler
 from pyro_dp.mechanism.streams import Randomness
-from pyro_dp.utils import tables
+from pyro_dp.utils import display
 from pyro_dp.utils.errors import (
+    ClusterError,
     ConfigurationError,
     PrivacyBudgetExceeded,
     PrivacyError,
     PrivacyWarning,
+    warn_user,
 )
 from pyro_dp.utils.interrupts import Interrupts
-from pyro_dp.utils.user_warning import warn_user
 from pyro_dp.utils.validation import LARGEST, require_count, same
 
 Step = TypeVar("Step", bound=Callable[..., float])
@@ -52,6 +56,11 @@ _LARGE_DELTA = (
     "one of them as it is, picked at random, has delta = 1 / N. Choose a tenth of that or less: "
     "PrivacyAccountant(..., delta={better:.0e})."
 )
+_RESULTS_LOST = (
+    " {lost} releases in the journal came after the loaded state, or failed. They are paid for, "
+    "and their results are lost. The present result can be used as it is."
+)
+_AGREED = "noise_multiplier is agreed with the other holders in the first step."
 
 
 def _peers(settings: ReleaseSettings) -> Peers | None:
@@ -297,7 +306,7 @@ class IterativeMechanism(abc.ABC):
         facts = [(name, str(value)) for name, value in self._shown().items()]
         if self._last_run is not None:
             facts.append(("last run", self._last_run.headline))
-        return tables.facts(self._name, facts)
+        return display.facts(self._name, facts)
 
     def _shown(self) -> dict[str, Any]:
         return {
@@ -310,16 +319,20 @@ class IterativeMechanism(abc.ABC):
     def noise_multiplier(self) -> float:
         """sigma: standard deviation of the noise in units of the bound of one record.
 
+        The first step fixes it, if it is calibrated. Before, this is what would fit now.
+
         :raises ConfigurationError: it must be calibrated, and only the first step determines the
-            sample rate or the number of steps.
+            sample rate or the number of steps, or agrees on it with other owners.
         :raises PrivacyBudgetExceeded: nothing is left of the budget.
         """
-        if self._noise_multiplier is None:
-            rate = 1.0 if self.sampling == "full" else self.sample_rate
-            if rate is None or self.sampling == "fixed" or self.num_steps is None:
-                raise ConfigurationError("noise_multiplier is calibrated by the first step.")
-            return self._calibrate(rate)
-        return self._noise_multiplier
+        if self._noise_multiplier is not None:
+            return self._noise_multiplier
+        if self._ranks is not None and self._ranks.own_ledgers:
+            raise ConfigurationError(_AGREED)
+        rate = 1.0 if self.sampling == "full" else self.sample_rate
+        if rate is None or self.sampling == "fixed" or self.num_steps is None:
+            raise ConfigurationError("noise_multiplier is calibrated by the first step.")
+        return self._calibrated(rate)
 
     @property
     def _noise_in_sums(self) -> float:
@@ -341,16 +354,7 @@ class IterativeMechanism(abc.ABC):
         :param rate: the sample rate.
         """
         if self._noise_multiplier is None:
-            try:
-                sigma = self._calibrated(rate)
-            except PrivacyBudgetExceeded as error:
-                text = (
-                    f" {self._lost} releases in the journal came after the loaded state, or "
-                    "failed. They are paid for, and their results are lost. The present result "
-                    "can be used as it is."
-                )
-                raise PrivacyBudgetExceeded(f"{error}{text if self._lost else ''}") from None
-            self._noise_multiplier = self._agreed(sigma)
+            self._noise_multiplier = self._agreed(self._calibrated(rate))
         return self._noise_multiplier
 
     def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -439,7 +443,11 @@ class IterativeMechanism(abc.ABC):
     def _calibrated(self, rate: float) -> float:
         """The smallest noise with which the steps that are left fit the rest of the budget."""
         releases = functools.partial(self._to_release, rate)
-        return self.accountant.least_noise(releases, self._reservation)
+        try:
+            return self.accountant.least_noise(releases, self._reservation)
+        except PrivacyBudgetExceeded as error:
+            text = _RESULTS_LOST.format(lost=self._lost) if self._lost else ""
+            raise PrivacyBudgetExceeded(f"{error}{text}") from None
 
     def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
         """The releases of the steps that are left."""
@@ -475,22 +483,24 @@ class IterativeMechanism(abc.ABC):
         """
         if self._ranks is None or not self._ranks.look_anew(needed):
             return needed and self._ranks is None
+        ours = self.accountant
+        ledger = Ledger(ours.state_dict(), self._noise_multiplier, self._lost, self._reservation)
         if self._ranks.own_ledgers:
-            self._ranks.common(self._in_common(), None)
-            known = self._ranks.exchange(self._noise_multiplier)
+            self._ranks.common(Settings(self._in_common()), ledger)
+            known = self._ranks.exchange(NoiseMultiplier(self._noise_multiplier))
             if any(each != known[0] for each in known):
                 self._noise_multiplier = None  # and is agreed anew
             return True
-        ours = self.accountant
         budget = {name: getattr(ours, name) for name in ("epsilon", "delta", "neighboring")}
-        first = self._ranks.common(
-            self._in_common() | {f"accountant.{name}": value for name, value in budget.items()},
-            (ours.state_dict(), self._noise_multiplier, self._lost, self._reservation),
-        )
+        budget = {f"accountant.{name}": value for name, value in budget.items()}
+        first = self._ranks.common(Settings(self._in_common() | budget), ledger)
         if not self._ranks.counts:
-            ledger, self._noise_multiplier, self._lost, reservation = first
-            ours.follow(ledger)
-            self._take_over(reservation)
+            try:
+                ours.follow(first.accountant)
+            except ConfigurationError as error:
+                raise ClusterError(f"The ledger of rank 0 cannot be read. {error}") from error
+            self._noise_multiplier, self._lost = first.noise_multiplier, first.lost
+            self._take_over(first.reservation)
         return True
 
     def _in_common(self) -> dict[str, Any]:

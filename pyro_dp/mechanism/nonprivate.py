@@ -15,16 +15,17 @@ tests/package/test_one_door.py states who may touch the exact sums, the ledger a
 """
 
 import abc
+import warnings
 from typing import Any
 
 from torch import Tensor
 
-from pyro_dp.accounting.looks import mark_look
+from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.mechanism.contributions import Measured, Rows
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.sampling import AllRecords
-from pyro_dp.utils.errors import ConfigurationError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.errors import ConfigurationError, NotPrivateWarning
+from pyro_dp.utils.torch_state import forked_rng
 
 _AT_A_TIME = 4096  # records
 _PEERS = "nonprivate() reads from one process: make an inference without a cluster there."
@@ -148,3 +149,18 @@ def row_norms(part: Tensor | Measured) -> Tensor:
     """(B,)"""
     rows = Rows(part.flatten(1)) if isinstance(part, Tensor) else part
     return rows.norms().squeeze(1)
+
+
+def mark_look(accountant: PrivacyAccountant, what: str, *, stacklevel: int) -> None:
+    """End the guarantee of the data of this ledger: epsilon is infinite from here on.
+
+    :param what: will be looked at: a line of text, which is public.
+    :param stacklevel: as for a warning of the caller's own.
+    """
+    accountant.record_nonprivate(what)
+    warnings.warn(
+        "The privacy guarantee ends: epsilon is infinite from now on. Read without noise, as "
+        f"the ledger says: {what}.",
+        NotPrivateWarning,
+        stacklevel=stacklevel + 1,
+    )

@@ -9,8 +9,7 @@ Who fails, wherever that is, says so in the next agreement, and no other collect
 A rank whose arguments or model changed says so in the agreement. Then all leave the step undone,
 begin it again, and look at their data together.
 
-How sums become a release is for the processes of a cluster (:mod:`pyro_dp.mechanism.ranks`) and for
-the holders of a federation (:mod:`pyro_dp.mechanism.holders`).
+Sums become a release in :mod:`pyro_dp.mechanism.cluster` and :mod:`pyro_dp.mechanism.federation`.
 """
 
 import abc
@@ -26,8 +25,9 @@ from torch import Tensor
 
 from pyro_dp.accounting.events import Event
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.messages import UNREADABLE, Ledger, M, Settings, Start
 from pyro_dp.utils.errors import ClusterError
-from pyro_dp.utils.rng import set_torch_states, torch_states
+from pyro_dp.utils.torch_state import set_torch_states, torch_states
 
 T = TypeVar("T")
 _LOOKS = 10  # at data, in a step
@@ -96,6 +96,7 @@ class Peers(abc.ABC):
     :param group: of the ranks.
     """
 
+    _speaker = "rank"  # what each of them is called
     own_ledgers = False  # whether each rank counts for itself
     noise_factor = 1.0  # of the noise in the sums, over that which the guarantee counts
 
@@ -183,31 +184,37 @@ class Peers(abc.ABC):
         self._asked = False
         return True
 
-    def common(self, settings: dict[str, Any], of_first: T) -> T:
-        """What rank 0 gives, on all; from here on public draws agree.
+    def common(self, settings: Settings, ledger: Ledger) -> Ledger:
+        """The ledger of rank 0, on all; from here on public draws agree.
 
         :param settings: that all must have in common.
         :raises ClusterError: one of them differs between ranks; names it.
         """
-        given = self.exchange((settings, torch_states(), of_first) if self.leads else (settings,))
-        self._require_equal(settings, [each[0] for each in given])
-        _, self._draws, of_first = given[0]
-        assert self._draws is not None
-        set_torch_states(self._draws)
-        return of_first
+        rest = (torch_states(), ledger.packed()) if self.leads else ([], None)
+        given = self.exchange(Start(settings.by_name, *rest))
+        self._require_equal(settings, [Settings(each.settings) for each in given])
+        first = given[0]
+        if first.ledger is None or not first.states:
+            raise ClusterError(UNREADABLE.format(speaker="rank 0"))
+        self._draws = first.states
+        set_torch_states(first.states)
+        return Ledger(*first.ledger)
 
     @staticmethod
-    def _require_equal(settings: dict[str, Any], given: list[dict[str, Any]]) -> None:
+    def _require_equal(settings: Settings, given: list[Settings]) -> None:
         """:raises ClusterError: a setting differs between ranks; names it."""
-        for name, value in settings.items():
-            if any(each.get(name) != value for each in given):
+        for name, value in settings.by_name.items():
+            if any(name not in each.by_name or each.by_name[name] != value for each in given):
                 raise ClusterError(_OTHER.format(name=name))
 
-    def exchange(self, public: Any) -> list[Any]:
-        """Something public of each rank, by rank."""
+    def exchange(self, message: M) -> list[M]:
+        """A message of each rank, by rank.
+
+        :raises ClusterError: one of them cannot be read.
+        """
         if set(self._agree(Says.EXCHANGES)) != {Says.EXCHANGES}:
             self._say_elsewhere()
-        return self._group.exchange(public)
+        return message.of_all(self._group.exchange, self._speaker)
 
     def all_have(self, kind: type | None) -> bool:
         """Whether all ranks have such a thing, and none has another one."""

@@ -1,9 +1,7 @@
 """The settings that every step-wise private inference has, checked."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -31,9 +29,9 @@ class ReleaseSettings:
     bound: float
     sample_rate: float | None
     sampling: str
-    microbatch_size: int | None = None
-    generator: torch.Generator | int | None = None
-    secure: bool = False
+    microbatch_size: int | None
+    generator: torch.Generator | int | None
+    secure: bool
     plans: bool = False
     cluster: Cluster | Federation | None = None
 
@@ -92,13 +90,3 @@ class ReleaseSettings:
                 "An infinite bound (max_grad_norm, max_factor_norm) needs noise_multiplier=0: no "
                 "noise hides an unbounded record. Choose a finite one."
             )
-
-    @classmethod
-    def among(cls, given: Mapping[str, Any], *, bound: float) -> "ReleaseSettings":
-        """Those of an inference, from what its constructor was given.
-
-        :param given: its arguments by name, as ``locals()``; all settings must be among them.
-        :raises KeyError: one is missing.
-        """
-        names = [each.name for each in fields(cls) if each.name in given and each.name != "bound"]
-        return cls(**{name: given[name] for name in names}, bound=bound)

@@ -30,8 +30,8 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from pyro_dp.mechanism.system_random import Stream, SystemGenerator
-from pyro_dp.utils.devices import signed
 from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.torch_state import signed
 
 _Purpose = Literal["noise", "sampling", "local"]
 _PURPOSES = get_args(_Purpose)

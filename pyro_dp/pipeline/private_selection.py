@@ -1,7 +1,7 @@
 """private_selection: choose among settings at a bounded privacy cost.
 
 Papernot & Steinke 2022, "Hyperparameter tuning with Rényi differential privacy" (arXiv 2110.03620);
-what it costs is the business of :mod:`pyro_dp.pipeline.num_trials`.
+what it costs is the business of :mod:`pyro_dp.pipeline.trials`.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.events import SEEDED, ApproximateDP, SubsampledGaussian
+from pyro_dp.accounting.events import ApproximateDP, SubsampledGaussian
+from pyro_dp.accounting.ledger import SEEDED
 from pyro_dp.accounting.origins import Origin
 from pyro_dp.accounting.pld import RATES
-from pyro_dp.accounting.rdp import renyi_epsilon
+from pyro_dp.accounting.single_release import renyi_epsilon
 from pyro_dp.mechanism.streams import Randomness
 from pyro_dp.mechanism.system_random import Stream, SystemGenerator
-from pyro_dp.pipeline.num_trials import Trials, TruncatedNegativeBinomial
-from pyro_dp.pipeline.trial_accountant import NOTE, TrialAccountant
+from pyro_dp.pipeline.trials import NOTE, TrialAccountant, Trials, TruncatedNegativeBinomial
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
-from pyro_dp.utils.rng import private_rng
+from pyro_dp.utils.torch_state import private_rng
 from pyro_dp.utils.validation import require_count, require_number
 
 Releases = Mapping[SubsampledGaussian, int]
@@ -200,7 +200,7 @@ def selection_epsilon(
     """What a private selection costs, to plan with.
 
     From the Rényi divergences of one trial, those of the best of K
-    (:mod:`pyro_dp.pipeline.num_trials`), and the conversion of
+    (:mod:`pyro_dp.pipeline.trials`), and the conversion of
     Canonne, Kamath & Steinke 2020, Proposition 12.
 
     :param releases: of one trial, with counts; or several such: the most expensive one counts.

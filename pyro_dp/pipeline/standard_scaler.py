@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.mechanism.blocks import Block
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
@@ -106,6 +106,7 @@ class DPStandardScaler:
             bound=math.sqrt(rows.shape[1]),
             sample_rate=1.0,
             sampling="full",
+            microbatch_size=None,
             generator=self.generator,
             secure=self.secure,
         )

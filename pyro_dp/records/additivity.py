@@ -9,18 +9,17 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_dp.records.global_draw import Particle
-from pyro_dp.records.losses import single_particle
+from pyro_dp.records.losses import record_loss, single_particle
 from pyro_dp.records.messengers import Inside, OneRecord, Outside
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.record_elbo import record_loss
 from pyro_dp.records.records import Arguments
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.site_checks import Runs, plate_nesting
 from pyro_dp.records.stand_ins import on_varied, varied
 from pyro_dp.records.torch_modes import Substitution
-from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.linalg import agree
+from pyro_dp.utils.torch_state import forked_rng
 
 _STEP = 0.1  # by which parameters are moved: where they start, penalties may be 0
 _NO_SUM = (

@@ -11,8 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.records.column import Column, block_size, dtype_of, joint_dtype, own_tensor
-from pyro_dp.records.column_names import Name, parts, require_names
+from pyro_dp.records.column import (
+    Column,
+    Name,
+    block_size,
+    dtype_of,
+    joint_dtype,
+    own_tensor,
+    parts,
+    require_names,
+)
 from pyro_dp.records.tables import OTHERS, no_numbers
 from pyro_dp.utils.errors import ModelError
 

@@ -1,4 +1,4 @@
-"""A column: one argument with a row per record, of which a part is read at a time."""
+"""A column: one argument with a row per record, read a part at a time, or held for some records."""
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
@@ -8,11 +8,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_dp.mechanism.sampling import DrawnAhead, RecordSampler
 from pyro_dp.records.stand_ins import is_table
 from pyro_dp.utils.errors import ModelError
 
+Name = str | Sequence[str]  # of a column; of several, whose numbers make one row
+
+_NO_NAME = "columns(): a name is a text, or a list of texts for one column with all of them."
+_NAMES = (
+    "columns(): say which columns, as in x, y = pyro_dp.columns(source, 'x', 'y'); source has "
+    "{known}."
+)
+_UNKNOWN = "columns(): source has no column {name!r}; it has {known}."
 _BLOCK = 2**20  # numbers that are read at a time: 8 MB
 _FLOATS = "f"
+_MOST = 2**28  # bytes that are held
+_INDICES = 16  # bytes of a record beside its rows: its index, and its place
+
+
+def parts(name: Name) -> list[str]:
+    """The columns of the source that one column is made of.
+
+    :raises ModelError: it is no name.
+    """
+    if isinstance(name, str):
+        return [name]
+    if not (isinstance(name, (list, tuple)) and name and all(isinstance(x, str) for x in name)):
+        raise ModelError(_NO_NAME)
+    return list(name)
+
+
+def require_names(names: Sequence[str], known: Sequence[Any]) -> None:
+    """:raises ModelError: none are asked for, or one that is not there."""
+    listed = ", ".join(map(repr, known))
+    if not names:
+        raise ModelError(_NAMES.format(known=listed))
+    for name in names:
+        if name not in known:
+            raise ModelError(_UNKNOWN.format(name=name, known=listed))
 
 
 class Column(abc.ABC):
@@ -240,3 +273,52 @@ def own_tensor(array: Any, dtype: torch.dtype) -> Tensor:
 
 def _dtype(floats: bool, other: torch.dtype) -> torch.dtype:
     return torch.get_default_dtype() if floats else other
+
+
+class HeldRows(Column):
+    """Another column, of which the rows of chosen records stay until others are chosen.
+
+    They are in memory for longer than the step that takes them, until the run ends.
+
+    :param column: the other one.
+    """
+
+    def __init__(self, column: Column):
+        super().__init__(column.shape)
+        self._column = column
+        self._held = self.like[:0]
+        self._chosen = self._places = torch.empty(0, dtype=torch.long)
+
+    def hold(self, indices: Tensor) -> None:
+        self._chosen = self._places = indices[:0]
+        self._held = self._column.rows(indices)
+
+    def choose(self, indices: Tensor, places: Tensor) -> None:
+        self._chosen, self._places = indices, places
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._column.dtype
+
+    def rows(self, indices: Tensor) -> Tensor:
+        if len(self._chosen) and self._held.dtype == self.dtype:
+            found = torch.searchsorted(self._chosen, indices).clamp_(max=len(self._chosen) - 1)
+            if torch.equal(self._chosen[found], indices):
+                return self._held[self._places[found]]
+        return self._column.rows(indices)
+
+    def _between(self, start: int, stop: int) -> Tensor:
+        return self._column._between(start, stop)
+
+    def _at(self, indices: Tensor) -> Tensor:
+        return self._column._at(indices)
+
+
+def drawn_ahead(columns: Sequence[Column], sampler: RecordSampler) -> DrawnAhead:
+    """The samples of as many steps at once as have rows of some bytes, by public numbers."""
+    held = [x for x in columns if isinstance(x, HeldRows)]
+    batch = sampler.usual_size
+    if not held or batch == len(held[0]):  # all are read in each step
+        return DrawnAhead(1, [])
+    row = sum(x.row_shape.numel() * x.dtype.itemsize for x in held)
+    return DrawnAhead(_MOST // (batch * (row + _INDICES)), held)

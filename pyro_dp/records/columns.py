@@ -1,20 +1,45 @@
-"""``columns()``: data that need not fit into memory, as arguments with a row per record."""
+"""``columns()``: data that need not fit into memory, and datasets of torch, as arguments."""
 
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from pyro_dp.records.arrow import is_arrow, of_arrow
-from pyro_dp.records.column import ArrayColumn, Column, StackedColumn, TensorColumn
-from pyro_dp.records.column_names import Name, parts, require_names
-from pyro_dp.records.datasets import of_dataset
+from pyro_dp.records.column import (
+    ArrayColumn,
+    Column,
+    Name,
+    StackedColumn,
+    TensorColumn,
+    parts,
+    require_names,
+)
+from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.tables import as_tensor, is_numeric, refuse_samplers
 from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.torch_state import forked_rng
 
+_ITERABLE = (
+    "Argument {name!r} is a {kind}, which has no length or no items by number: pass a dataset with "
+    "__len__ and __getitem__, or all its records, as in svi.run(*torch.utils.data.default_collate("
+    "list({name})))."
+)
+_STACK = (
+    "The items of argument {name!r} (a {kind}) cannot be stacked: all must have one shape, "
+    "as numbers, arrays or tensors, or as tuples or dictionaries of such (images by a transform "
+    "such as ToTensor()). list({name}) shows the error, if it is the dataset's own."
+)
+_EMPTY = "columns(): source is a dataset without records."
+_PARTS = (
+    "columns(): an item of source has {count} parts, and {given} names were given: name all of "
+    "them, in their order, as in x, y = pyro_dp.columns(dataset, 'x', 'y')."
+)
 _UNNAMED = (
     "columns(): an array or tensor has no columns by name: x = pyro_dp.columns(array) is a row per "
     "record; several arrays have names in a dictionary, columns({{'x': x, 'y': y}}, 'x', 'y')."
@@ -34,6 +59,147 @@ _FILE = (
     "columns(): source is no file or directory that can be read here: Parquet files, directories "
     "of them and .npy files can."
 )
+
+
+def opened(args: tuple) -> list:
+    """The positional arguments, a :class:`TensorDataset` as its tensors."""
+    found: list[Any] = []
+    for arg in args:
+        found += arg.tensors if isinstance(arg, TensorDataset) else [arg]
+    return found
+
+
+def with_columns(args: tuple, kwargs: dict, names: Sequence[str]) -> tuple[tuple, dict]:
+    """The arguments, each dataset among the positional ones as those that its items have.
+
+    A ``TensorDataset`` stands for its tensors. Of any other one all items are read, once, and
+    stacked: a tuple is arguments in their order, a dictionary arguments by name, and anything else
+    one argument.
+
+    :param names: of the positional arguments, for messages.
+    :raises ModelError: a dataset has no length, or items that cannot be stacked.
+    """
+    found: list[Any] = []
+    for name, arg in zip(names, args, strict=True):
+        if not isinstance(arg, Dataset) or isinstance(arg, TensorDataset):
+            found += opened((arg,))
+            continue
+        columns, named = _columns(name, arg)
+        found += columns
+        kwargs = kwargs | named
+    return tuple(found), kwargs
+
+
+def of_dataset(dataset: Any, names: Sequence[str]) -> Mapping[str, Column]:
+    """Columns whose items are read when their rows are asked for.
+
+    :param names: keys of the items; or of the parts of a tuple, all in their order.
+    :raises ModelError: the dataset has no length, no records, or items without such parts.
+    """
+    _require_length("source", dataset)
+    if not len(dataset):
+        raise ModelError(_EMPTY)
+    items = _Items(dataset, names)
+    return {name: _DatasetColumn(items, i) for i, name in enumerate(names)}
+
+
+class _Items:
+    """The items of a dataset, stacked. Those that were read last are kept.
+
+    An item is a function of its record and index: what its transforms draw starts from the index
+    each time. So no record moves another's item, and all steps see the same.
+
+    :param names: of the parts of an item that are read.
+    """
+
+    def __init__(self, dataset: Any, names: Sequence[str]):
+        self.size = len(dataset)
+        self._dataset, self._names = dataset, list(names)
+        self._known: tuple[Tensor, list[Tensor]] | None = None
+        first = self._read(torch.zeros(1, dtype=torch.long))
+        if isinstance(first, dict):
+            require_names(names, list(first))
+        elif len(self._listed(first)) != len(names) or not names:
+            raise ModelError(_PARTS.format(count=len(self._listed(first)), given=len(names)))
+
+    def rows(self, indices: Tensor) -> list[Tensor]:
+        """Of each name, (B, ...)."""
+        if self._known is None or not torch.equal(self._known[0], indices):
+            found = self._read(indices)
+            listed = [found[n] for n in self._names] if isinstance(found, dict) else None
+            parts = zip(self._names, listed or self._listed(found), strict=True)
+            self._known = indices.clone(), [_tensor(name, part) for name, part in parts]
+        return self._known[1]
+
+    @staticmethod
+    def _listed(found: Any) -> list:
+        return list(found) if isinstance(found, (list, tuple)) else [found]
+
+    def _read(self, indices: Tensor) -> Any:
+        try:
+            with forked_rng(), guarded("Reading the dataset"):
+                return default_collate([self._item(i) for i in indices.tolist()])
+        except ModelError:
+            kind = type(self._dataset).__name__
+            raise ModelError(_STACK.format(name="source", kind=kind)) from None
+
+    def _item(self, index: int) -> Any:
+        torch.manual_seed(index)
+        np.random.seed(index % 2**32)
+        random.seed(index)
+        return self._dataset[index]
+
+
+class _DatasetColumn(Column):
+    """
+    :param place: of this one among the parts of an item.
+    """
+
+    def __init__(self, items: _Items, place: int):
+        self._items, self._place = items, place
+        row = items.rows(torch.zeros(1, dtype=torch.long))[place]
+        self._is_float, self._other = row.is_floating_point(), row.dtype
+        super().__init__((items.size, *row.shape[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.get_default_dtype() if self._is_float else self._other
+
+    def _between(self, start: int, stop: int) -> Tensor:
+        return self._at(torch.arange(start, stop))
+
+    def _at(self, indices: Tensor) -> Tensor:
+        return self._items.rows(indices.cpu())[self._place].to(self.dtype, copy=True)
+
+
+def _tensor(name: str, part: Any) -> Tensor:
+    found = as_tensor(name, part, size=len(part) if isinstance(part, list) else 0)
+    if not isinstance(found, Tensor):
+        raise ModelError(_STACK.format(name="source", kind="dataset"))
+    return found
+
+
+def _require_length(name: str, dataset: Any) -> None:
+    readable = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if isinstance(dataset, IterableDataset) or not readable:
+        raise ModelError(_ITERABLE.format(name=name, kind=type(dataset).__name__))
+
+
+def _columns(name: str, dataset: Any) -> tuple[list, dict]:
+    """Arguments by position and by name."""
+    kind = type(dataset).__name__
+    _require_length(name, dataset)
+    try:
+        # Its transforms may draw: that must not move the public generators.
+        with forked_rng(), guarded("Reading the dataset"):
+            items = [dataset[i] for i in range(len(dataset))]
+            stacked = default_collate(items)
+            several = isinstance(items[0], (list, tuple))
+    except ModelError:
+        raise ModelError(_STACK.format(name=name, kind=kind)) from None
+    if isinstance(stacked, dict):
+        return [], stacked
+    return (list(stacked) if several else [stacked]), {}
 
 
 def columns(source: Any, *names: Name) -> Any:

@@ -1,21 +1,202 @@
-"""From the arguments of a step to records: no user code is shown any of them."""
+"""From the arguments of a step to records: no user code is shown any of them.
 
+A model reads its arguments at the indices of the plate, or whole. Placeholders show which. Data
+beside the arguments are refused by name: they would reach the release unclipped, and every
+parameter that starts at them is public.
+"""
+
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import pyro
+import torch
+from pyro import poutine
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.captured_state import CapturedState
-from pyro_dp.graphs.references import References
-from pyro_dp.records.arguments import Arguments, argument_names, as_tensors
-from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
-from pyro_dp.records.column import Column, like
-from pyro_dp.records.plate import PrivatePlate, find_plate
-from pyro_dp.records.reading import find_reading
-from pyro_dp.records.records import Records
-from pyro_dp.records.shards import NO_SHARD, Exchange, Shard, as_of_all, find_shards
-from pyro_dp.utils.errors import ModelError
+from pyro_dp.graphs.references import References, sentence
+from pyro_dp.records.arguments import (
+    NO_SHARD,
+    Arguments,
+    Exchange,
+    Shard,
+    argument_names,
+    as_of_all,
+    as_tensors,
+    find_shards,
+)
+from pyro_dp.records.column import ArrayColumn, Column, TensorColumn, like
+from pyro_dp.records.messengers import OneRecord
+from pyro_dp.records.plate import PrivatePlate, find_plate, is_random, latents_alone, random_sites
+from pyro_dp.records.records import Reading, Records
+from pyro_dp.records.sandbox import guarded
+from pyro_dp.utils.errors import ConfigurationError, ModelError
+from pyro_dp.utils.linalg import agree
+from pyro_dp.utils.torch_state import address, forked_rng
+
+_SAME_MEMORY = (
+    "{label} is (part of) the data that are given to step(): what is captured cannot be protected. "
+    "Read the data from the arguments only, or capture a copy of public numbers."
+)
+_ROWS = (
+    "{label} has {size} rows, as many as there are records: what is captured cannot be protected. "
+    "Pass it as an argument of step(), and read it from there. (A public constant that has this "
+    "length by chance: keep it as c[None], or torch.tensor([c]) of a list, and read c[0].)"
+)
+_CONDITIONED = (
+    "pyro.condition holds {site}, which has {size} rows, as many as there are records: what is "
+    "captured cannot be protected. Condition within a function that takes it as an argument, "
+    "def conditioned(x, y): return pyro.condition(model, data={{{site}: y}})(x), give it to the "
+    "inference and to an autoguide in place of the model, and y to step()."
+)
+_NUMBERS = (
+    "{label} has numbers of the data ({what}), which would be public: use constants that were "
+    "known before the data, or release them with DPStandardScaler. (This message depends on the "
+    "data: it is for the curator only.)"
+)
+_OF_CONDITION = r"element ('.+') of attribute 'data' of ConditionMessenger"
+_WAYS: dict[bool | str, tuple[Reading, ...]] = {
+    False: (Reading.BY_INDEX,),
+    True: (Reading.WHOLE, Reading.COUNTED),
+    "auto": (Reading.BY_INDEX, Reading.WHOLE, Reading.COUNTED),
+}
+
+
+def refuse_rows(references: References, size: int) -> None:
+    """:raises ModelError: something that user code holds has a row per record; names it.
+
+    :param size: number of records N.
+    """
+    for label, thing in references.held:
+        if size > 1 and _rows(thing) == size:
+            if found := re.match(_OF_CONDITION, label):
+                raise ModelError(_CONDITIONED.format(site=found.group(1), size=size))
+            raise ModelError(_ROWS.format(label=sentence(label), size=size))
+
+
+def refuse_captured_data(references: References, records: Records) -> None:
+    """:raises ModelError: something that model or guide refer to holds data; names it."""
+    memory = {address(x.tensor) for x in records.columns if isinstance(x, TensorColumn)}
+    memory |= {_base(x.array) for x in records.columns if isinstance(x, ArrayColumn)}
+    given = [x for x in records.given if _rows(x) == records.count]
+    memory |= {address(x) for x in given if isinstance(x, Tensor)}
+    memory |= {_base(x) for x in given if isinstance(x, np.ndarray)}
+    for label, tensor in references.tensors:
+        if tensor.numel() and address(tensor) in memory:
+            raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
+    arrays = [(label, x) for label, x in references.held if isinstance(x, np.ndarray)]
+    for label, array in arrays:
+        if array.size and _base(array) in memory:
+            raise ModelError(_SAME_MEMORY.format(label=sentence(label)))
+    floats = [(label, np.ascontiguousarray(x)) for label, x in arrays if x.dtype.kind == "f"]
+    for label, tensor in [*references.tensors, *((n, torch.from_numpy(x)) for n, x in floats)]:
+        _refuse(label, tensor, records)
+    for place in references.places:
+        _refuse(place.label, torch.tensor(place.floats(), dtype=torch.float64), records)
+
+
+def refuse_numbers(values: dict[str, Tensor], records: Records) -> None:
+    """:raises ModelError: a parameter starts at numbers of the data; names it."""
+    for name, value in values.items():
+        _refuse(f"the initial value of parameter {name!r}", value, records)
+
+
+def _refuse(label: str, value: Tensor, records: Records) -> None:
+    """:raises ModelError: the value has a row of the data in it, or a mean of theirs."""
+    if what := records.numbers.found_in(value):
+        raise ModelError(_NUMBERS.format(label=sentence(label), what=what))
+
+
+def _base(array: Any) -> int:
+    """Of the memory that an array and its views share; -1 of what is no array."""
+    if not isinstance(array, np.ndarray):
+        return -1
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array.__array_interface__["data"][0]
+
+
+def _rows(thing: Any) -> int:
+    """How many rows a thing has, if it is an array, or a sequence of numbers or sequences."""
+    if isinstance(thing, Tensor):
+        return 0 if thing.requires_grad or thing.dim() == 0 else len(thing)
+    shape = getattr(thing, "shape", None)
+    if isinstance(shape, tuple):
+        return shape[0] if shape else 0
+    if isinstance(thing, (list, tuple)) and len(thing):
+        return len(thing) if isinstance(thing[0], (int, float, list, tuple, Tensor)) else 0
+    return 0
+
+
+def require_slice_data(value: Any) -> None:
+    """:raises ConfigurationError: it is none of those that are known."""
+    if not isinstance(value, (bool, str)) or value not in _WAYS:
+        raise ConfigurationError(f"slice_data must be True, False or 'auto'; it is {value!r}.")
+
+
+def find_reading(
+    model: Callable, plate: PrivatePlate, arguments: Arguments, slice_data: bool | str
+) -> Reading:
+    """The first of the ways allowed in which the model has one term for a record.
+
+    Where there is none, the first, which serves a model that observes whole what it else reads by
+    index; of others, later checks say what does not fit.
+
+    :param arguments: of the model, tensors.
+    :param slice_data: False: by index; True: whole; "auto": either.
+    """
+    ways = _WAYS[slice_data]
+    if len(ways) == 1:
+        return ways[0]
+    return next((w for w in ways if _suits(model, Records(model, plate, *arguments, w))), ways[0])
+
+
+def _suits(model: Callable, records: Records) -> bool:
+    """Whether there is one term for one record; the same, if numbers of records are shown as 1.
+
+    A number that does more than to give shapes, such as one that a factor is divided by, would make
+    it another one where two records are shown.
+    """
+    plate = records.plate
+    try:
+        one = _run(model, records, 1)
+        sites = random_sites(one)
+        if any(plate.of_record(s, 0).shape != s["log_prob"].shape for s in sites.values()):
+            return False
+        if records.reading is not Reading.COUNTED:
+            return True
+        two = random_sites(_run(poutine.replay(model, trace=latents_alone(one)), records, 2))
+    except ModelError:
+        return False
+    return sites.keys() == two.keys() and all(
+        agree(sites[name]["log_prob"], plate.of_record(two[name], 0)) for name in sites
+    )
+
+
+def _run(model: Callable, records: Records, count: int) -> poutine.Trace:
+    """A run that leaves nothing behind, with all log densities.
+
+    :param count: so many records are shown. One of them is not the first.
+    :raises ModelError: the model raised.
+    """
+    last = min(max(count - 1, 1), records.plate.size - 1)
+    indices = torch.arange(last + 1 - count, last + 1, device=records.device)
+    length = count if records.slice_data else records.shown
+    args, kwargs = records.arguments(records.placeholder(), length=length)
+    store = pyro.get_param_store()
+    with (
+        forked_rng(),
+        store.scope(store.get_state()),
+        torch.no_grad(),
+        OneRecord(records.plate, indices, indexes=False),
+        guarded("Running the model on one record", public=True),
+    ):
+        trace = poutine.trace(model).get_trace(*args, **kwargs)
+        trace.compute_log_prob(lambda name, site: is_random(site))
+    return trace
 
 
 def first_look(

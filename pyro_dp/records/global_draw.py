@@ -1,8 +1,8 @@
-"""The public part of a step: the draw of the global latents, and the loss outside the plate."""
+"""The public part of a step: the global latents as one vector, their draw, and the loss outside."""
 
 import contextlib
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,17 +12,77 @@ from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
-from torch.distributions import Transform, biject_to
+from torch.distributions import Transform, biject_to, constraints
 from torch.distributions.constraints import Constraint
 
 from pyro_dp.records.local_parameters import LocalParameters, leaves_of
-from pyro_dp.records.losses import single_particle
+from pyro_dp.records.losses import record_loss, single_particle
 from pyro_dp.records.messengers import OneRecord, Outside
-from pyro_dp.records.plate import PrivatePlate, is_random
-from pyro_dp.records.record_elbo import record_loss
+from pyro_dp.records.plate import PrivatePlate, Sites, is_random
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.torch_modes import RecordMode
+from pyro_dp.utils.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Latent:
+    """One latent site of the model outside the private plate.
+
+    :param shape: of the unconstrained value.
+    :param transform: from unconstrained space to the site's own.
+    :param start: the flat vector holds it in ``flat[start:stop]``.
+    """
+
+    name: str
+    shape: torch.Size
+    transform: Transform
+    start: int
+    stop: int
+
+    @property
+    def is_real(self) -> bool:
+        """Whether its unconstrained value is its value."""
+        middle = torch.full(self.shape, 0.5)
+        return torch.equal(self.transform(middle), middle)
+
+    def part(self, flat: Tensor) -> Tensor:
+        """Its unconstrained value."""
+        return flat[self.start : self.stop].reshape(self.shape)
+
+
+def latents_of(values: Sites, prior: Sites, *, automatic: bool) -> Iterator[Latent]:
+    """
+    :param values: sites of a guide, in the order of the flat vector.
+    :param prior: the model's sites of the same names, replayed with the guide's values.
+    :param automatic: the guide is an autoguide, which works in unconstrained space.
+    :raises ModelError: sites do not fit; names the first.
+    """
+    start = 0
+    for name, site in values.items():
+        support = prior[name]["fn"].support
+        if not (automatic or _is_real(support)):
+            raise ModelError(
+                f"Latent site {name!r} of the model is constrained, and the guide's Gaussian is "
+                "not: use an autoguide, which is Gaussian in unconstrained space."
+            )
+        if site["fn"].shape() != prior[name]["fn"].shape():
+            raise ModelError(f"Site {name!r} has another shape in the guide than in the model.")
+        transform = biject_to(support)
+        value = transform.inv(site["value"]).detach()
+        if transform(value).requires_grad:
+            raise ModelError(
+                f"The support of site {name!r} depends on another latent: give it a fixed support, "
+                "and shift or scale its value."
+            )
+        yield Latent(name, value.shape, transform, start, start + value.numel())
+        start += value.numel()
+
+
+def _is_real(support: Constraint) -> bool:
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return isinstance(support, type(constraints.real))
 
 
 @dataclass

@@ -17,16 +17,15 @@ from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState, Changes, require_same_changes
 from pyro_dp.records.arguments import Arguments
-from pyro_dp.records.captured_data import refuse_numbers
-from pyro_dp.records.few_indices import FewIndices
+from pyro_dp.records.first_look import refuse_numbers
 from pyro_dp.records.messengers import OneRecord, no_sites
 from pyro_dp.records.plate import random_sites, traced
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.stand_ins import on_varied
-from pyro_dp.utils.agreement import agree
+from pyro_dp.records.stand_ins import FewIndices, on_varied
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.linalg import agree
+from pyro_dp.utils.torch_state import forked_rng
 
 _STARTS = (
     "The initial value of parameter {name!r} depends on the data, and would be public: start it at "

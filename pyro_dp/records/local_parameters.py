@@ -48,9 +48,9 @@ from pyro_dp.records.records import Records
 from pyro_dp.records.row_views import OwnRow, shown
 from pyro_dp.records.sandbox import guarded, whole_tensors
 from pyro_dp.records.torch_modes import Substitution
-from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.linalg import agree
+from pyro_dp.utils.torch_state import forked_rng
 
 NOTE = (
     "Parameters {names} hold a private row per record, learnt without noise: they, and what guide "

@@ -1,10 +1,20 @@
-"""The loss that a user hands over, seen as the loss of one record or of what lies outside."""
+"""A user's loss as the loss of one record, or of what lies outside, in plain tensor operations.
 
+transform.
+
+Pyro's own losses are run, but for the few lines of theirs that read numbers out of tensors: these
+can neither be vectorised over records nor traced.
+"""
+
+import contextlib
 import copy
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
+from unittest import mock
 
+import torch
 from pyro.infer import (
     ELBO,
     JitTrace_ELBO,
@@ -17,12 +27,23 @@ from pyro.infer import (
     TraceGraph_ELBO,
     TraceMeanField_ELBO,
     TraceTailAdaptive_ELBO,
+    trace_elbo,
+    trace_mean_field_elbo,
 )
+from pyro.infer.traceenum_elbo import _compute_dice_elbo, _compute_model_factors
+from pyro.infer.util import Dice
+from pyro.ops import packed
+from pyro.ops.contract import contract_tensor_tree
+from pyro.ops.einsum import contract, torch_log
+from pyro.ops.rings import LogRing
+from pyro.poutine import Trace
 from torch import Tensor
 
-from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.validation import require_count
 
+_Packed = Any  # a tensor that knows its dimensions by name
+_Costs = dict[frozenset, list[_Packed]]  # by the plates in which they stand
 Loss: TypeAlias = ELBO | Callable
 
 _KNOWN = (Trace_ELBO, TraceMeanField_ELBO, TraceEnum_ELBO)
@@ -49,6 +70,125 @@ _NOT_DIFFERENTIABLE = (
     "loss: {kind} takes its gradient in loss_and_grads, which sees all records at once. Give it a "
     "method differentiable_loss(model, guide, *args, **kwargs) that returns the loss as a tensor."
 )
+
+
+class NotVectorizable(PrivacyError):
+    """The record's term needs the one-record loop."""
+
+
+def record_loss(loss: ELBO, model: Callable, guide: Callable, args: tuple, kwargs: dict) -> Tensor:
+    """The negative ELBO: a scalar, whose derivative is that of the loss's surrogate.
+
+    :param model: shows its sites inside the plate only; the same for the guide.
+    """
+    with _no_numbers_read():
+        return torch.as_tensor(loss.differentiable_loss(model, guide, *args, **kwargs))
+
+
+def looped_loss(loss: ELBO, model: Callable, guide: Callable, args: tuple, kwargs: dict) -> Tensor:
+    """The same by Pyro's own sums, one record at a time.
+
+    Pyro's ``TraceEnum_ELBO`` refuses a loss without a derivative. A record's term has none where
+    all of its latents are drawn without a reparameterisation: then its number alone counts.
+    """
+    with mock.patch.object(TraceEnum_ELBO, "differentiable_loss", _dice_loss):
+        return torch.as_tensor(loss.differentiable_loss(model, guide, *args, **kwargs))
+
+
+def _dice_loss(loss: TraceEnum_ELBO, model: Callable, guide: Callable, *args, **kwargs) -> Tensor:
+    traces = loss._get_traces(model, guide, args, kwargs)
+    return -sum(_compute_dice_elbo(*each) for each in traces) / loss.num_particles
+
+
+@contextlib.contextmanager
+def _no_numbers_read() -> Iterator[None]:
+    """Within, Pyro's losses keep to tensor operations, in whatever loss they are used."""
+    with contextlib.ExitStack() as stack:
+        for module in (trace_elbo, trace_mean_field_elbo):
+            stack.enter_context(mock.patch.object(module, "torch_item", _detached))
+            stack.enter_context(mock.patch.object(module, "warn_if_nan", lambda *_: None))
+        stack.enter_context(
+            mock.patch.object(TraceEnum_ELBO, "differentiable_loss", _enumerated_loss)
+        )
+        # torch.func cannot see through Pyro's safe_log.
+        stack.enter_context(mock.patch.object(torch_log, "safe_log", _SafeLog.apply))
+        yield
+
+
+def _detached(x: Tensor | float) -> Tensor | float:
+    return x.detach() if isinstance(x, Tensor) else x
+
+
+def _enumerated_loss(
+    loss: TraceEnum_ELBO, model: Callable, guide: Callable, *args, **kwargs
+) -> Tensor:
+    """What ``TraceEnum_ELBO`` computes: the model's enumerated latents are summed out within the
+    logarithm, those of the guide outside of it, with their probabilities.
+    """
+    traces = loss._get_traces(model, guide, args, kwargs)
+    return -sum(_enumerated_elbo(*each) for each in traces) / loss.num_particles
+
+
+def _enumerated_elbo(model_trace: Trace, guide_trace: Trace) -> Tensor:
+    costs, log_factors, ordering, sum_dims, scale = _compute_model_factors(model_trace, guide_trace)
+    if log_factors:
+        sizes: dict[str, int] = {}
+        for factor in (f for group in log_factors.values() for f in group):
+            sizes.update(zip(factor._pyro_dims, factor.shape, strict=True))
+        log_factors = contract_tensor_tree(log_factors, sum_dims, ring=LogRing(dim_to_size=sizes))
+    for plates, group in log_factors.items():
+        costs.setdefault(plates, []).extend(packed.scale_and_mask(t, scale=scale) for t in group)
+    for name, site in guide_trace.nodes.items():
+        if site["type"] == "sample":
+            cost = packed.neg(site["packed"]["log_prob"])
+            costs.setdefault(ordering[name], []).append(cost)
+    return _expectation(costs, Dice(guide_trace, ordering))
+
+
+def _expectation(costs: _Costs, dice: Dice) -> Tensor:
+    """Expected costs under the guide: exact where it enumerates, and where it draws with the
+    derivative of the score function. Pyro's own skips what has probability 0 by its number.
+    """
+    total = torch.tensor(0.0)
+    for plates, group in costs.items():
+        factors = dice._get_log_factors(plates)
+        scale = math.exp(sum(f for f in factors if not isinstance(f, Tensor)))
+        weights = [packed.exp(f) for f in factors if isinstance(f, Tensor)]
+        for cost in group:
+            total = total + scale * _weighted(cost, weights)
+    return total
+
+
+def _weighted(cost: _Packed, weights: list[_Packed]) -> Tensor:
+    if not weights:
+        return cost.sum()
+    known = {d for w in weights for d in w._pyro_dims}
+    dims = "".join(d for d in cost._pyro_dims if d in known)
+    weight = contract(
+        ",".join(w._pyro_dims for w in weights) + "->" + dims, *weights, backend="torch"
+    )
+    weight._pyro_dims = dims
+    cost, weight = packed.broadcast_all(cost, weight)
+    return (weight * torch.where(weight > 0, cost, 0.0)).sum()
+
+
+class _SafeLog(torch.autograd.Function):
+    """``log`` whose gradient stays finite at 0, in a form that ``torch.func`` can transform."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.log()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad / x.clamp(min=torch.finfo(x.dtype).eps)
 
 
 class OwnLoss(ELBO):

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_dp.graphs.tracing import untraced
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 
 @dataclass(eq=False, repr=False)

@@ -30,9 +30,9 @@ from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import is_table, varied
 from pyro_dp.records.tables import as_tensor
-from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.linalg import agree
+from pyro_dp.utils.torch_state import forked_rng
 
 _NONE = (
     "There are no records to predict for: pass at least one argument with a row for each of them, "

@@ -15,12 +15,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyro_dp.records.arguments import argument_names
-from pyro_dp.records.few_indices import FewIndices
 from pyro_dp.records.sandbox import PLACEHOLDERS, guarded
-from pyro_dp.records.stand_ins import identity, is_table, placeholder, rows_shown
-from pyro_dp.utils.agreement import agree
+from pyro_dp.records.stand_ins import FewIndices, identity, is_table, placeholder, rows_shown
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.linalg import agree
+from pyro_dp.utils.torch_state import forked_rng
 
 _LONGER = (
     "The private plate {plate.name!r} has size {plate.size}, but the longest argument has "

@@ -20,7 +20,7 @@ from pyro_dp.records.plate import PrivatePlate, find_plate, is_random
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import is_table
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 _FACTOR = (
     "pyro.factor {name!r} has no outcomes that could be drawn: write it as a pyro.sample "

@@ -22,16 +22,15 @@ from torch._C._functorch import is_batchedtensor
 
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.records.decisions import Decisions
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import Draw, LocalDraws
 from pyro_dp.records.local_parameters import LocalParameters
+from pyro_dp.records.losses import NotVectorizable, looped_loss, record_loss
 from pyro_dp.records.messengers import Inside, OneRecord
 from pyro_dp.records.plate import is_random
-from pyro_dp.records.record_elbo import NotVectorizable, looped_loss, record_loss
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.torch_modes import RecordMode
+from pyro_dp.records.torch_modes import Decisions, RecordMode
 from pyro_dp.utils.errors import ModelError
 
 _HINT = "Change model, guide or loss accordingly."

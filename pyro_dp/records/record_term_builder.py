@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.records.additivity import check_additive
-from pyro_dp.records.coupling import check_coupling
 from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.initial_values import initialise
 from pyro_dp.records.local_parameters import find_local_parameters, marked_parameters
@@ -30,9 +29,14 @@ from pyro_dp.records.site_checks import (
     check_outside,
     plate_nesting,
 )
-from pyro_dp.records.structure_checks import check_isolation, check_values, on_fastest_path
+from pyro_dp.records.structure_checks import (
+    check_coupling,
+    check_isolation,
+    check_values,
+    on_fastest_path,
+)
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 _AT_A_TIME = 2**14  # records whose observations are looked at: each may take more than its row
 

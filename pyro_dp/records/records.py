@@ -11,24 +11,31 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.mechanism.drawn_ahead import DrawnAhead
-from pyro_dp.mechanism.sampling import AllRecords, Indices, RecordSampler
+from pyro_dp.mechanism.sampling import AllRecords, DrawnAhead, Indices, RecordSampler
 from pyro_dp.records.arguments import (
     Arguments,
+    Shard,
     argument_names,
     flattened,
     is_few,
     named_arguments,
     refuse_untyped,
+    with_a_row,
 )
-from pyro_dp.records.column import Column, as_column, block_size, equal, has_rows
+from pyro_dp.records.column import (
+    Column,
+    HeldRows,
+    as_column,
+    block_size,
+    drawn_ahead,
+    equal,
+    has_rows,
+)
 from pyro_dp.records.data_numbers import DataNumbers
-from pyro_dp.records.held_rows import HeldRows, drawn_ahead
 from pyro_dp.records.plate import PrivatePlate
-from pyro_dp.records.shards import Shard, with_a_row
 from pyro_dp.records.stand_ins import placeholder_row, rows_shown, spacing, varied
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.memory import version
+from pyro_dp.utils.torch_state import version
 
 _NO_ROWS = (
     "No argument has a row for each of the {plate.size} elements of the private plate "

@@ -15,8 +15,8 @@ from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from pyro_dp.graphs.libraries import is_library
-from pyro_dp.records.mixed_dtypes import OF_NUMBERS, promoted
+from pyro_dp.graphs.references import is_library
+from pyro_dp.records.vectorised import OF_NUMBERS, promoted
 from pyro_dp.utils.errors import ModelError, PrivacyError
 
 PLACEHOLDERS = (
@@ -91,7 +91,7 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
       new one's ``__context__``.
     * Warnings are withheld where exceptions are.
     * Integers and floats may meet in products and likelihoods
-      (:mod:`pyro_dp.records.mixed_dtypes`).
+      (:mod:`pyro_dp.records.vectorised`).
     * Batch statistics are refused: they mix records, and running averages would keep them.
     * Validation is off, also of distributions that were made with it: it reads values, which can
       be neither vectorised over records nor traced.

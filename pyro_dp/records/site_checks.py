@@ -17,9 +17,9 @@ from pyro_dp.records.messengers import OneRecord, Outside, Redrawn
 from pyro_dp.records.plate import PrivatePlate, Traces, random_sites, traced
 from pyro_dp.records.records import Arguments, Records
 from pyro_dp.records.sandbox import guarded, whole_tensors
-from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.linalg import agree
+from pyro_dp.utils.torch_state import forked_rng
 
 _COMPARED = ("value", "log_prob")
 _MASKED = (

@@ -1,12 +1,16 @@
-"""Public rows in place of data, for whatever is shown more than one record."""
+"""Public rows in place of data, and a plate of very many elements that shows a model a few."""
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TypeGuard, TypeVar
+from unittest import mock
 
 import numpy as np
 import torch
+from pyro.poutine.subsample_messenger import SubsampleMessenger
 from torch import Tensor
 
 from pyro_dp.utils.errors import ModelError
@@ -92,3 +96,29 @@ def varied(table: Tensor, length: int, seed: int, *, integers: bool = True) -> T
     buffer = torch.from_numpy(numbers).to(table.dtype).to(table.device)
     strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     return buffer.as_strided((length, *shape), (step, *strides))
+
+
+@dataclass
+class FewIndices:
+    """Within: plates of this size have the first ``count`` indices, also within Pyro's blocks.
+
+    :param size: of the plates.
+    :ivar declared: the batch size that each of them declares, by name.
+    """
+
+    size: int
+    count: int
+    declared: dict[str, int] = field(default_factory=dict)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        original = SubsampleMessenger._subsample
+
+        def subsample(name, size=None, subsample_size=None, subsample=None, *rest):
+            if size == self.size > self.count and subsample is None:
+                self.declared[name] = subsample_size or size
+                subsample_size, subsample = None, torch.arange(self.count)
+            return original(name, size, subsample_size, subsample, *rest)
+
+        with mock.patch.object(SubsampleMessenger, "_subsample", staticmethod(subsample)):
+            yield

@@ -1,22 +1,167 @@
 """Torch functions where all records run at once, as others that ``torch.vmap`` knows.
 
-What it does not know as a whole it takes apart, or does for one record after the other.
+What vmap does not know as a whole is taken apart, or done for one record after the other.
+
+Torch's own recurrent layers write in place, and cannot be vectorised over records. Packed
+sequences, whose lengths are data, are left to torch.
+
+Integer labels meet a Bernoulli's float logits, integer features a float weight: what sums do in
+torch by themselves, promote, is done here for the functions that do not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
-from pyro_dp.records.mixed_dtypes import promoted
-from pyro_dp.records.recurrent_layers import RECURRENT
-
+# Their tensors are numbers, never indices.
+OF_NUMBERS = frozenset(
+    [
+        *(getattr(torch, name) for name in ("addmm", "addmv", "baddbmm", "einsum", "tensordot")),
+        *(
+            getattr(owner, name)
+            for owner in (torch, Tensor)
+            for name in ("bmm", "dot", "matmul", "mm", "mv")
+        ),
+        Tensor.__matmul__,
+        Tensor.__rmatmul__,
+        functional.bilinear,
+        functional.binary_cross_entropy,
+        functional.binary_cross_entropy_with_logits,
+        functional.conv1d,
+        functional.conv2d,
+        functional.conv3d,
+        functional.linear,
+    ]
+)
+State = tuple[Tensor, ...]  # hidden, and in an LSTM the cell's
+Cell = Callable[[Tensor, State, Sequence[Any]], State]  # of the input's part, state and weights
 _IN_PLACE = (
     *("addcdiv_", "addcmul_", "clamp_", "clip_", "cumprod_", "cumsum_", "fmod_", "lerp_"),
     *("remainder_", "tril_", "triu_", "xlogy_"),
 )
+
+
+def promoted(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments of such a function, all tensors of the dtype that a sum of them would have."""
+    dtypes = {x.dtype for x in _tensors((*args, *kwargs.values()))}
+    if len(dtypes) < 2 or not any(dtype.is_floating_point for dtype in dtypes):
+        return args, kwargs
+    common = reduce(torch.promote_types, dtypes)
+    return pytree.tree_map_only(Tensor, lambda x: x.to(common), (args, kwargs))
+
+
+def _tensors(values: Sequence) -> Iterator[Tensor]:
+    """Also those of lists, as einsum may have one. This is asked in every product of every step."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _simple(activation: Callable[[Tensor], Tensor]) -> Cell:
+    def cell(given: Tensor, state: State, weights: Sequence[Any]) -> State:
+        return (activation(given + functional.linear(state[0], weights[1], weights[3])),)
+
+    return cell
+
+
+def _gru(given: Tensor, state: State, weights: Sequence[Any]) -> State:
+    hidden = functional.linear(state[0], weights[1], weights[3])
+    (r, z, n), (hr, hz, hn) = given.chunk(3, -1), hidden.chunk(3, -1)
+    update = torch.sigmoid(z + hz)
+    new = torch.tanh(n + torch.sigmoid(r + hr) * hn)
+    return (new + update * (state[0] - new),)
+
+
+def _lstm(given: Tensor, state: State, weights: Sequence[Any]) -> State:
+    hidden = functional.linear(state[0], weights[1], weights[3])
+    i, f, g, o = (given + hidden).chunk(4, -1)
+    memory = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+    shown = torch.sigmoid(o) * torch.tanh(memory)
+    if weights[4] is not None:
+        shown = functional.linear(shown, weights[4])
+    return shown, memory
+
+
+def _layers(
+    cell: Cell,
+    given: Tensor,
+    start: Tensor | Sequence[Tensor],
+    flat: Any,
+    bias: Any,
+    *others: Any,
+) -> tuple[Tensor, ...] | None:
+    """The arguments are those of torch's functions; None for packed sequences."""
+    if not isinstance(bias, bool):
+        return None
+    num_layers, dropout, training, both_ways, batch_first = others
+    starts = (start,) if isinstance(start, Tensor) else start
+    ways = 2 if both_ways else 1
+    weights = _by_run(flat, bias, num_layers * ways)
+    given = given.transpose(0, 1) if batch_first else given
+    ends = []
+    for layer in range(num_layers):
+        if layer and dropout:
+            given = functional.dropout(given, dropout, training)
+        outputs = []
+        for way in range(ways):
+            run = layer * ways + way
+            state = tuple(each[run] for each in starts)
+            output, end = _run(cell, given, state, weights[run], backwards=way == 1)
+            outputs.append(output)
+            ends.append(end)
+        given = torch.cat(outputs, -1)
+    output = given.transpose(0, 1) if batch_first else given
+    return output, *(torch.stack(each) for each in zip(*ends, strict=True))
+
+
+def _by_run(flat: Sequence[Tensor], bias: bool, runs: int) -> list[list[Any]]:
+    """Of each layer and way: both matrices, both biases, the projection; None where there is no."""
+    size, found = len(flat) // runs, []
+    for start in range(0, len(flat), size):
+        own: list[Any] = list(flat[start : start + size])
+        if not bias:
+            own[2:2] = [None, None]
+        found.append(own + [None] * (5 - len(own)))
+    return found
+
+
+def _run(
+    cell: Cell, given: Tensor, state: State, weights: Sequence[Any], backwards: bool
+) -> tuple[Tensor, State]:
+    steps = functional.linear(given, weights[0], weights[2]).unbind(0)
+    outputs = []
+    for step in reversed(steps) if backwards else steps:
+        state = cell(step, state, weights)
+        outputs.append(state[0])
+    return torch.stack(outputs[::-1] if backwards else outputs), state
+
+
+def _one_step(cell: Cell, given: Tensor, start: Tensor | Sequence[Tensor], *weights: Any) -> Any:
+    state = (start,) if isinstance(start, Tensor) else tuple(start)
+    weights = (*weights, *[None] * (5 - len(weights)))
+    end = cell(functional.linear(given, weights[0], weights[2]), state, weights)
+    return end if len(end) > 1 else end[0]
+
+
+_CELLS: dict[str, Cell] = {
+    "rnn_tanh": _simple(torch.tanh),
+    "rnn_relu": _simple(torch.relu),
+    "gru": _gru,
+    "lstm": _lstm,
+}
+# By torch's function; each answers None to what it does not know.
+RECURRENT: dict[Any, Callable[..., Any]] = {
+    getattr(torch, name + ending): partial(answer, cell)
+    for name, cell in _CELLS.items()
+    for ending, answer in (("", _layers), ("_cell", _one_step))
+}
 
 
 def _written(name: str) -> Callable[..., Tensor]:

@@ -14,7 +14,7 @@ from pyro.infer.autoguide.initialization import init_to_value
 from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.events import LONGEST_TEXT
+from pyro_dp.accounting.events.event import LONGEST_TEXT
 from pyro_dp.infer.ep.dpsep import DPSEP
 from pyro_dp.tabular.design import Design, levels
 from pyro_dp.tabular.encoded import Encoded

@@ -14,12 +14,13 @@ from pyro_dp.tabular.margin_fit import Mixture, fitted
 from pyro_dp.tabular.row_mixture import RowMixture
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.validation import require_count
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic
+from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic, reviewed
 
 _MOST_CELLS = 2**24
 _MOST_NUMBERS = 2**27  # in all tables
 
 
+@reviewed
 class MarginMixture(ConjugateModel):
     """Rows of codes from a mixture with Dirichlet priors::
 

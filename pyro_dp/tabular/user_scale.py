@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.tabular.glm_model import COEFFICIENTS, GROUP_DF, GROUP_SCALE
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 _SEED = 0
 

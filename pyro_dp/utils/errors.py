@@ -1,4 +1,7 @@
-"""Typed errors, and a warning. Texts name arguments, sites and settings, never a value of data."""
+"""Typed errors and warnings. Texts name arguments, sites and settings, never a value of data."""
+
+import sys
+import warnings
 
 
 class PrivacyError(Exception):
@@ -117,3 +120,34 @@ class ClusterWarning(UserWarning):
     >>> from pyro_dp import ClusterWarning
     >>> warnings.simplefilter("ignore", ClusterWarning)  # for who tries it on small data
     """
+
+
+_PACKAGE = __name__.split(".")[0]
+
+
+def warn_user(warning: Warning) -> None:
+    """Warn at the innermost line outside of the package."""
+    frame, level = sys._getframe(1), 3
+    while frame.f_back is not None and _is_ours(frame.f_back.f_globals.get("__name__", "")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(warning, stacklevel=level)
+
+
+def warn_not_private(function: str, about: str, instead: str) -> None:
+    """For functions that know no ledger; to be called by the function itself.
+
+    :param function: its name.
+    :param about: what its result tells about.
+    :param instead: of what else it should be computed.
+    """
+    warnings.warn(
+        f"{function}() adds no noise, and no ledger counts what it reveals about the {about}. "
+        f"Use {instead}, or keep the result to yourself.",
+        NotPrivateWarning,
+        stacklevel=3,
+    )
+
+
+def _is_ours(module: str) -> bool:
+    # A decorator's context manager lies between two of our frames.
+    return module.split(".")[0] in (_PACKAGE, "contextlib", "torch")

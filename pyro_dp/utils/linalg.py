@@ -1,4 +1,4 @@
-"""Symmetric matrices, full or given by their diagonal: inverses, roots and bounds; long rows."""
+"""Symmetric matrices, full or diagonal: inverses, roots, bounds; agreement up to rounding."""
 
 import math
 
@@ -7,6 +7,39 @@ import torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
 from torch._C._functorch import is_functorch_wrapped_tensor
+
+from pyro_dp.utils.errors import ModelError
+
+MISMATCH = (
+    "The traced step gives other numbers than the model itself. The model must have a state, or "
+    "depend on values that a graph cannot follow. Use jit='none'."
+)
+
+
+def require_same(
+    found: Tensor, expected: Tensor, *, exact: bool, scale: float = 0.0, rounding: float = 0.0
+) -> None:
+    """:raises ModelError: a graph's numbers are not those of the model.
+
+    :param exact: whether the model computes in float64.
+    :param scale: of numbers that are large for these.
+    :param rounding: by how much they may differ in any case, in units of the scale.
+    """
+    largest = expected.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if expected.numel() else 0.0
+    size = max(scale, largest)
+    tolerance = (1e-8 if exact else 1e-3) * size + rounding * scale
+    if not torch.allclose(found, expected, rtol=0.0, atol=tolerance, equal_nan=True):
+        raise ModelError(MISMATCH)
+
+
+def agree(one: Tensor, other: Tensor, *, tolerance: float | None = None) -> bool:
+    """Equal up to rounding, relative to the largest entry."""
+    if one.shape != other.shape or not one.is_floating_point():
+        return torch.equal(one, other)
+    if tolerance is None:
+        tolerance = 1e-8 if one.dtype == torch.float64 else 1e-4
+    size = one.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax().item() if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=0.0, atol=tolerance * size, equal_nan=True)
 
 
 def apply(matrix: Tensor, vector: Tensor) -> Tensor:

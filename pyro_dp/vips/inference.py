@@ -22,31 +22,28 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events import Event, SubsampledGaussian
 from pyro_dp.graphs.captured_state import CapturedState, require_no_changes
-from pyro_dp.infer.posterior.explained import Explained
-from pyro_dp.infer.posterior.predicted import Predicted
+from pyro_dp.infer.posterior.explanation import Explained
+from pyro_dp.infer.posterior.predictive import Predicted
 from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.iterative import IterativeMechanism, whole_step
 from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import LocalStream
-from pyro_dp.records.arguments import argument_names, as_tensors
-from pyro_dp.records.captured_data import refuse_captured_data, refuse_rows
+from pyro_dp.records.arguments import argument_names, as_tensors, find_shards
 from pyro_dp.records.column import has_rows
+from pyro_dp.records.first_look import refuse_captured_data, refuse_rows
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.records import Prepared, Reading, Records
 from pyro_dp.records.sandbox import guarded
-from pyro_dp.records.shards import find_shards
 from pyro_dp.utils.errors import ConfigurationError, ModelError, PrivacyError
 from pyro_dp.utils.validation import require_count, require_number
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws
+from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, is_reviewed
 from pyro_dp.vips.isolated_model import IsolatedModel
-from pyro_dp.vips.mixed_statistics import MixedStatistics, require_step_size
-from pyro_dp.vips.noise_aware import noise_aware
-from pyro_dp.vips.noise_response import NoiseResponse
+from pyro_dp.vips.noise_response import NoiseResponse, noise_aware
 from pyro_dp.vips.site_posterior import SitePosterior
-from pyro_dp.vips.statistics_sum import StatisticsSum
+from pyro_dp.vips.statistics_sum import MixedStatistics, StatisticsSum, require_step_size
 
 _STATE = ("size", "statistics", "static")
 
@@ -139,12 +136,24 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         self.step_size = require_step_size(model.step_size if step_size is None else step_size)
         self._declared = dict(model.statistics)
         bound = max(statistic.bound for statistic in self._declared.values())
-        super().__init__(ReleaseSettings.among(locals(), bound=bound))
+        settings = ReleaseSettings(
+            accountant=accountant,
+            num_steps=num_steps,
+            noise_multiplier=noise_multiplier,
+            bound=bound,
+            sample_rate=sample_rate,
+            sampling=sampling,
+            microbatch_size=microbatch_size,
+            generator=generator,
+            secure=secure,
+            cluster=cluster,
+        )
+        super().__init__(settings)
         full = sampling == "full" or sample_rate == 1.0
         once = {name: each for name, each in self._declared.items() if full and each.static}
         each = {n: x for n, x in self._declared.items() if n not in once}
         # What users write is behind a wall; what this package has was written for one.
-        self._own = None if _is_ours(model) else CapturedState(*_methods(model))
+        self._own = None if is_reviewed(model) else CapturedState(*_methods(model))
         e_step: Any = model if self._own is None else IsolatedModel(model, self._own)
         self._e_step = e_step
         own = (self.microbatch_size, self._sum_type)
@@ -419,10 +428,6 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         if not self._steps:
             raise ConfigurationError("There is no posterior before the first step.")
         return self._posterior
-
-
-def _is_ours(model: ConjugateModel) -> bool:
-    return type(model).__module__.startswith("pyro_dp.")
 
 
 def _methods(model: ConjugateModel) -> tuple[Callable, ...]:

@@ -12,9 +12,9 @@ from pyro_dp.mechanism.streams import LocalStream, Randomness
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.records.stand_ins import on_varied
-from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.linalg import agree
+from pyro_dp.utils.torch_state import forked_rng
 from pyro_dp.vips.conjugate_model import OTHER_SHAPE, ConjugateModel, Draws, Parts
 
 _COUPLED = (

@@ -17,12 +17,11 @@ import torch
 
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.amounts import spent_and_left, up
-from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.journal import Journal
-from pyro_dp.accounting.ledger import to_line
+from pyro_dp.accounting.ledger import Description, to_line
 from pyro_dp.accounting.origins import Origin
+from pyro_dp.utils.display import spent_and_left, up
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -17,14 +17,14 @@ import torch
 
 from pyro_dp.accounting import journal as journals
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.accounting.description import Description
 from pyro_dp.accounting.events import ApproximateDP, NonPrivateLook, SubsampledGaussian
-from pyro_dp.accounting.journal_lines import line_of, value_of
+from pyro_dp.accounting.ledger import Description
 from pyro_dp.accounting.origins import Origin
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.release import release
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError
+from pyro_dp.utils.files import line_of, value_of
 
 EVENT = SubsampledGaussian(4.0, 0.01)
 OTHER = ApproximateDP(0.5, 1e-6, "selection of a prior")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pyro_dp import ApproximateDP, ConfigurationError, PrivacyAccountant, SubsampledGaussian
-from pyro_dp.accounting.amounts import up
-from pyro_dp.accounting.plotting import growth
+from pyro_dp.accounting.figures import growth
 from pyro_dp.accounting.trade_off import trade_off
+from pyro_dp.utils.display import up
 
 STEP, FULL = SubsampledGaussian(2.0, 0.1), SubsampledGaussian(8.0, 1.0, "full")
 

@@ -17,11 +17,10 @@ from pyro_dp import (
     SubsampledGaussian,
 )
 from pyro_dp.accounting import composition
-from pyro_dp.accounting.amounts import of_budget, spent_and_left, up
+from pyro_dp.accounting.figures import _round_numbers, growth
 from pyro_dp.accounting.origins import Origin
-from pyro_dp.accounting.pictures import _round_numbers
-from pyro_dp.accounting.plotting import growth
 from pyro_dp.accounting.trade_off import trade_off
+from pyro_dp.utils.display import of_budget, spent_and_left, up
 
 
 def ledger(*entries, **settings):
@@ -115,7 +114,7 @@ def test_every_release_is_listed():
         ("all records", "3 | not recorded | 2"),
     ]:
         assert f"| noisy sum | {sampling} | {numbers} |" in text
-    assert "private\\_selection among 3 settings: epsilon = 0.25, delta = 1e-06 | " in text
+    assert "private\\_selection among 3 settings (epsilon = 0.25, delta = 1e-06) | " in text
     assert "The candidates of every private selection" in text
     fixed = ledger((SubsampledGaussian(1.5, 0.05, "fixed"), 7), neighboring="replace_one")
     assert "a random subset of fixed size, rate 0.05 | 1.5 | not recorded | 7 |" in fixed.report()

@@ -29,8 +29,8 @@ from pyro_dp import (
 )
 from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.mechanism import clipping, iterative
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.vips import VIPS, LogisticRegression
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_dp.graphs.linearity import is_affine
+from pyro_dp.graphs.factorisation import is_affine
 
 Z, ROWS, GROUP = torch.randn(5), torch.randn(7, 4), torch.tensor([0, 1, 1, 0, 1, 0, 0])
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_dp.graphs import torch_calls
-from pyro_dp.graphs.torch_calls import called_by_torch
+from pyro_dp.graphs import tracing
+from pyro_dp.graphs.tracing import called_by_torch
 
 
 def _function(x, y):
@@ -30,7 +30,7 @@ def test_the_same_kernels_give_the_same_bits():
 def test_it_has_functions_for_what_is_frequent():
     graph = make_fx(_function)(torch.randn(4, 3), torch.randn(4, 3))
     overloads = [node.target for node in graph.graph.nodes if node.op == "call_function"]
-    known = [each for each in overloads if each in torch_calls._FUNCTIONS]
+    known = [each for each in overloads if each in tracing._FUNCTIONS]
     assert len(known) > 0.6 * len(overloads)
 
 

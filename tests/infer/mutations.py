@@ -709,8 +709,8 @@ MUTATIONS = [
     Mutation(
         "DPSEP: ranks that go on with their own shares of the budget",
         "DPSEP._catch_up",
-        "spent = max(self._ranks.exchange(spent))",
-        "self._ranks.exchange(spent)",
+        "spent = max(each.value for each in self._ranks.exchange(Share(spent)))",
+        "self._ranks.exchange(Share(spent))",
         "test_federation.py",
     ),
     Mutation(
@@ -891,8 +891,8 @@ MUTATIONS = [
     Mutation(
         "Posterior: decreasing functions turn no quantiles round",
         "Posterior._quantiles",
-        "torch.where(falls, _own",
-        "torch.where(~falls & falls, _own",
+        "torch.where(last < first, below, above)",
+        "torch.where(last < last, below, above)",
         "test_posterior.py",
     ),
     Mutation(

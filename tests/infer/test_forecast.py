@@ -9,8 +9,8 @@ from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from torch.distributions import biject_to, constraints
 
 from pyro_dp import DPSEP, DPSVI, VIPS, ConfigurationError, Forecast, Posterior, PrivacyAccountant
-from pyro_dp.infer.posterior.status import Status
-from pyro_dp.records.latents import Latent
+from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.errors import ModelError
 
 FEW = {"epsilons": (0.3, 30.0), "num_draws": 1, "progress": False}

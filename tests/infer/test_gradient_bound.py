@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pyro_dp.infer.svi.gradient_bound import bias, bound, read
+from pyro_dp.infer.svi.histogram_bound import bias, bound, read
 from pyro_dp.mechanism.norm_histogram import MIDDLES, SIZE, Norms
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from pyro_dp import ConfigurationError
-from pyro_dp.infer.svi.clipping import Clipping
-from pyro_dp.infer.svi.histogram_bound import HistogramBound
+from pyro_dp.infer.svi.histogram_bound import Clipping, HistogramBound
 from pyro_dp.mechanism.norm_histogram import SIZE, Bins
 
 _N = 4000

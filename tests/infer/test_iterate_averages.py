@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyro_dp import ConfigurationError
-from pyro_dp.infer.svi.iterate_averages import IterateAverages
+from pyro_dp.infer.svi.averaged_guide import IterateAverages
 
 _STEPS = 800
 

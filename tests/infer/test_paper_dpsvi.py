@@ -38,8 +38,8 @@ from pyro_dp import (
     PrivacyError,
     SubsampledGaussian,
 )
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.sampling import RecordSampler
 from pyro_dp.mechanism.streams import Randomness
 

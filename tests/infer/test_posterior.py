@@ -14,10 +14,9 @@ from torch.distributions import MultivariateNormal, biject_to, constraints, kl_d
 
 import pyro_dp
 from pyro_dp import DPSEP, ConfigurationError, PaperDPSEP, Posterior, PrivacyAccountant
-from pyro_dp.infer.posterior.intervals import element_names
-from pyro_dp.infer.posterior.status import Status
-from pyro_dp.records.latents import Latent
-from pyro_dp.vips.models.second_moments import mostly_in
+from pyro_dp.infer.posterior.summary import Status, element_names
+from pyro_dp.records.global_draw import Latent
+from pyro_dp.vips.models.noisy_sums import mostly_in
 
 SUPPORTS = {
     "w": (constraints.independent(constraints.real, 1), (3,)),

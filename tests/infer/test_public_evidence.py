@@ -15,7 +15,7 @@ from torch.distributions import MultivariateNormal
 
 from pyro_dp import DPSEP, ConfigurationError, ModelError, PrivacyAccountant
 from pyro_dp.infer.posterior.evidence import Evidence
-from pyro_dp.infer.posterior.status import Status
+from pyro_dp.infer.posterior.summary import Status
 
 DIM = 3
 

@@ -29,7 +29,7 @@ from pyro_dp import (
 )
 from pyro_dp.infer.svi.public_optimizer import PublicOptimizer
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.mechanism.released_step import ReleasedStep
+from pyro_dp.mechanism.run_result import ReleasedStep
 from pyro_dp.utils.interrupts import Interrupts
 
 

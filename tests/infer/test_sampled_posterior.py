@@ -14,8 +14,8 @@ from pyro_dp.infer.posterior.closest_gaussian import full_rank, mean_field
 from pyro_dp.infer.posterior.hamiltonian_chains import chain_draws
 from pyro_dp.infer.posterior.prior_density import BatchedGradient
 from pyro_dp.infer.posterior.sampled_posterior import SampledPosterior
-from pyro_dp.infer.posterior.status import Status
-from pyro_dp.records.latents import Latent
+from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.records.global_draw import Latent
 
 PRECISION = torch.tensor([[4.0, 1.9, 0.0], [1.9, 1.0, 0.0], [0.0, 0.0, 100.0]], dtype=torch.float64)
 CENTRE = torch.tensor([1.0, -3.0, 5.0], dtype=torch.float64)

@@ -8,8 +8,8 @@ import torch
 from sums import exact_sums
 
 from pyro_dp.infer.ep.site_factors import Dense, Diagonal, Full, LowRank, Shared
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.utils.linalg import dense
 
 WIDTHS = [2, 1, 3]  # of the latent sites, 6 coordinates

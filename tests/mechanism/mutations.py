@@ -562,7 +562,7 @@ MUTATIONS = [
     Mutation(
         "public draws of each rank's own",
         "Peers.common",
-        "        set_torch_states(self._draws)\n",
+        "        set_torch_states(first.states)\n",
         "",
         "test_cluster.py",
     ),
@@ -611,7 +611,7 @@ MUTATIONS = [
     Mutation(
         "a holder that does not see that too few are present",
         "Federation._left",
-        "len(present) < self.size - self.dropouts or",
+        "len(set(present)) < self.size - self.dropouts or",
         "not present or",
         "test_federation.py",
     ),
@@ -637,6 +637,20 @@ MUTATIONS = [
         "test_federation.py",
     ),
     Mutation(
+        "a message that is not checked",
+        "Message._like",
+        "return type(self)(*packed)",
+        "return type(self).__new__(type(self))",
+        "test_messages.py",
+    ),
+    Mutation(
+        "a noise multiplier that is no number",
+        "CalibratedNoise.__post_init__",
+        'require_number("sigma", self.sigma, above=0.0, below=math.inf, or_equal=True)',
+        "pass",
+        "test_messages.py",
+    ),
+    Mutation(
         "a holder that tells others its errors",
         "Holders._say_failed",
         "        if error is None:\n",
@@ -654,7 +668,7 @@ MUTATIONS = [
     Mutation(
         "holders that each have noise of their own budget",
         "Holders.agreed_noise",
-        "return float(max(self.exchange(noise_multiplier)))",
+        "return max(each.sigma for each in self.exchange(CalibratedNoise(noise_multiplier)))",
         "return noise_multiplier",
         "test_federation.py",
     ),
@@ -676,8 +690,8 @@ MUTATIONS = [
     Mutation(
         "public draws of one holder's own generator",
         "Federation.agreed_states",
-        "        numbers = self.exchange(",
-        "        return self.exchange(torch_states())[0]\n        numbers = self.exchange(",
+        "        said = Seed(",
+        "        return self.exchange(torch_states())[0]\n        said = Seed(",
         "test_federation.py",
     ),
     Mutation(
@@ -819,5 +833,20 @@ MUTATIONS = [
         "dict.fromkeys(found, f",
         "dict.fromkeys((), f",
         "test_flower.py",
+    ),
+    Mutation(
+        "look: the warning before the mark",
+        "mark_look",
+        "    accountant.record_nonprivate(what)\n    warnings.warn(",
+        "    warnings.warn('read without noise', NotPrivateWarning, stacklevel=2)\n"
+        "    accountant.record_nonprivate(what)\n    warnings.warn(",
+        "test_nonprivate.py",
+    ),
+    Mutation(
+        "look: marked without a warning",
+        "mark_look",
+        "    accountant.record_nonprivate(what)\n",
+        "    return accountant.record_nonprivate(what)\n",
+        "test_nonprivate.py",
     ),
 ]

@@ -15,8 +15,8 @@ from pyro_dp import (
     PrivacyBudgetExceeded,
     SubsampledGaussian,
 )
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.release import release
 
 # Kolmogorov-Smirnov tests of this file: false-alarm rate of each.

@@ -30,13 +30,14 @@ from pyro_dp import (
     nonprivate,
 )
 from pyro_dp.accounting.origins import Origin
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.cluster import Ranks
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.fixed_point import FixedPointSum
-from pyro_dp.mechanism.ranks import Ranks
+from pyro_dp.mechanism.messages import Shapes
 from pyro_dp.mechanism.sampling import AllRecords, RecordSampler
 from pyro_dp.mechanism.streams import Randomness
-from pyro_dp.records.shards import as_of_all, find_shards
+from pyro_dp.records.arguments import as_of_all, find_shards
 
 EVENT = SubsampledGaussian(1.0)
 
@@ -339,7 +340,7 @@ def test_a_model_sees_as_many_rows_as_all_have():
     def of_all(counts, *, names=names, kind="torch.float64"):
         def exchange(given):
             rows = [[(n, (2,), kind), (n, (), kind), (5, (), kind), (0, (), "int")] for n in counts]
-            return [given, *((names, each) for each in rows)]
+            return [given, *(Shapes(names, each[: len(names)]) for each in rows)]
 
         return exchange
 

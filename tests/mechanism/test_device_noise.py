@@ -7,7 +7,7 @@ from scipy import stats
 
 from pyro_dp.mechanism import device_noise
 from pyro_dp.mechanism.device_noise import counted_normals, normals, threefry
-from pyro_dp.utils.devices import signed
+from pyro_dp.utils.torch_state import signed
 
 CPU = torch.device("cpu")
 ONES = 2**64 - 1

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pyro_dp.mechanism import discrete_gaussian as module
-from pyro_dp.mechanism.discrete_gaussian import discrete_gaussian
-from pyro_dp.mechanism.system_random import SystemGenerator
+from pyro_dp.mechanism import system_random as module
+from pyro_dp.mechanism.system_random import SystemGenerator, discrete_gaussian
 
 _ALARM = 1e-8
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from pyro_dp.mechanism.drawn_ahead import DrawnAhead
+from pyro_dp.mechanism.sampling import DrawnAhead
 
 
 class Rows:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cluster_runs
 import federation_runs
 import numpy as np
 import pyro
@@ -33,15 +34,15 @@ from pyro_dp import (
 )
 from pyro_dp.auditing import audit
 from pyro_dp.federated import AtTrustedAggregator, Federation, ShamirSums, TrustedAggregator
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block
+from pyro_dp.mechanism.federation import Holders
 from pyro_dp.mechanism.fixed_point import FixedPointSum
-from pyro_dp.mechanism.holders import Holders
+from pyro_dp.mechanism.messages import Ledger, Settings
 from pyro_dp.mechanism.peers import _LooksAnew
 from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.mechanism.trusted_aggregator import Message
-from pyro_dp.records.arguments import argument_names
-from pyro_dp.records.shards import find_shards
+from pyro_dp.records.arguments import argument_names, find_shards
 
 _UNITS = 2.0**30
 
@@ -411,6 +412,54 @@ class TestFederation:
             federation.exchange(1)
         assert not (tmp_path / "written").exists()
 
+    @pytest.mark.parametrize("method", ["svi", "sep", "vips"])
+    @pytest.mark.parametrize(
+        "said", ["5", None, 10**400, float("nan"), [], {}, (), ("5",), (None,)]
+    )
+    def test_a_message_of_another_kind_spends_nothing(self, method, said):
+        """Each of the first six things that another owner says."""
+        own = io.BytesIO()
+        torch.save(said, own)
+        wrong = Message("talk", {}, own.getvalue()).packed()
+        for turn in range(6):
+            cluster_runs.fresh()
+            line = Alone()
+            federation = Federation(AtTrustedAggregator(line), holders=2)
+            accountant = PrivacyAccountant(3.0)
+            inference = make(method, accountant, federation, secure=True)
+            asked, ask = [], line.ask
+
+            def answered(message, turn=turn, asked=asked, ask=ask, line=line):
+                asked.append(message)
+                line.other = wrong if len(asked) > turn else None
+                return ask(message)
+
+            line.ask = answered
+            with pytest.raises(ClusterError, match="message of holder 1 cannot be read"):
+                inference.run(*data(), progress=False)
+            assert accountant.num_releases == 0 and len(asked) > turn
+
+    def test_reasons_that_are_none(self):
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        for reason in ([], {}, None, 10**400):
+            answer = Message("failed", {"reason": reason, "left": None}).packed()
+            federation._channel._line.ask = lambda message, answer=answer: answer
+            with pytest.raises(ClusterError, match="cannot be read"):
+                federation.tell_all([1])
+
+    @pytest.mark.parametrize("total", [None, 5, [5], np.ones(1), np.ones(2, int), torch.ones(1)])
+    def test_totals_that_are_none(self, total):
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        federation._channel.add = lambda upload: (total, [0, 1])
+        with pytest.raises(ClusterError, match="no sum"):
+            federation.add(torch.zeros(1, dtype=torch.int64))
+
+    def test_one_holder_counts_once(self):
+        federation = Federation(AtTrustedAggregator(Alone()), holders=2)
+        federation._channel.add = lambda upload: (upload, [0, 0])
+        with pytest.raises(ClusterError, match="Only 1"):
+            federation.add(torch.zeros(1, dtype=torch.int64))
+
     @pytest.mark.parametrize("answer", [b"", b"5\n", b'{"kind": "add", "present": [0, 1, 2]}\n'])
     def test_answers_that_are_damaged(self, answer):
         federation = Federation(AtTrustedAggregator(Alone()), holders=2)
@@ -442,10 +491,10 @@ class TestFederation:
         line = Alone()
         federation = Federation(AtTrustedAggregator(line), holders=2)
         own = io.BytesIO()
-        for said in (["1"], [1, 2], 1, None):
+        for said in (["1"], [1, 2], 1, None, [-1], [10**400], [True]):
             torch.save(said, own)
             line.other = Message("talk", {}, own.getvalue()).packed()
-            with pytest.raises(ClusterError, match="holder 1 said cannot be read"):
+            with pytest.raises(ClusterError, match="message of holder 1 cannot be read"):
                 federation.tell_all([1])
 
     def test_its_own_generator_is_not_told(self):
@@ -455,7 +504,7 @@ class TestFederation:
         ask = line.ask
         line.ask = lambda message: said.append(message) or ask(message)
         federation = Federation(AtTrustedAggregator(line), holders=2)
-        Holders(federation, PrivacyAccountant(1.0)).common({}, None)
+        Holders(federation, PrivacyAccountant(1.0)).common(Settings({}), Ledger({}, None, 0, "run"))
         # Any 64 bytes of it would do: a state is 5,056 bytes, most of them random.
         state = own.numpy().tobytes()
         parts = {state[i : i + 64] for i in range(64, 2048, 64)}
@@ -466,7 +515,7 @@ class TestFederation:
         line = Alone()
         federation = Federation(AtTrustedAggregator(line), holders=2)
         own = io.BytesIO()
-        torch.save(5, own)
+        torch.save((5,), own)
         line.other = Message("talk", {}, own.getvalue()).packed()
         found = [federation.agreed_states()[0] for _ in range(3)]
         assert not any(torch.equal(found[i], found[i - 1]) for i in range(3))

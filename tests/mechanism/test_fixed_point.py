@@ -12,15 +12,14 @@ from sums import exact_sums
 
 from pyro_dp import ConfigurationError, PrivacyAccountant, PrivacyError, SubsampledGaussian
 from pyro_dp.infer.ep.site_factors import STRUCTURES, LowRank
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum, clipped_sums
-from pyro_dp.mechanism.contributions import Kept, Rows, Scaled
+from pyro_dp.mechanism.contributions import Block, Kept, Rows, Scaled
 from pyro_dp.mechanism.fixed_point import FixedPointSum, rounded_sums
 from pyro_dp.mechanism.outer_products import Joined, OuterProducts
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.system_random import SystemGenerator
 from pyro_dp.vips.models.documents import Documents, WordCounts
-from pyro_dp.vips.models.second_moments import WeightedSquares
+from pyro_dp.vips.models.noisy_sums import WeightedSquares
 
 _ALARM = 1e-8
 _UNITS = 2**30

@@ -14,8 +14,7 @@ import flower_runs
 import pytest
 
 from pyro_dp import ClusterError, ConfigurationError
-from pyro_dp.mechanism.flower import Nodes, lead
-from pyro_dp.mechanism.flower_line import FlowerLine
+from pyro_dp.mechanism.flower import FlowerLine, Nodes, lead
 from pyro_dp.mechanism.flower_relay import ANSWER, BEGIN, FAILED, LAST, carry, send
 
 with_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="needs the extra flower")
@@ -167,7 +166,7 @@ def test_one_holder_at_an_address(line, address):
 
 def test_what_a_killed_holder_left(address):
     code = (
-        "import os, sys; from pyro_dp.mechanism.flower_line import FlowerLine; "
+        "import os, sys; from pyro_dp.mechanism.flower import FlowerLine; "
         "FlowerLine(sys.argv[1], 0); os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", code, address])

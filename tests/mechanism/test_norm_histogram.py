@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Rows
+from pyro_dp.mechanism.contributions import Block, Rows
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.norm_histogram import SIZE, Bins, MeasuredBins, Norms
 

@@ -9,7 +9,7 @@ from scipy import stats
 
 from pyro_dp import ConfigurationError
 from pyro_dp.mechanism.streams import _GOLDEN, LocalStream, Randomness, _mixed
-from pyro_dp.utils.rng import forked_rng, private_rng
+from pyro_dp.utils.torch_state import forked_rng, private_rng
 
 
 def first(randomness, purpose="noise", position=0):

@@ -12,7 +12,7 @@ import torch
 
 from pyro_dp import SubsampledGaussian
 from pyro_dp import __main__ as demo
-from pyro_dp.infer.posterior.status import Status
+from pyro_dp.infer.posterior.summary import Status
 
 pytest.importorskip("matplotlib")
 

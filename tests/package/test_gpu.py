@@ -18,11 +18,11 @@ import torch
 from device_runs import POSTERIORS, PROBLEMS, apart, dpsvi, fitted, steps_that_wait
 
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.device_noise import counted_normals
 from pyro_dp.records.local_parameters import LocalParameters
-from pyro_dp.utils.devices import rows_on
+from pyro_dp.utils.torch_state import rows_on
 
 _STANDS_IN = "PYRO_DP_STAND_IN"
 _HAS_CUDA = torch.cuda.is_available()

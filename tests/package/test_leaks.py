@@ -15,8 +15,8 @@ from leak_verdicts import judge, quotes
 from leaks import HONEST, LEAKS, STEPS, Case, Leak, patients, points
 
 from pyro_dp import ModelError, PrivacyAccountant
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
@@ -81,7 +81,9 @@ class Planted(IterativeMechanism):
             bound=1.0,
             sample_rate=1.0,
             sampling="full",
+            microbatch_size=None,
             generator=0,
+            secure=False,
         )
         super().__init__(settings)
 

@@ -26,24 +26,24 @@ USES = {
         mechanism.clipping.ClippedSum.over_ranks mechanism.clipping.ClippedSum.over_ranks
     """,
     # Of all processes of a cluster: to rank 0, and nowhere else.
-    "over_ranks": "mechanism.clipping.ClippedSum mechanism.ranks.Ranks.add_up",
+    "over_ranks": "mechanism.clipping.ClippedSum mechanism.cluster.Ranks.add_up",
     # Of all owners of a federation: with noise, to the aggregator.
     "in_shares": """
         mechanism.clipping.ClippedSum mechanism.fixed_point.FixedPointSum
-        mechanism.holders.Holders.add_up
+        mechanism.federation.Holders.add_up
     """,
     "_total": """
         mechanism.fixed_point.FixedPointSum mechanism.fixed_point.FixedPointSum.in_shares
         mechanism.fixed_point.FixedPointSum._noisy mechanism.fixed_point.FixedPointSum._noisy
     """,
     ".reduce": """
-        mechanism.cluster.Cluster.reduce mechanism.ranks.Ranks.add_up
-        records.mixed_dtypes accounting.second_opinion._pld_pessimistic
+        mechanism.cluster.Cluster.reduce mechanism.cluster.Ranks.add_up
+        records.vectorised accounting.second_opinion._pld_pessimistic
         mechanism.shamir_sums.ShamirSums.add
     """,  # the last three are functools' and numpy's
     ".broadcast": """
-        mechanism.cluster.Cluster.broadcast mechanism.ranks.Ranks.released
-        mechanism.ranks.Ranks.released
+        mechanism.cluster.Cluster.broadcast mechanism.cluster.Ranks.released
+        mechanism.cluster.Ranks.released
     """,
     "_units": """
         mechanism.fixed_point.FixedPointSum mechanism.fixed_point.FixedPointSum._exact_sums
@@ -72,7 +72,7 @@ USES = {
         mechanism.contributions.Rows
         mechanism.contributions.Kept mechanism.contributions.Kept.whole_sum
         mechanism.contributions.Scaled mechanism.contributions.Scaled.whole_sum
-        mechanism.looked_up_rows.LookedUpRows mechanism.looked_up_rows.LookedUpRows.whole_sum
+        mechanism.outer_products.LookedUpRows mechanism.outer_products.LookedUpRows.whole_sum
         mechanism.outer_products.OuterProducts mechanism.outer_products.OuterProducts.whole_sum
         mechanism.outer_products.Joined mechanism.outer_products.Joined.whole_sum
         mechanism.fixed_point.rounded_sums tabular.cells.CellCounts
@@ -99,13 +99,13 @@ USES = {
     """,  # the last two are draws of a record
     "counted_normals": "mechanism.device_noise mechanism.device_noise.normals",
     "discrete_gaussian": """
-        mechanism.discrete_gaussian mechanism.fixed_point
+        mechanism.system_random mechanism.fixed_point
         mechanism.fixed_point.FixedPointSum._noisy
     """,
     "'noise'": """
         mechanism.streams mechanism.iterative.IterativeMechanism._account_and_release
-        vips.mixed_statistics.MixedStatistics.state
-        vips.mixed_statistics.MixedStatistics.from_state
+        vips.statistics_sum.MixedStatistics.state
+        vips.statistics_sum.MixedStatistics.from_state
         infer.svi.histogram_bound.HistogramBound.resumed
         tabular.synthesizer.Synthesizer.fit
     """,  # all but the first two: how noisy is what was released
@@ -125,13 +125,13 @@ USES = {
         accounting.accountant.PrivacyAccountant.record_nonprivate
         accounting.accountant.PrivacyAccountant.to_autodp
         auditing.scaled_noise.with_noise
-        pipeline.trial_accountant.TrialAccountant.record
+        pipeline.trials.TrialAccountant.record
         accounting.accountant.PrivacyAccountant._enter
     """,  # the last writes the journal
-    ".mirror": "mechanism.ranks.Ranks.released",
-    "record_nonprivate": "accounting.accountant.PrivacyAccountant accounting.looks.mark_look",
+    ".mirror": "mechanism.cluster.Ranks.released",
+    "record_nonprivate": "accounting.accountant.PrivacyAccountant mechanism.nonprivate.mark_look",
     "mark_look": """
-        accounting.looks mechanism.nonprivate mechanism.nonprivate.NonPrivate._read
+        mechanism.nonprivate mechanism.nonprivate.NonPrivate._read
     """,
     # Imports of whatever there is; what uses it keeps a column with "*", all others.
     "*": """
@@ -287,7 +287,7 @@ PLANTED = {
     "a look": ("theory", "def f(a): a.record_nonprivate('x')", "record_nonprivate", "theory.f"),
     "a marked look": (
         "theory",
-        "from pyro_dp.accounting.looks import mark_look",
+        "from pyro_dp.mechanism.nonprivate import mark_look",
         "mark_look",
         "theory",
     ),
@@ -297,7 +297,7 @@ PLANTED = {
     "normals": ("svi", "def f(g): return g.standard_normal(3)", "standard_normal", "svi.f"),
     "integers": (
         "svi",
-        "from pyro_dp.mechanism.discrete_gaussian import discrete_gaussian as draw",
+        "from pyro_dp.mechanism.system_random import discrete_gaussian as draw",
         "discrete_gaussian",
         "svi",
     ),

@@ -9,7 +9,7 @@ import torch
 from saved_runs import MADE, STEPS, data
 
 from pyro_dp import PrivacyAccountant
-from pyro_dp.accounting.events import SECURE, SEEDED
+from pyro_dp.accounting.ledger import SECURE, SEEDED
 
 FOLDER = Path(__file__).parents[1] / "saved"
 pytestmark = pytest.mark.every_case

@@ -17,7 +17,7 @@ from pyro_dp import (
 )
 from pyro_dp.accounting import composition
 from pyro_dp.accounting.pld import RATES
-from pyro_dp.accounting.privacy_profile import gaussian_epsilon
+from pyro_dp.accounting.single_release import gaussian_epsilon
 
 KINDS = [
     TruncatedNegativeBinomial(10.0),
@@ -145,7 +145,7 @@ def test_moments_of_a_ledger():
     # Poisson sampling: the worse of adding and removing
     event = {SubsampledGaussian(1.0, 0.3): 5}
     found, _ = composition.moments(event, "add_or_remove_one")
-    for side in composition._sides(composition._steps(event, "add_or_remove_one")):
+    for side in composition._sides(composition._parts(event, "add_or_remove_one")[0]):
         assert (found >= composition.log_moments(side)[0]).all()
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from pyro_dp import ModelError, PaperDPSVI, PrivacyAccountant
 from pyro_dp.graphs.references import References
-from pyro_dp.records.captured_data import refuse_captured_data, refuse_numbers, refuse_rows
+from pyro_dp.records.first_look import refuse_captured_data, refuse_numbers, refuse_rows
 from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.records.records import Reading, Records
 

@@ -11,9 +11,8 @@ from test_columns import N, X, Y, logistic
 
 import pyro_dp
 from pyro_dp import VIPS, PaperDPSEP, PrivacyAccountant
-from pyro_dp.records import held_rows
-from pyro_dp.records.column import ArrayColumn, Column, StackedColumn
-from pyro_dp.records.held_rows import HeldRows
+from pyro_dp.records import column
+from pyro_dp.records.column import ArrayColumn, Column, HeldRows, StackedColumn
 from pyro_dp.vips import LogisticRegression
 
 NUMBERS = ["x0", "x1", "x2"]
@@ -67,7 +66,7 @@ def test_runs_are_those_of_tensors(path, sampling, microbatch, monkeypatch):
     svi.run(X, Y, progress=False)
     wanted, size = result(svi), svi._prepared.sampler.usual_size * 48
     for steps, passes in ((1, 0), (3, 3), (100, 1)):
-        monkeypatch.setattr(held_rows, "_MOST", steps * size)
+        monkeypatch.setattr(column, "_MOST", steps * size)
         if sampling == "fixed":
             own["accountant"] = PrivacyAccountant(neighboring="replace_one")
         svi = dpsvi(**own)

@@ -7,8 +7,8 @@ import torch
 from problems import handwritten_guide, logistic, logistic_whole, regression_data
 
 from pyro_dp import DPSEP, DPSVI, ConfigurationError, ModelError, PrivacyAccountant
+from pyro_dp.records.first_look import find_reading
 from pyro_dp.records.plate import find_plate
-from pyro_dp.records.reading import find_reading
 from pyro_dp.records.records import Reading
 
 SIZE = 30

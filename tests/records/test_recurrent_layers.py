@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from pyro_dp.records.local_draws import LocalDraws
-from pyro_dp.records.recurrent_layers import RECURRENT
 from pyro_dp.records.torch_modes import RecordMode, Substitution
+from pyro_dp.records.vectorised import RECURRENT
 
 LAYERS = {
     "tanh": lambda **named: nn.RNN(2, 3, **named),

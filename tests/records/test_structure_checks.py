@@ -47,8 +47,8 @@ from pyro_dp import (
     PrivacyAccountant,
     PrivacyBudgetExceeded,
 )
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipping import ClippedSum
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.records import initial_values
 from pyro_dp.records.plate import find_plate
 from pyro_dp.records.records import Reading, Records

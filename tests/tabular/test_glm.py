@@ -22,7 +22,7 @@ from pyro_dp import (
     PrivacyError,
 )
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.records.latents import Latent
+from pyro_dp.records.global_draw import Latent
 from pyro_dp.tabular import Binary, Category, Count, Number, PrivateGLM, Regression, Schema
 
 COLUMNS = {

@@ -45,4 +45,32 @@ MUTATIONS = [
         "total, _ = torch.cuda.mem_get_info(device)",
         "test_devices.py",
     ),
+    Mutation(
+        "report: costs are rounded down",
+        "up",
+        "decimal.ROUND_CEILING",
+        "decimal.ROUND_FLOOR",
+        "test_report.py",
+    ),
+    Mutation(
+        "report: what is left is rounded up",
+        "spent_and_left",
+        "shown, whole = up(spent)",
+        'shown, whole = f"{spent:.3g}"',
+        "test_report.py",
+    ),
+    Mutation(
+        "lines that do not know those above them",
+        "_digest",
+        'hashlib.blake2b(before.encode() + b" " + text',
+        'hashlib.blake2b(b" " + text',
+        "test_journal.py",
+    ),
+    Mutation(
+        "not private: said of the package's own line",
+        "warn_not_private",
+        "        stacklevel=3,\n",
+        "        stacklevel=2,\n",
+        "test_looks.py",
+    ),
 ]

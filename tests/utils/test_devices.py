@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pyro_dp.utils.devices import rows_on, sent, signed
 from pyro_dp.utils.linalg import floored
+from pyro_dp.utils.torch_state import rows_on, sent, signed
 
 
 def test_words_and_numbers_have_the_same_bits():

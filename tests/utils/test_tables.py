@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from pyro_dp.utils.tables import facts, numbers, remarks, table
+from pyro_dp.utils.display import facts, numbers, remarks, table
 
 BAD = "<script>alert('x')</script> & \"y\""
 SAFE = "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; &amp; &quot;y&quot;"

@@ -397,4 +397,11 @@ MUTATIONS = [
         "rate = gamma.rate / (1 + _variance(root))",
         "test_noise_aware.py::test_a_wider_one_has_the_same_centre_and_more_variance",
     ),
+    Mutation(
+        "a subclass that is trusted with its base",
+        "is_reviewed",
+        "type(model) in _REVIEWED",
+        "isinstance(model, tuple(_REVIEWED))",
+        "test_isolated_model.py",
+    ),
 ]

@@ -6,7 +6,8 @@ import torch
 from pyro_dp import VIPS, ModelError, PrivacyAccountant
 from pyro_dp.graphs.captured_state import CapturedState
 from pyro_dp.mechanism.streams import LocalStream, Randomness
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic
+from pyro_dp.vips import LinearRegression
+from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, is_reviewed
 from pyro_dp.vips.isolated_model import IsolatedModel
 
 SIZE = 20
@@ -206,3 +207,18 @@ def test_whole_runs_agree():
         ends.append(vips._mixed.values)
     for name, value in ends[0].items():
         torch.testing.assert_close(value, ends[1][name], rtol=0.0, atol=1e-9)
+
+
+def test_the_name_of_a_module_earns_no_trust():
+    named = type("Named", (Sums,), {"__module__": "pyro_dp.vips.models.mine"})
+    derived = type("Derived", (LinearRegression,), {"__module__": "pyro_dp.vips.models.mine"})
+    bounds = {"x_bound": 1.0, "y_bound": 1.0}
+    for model, trusted in (
+        (named(), False),
+        (derived(1, **bounds), False),
+        (LinearRegression(1, **bounds), True),
+    ):
+        assert is_reviewed(model) is trusted
+        accountant = PrivacyAccountant()
+        vips = VIPS(model, accountant=accountant, num_steps=1, noise_multiplier=1.0)
+        assert isinstance(vips._e_step, IsolatedModel) is not trusted

@@ -11,11 +11,10 @@ from vips_problems import PROBLEMS, fitted, linear_data, logistic_data
 
 from pyro_dp import VIPS, PrivacyAccountant
 from pyro_dp.utils.linalg import clipped_rows
-from pyro_dp.vips import LinearRegression, LogisticRegression, families
-from pyro_dp.vips.mixed_statistics import MixedStatistics
-from pyro_dp.vips.models.logit_information import logit_information
-from pyro_dp.vips.models.polya_gamma import polya_gamma_mean
+from pyro_dp.vips import LinearRegression, LogisticRegression, site_posterior
+from pyro_dp.vips.models.logistic_regression import logit_information, polya_gamma_mean
 from pyro_dp.vips.noise_response import NoiseResponse
+from pyro_dp.vips.statistics_sum import MixedStatistics
 
 
 def noisy(model, data, **options):
@@ -54,7 +53,7 @@ FAMILIES = tuple(marginals())
 def test_a_wider_one_has_the_same_centre_and_more_variance(name):
     marginal = marginals()[name]
     root = 0.1 * torch.rand(*marginal.mean.shape, 5)
-    wider = families.widened(marginal, root)
+    wider = site_posterior.widened(marginal, root)
     assert type(wider) is type(marginal)
     assert wider.batch_shape == marginal.batch_shape and wider.event_shape == marginal.event_shape
     torch.testing.assert_close(wider.mean, marginal.mean)
@@ -67,7 +66,7 @@ def test_a_wider_one_has_the_same_centre_and_more_variance(name):
     torch.testing.assert_close(added, noise)
     if name in ("normals", "students"):
         factor = 7 / 5 if name == "students" else 1.0
-        covariance = families.covariance(wider) - families.covariance(marginal)
+        covariance = site_posterior.covariance(wider) - site_posterior.covariance(marginal)
         blocks = factor * (root @ root.mT).reshape(-1, 3, 3)
         torch.testing.assert_close(covariance, torch.block_diag(*blocks))
 
@@ -77,34 +76,34 @@ def test_covariances_and_quantiles_are_those_of_draws(name):
     marginal = marginals()[name]
     draws = marginal.sample((100_000,))
     covariance = torch.cov(draws.reshape(len(draws), -1).T).reshape_as(
-        families.covariance(marginal)
+        site_posterior.covariance(marginal)
     )
-    size = families.covariance(marginal).diagonal().max().item()
+    size = site_posterior.covariance(marginal).diagonal().max().item()
     torch.testing.assert_close(
-        covariance, families.covariance(marginal), rtol=0.1, atol=0.05 * size
+        covariance, site_posterior.covariance(marginal), rtol=0.1, atol=0.05 * size
     )
     at = torch.tensor([0.1, 0.5, 0.9])
-    for p, ends in zip(at, families.quantiles(marginal, at), strict=True):
+    for p, ends in zip(at, site_posterior.quantiles(marginal, at), strict=True):
         share = (draws < ends).double().mean(dim=0)
         torch.testing.assert_close(share, p.expand_as(share), rtol=0.0, atol=0.01)
 
 
 def test_a_dirichlet_can_only_get_so_flat():
     marginal = dist.Dirichlet(torch.tensor([5.0, 10.0]))
-    wider = families.widened(marginal, 100 * torch.ones(2, 1))
+    wider = site_posterior.widened(marginal, 100 * torch.ones(2, 1))
     torch.testing.assert_close(wider.concentration.sum(), torch.tensor(1.0))
     small = dist.Dirichlet(torch.tensor([0.1, 0.2]))
-    wider = families.widened(small, 100 * torch.ones(2, 1))
+    wider = site_posterior.widened(small, 100 * torch.ones(2, 1))
     torch.testing.assert_close(wider.concentration, small.concentration)
 
 
 def test_another_family_stays_as_it_is():
     marginal = dist.Beta(torch.tensor(2.0), torch.tensor(3.0))
-    assert families.centre(marginal) is None
-    assert families.widened(marginal, torch.ones(1)) is marginal
+    assert site_posterior.centre(marginal) is None
+    assert site_posterior.widened(marginal, torch.ones(1)) is marginal
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    ends = families.quantiles(marginal, torch.tensor([0.25, 0.75]))
+    ends = site_posterior.quantiles(marginal, torch.tensor([0.25, 0.75]))
     assert torch.equal(torch.get_rng_state(), state)
     share = (marginal.sample((50_000,)).unsqueeze(1) < ends).double().mean(dim=0)
     torch.testing.assert_close(share, torch.tensor([0.25, 0.75]), rtol=0.0, atol=0.02)

@@ -18,7 +18,7 @@ import pyro_dp.mechanism.sampling
 from pyro_dp import VIPS, ConfigurationError, ModelError, NotPrivateWarning, PrivacyAccountant
 from pyro_dp.vips import LatentDirichletAllocation
 from pyro_dp.vips.models.documents import Documents, WordCounts, halves, local_posterior
-from pyro_dp.vips.models.noisy_counts import expected_counts
+from pyro_dp.vips.models.noisy_sums import expected_counts
 
 # Made-up data.
 pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")

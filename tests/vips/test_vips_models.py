@@ -23,7 +23,7 @@ from vips_problems import (
 from pyro_dp import DPSEP, VIPS, ConfigurationError, PaperDPSVI, PrivacyAccountant
 from pyro_dp.utils.linalg import stacked
 from pyro_dp.vips import GaussianMixture, LinearRegression, LogisticRegression
-from pyro_dp.vips.models.second_moments import NoisySecondMoment, WeightedSquares
+from pyro_dp.vips.models.noisy_sums import NoisySecondMoment, WeightedSquares
 
 NOT_STEP = (0.0, 0.0)  # every step forgets what was before: plain variational Bayes
 

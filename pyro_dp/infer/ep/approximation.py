@@ -16,7 +16,7 @@ from pyro_dp.infer.ep.step_control import StepControl
 from pyro_dp.infer.posterior.explanation import NOISE as NOISE_SHARE
 from pyro_dp.infer.posterior.explanation import SAMPLING
 from pyro_dp.infer.posterior.gaussian import Gaussian
-from pyro_dp.infer.posterior.status import (
+from pyro_dp.infer.posterior.summary import (
     CHECK,
     CLIPPING,
     DO_NOT_PUBLISH,
@@ -24,8 +24,8 @@ from pyro_dp.infer.posterior.status import (
     STEPS,
     Status,
 )
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.utils.linalg import apply, capped, dense, floored, inverse
 
 _GAUSSIANS = ("posterior", "prior", "factor")

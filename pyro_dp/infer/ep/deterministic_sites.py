@@ -25,13 +25,13 @@ from pyro_dp.infer.posterior.fitted_guide import FittedGuide
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
 from pyro_dp.infer.posterior.prior_times_evidence import PriorTimesEvidence
 from pyro_dp.infer.posterior.sampled_posterior import SampledPosterior
-from pyro_dp.records.latents import Latent
+from pyro_dp.records.global_draw import Latent
 from pyro_dp.records.messengers import OneRecord, Outside
 from pyro_dp.records.plate import Sites, is_random
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
 from pyro_dp.utils.linalg import dense
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 _DRAWS = 400  # the prior is drawn so often
 _QUARTILES, _SDS = (0.25, 0.5, 0.75), 1.349  # how many sds a Gaussian's outer ones are apart

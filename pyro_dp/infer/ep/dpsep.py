@@ -25,16 +25,17 @@ from pyro_dp.infer.ep.stochastic_ep import StochasticEP
 from pyro_dp.infer.ep.whitened_sum import OpeningSum, WhitenedSum
 from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.status import Status
+from pyro_dp.infer.posterior.summary import Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.iterative import whole_step
+from pyro_dp.mechanism.messages import Flag, Share
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.sampling import RecordSampler
-from pyro_dp.records.latents import Latent
+from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded
-from pyro_dp.utils.moved_arguments import arguments_moved_to
+from pyro_dp.utils.validation import arguments_moved_to
 
 _LEAST_SHARE = 1e-9  # a smaller share of the budget is rounding
 _DONE = "All looks are done: start anew with what remains of the budget."
@@ -172,11 +173,22 @@ class DPSEP(StochasticEP[EPState]):
         secure: bool = False,
         cluster: Cluster | None = None,
     ):
-        whole = {"num_steps": None, "sample_rate": 1.0, "sampling": "full", "plans": True}
         super().__init__(
             model,
             guide,
-            ReleaseSettings.among(locals() | whole, bound=1.0),
+            ReleaseSettings(
+                accountant=accountant,
+                num_steps=None,
+                noise_multiplier=noise_multiplier,
+                bound=1.0,
+                sample_rate=1.0,
+                sampling="full",
+                microbatch_size=microbatch_size,
+                generator=generator,
+                secure=secure,
+                plans=True,
+                cluster=cluster,
+            ),
             plate=plate,
             moments=moments,
             noise_aware=noise_aware,
@@ -337,7 +349,7 @@ class DPSEP(StochasticEP[EPState]):
     def _looks_anew(self, needed: bool) -> bool:
         anew = super()._looks_anew(needed)
         if anew and self._ranks is not None:
-            self._behind = any(self._ranks.exchange(self._behind))
+            self._behind = any(each.value for each in self._ranks.exchange(Flag(self._behind)))
         return anew
 
     def _catch_up(self) -> None:
@@ -348,14 +360,15 @@ class DPSEP(StochasticEP[EPState]):
         known = self._approximation
         spent = max(known.spent, 1.0 - self._left()) if self._lost else known.spent
         if self._ranks is not None:
-            spent = max(self._ranks.exchange(spent))
+            spent = max(each.value for each in self._ranks.exchange(Share(spent)))
         share = min(known.share, 1.0 - spent)
         self._known, self._behind = replace(known, spent=spent, share=share), False
 
     def _left(self) -> float:
         """The share of the budget that the ledger holds for looks to come."""
+        sigma = self._calibrate(1.0)
         left = math.fsum(
-            count * (self.noise_multiplier / event.noise_multiplier) ** 2
+            count * (sigma / event.noise_multiplier) ** 2
             for origin, events in self.accountant.reserved
             if origin.reservation == self._reservation
             for event, count in events.items()

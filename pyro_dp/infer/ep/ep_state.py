@@ -40,7 +40,7 @@ from pyro_dp.infer.posterior.looks import (
     with_last,
 )
 from pyro_dp.infer.posterior.prior_factor import combined
-from pyro_dp.infer.posterior.status import (
+from pyro_dp.infer.posterior.summary import (
     CHECK,
     CLIPPING,
     DO_NOT_PUBLISH,
@@ -48,8 +48,8 @@ from pyro_dp.infer.posterior.status import (
     STEPS,
     Status,
 )
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.norm_histogram import SIZE, Norms
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import dense, inverse, restricted, unstacked

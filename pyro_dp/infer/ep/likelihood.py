@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from pyro_dp.graphs.tracing import tracing
 from pyro_dp.records.global_draw import Particle, unflat
-from pyro_dp.records.record_elbo import record_loss
+from pyro_dp.records.losses import record_loss
 from pyro_dp.records.record_term import RecordTerm
 
 

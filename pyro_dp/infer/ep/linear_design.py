@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.graphs.linearity import is_affine
+from pyro_dp.graphs.factorisation import is_affine
 from pyro_dp.graphs.simplify import only_reads
-from pyro_dp.graphs.torch_calls import called_by_torch
-from pyro_dp.graphs.tracing import NotTraceable, trace
+from pyro_dp.graphs.tracing import NotTraceable, called_by_torch, trace
 from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.observation_family import Family
 from pyro_dp.records.stand_ins import on_varied, varied
-from pyro_dp.utils.agreement import agree
-from pyro_dp.utils.linalg import cholesky, times
+from pyro_dp.utils.linalg import agree, cholesky, times
 
 _MOST_COEFFICIENTS = 2**22
 _NUM_VARIED = 3

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_dp.infer.ep.extreme_records import FROM, are_counted
 from pyro_dp.infer.ep.observation_family import Residuals
-from pyro_dp.mechanism.blocks import LEAST_BOUND
+from pyro_dp.mechanism.contributions import LEAST_BOUND
 from pyro_dp.mechanism.norm_histogram import SHARE, Floats, Norms
 
 OPENING = 0.01  # share of the budget for the opening, which reads norms alone

@@ -19,7 +19,7 @@ from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import STRUCTURES
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.infer.ep.stochastic_ep import StochasticEP
-from pyro_dp.infer.posterior.status import CLIPPING, REMEDIES, Status
+from pyro_dp.infer.posterior.summary import CLIPPING, REMEDIES, Status
 from pyro_dp.mechanism.cluster import Cluster
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.utils.validation import (
@@ -152,7 +152,18 @@ class PaperDPSEP(StochasticEP[Approximation]):
         super().__init__(
             model,
             guide,
-            ReleaseSettings.among(locals(), bound=bound),
+            ReleaseSettings(
+                accountant=accountant,
+                num_steps=num_steps,
+                noise_multiplier=noise_multiplier,
+                bound=bound,
+                sample_rate=sample_rate,
+                sampling=sampling,
+                microbatch_size=microbatch_size,
+                generator=generator,
+                secure=secure,
+                cluster=cluster,
+            ),
             plate=plate,
             moments=moments,
             noise_aware=noise_aware,

@@ -20,7 +20,7 @@ from pyro_dp.mechanism.contributions import Contributions, Measured, Rows, with_
 from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.linalg import dense, restricted
-from pyro_dp.utils.rng import forked_rng, private_rng
+from pyro_dp.utils.torch_state import forked_rng, private_rng
 
 Public = Sequence[Tensor]  # mean and spread of the cavity, and what else parts depend on
 

@@ -20,9 +20,9 @@ from pyro_dp.infer.ep.approximation import Approximation
 from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.problem import MOMENTS, EPProblem
 from pyro_dp.infer.ep.site_sum import SiteSum
-from pyro_dp.infer.posterior.forecasted import Forecasted
+from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.status import CLIPPING, NOISE, REMEDIES, Status
+from pyro_dp.infer.posterior.summary import CLIPPING, NOISE, REMEDIES, Status
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.release_settings import ReleaseSettings
@@ -34,7 +34,7 @@ from pyro_dp.utils.errors import (
     ConvergenceWarning,
     ModelError,
 )
-from pyro_dp.utils.rng import private_rng
+from pyro_dp.utils.torch_state import private_rng
 from pyro_dp.utils.validation import require_choice, require_flag
 
 A = TypeVar("A", Approximation, EPState)

@@ -28,11 +28,9 @@ from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.infer.ep.observation_family import Family, NotLinear, Residuals
 from pyro_dp.infer.ep.site_factors import Dense, LowRank
-from pyro_dp.utils.agreement import agree
-from pyro_dp.utils.devices import rows_on
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.linalg import cholesky, product
-from pyro_dp.utils.memory import rows_in_cache
+from pyro_dp.utils.linalg import agree, cholesky, product
+from pyro_dp.utils.torch_state import rows_in_cache, rows_on
 
 _NUM_DRAWS = 16
 _MICROBATCH = 8192  # records; bounds the memory

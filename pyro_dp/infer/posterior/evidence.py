@@ -18,16 +18,15 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior import transforms
 from pyro_dp.infer.posterior.gaussian import Gaussian
-from pyro_dp.infer.posterior.intervals import element_names
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, pooled, power
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.prior_density import prior_density
 from pyro_dp.infer.posterior.prior_factor import Prior, combined
 from pyro_dp.infer.posterior.prior_times_evidence import PriorTimesEvidence
 from pyro_dp.infer.posterior.sampled_posterior import SampledPosterior
-from pyro_dp.infer.posterior.status import LEVELS, Status
-from pyro_dp.records.latents import Latent
-from pyro_dp.utils import tables
+from pyro_dp.infer.posterior.summary import LEVELS, Status, element_names
+from pyro_dp.records.global_draw import Latent
+from pyro_dp.utils import display
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.files import read_file, write_file
 from pyro_dp.utils.validation import require_count, require_flag
@@ -446,8 +445,8 @@ class Evidence:
 
     def _repr_html_(self) -> str:
         head = ("records", "look", "noise of the estimate (sd, median)")
-        facts = tables.facts(f"Evidence of {self.size:,} records", self._facts())
-        return facts + tables.table("Looks", head, self._rows())
+        facts = display.facts(f"Evidence of {self.size:,} records", self._facts())
+        return facts + display.table("Looks", head, self._rows())
 
     def plot(self) -> Any:
         """The likelihood that the evidence gives: estimates and 95% intervals, noise included.

@@ -1,17 +1,20 @@
-"""What limits a private posterior, and what would help: told from released numbers alone."""
+"""The limits of a private posterior, and possible remedies, from released numbers alone."""
 
+import abc
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from pyro_dp.accounting.amounts import up
-from pyro_dp.infer.posterior.status import CLIPPING, NOISE, STEPS, Status
-from pyro_dp.infer.posterior.table import MOST_LINES, aligned
+from pyro_dp.accounting import composition
+from pyro_dp.accounting.accountant import PrivacyAccountant
+from pyro_dp.accounting.events import SubsampledGaussian
+from pyro_dp.infer.posterior.summary import CLIPPING, MOST_LINES, NOISE, STEPS, Status
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
-from pyro_dp.utils.figure import MOST_ROWS, first_of, with_rows
+from pyro_dp.utils.display import MOST_ROWS, aligned, first_of, up, with_rows
 
 DATA, SAMPLING = "data", "sampling"
 _MORE_RECORDS = "More records or a larger epsilon would help most."
@@ -187,3 +190,76 @@ class Explanation:
         if self.clipped is not None:
             text.append(f"Clipped records: {self.clipped}.")
         return text
+
+
+class Found(Protocol):
+    """What any posterior tells of itself."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def noise_share(self) -> Tensor: ...
+
+    @property
+    def status(self) -> Status: ...
+
+
+class Explained(abc.ABC):
+    """An inference that can say what limits its posterior. It stands last among the bases."""
+
+    accountant: PrivacyAccountant
+
+    @abc.abstractmethod
+    def posterior(self, noise_aware: bool = True) -> Any:
+        """What was found so far."""
+
+    def _noise_parts(self) -> Mapping[str, Tensor]:
+        """What makes the part of the variances that is not of the data.
+
+        :returns: variances (d,), in a common unit, by the names of an explanation's shares.
+        """
+        return {NOISE: torch.ones(())}
+
+    def explain(self) -> Explanation:
+        """What limits the posterior so far, and which epsilon or N would help.
+
+        **Guarantee.** It reads the posterior, numbers that were released, the ledger and the
+        settings: post-processing, which costs nothing. Two runs that released the same numbers
+        explain themselves in the same words, whatever their data.
+
+        :raises ConfigurationError: as :meth:`posterior`.
+        """
+        posterior: Found = self.posterior()
+        return Explanation(
+            tuple(posterior.names),
+            _shares(posterior.noise_share, self._noise_parts()),
+            posterior.status,
+            getattr(self, "clipped_fraction", None),
+            self.accountant.get_epsilon(),
+            _epsilon_at_half_noise(self.accountant),
+        )
+
+
+def _shares(noise: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """
+    :param noise: the share of all that is not of the data, (d,).
+    :param parts: of it, (d,), in any unit; where all are zero, it is privacy noise.
+    """
+    total = sum(parts.values(), torch.zeros_like(noise))
+    shares = {DATA: 1 - noise}
+    for name, part in parts.items():
+        alone = torch.full_like(noise, float(name == NOISE))
+        shares[name] = noise * torch.where(total > 0, part / total, alone)
+    return shares
+
+
+def _epsilon_at_half_noise(accountant: PrivacyAccountant) -> float | None:
+    """None, if the ledger has events other than Gaussian ones, or some without noise."""
+    halved = {}
+    for event, count in accountant.counted:
+        if not isinstance(event, SubsampledGaussian) or not event.noise_multiplier:
+            return None
+        halved[replace(event, noise_multiplier=event.noise_multiplier / 2)] = count
+    settings = accountant.delta, accountant.neighboring, accountant.engine
+    return composition.epsilon(halved, *settings)

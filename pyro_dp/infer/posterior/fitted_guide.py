@@ -19,11 +19,11 @@ from pyro_dp.infer.posterior.gaussian_guide import (
     held,
     starts_anywhere,
 )
-from pyro_dp.records.latents import latents_of
+from pyro_dp.records.global_draw import latents_of
 from pyro_dp.records.records import Records
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import cholesky, dense
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 _DRAWS = 100
 _SCALE = 0.1  # that of an autoguide's start

@@ -22,15 +22,15 @@ from torch import Tensor
 from torch.distributions import transform_to
 from torch.distributions.constraints import Constraint
 
-from pyro_dp.infer.posterior.factor_analysis import low_rank
-from pyro_dp.records.few_indices import FewIndices
-from pyro_dp.records.latents import Latent, latents_of
+from pyro_dp.infer.posterior.gaussian import low_rank
+from pyro_dp.records.global_draw import Latent, latents_of
 from pyro_dp.records.plate import PrivatePlate, Sites, random_sites
 from pyro_dp.records.records import Records
 from pyro_dp.records.sandbox import guarded
+from pyro_dp.records.stand_ins import FewIndices
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import cholesky, inverse
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 # Autoguides whose scale takes two parameters: its form, and their names as attributes.
 _PAIRS = {

@@ -13,10 +13,8 @@ from torch.distributions import (
     Transform,
 )
 
-from pyro_dp.infer.posterior.intervals import element_names
-from pyro_dp.infer.posterior.status import NOTHING_TO_CHECK, Status
-from pyro_dp.infer.posterior.summary import Summary
-from pyro_dp.records.latents import Latent
+from pyro_dp.infer.posterior.summary import NOTHING_TO_CHECK, Status, Summary, element_names
+from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.linalg import cholesky, dense
 
 _NO_GAUSSIAN = "A posterior's mean and covariance must be finite, and the covariance positive."

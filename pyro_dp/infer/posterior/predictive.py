@@ -1,5 +1,6 @@
-"""What a posterior says of records that were not there: draws, and a form for ArviZ."""
+"""The posterior predictive of new records: draws, a form for ArviZ, and a mixin."""
 
+import abc
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from pyro_dp.records.new_records import NewRecords
 from pyro_dp.utils.errors import ConfigurationError, NotPrivateWarning, PrivacyError
+from pyro_dp.utils.validation import require_count
 
 _OF_THE_FIT = (
     "Argument {name!r} holds records of the fit. Predictions with it are as private as the "
@@ -123,3 +125,33 @@ def _arviz() -> Any:
 def _chain(draws: Mapping[str, Tensor]) -> dict[str, Any]:
     """As of one chain, (1, num_samples, ...)."""
     return {name: value.unsqueeze(0).numpy(force=True) for name, value in draws.items()}
+
+
+class Predicted(abc.ABC):
+    """An inference whose guide can predict new records. It stands last among the bases."""
+
+    @abc.abstractmethod
+    def _new_records(self) -> NewRecords | None:
+        """Model and guide, for new records; None before the first step."""
+
+    def predictive(
+        self, num_samples: int = 1000, return_sites: Sequence[str] = ()
+    ) -> PosteriorPredictive:
+        """Draws for new records: ``inference.predictive()(x_new)``.
+
+        The global latents are drawn now, from the guide as it is (its noise-aware posterior, unless
+        said otherwise), by torch's global generator. It costs nothing more.
+
+        :param num_samples: of draws.
+        :param return_sites: names of the sites to return; by default all.
+        :returns: a ``pyro.infer.Predictive``.
+        :raises ConfigurationError: no step was taken yet, after which the model's arguments are
+            known; or a setting is of the wrong kind.
+        """
+        count, new = require_count("num_samples", num_samples), self._new_records()
+        if new is None:
+            raise ConfigurationError(
+                "There is nothing to predict with before the first step. With parameters from "
+                "elsewhere use pyro.infer.Predictive(model, guide=guide, num_samples=...)."
+            )
+        return PosteriorPredictive(new, new.global_draws(count), count, return_sites)

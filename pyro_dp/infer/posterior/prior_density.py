@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_dp.graphs.tracing import Compiler, NotTraceable, trace
-from pyro_dp.records.latents import Latent
+from pyro_dp.records.global_draw import Latent
 from pyro_dp.records.plate import is_random
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 _TOGETHER = 128  # points of one call
 

@@ -12,10 +12,10 @@ from pyro_dp.infer.posterior.closest_gaussian import full_rank, mean_field
 from pyro_dp.infer.posterior.hamiltonian_chains import chain_draws
 from pyro_dp.infer.posterior.prior_density import BatchedGradient
 from pyro_dp.infer.posterior.sampled_posterior import SampledPosterior
-from pyro_dp.infer.posterior.status import Status
-from pyro_dp.records.latents import Latent
+from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.linalg import covariance, inverse
-from pyro_dp.utils.rng import forked_rng
+from pyro_dp.utils.torch_state import forked_rng
 
 
 class Likelihood(Protocol):

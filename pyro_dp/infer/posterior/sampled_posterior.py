@@ -7,8 +7,8 @@ from torch import Tensor
 
 from pyro_dp.infer.posterior.looks import power
 from pyro_dp.infer.posterior.posterior import Posterior, own_space, quantiles_of
-from pyro_dp.infer.posterior.status import Status
-from pyro_dp.records.latents import Latent
+from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.linalg import covariance
 
 

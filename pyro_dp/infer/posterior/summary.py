@@ -1,18 +1,188 @@
-"""What every posterior tells of itself: intervals of its sites, a table, a picture."""
+"""The summary of a posterior: its status, its intervals, and their table and picture."""
 
 import abc
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pyro_dp.infer.posterior.forest_plot import forest_plot
-from pyro_dp.infer.posterior.intervals import Interval, Line, lines
-from pyro_dp.infer.posterior.status import Status
-from pyro_dp.infer.posterior.table import html_table, table
+from pyro_dp.utils import display
+from pyro_dp.utils.display import MOST_ROWS, first_of, with_rows
 from pyro_dp.utils.validation import require_number
 
+OK, CHECK, DO_NOT_PUBLISH = "ok", "check", "do not publish"
+LEVELS = (OK, CHECK, DO_NOT_PUBLISH)
+STEPS, NOISE, CLIPPING = "steps", "privacy noise", "clipping"  # causes
+
+REMEDIES = {
+    STEPS: "A larger epsilon, more records or other coordinates would help.",
+    NOISE: "Fewer latents, more records or a larger epsilon would help.",
+    CLIPPING: "A larger epsilon, more records, or features without extreme values would help.",
+}
+MOST_LINES = 30
 _LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Status:
+    """How good a posterior is, by released numbers alone.
+
+    :param level: ``"ok"``, ``"check"`` or ``"do not publish"``.
+    :param reason: a clause with a number; empty for ``"ok"``.
+    :param cause: ``"steps"``, ``"privacy noise"`` or ``"clipping"``; empty if it is none of them.
+
+    >>> from pyro_dp.infer.posterior.summary import Status
+    >>> print(Status("check", "the last step was 3.2 interval widths long", "steps"))
+    check: the last step was 3.2 interval widths long
+    """
+
+    level: str = OK
+    reason: str = ""
+    cause: str = ""
+
+    @staticmethod
+    def worst(of: Iterable["Status"]) -> "Status":
+        """The first of those with the worst level."""
+        return max(of, key=lambda status: LEVELS.index(status.level))
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether there is nothing to check."""
+        return self.level == OK
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.reason}" if self.reason else self.level
+
+    @property
+    def line(self) -> str:
+        """The last line of a text that shows a posterior."""
+        return f"status: {self}"
+
+
+NOTHING_TO_CHECK = Status()
+
+
+class Interval(NamedTuple):
+    """Of each element of a site, in the model's own space: two tensors of the site's shape.
+
+    :param lower: ends of the intervals.
+    :param upper: ends of the intervals.
+    """
+
+    lower: Tensor
+    upper: Tensor
+
+
+@dataclass(frozen=True)
+class Line:
+    """One element of a site.
+
+    :param name: ``"w[3]"``.
+    :param plain: ends of its interval without the noise.
+    :param aware: ends of its interval.
+    """
+
+    name: str
+    median: float
+    plain: tuple[float, float]
+    aware: tuple[float, float]
+
+    @property
+    def noise(self) -> float:
+        """How much of the interval's squared width the noise makes, in [0, 1]."""
+        without, width = (end - start for start, end in (self.plain, self.aware))
+        if not 0.0 < width < math.inf:
+            return 0.0
+        return max(1.0 - (without / width) ** 2, 0.0)
+
+
+def element_names(site: str, shape: Sequence[int]) -> list[str]:
+    """``"w[0]"``, ``"w[1, 2]"``; ``"w"`` for a single number without a shape."""
+    if not len(shape):
+        return [site]
+    places = product(*(range(length) for length in shape))
+    return [f"{site}[{', '.join(map(str, place))}]" for place in places]
+
+
+def lines(aware: Mapping[str, Tensor], plain: Mapping[str, Tensor]) -> Iterator[Line]:
+    """Of all elements, site by site.
+
+    :param aware: lower end, median and upper end, ``(3, *site shape)`` each.
+    :param plain: the same without the noise.
+    """
+    for site, quantiles in aware.items():
+        names = element_names(site, quantiles.shape[1:])
+        ends, without = (each.reshape(3, -1).T.tolist() for each in (quantiles, plain[site]))
+        for name, (low, median, high), (start, _, end) in zip(names, ends, without, strict=True):
+            yield Line(name, median, (start, end), (low, high))
+
+
+def table(lines: Sequence[Line], level: float, status: Status) -> str:
+    """Median, interval and share of the noise in its squared width, and the status below.
+
+    :param level: of the intervals.
+    """
+    head, rows, below = _parts(lines, level, status)
+    return "\n".join([*display.aligned([("", *head), *rows]), *below])
+
+
+def html_table(lines: Sequence[Line], level: float, status: Status) -> str:
+    """The same for notebooks."""
+    head, rows, below = _parts(lines, level, status)
+    return display.table("Posterior", ("", *head), rows) + display.remarks(below)
+
+
+def _parts(
+    lines: Sequence[Line], level: float, status: Status
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
+    """Names of the columns, rows of the table, and what is said below it."""
+    shown = lines[:MOST_LINES]
+    rows: list[tuple[str, ...]] = []
+    medians = display.numbers([line.median for line in shown])
+    ends = display.numbers([end for line in shown for end in line.aware])
+    for line, median, low, high in zip(shown, medians, ends[::2], ends[1::2], strict=True):
+        rows.append((line.name, median, f"{low} to {high}", f"{line.noise:.0%}"))
+    more = len(lines) - len(shown)
+    below = [f"... and {more} more: posterior.intervals()"] * (more > 0) + [status.line]
+    return ("median", f"{level:.0%} interval", "by noise"), rows, below
+
+
+def forest_plot(lines: Sequence[Line], level: float, status: Status) -> Any:
+    """Dark: the interval without the noise. Light: what the noise adds. Hollow: not ok.
+
+    :param level: of the intervals.
+    :param status: of the posterior, which stands below.
+    :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
+    """
+    shown = lines[:MOST_ROWS]
+    figure = with_rows("posterior.plot()", len(shown))
+    axes = figure.subplots()
+    wide, narrow = [line.aware for line in shown], [line.plain for line in shown]
+    _bars(axes, wide, width=1.5, color="C1", label=f"{level:.0%} interval, with the noise")
+    _bars(axes, narrow, width=4.0, color="C0", label="without the noise")
+    medians, fill = [line.median for line in shown], "C3" if status.is_ok else "white"
+    axes.plot(medians, range(len(shown)), "o", color="C3", markerfacecolor=fill, label="median")
+    axes.set_yticks(range(len(shown)), [line.name for line in shown])
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_title(first_of(len(lines)))
+    axes.set_xlabel(status.line, fontsize="small", wrap=True)
+    figure.legend(loc="outside lower center", ncols=4, fontsize="small")
+    return figure
+
+
+def _bars(axes: Any, ends: Sequence[tuple[float, float]], **style: Any) -> None:
+    lower, upper = zip(*ends, strict=True)
+    axes.hlines(
+        range(len(ends)),
+        lower,
+        upper,
+        linewidth=style["width"],
+        color=style["color"],
+        label=style["label"],
+    )
 
 
 class Summary(abc.ABC):

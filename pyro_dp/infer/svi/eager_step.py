@@ -1,10 +1,10 @@
-"""What a step of DPSVI computes: the public draw, the records' clipped sums, and the gradient.
+"""A step of DPSVI in Pyro code: the public draw, the records' clipped sums, the gradient.
 
 :class:`EagerStep` runs Pyro code in every step.
 :class:`~pyro_dp.infer.svi.traced_step.TracedStep` gives the same numbers from graphs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from pyro_dp.infer.svi.coordinates import LatentCoordinates, ParameterCoordinates, mean, mean_loss
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions, Measured, Rows
+from pyro_dp.mechanism.contributions import Block, Contributions, Measured, Rows
+from pyro_dp.mechanism.nonprivate import row_norms
 from pyro_dp.mechanism.norm_histogram import bins_alone
 from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.mechanism.streams import LocalStream, LocalStreams
@@ -24,9 +25,8 @@ from pyro_dp.records.global_draw import Particle, draw_particle
 from pyro_dp.records.record_term import Batch, RecordTerm
 from pyro_dp.records.records import Prepared
 from pyro_dp.records.torch_modes import RecordMode
-from pyro_dp.utils.devices import rows_on
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import private_rng
+from pyro_dp.utils.torch_state import private_rng, rows_on
 
 COORDINATES: dict[str, type[LatentCoordinates] | type[ParameterCoordinates]] = {
     "latents": LatentCoordinates,
@@ -214,3 +214,49 @@ class PreparedGradient(Prepared):
             store.param_name(leaf) == name and leaf.requires_grad
             for name, leaf in (self.parameters | self.term.local.leaves).items()
         )
+
+
+def exact_loss(
+    prepared: PreparedGradient, batches: Iterable[Tensor], stream: np.random.Generator
+) -> float:
+    """The negative ELBO of all records, with the draws that the next step would make."""
+    kept, outside = _gradients(prepared, batches, stream)
+    return sum(kept.losses) + outside
+
+
+def exact_norms(
+    prepared: PreparedGradient, batches: Iterable[Tensor], stream: np.random.Generator
+) -> Tensor:
+    """Norms of the records' gradients before they are clipped, (N,)."""
+    kept, _ = _gradients(prepared, batches, stream)
+    return torch.cat(kept.norms)
+
+
+@torch.enable_grad()
+def _gradients(
+    prepared: PreparedGradient, batches: Iterable[Tensor], stream: np.random.Generator
+) -> tuple["_Kept", float]:
+    """Norms and losses of the records, and the loss outside the plate."""
+    eager = replace(prepared.step.eager, releases_loss=True, report=None)
+    particles = eager.draw()
+    local = [LocalStream(stream) for _ in particles]
+    kept: Any = _Kept([Block(eager.size(particles), 1.0)])
+    with private_rng(stream):
+        for chosen in batches:
+            eager.add_microbatch(kept, particles, chosen, local)
+    outside = torch.stack([particle.loss.detach() for particle in particles]).mean()
+    return kept, outside.item()
+
+
+class _Kept:
+    """In place of a clipped sum: the norms of records, and the sum of their losses."""
+
+    def __init__(self, blocks: list[Block]):
+        self.blocks = blocks
+        self.norms: list[Tensor] = []
+        self.losses: list[float] = []
+
+    def add(self, gradients: Measured, losses: Contributions) -> None:
+        norms = row_norms(gradients)
+        self.norms.append(norms)
+        self.losses.append(losses.weighted_sum(torch.ones_like(norms).unsqueeze(1)).item())

@@ -7,15 +7,13 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 
 from pyro_dp.infer.base import PrivateInference
-from pyro_dp.infer.posterior.status import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
+from pyro_dp.infer.posterior.summary import CHECK, CLIPPING, NOTHING_TO_CHECK, Status
 from pyro_dp.infer.svi.eager_step import PreparedGradient, Report
 from pyro_dp.infer.svi.row_adam import RowAdam
 from pyro_dp.infer.svi.saved_run import SavedRun
 from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
-from pyro_dp.mechanism.adaptive_clip import AdaptiveClip
-from pyro_dp.mechanism.blocks import Block
-from pyro_dp.mechanism.clipped_fraction import SHARE, ClippedFraction
-from pyro_dp.mechanism.contributions import with_bit
+from pyro_dp.mechanism.clipped_fraction import SHARE, AdaptiveClip, ClippedFraction
+from pyro_dp.mechanism.contributions import Block, with_bit
 from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.records.losses import Loss
 from pyro_dp.records.plate import PrivatePlate

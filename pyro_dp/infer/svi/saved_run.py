@@ -8,8 +8,8 @@ import pyro
 import torch
 from torch import Tensor
 
+from pyro_dp.infer.svi.averaged_guide import IterateAverages
 from pyro_dp.infer.svi.histogram_bound import HistogramBound
-from pyro_dp.infer.svi.iterate_averages import IterateAverages
 from pyro_dp.infer.svi.row_adam import RowOptimizer
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, require_scale, require_tensors

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.infer.base import PrivateInference
-from pyro_dp.infer.posterior.forecasted import Forecasted
+from pyro_dp.infer.posterior.forecast import Forecasted
 from pyro_dp.infer.posterior.posterior import Posterior
-from pyro_dp.infer.posterior.status import (
+from pyro_dp.infer.posterior.summary import (
     CHECK,
     CLIPPING,
     NOTHING_TO_CHECK,
@@ -28,10 +28,15 @@ from pyro_dp.infer.posterior.status import (
     Status,
 )
 from pyro_dp.infer.svi.averaged_guide import AveragedGuide
-from pyro_dp.infer.svi.clipping import Clipping
-from pyro_dp.infer.svi.eager_step import COORDINATES, EagerStep, PreparedGradient, Report
-from pyro_dp.infer.svi.exact_numbers import exact_loss, exact_norms
-from pyro_dp.infer.svi.histogram_bound import HistogramBound
+from pyro_dp.infer.svi.eager_step import (
+    COORDINATES,
+    EagerStep,
+    PreparedGradient,
+    Report,
+    exact_loss,
+    exact_norms,
+)
+from pyro_dp.infer.svi.histogram_bound import Clipping, HistogramBound
 from pyro_dp.infer.svi.public_optimizer import STARTED, PublicOptimizer, require_finite
 from pyro_dp.infer.svi.records_traced_step import step_from_graphs
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
@@ -43,9 +48,9 @@ from pyro_dp.infer.svi.saved_run import (
 )
 from pyro_dp.infer.svi.step_plan import BETAS, StepPlan, usual_rate, usual_steps
 from pyro_dp.mechanism import norm_histogram
-from pyro_dp.mechanism.blocks import Block
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.cluster import Cluster
+from pyro_dp.mechanism.contributions import Block
 from pyro_dp.mechanism.iterative import whole_step
 from pyro_dp.mechanism.norm_histogram import SIZE, with_bins
 from pyro_dp.mechanism.release_settings import ReleaseSettings
@@ -62,8 +67,8 @@ from pyro_dp.utils.errors import (
     ModelError,
     PrivacyError,
     PrivacyWarning,
+    warn_user,
 )
-from pyro_dp.utils.user_warning import warn_user
 from pyro_dp.utils.validation import require_choice, require_number, require_scale, same
 
 _DONE = (
@@ -153,7 +158,19 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self.privatize = privatize
         self.loss_clip = loss_clip
         self.loss_share = loss_share
-        settings = ReleaseSettings.among(locals() | {"plans": self._plans}, bound=bound)
+        settings = ReleaseSettings(
+            accountant=accountant,
+            num_steps=num_steps,
+            noise_multiplier=noise_multiplier,
+            bound=bound,
+            sample_rate=sample_rate,
+            sampling=sampling,
+            microbatch_size=microbatch_size,
+            generator=generator,
+            secure=secure,
+            plans=self._plans,
+            cluster=cluster,
+        )
         super().__init__(model, guide, settings, plate=plate, slice_data=slice_data, jit=jit)
         of_loss = loss_share if loss_clip else 0.0
         self._gradient_share = 1.0 - of_loss - self._report_share

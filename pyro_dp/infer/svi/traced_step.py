@@ -15,24 +15,22 @@ import torch
 from torch import Tensor
 
 from pyro_dp.graphs.factorisation import Form, Lookup, factorised
-from pyro_dp.graphs.torch_calls import called_by_torch
-from pyro_dp.graphs.tracing import Compiler, trace
+from pyro_dp.graphs.tracing import Compiler, called_by_torch, trace
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, parted, pass_size, placeholder_batch
 from pyro_dp.infer.svi.coordinates import mean, mean_loss
 from pyro_dp.infer.svi.eager_step import EagerStep, Gradients, LocalGradients, NewStream
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Contributions, Rows
-from pyro_dp.mechanism.looked_up_rows import LookedUpRows
-from pyro_dp.mechanism.outer_products import Joined, OuterProducts
+from pyro_dp.mechanism.outer_products import Joined, LookedUpRows, OuterProducts
 from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.mechanism.streams import LocalStream, LocalStreams
 from pyro_dp.records.global_draw import Particle
 from pyro_dp.records.local_draws import LocalDraws, PublicDraws
 from pyro_dp.records.record_term import Batch, RecordGradients
 from pyro_dp.records.torch_modes import RecordMode
-from pyro_dp.utils.agreement import MISMATCH, require_same
 from pyro_dp.utils.errors import ModelError
-from pyro_dp.utils.rng import forked_rng, private_rng
+from pyro_dp.utils.linalg import MISMATCH, require_same
+from pyro_dp.utils.torch_state import forked_rng, private_rng
 
 _MOST_CHECKED = 2**22  # numbers
 _NOT_RELEASED = torch.tensor(math.nan)

@@ -13,7 +13,14 @@ from pyro_dp.mechanism.outer_products import Joined, OuterProducts
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.linalg import clipped_rows
 from pyro_dp.utils.validation import require_count, require_scale
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic, require_rows
+from pyro_dp.vips.conjugate_model import (
+    ConjugateModel,
+    Draws,
+    Parts,
+    Statistic,
+    require_rows,
+    reviewed,
+)
 
 _CANDIDATES = 200  # from which each initial mean is chosen
 
@@ -31,6 +38,7 @@ class MixturePosterior:
     rate: Tensor  # (K, D)
 
 
+@reviewed
 class GaussianMixture(ConjugateModel):
     """Rows from a mixture of Gaussians with diagonal precisions::
 

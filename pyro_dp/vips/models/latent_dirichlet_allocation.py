@@ -13,23 +13,23 @@ import torch
 from pyro.distributions import Dirichlet, Distribution
 from torch import Tensor
 
-from pyro_dp.accounting.looks import warn_not_private
-from pyro_dp.utils.errors import ConfigurationError, ModelError
+from pyro_dp.utils.errors import ConfigurationError, ModelError, warn_not_private
 from pyro_dp.utils.validation import require_count, require_number, require_scale
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, require_rows
+from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, require_rows, reviewed
 from pyro_dp.vips.models.documents import (
     Documents,
     WordCounts,
     completion_perplexity,
     local_posterior,
 )
-from pyro_dp.vips.models.noisy_counts import expected_counts
+from pyro_dp.vips.models.noisy_sums import expected_counts
 
 _INITIAL_SHAPE = 100.0  # of the Gamma of the initial counts, as in Hoffman et al. 2010
 _COMPLETION_ITERATIONS = 100
 _OTHERS = "some that need no protection"
 
 
+@reviewed
 class LatentDirichletAllocation(ConjugateModel):
     """Documents that mix topics, which are distributions over the words of a vocabulary::
 

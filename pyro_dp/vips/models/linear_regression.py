@@ -18,7 +18,7 @@ from pyro_dp.utils.linalg import (
     stacked,
     unstacked,
 )
-from pyro_dp.utils.memory import rows_in_cache
+from pyro_dp.utils.torch_state import rows_in_cache
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
@@ -26,8 +26,9 @@ from pyro_dp.vips.conjugate_model import (
     Statistic,
     require_rows,
     require_vector,
+    reviewed,
 )
-from pyro_dp.vips.models.second_moments import (
+from pyro_dp.vips.models.noisy_sums import (
     NoisySecondMoment,
     WeightedSquares,
     stacked_size,
@@ -44,6 +45,7 @@ class NormalGamma:
     rate: Tensor
 
 
+@reviewed
 class LinearRegression(ConjugateModel):
     """Real labels given features, with noise of unknown precision::
 

@@ -14,15 +14,20 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.accounting.looks import warn_not_private
 from pyro_dp.mechanism.outer_products import Joined, OuterProducts
-from pyro_dp.utils.errors import ModelError
+from pyro_dp.utils.errors import ModelError, warn_not_private
 from pyro_dp.utils.linalg import floored
 from pyro_dp.utils.validation import require_count, require_scale
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic, require_rows
-from pyro_dp.vips.models.hidden_units import hidden_units
-from pyro_dp.vips.models.noisy_regression import noisy_regression
-from pyro_dp.vips.models.polya_gamma import polya_gamma_mean
+from pyro_dp.vips.conjugate_model import (
+    ConjugateModel,
+    Draws,
+    Parts,
+    Statistic,
+    require_rows,
+    reviewed,
+)
+from pyro_dp.vips.models.logistic_regression import polya_gamma_mean
+from pyro_dp.vips.models.noisy_sums import noisy_regression
 from pyro_dp.vips.models.shrinkage_prior import ShrinkagePosterior, ShrinkagePrior
 
 _ROUNDS = 60
@@ -30,6 +35,23 @@ _MOST_SHORTENING = 0.9
 _LEAST_CURVATURE = 0.005  # at a logit of 100
 _GROUPS = 10  # of pixels, for the accuracy
 _INITIAL_WEIGHT = 0.5  # standard deviation of the weights that the first E-step is made with
+
+
+def hidden_units(field: Tensor, coupling: Tensor, sweeps: int) -> Tensor:
+    """Means of independent hidden units of value -1/2 or 1/2, (B, K).
+
+    Variational Bayes for p(x) proportional to exp(field . x - x' coupling x / 2): one unit after
+    the other is updated given the others, from zero on, for a fixed number of sweeps.
+
+    :param field: of each image, (B, K).
+    :param coupling: (K, K), symmetric; its diagonal does not matter, since x^2 is 1/4.
+    """
+    between = coupling - torch.diag(coupling.diagonal())
+    means = torch.zeros_like(field)
+    for _ in range(sweeps):
+        for k in range(field.shape[1]):
+            means[:, k] = torch.tanh((field[:, k] - means @ between[:, k]) / 2) / 2
+    return means
 
 
 @dataclass(frozen=True)
@@ -46,6 +68,7 @@ class NetworkPosterior:
     curvature: Tensor  # (J,)
 
 
+@reviewed
 class SigmoidBeliefNetwork(ConjugateModel):
     """Binary images given hidden units, one layer of them::
 

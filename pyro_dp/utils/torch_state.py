@@ -1,0 +1,129 @@
+"""The state of torch: global generators, devices, the memory of tensors, and threads."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyro
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+_MT19937_WORDS = 624
+
+
+@contextlib.contextmanager
+def forked_rng() -> Iterator[None]:
+    """Restore the public generators (torch, numpy, Python) on exit."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    state = pyro.util.get_rng_state()
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            pyro.util.set_rng_state(state)
+
+
+def torch_states() -> list[torch.Tensor]:
+    """Of torch's global generators: the host's, and those of devices in use."""
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *devices]
+
+
+def set_torch_states(states: list[torch.Tensor]) -> None:
+    """As they were."""
+    on_host, *devices = states
+    torch.set_rng_state(on_host)
+    if devices and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state_all(devices)
+
+
+@contextlib.contextmanager
+def private_rng(stream: np.random.Generator) -> Iterator[None]:
+    """Within: the global generators are seeded privately. Public state is restored on exit."""
+    with forked_rng():
+        # The whole Mersenne Twister state: manual_seed() would keep 32 bits of its argument.
+        words = stream.integers(2**32, size=_MT19937_WORDS, dtype=np.uint64)
+        state = torch.Generator().manual_seed(0).get_state()
+        state[24 : 24 + 8 * _MT19937_WORDS] = torch.from_numpy(words.view(np.uint8))
+        torch.set_rng_state(state)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(int(stream.integers(2**63)))
+        np.random.seed(stream.integers(2**32, size=8, dtype=np.uint32))
+        random.seed(int(stream.integers(2**63)))
+        yield
+
+
+_BYTES = 8  # of a number
+_HELD = 16  # times that a pass holds each number of a record, in all that it computes
+_SHARE = 8  # a pass takes an eighth of the memory
+_MOST = 2**20  # records: more of them gain nothing
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host's, on a device; itself, where that is the CPU.
+
+    A copy from pinned memory is one more entry of what the device has to do. For one from other
+    memory torch waits until all that is done.
+    """
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def rows_on(device: torch.device, numbers: int) -> int | None:
+    """How many records of so many numbers an accelerator works on at a time; None: no limit.
+
+    It follows from its whole memory, which is public: how much is free tells of earlier batches.
+
+    :param numbers: of a record's data and of its part of a release.
+    """
+    if device.type != "cuda":
+        return None
+    _, total = torch.cuda.mem_get_info(device)
+    return max(1, min(_MOST, total // (_SHARE * _HELD * _BYTES * max(1, numbers))))
+
+
+def signed(word: int) -> int:
+    """The number of int64 with the same 64 bits: what torch computes with in place of words.
+
+    :param word: in [0, 2^64).
+    """
+    return (word + 2**63) % 2**64 - 2**63
+
+
+def version(value: Any) -> int:
+    """How often a tensor was changed in place; 0 for whatever does not tell."""
+    if not isinstance(value, Tensor) or is_lazy(value):
+        return 0
+    return 0 if value.is_inference() else value._version
+
+
+def address(tensor: Tensor) -> int:
+    """Of the memory that a tensor and its views share; -1 for what has no such place."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else -1
+
+
+def rows_in_cache(size: int) -> int:
+    """How many rows of so many numbers to work on at a time: fewer take longer for Python's part,
+    and more do not stay in the processor's cache.
+    """
+    return max(1024, min(32768, 2**20 // size))
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Within: torch uses one thread for an operation.
+
+    A microbatch is too small for more to gain: they wait for each other, and for the threads of
+    NumPy's library, up to ten times as long as one takes. (Python threads, one microbatch each,
+    were not faster than one: operations so short wait for the interpreter.)
+    """
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
