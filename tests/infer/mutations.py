@@ -898,8 +898,8 @@ MUTATIONS = [
     Mutation(
         "Posterior: sites are drawn apart",
         "Posterior.draws",
-        "_own(each, flat) for each",
-        "_own(each, self.sample((num,))) for each",
+        "own_space(each, flat) for each",
+        "own_space(each, self.sample((num,))) for each",
         "test_posterior.py",
     ),
     Mutation(
