@@ -105,6 +105,13 @@ def officer():
     return (DOCS / "officer.md").read_text()
 
 
+def module_at(path):
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
 def results(name):
     """A result of the benchmarks, as a frame."""
     pd = pytest.importorskip("pandas")
@@ -144,10 +151,21 @@ def test_distances_to_the_exact_posterior():
             assert float(cell) == pytest.approx(means[method, float(epsilon)], rel=0.05)
 
 
+def test_results_are_those_of_the_benchmarks():
+    """The page and its figures are what their command writes; other numbers are settings."""
+    pytest.importorskip("matplotlib")
+    results("methods.csv")
+    summary = module_at(ROOT / "benchmarks" / "summary.py")
+    page, figures = summary.made()
+    assert summary.PAGE.read_text() == page
+    assert {each.stem: each.read_text() for each in summary.FIGURES.iterdir()} == figures
+    prose = re.sub(r"\]\(\S+\)|\{\w+\}", "", summary.TEMPLATE)
+    settings = {"1e-5", "0.3", "1", "4", "95", "20,000", "5,000", "75", "569"}
+    assert set(re.findall(r"\d(?:[\d.,e-]*\d)?", prose)) == settings
+
+
 def test_inventories_are_what_their_command_writes():
-    specification = importlib.util.spec_from_file_location("inventories", DOCS / "inventories.py")
-    inventories = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(inventories)
+    inventories = module_at(DOCS / "inventories.py")
     for project in inventories.PAGES:
         written = (inventories.FOLDER / f"{project}.inv").read_bytes()
         assert written == inventories.inventory(project)
