@@ -123,7 +123,14 @@ steps of `DPSVI` take {first} seconds, because the model is checked and traced
   {missing} ([families](../benchmarks/RESULTS.md#regressions-from-a-frame-time-of-a-fit)).
 
 The first three are [regressions with nothing set](../benchmarks/RESULTS.md#nothing-set-real-data).
-[When not to trust a result](trust.md) helps you to notice such cases.
+[When not to trust a result](pitfalls.md) helps you to notice such cases.
+
+```{{toctree}}
+:hidden:
+
+Archive <../benchmarks/RESULTS>
+zoo
+```
 """  # noqa: E501
 
 

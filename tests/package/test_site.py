@@ -82,12 +82,16 @@ def test_example(name):
 
 
 def test_all_pages_can_be_reached():
-    """A page of docs that no list names is one that nobody finds (and a warning of Sphinx)."""
-    text = (DOCS / "index.md").read_text()
-    listed = set(re.findall(r"^(?:[\w./]+|.* <([\w./]+)>)$", text, flags=re.M))
-    listed |= set(re.findall(r"^[\w./]+$", text, flags=re.M))
-    assert {page.stem for page in DOCS.glob("*.md")} - listed == {"index"}
-    assert {f"../tutorials/{page.stem}" for page in ROOT.glob("tutorials/*.ipynb")} <= listed
+    """A page that no list names is one that nobody finds (and a warning of Sphinx)."""
+    pages = [*DOCS.glob("*.md"), *DOCS.glob("api/*.md"), *ROOT.glob("tutorials/*.ipynb")]
+    listed = {(DOCS / "index").resolve()}
+    for page in DOCS.rglob("*.md"):
+        for block in re.findall(r"```{toctree}\n(.*?)```", page.read_text(), flags=re.S):
+            names = re.findall(r"^(?:.* <)?([\w./*]+)>?$", block, flags=re.M)
+            listed |= {
+                each.with_suffix("") for name in names for each in page.parent.glob(f"{name}.*")
+            }
+    assert not {page.with_suffix("") for page in pages} - {each.resolve() for each in listed}
 
 
 def test_what_epsilon_means():
