@@ -43,8 +43,7 @@ SEEN = {
     ),
     "baseball": Seen(
         "All fits agree on the mean. `DPSVI` has a spread that is somewhat too wide, even without "
-        "noise. A player's own parameters move only in steps that sample the player, a fifth of "
-        "1,000. `SVI` moves them 2,000 times.",
+        "noise.",
         "Densities of the chance of a hit among players. That of SVI is nearest to the truth. The "
         "others agree with each other, and are a little wider.",
     ),
@@ -62,8 +61,7 @@ SEEN = {
     ),
     "dirichlet_process": Seen(
         "`DPSVI` gets only halfway to the outer clouds, even without noise. Each point's cluster "
-        "is drawn, and its probabilities move only in steps that sample the point. The Gaussian "
-        "mixture above sums clusters out, and does not have this problem.",
+        "is drawn, and its probabilities move only in steps that sample the point.",
         "Points in three clouds and the centres found. SVI has centres in all three. Some centres "
         "of the other fits are between the clouds.",
     ),
@@ -76,15 +74,13 @@ SEEN = {
     ),
     "prodlda": Seen(
         "At epsilon = 4 the three topics have their words, the third less clearly. At epsilon = "
-        "1 two of them look alike. All 546 weights of the networks are noisy. `VIPS` has a model "
-        "of topics without networks.",
+        "1 two of them look alike. `VIPS` has a model of topics without networks.",
         "Tables of topics by words in grey. The truth, SVI and the fit without noise have three "
         "dark blocks. They are paler at epsilon 4. At epsilon 1 the first two topics are alike.",
     ),
     "vae": Seen(
         "1,797 digits are too few for networks of 9,000 weights. At epsilon = 4 strokes are "
-        "blurred, and at epsilon = 1 only grains are left. More records help most, because the "
-        "noise in a sum does not grow with them.",
+        "blurred, and at epsilon = 1 only grains are left. More records help most.",
         "Rows of drawn digits: those of SVI and without noise look alike, those at epsilon 4 "
         "are blurred, those at epsilon 1 are grains.",
     ),
