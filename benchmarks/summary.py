@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"
 FIGURES = ROOT / "docs" / "figures" / "results"
+PREVIEW = ROOT / "docs" / "_static" / "preview.png"
 # Okabe and Ito's palette, in light and dark.
 COLOURS = {
     "#333333": ("text", "#cfd0d0"),
@@ -330,10 +331,24 @@ def svg(figure: Figure) -> str:
     return text.replace("<defs>", f"<style>{style}</style>\n <defs>", 1)
 
 
+def preview() -> Figure:
+    """The picture that other sites show beside a link to this one."""
+    with rc_context(_STYLE | {"font.size": 17}):
+        figure = Figure(figsize=(12, 6.3), dpi=100, facecolor="white")
+        figure.text(0.05, 0.78, "pyro_dp", fontsize=60, color=BLUE)
+        promise = "Private Bayesian inference\nfor Pyro models and tables"
+        figure.text(0.05, 0.5, promise, fontsize=26, linespacing=1.5)
+        axes = figure.add_axes((0.62, 0.17, 0.34, 0.7))
+        methods(axes)
+        axes.legend(frameon=False)
+    return figure
+
+
 if __name__ == "__main__":
     page, figures = made()
     PAGE.write_text(page)
     FIGURES.mkdir(exist_ok=True)
     for name, text in figures.items():
         (FIGURES / f"{name}.svg").write_text(text)
+    preview().savefig(PREVIEW)
     print(f"{PAGE.relative_to(ROOT)} and {len(figures)} figures")

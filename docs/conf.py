@@ -26,6 +26,7 @@ extensions = [
     "sphinx.ext.intersphinx",
     "sphinx_copybutton",
     "accessible",
+    "found",
     "mathml",
     "own_names",
 ]

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from urllib.parse import quote
 
 import chromium
 import pytest
@@ -24,10 +25,15 @@ import pyro_dp
 
 ROOT = Path(__file__).parents[2]
 SCROLLS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-ENOUGH_RESULTS = """new Promise(done => setInterval(() => {
-    const count = document.querySelectorAll("#search-results li").length
-    if (count > 10) done(count)
-}, 50))"""
+FIRST_RESULT = """new Promise(done => setInterval(() => {
+    const link = document.querySelector("#search-results li a")
+    if (link) done(link.href)
+}, 20))"""
+PASTED = """{
+    const field = document.querySelector("input.message")
+    field.value = "Running the model on placeholder data raised RuntimeError: size mismatch, got 7"
+    field.dispatchEvent(new Event("input"))
+}"""
 SOME = (  # of each kind, for what is as good on all others
     "docs/index.html",
     "docs/methods.html",
@@ -98,6 +104,11 @@ def test_what_epsilon_means():
     """The table for data-protection officers, from the definition; percents are rounded up."""
     rows = re.findall(r"^\| ([\d.]+)[^|]*\| ([\d.]+)% \| ([\d.]+) \|$", officer(), flags=re.M)
     assert len(rows) == 7
+    sheet = (DOCS / "cheat_sheet.md").read_text()
+    short = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+)% \|$", sheet, flags=re.M)
+    assert len(short) == 3 and {(epsilon, power, factor) for epsilon, factor, power in short} <= {
+        *rows
+    }
     for epsilon, power, factor in (map(float, row) for row in rows):
         delta = 1e-5 if epsilon else 0.0
         bound = min(0.05 * math.exp(epsilon) + delta, 1 - math.exp(-epsilon) * (0.95 - delta))
@@ -267,8 +278,25 @@ def test_in_a_browser(site, address, browser):
 
 
 @pytest.mark.slow
-def test_search(address, browser):
-    assert not browser.open(f"{address}/search.html?q=epsilon")
-    assert browser.run(ENOUGH_RESULTS) > 10  # they come one by one
-    found = browser.run("document.querySelector('#search-results a').textContent")
-    assert "epsilon" in found
+def test_search(site, address, browser):
+    """Each word of docs/found.py leads to its page, before all other results."""
+    words = module_at(DOCS / "found.py").WORDS
+    for target, entries in words.items():
+        for entry in entries:
+            assert not browser.open(f"{address}/search.html?q={quote(entry)}")
+            found = browser.run(FIRST_RESULT)
+            assert re.sub(r"^.*/(?=docs/)|\.html|\?[^#]*", "", found) == target, entry
+
+
+@pytest.mark.slow
+def test_an_error_is_found_by_its_message(address, browser):
+    browser.open(f"{address}/docs/errors.html")
+    browser.run(PASTED)
+    left = browser.run("document.querySelector('#what-errors-say li:not([hidden])').textContent")
+    assert "size mismatch" in left and "Shapes do not fit" in left
+
+
+@pytest.mark.slow
+def test_the_cheat_sheet_is_one_page_of_paper(address, browser):
+    browser.open(f"{address}/docs/cheat_sheet.html")
+    assert len(re.findall(rb"/Type\s*/Page\b", browser.printed())) == 1
