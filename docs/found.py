@@ -17,6 +17,7 @@ WORDS = {
     "docs/index#what-epsilon-means": ("epsilon",),
     "docs/index#the-change-from-svi": ("svi", "getting started"),
     "docs/cheat_sheet": ("cheat sheet", "cheatsheet"),
+    "docs/play": ("sample size", "slider", "playground"),
     "docs/methods": ("methods", "which method", "choose a method"),
     "docs/settings": ("settings", "delta", "learning rate"),
     "docs/course": ("course", "tutorial", "tutorials", "notebooks"),

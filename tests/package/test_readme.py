@@ -64,7 +64,7 @@ def test_the_first_example_prints_what_it_says(page, capsys, as_users_run_it):
 
 def test_no_example_is_left_out():
     with_code = {path.relative_to(ROOT).as_posix() for path in TEXTS if examples(path)}
-    with_tests = {"docs/autodp.md", "docs/cheat_sheet.md"}  # of their own
+    with_tests = {"docs/autodp.md", "docs/cheat_sheet.md"}
     assert with_code == {"README.md", *PAGES, *FRAMES, *with_tests}
 
 

@@ -179,6 +179,15 @@ def test_results_are_those_of_the_benchmarks():
     assert set(re.findall(r"\d(?:[\d.,e-]*\d)?", prose)) == settings
 
 
+def test_data_of_the_figures_that_react():
+    """They are those of the benchmarks, and complete."""
+    pytest.importorskip("statsmodels")
+    fits, people = results("slider.csv"), results("people.csv")
+    assert len(fits) == 12 * 20 * 10 and len(people) == 3 * 4 * 8 * 5
+    play = module_at(ROOT / "benchmarks" / "play.py")
+    assert play.DATA.read_text() == play.page()
+
+
 def test_inventories_are_what_their_command_writes():
     inventories = module_at(DOCS / "inventories.py")
     for project in inventories.PAGES:
@@ -300,3 +309,32 @@ def test_an_error_is_found_by_its_message(address, browser):
 def test_the_cheat_sheet_is_one_page_of_paper(address, browser):
     browser.open(f"{address}/docs/cheat_sheet.html")
     assert len(re.findall(rb"/Type\s*/Page\b", browser.printed())) == 1
+
+
+@pytest.mark.slow
+def test_figures_react(site, browser):
+    """From the disk, without a server."""
+    browser.look()
+    assert not browser.open(f"file://{site}/docs/play.html")
+
+    def said(figure):
+        return browser.run(f"document.querySelector('#play-{figure}').innerText")
+
+    def act(figure, control, value, event):
+        place = f"document.querySelector('#play-{figure} {control}')"
+        browser.run(f"{place}.value = {value}; {place}.dispatchEvent(new Event('{event}'))")
+
+    assert "factor of at most 2.72" in said("epsilon")
+    act("epsilon", "input", 1, "input")  # 0.1
+    assert "factor of at most 1.11" in said("epsilon")
+    first = browser.run("document.querySelector('#play-epsilon svg').innerHTML")
+    browser.run("document.querySelector('#play-epsilon button').click()")
+    assert browser.run("document.querySelector('#play-epsilon svg').innerHTML") != first
+    many = []
+    for epsilon in (0.1, 0.3, 1, 3):
+        act("people", "label:nth-of-type(2) select", epsilon, "change")
+        many.append(int(re.sub(r"\D", "", said("people").splitlines()[-1])))
+    assert many == sorted(many, reverse=True) and many[0] > many[-1]
+    for _ in range(3):
+        browser.run("document.querySelector('#play-attacker button').click()")
+    assert "of 3 rounds" in said("attacker")
