@@ -101,11 +101,11 @@ def summary(runs: pd.DataFrame, keys: list[str]) -> str:
 def figures(x: Tensor, y: Tensor, epsilon: float = 1.0) -> None:
     """Draw one run for light and for dark pages."""
     posterior = demo.fit(x, y, PrivacyAccountant(epsilon, DELTA), seed=0)
-    private, marked = (posterior.mean, posterior.stddev), demo.marks(posterior)
+    private = posterior.mean, posterior.stddev
     heading = demo.title(epsilon, DELTA, len(x))
     for name, dark in (("demo.svg", False), ("demo-dark.svg", True)):
         path = ROOT / "docs" / "figures" / name
-        demo.draw(demo.exact(x, y), private, marked, heading, path, dark)
+        demo.draw(demo.exact(x, y), private, posterior.status, heading, path, dark)
 
 
 def main() -> None:

@@ -22,19 +22,22 @@ PAGE = ROOT / "docs" / "errors.md"
 _INTRODUCTION = """\
 # What errors say
 
-Find your message by its first words, with Ctrl-F or the search of this site. The line below it says
-what to do. Names and numbers are those of an example. If the message quotes a line of your code, it
-is left out here. A run that is refused has spent nothing. No error quotes your data. The code of
-each example is in [tests/first_attempts.py](../tests/first_attempts.py).
+Paste your message into the field, or search for its words. An entry has the first words of a
+message, with the names of an example, and then the fix. If a message itself says what to pass, it
+is left out. A run that is refused has spent nothing. No error quotes your data. The examples are in
+[tests/first_attempts.py](../tests/first_attempts.py).
 """
 _WARNINGS = """\
 ## Warnings and status
 
-A warning means that the run has happened, and that its budget is spent. The
-[status](explain.md#what-the-status-means) is the last line of a printed posterior. Both are made
-from released numbers, and cost nothing. The code of each run is in
+After a warning, the run has happened and its budget is spent. The
+[status](explain.md#what-the-status-means) is the last line of a printed posterior. Both come from
+released numbers, and cost nothing. The examples are in
 [tests/first_warnings.py](../tests/first_warnings.py).
 """
+_WORDS = 9  # They are enough to find a message.
+_BREAK = "\\\n  "
+_ASIDE = re.compile(r" \((?![^()]*`)[^()]{40,}\)")  # beside a fix
 _FILE = "first_attempts.py"  # the user's file in messages
 # Clauses that end before they say what is wrong: a setting, a site, the type of an error.
 _UNFINISHED = re.compile(
@@ -53,35 +56,44 @@ def page() -> str:
     """All attempts, by group, and all runs with warnings."""
     parts = [_INTRODUCTION]
     for group, attempts in groupby(ATTEMPTS, key=lambda attempt: attempt.group):
-        parts.append(f"## {group}\n\n{_entries(attempts)}")
-    parts.append(_WARNINGS)
-    for group, runs in groupby(first_warnings.RUNS, key=lambda run: run.group):
-        parts.append(f"### {group}\n\n" + "".join(map(_run, runs)))
+        parts.append(f"## {group}\n\n{_entries(map(_refused, attempts))}")
+    parts.append(f"{_WARNINGS}\n{_entries(map(_warned, first_warnings.RUNS))}")
     return "\n".join(parts)
 
 
-def _entries(attempts: Iterable[Attempt]) -> str:
-    """A line for each message, once, and one for what works."""
-    entries, working = [], []
-    for attempt in attempts:
-        text, _ = attempt.run()
-        if text is None:
-            working.append(attempt.title)
-        else:
-            entries.append(_entry(*split(text.split(": ", 1)[1], attempt.says)))
-    if working:
-        entries.append(f"* These work, and raise no error. {' '.join(working)}\n")
-    return "".join(dict.fromkeys(entries))
+def _entries(found: Iterable[tuple[str, str]]) -> str:
+    """Each fix once, below the messages that it mends, once each whatever they name."""
+    entries: dict[str, tuple[str, dict[str, str]]] = {}
+    for message, fix in found:
+        if fix:
+            _, messages = entries.setdefault(_CODE.sub("", fix), (fix, {}))
+            messages.setdefault(re.sub(r"'\w+'|[\d.]+", "", message), message)
+    lines = ([*(f"`{each}`" for each in said.values()), fix] for fix, said in entries.values())
+    return "".join(f"* {_BREAK.join(each)}\n" for each in lines)
 
 
-def _entry(cause: str, fix: str) -> str:
-    return f"* `{cause}`" + (f"\\\n  {_marked(fix)}\n" if fix else "\n")
+def _refused(attempt: Attempt) -> tuple[str, str]:
+    """The message of an attempt and its fix; empty if it works."""
+    text, _ = attempt.run()
+    if text is None:
+        return "", ""
+    cause, fix = split(text.split(": ", 1)[1], attempt.says)
+    return _head(re.sub(r"^Running .* raised ", "", cause)), _marked(_ASIDE.sub("", fix))
 
 
-def _run(run: first_warnings.Run) -> str:
+def _warned(run: first_warnings.Run) -> tuple[str, str]:
+    """The warning or status of a run and what to do; empty if the status is ok."""
     given, status, _ = run.outcome
-    said = str(given[0]) if given else status.line
-    return f"* {run.title}\\\n  `{_sentence(said)}`\\\n  {run.do}\n"
+    if given:
+        return _head(_sentence(str(given[0]))), run.do
+    return (_head(status.line), run.do) if not status.is_ok else ("", "")
+
+
+def _head(message: str) -> str:
+    """Its first words."""
+    words = message.split()
+    head = " ".join(words[:_WORDS])
+    return head.rstrip(",;:(") + (" ..." if len(words) > _WORDS else "")
 
 
 def split(text: str, says: str) -> tuple[str, str]:

@@ -77,7 +77,7 @@ def listed(results: pd.DataFrame) -> str:
     text = (
         f"In version 0.1.0, {count['move|public']} of these {len(rest)} put data past the release. "
         f"A warning revealed a record in {count['warning']}, {count['not by']} were refused "
-        f"without a name, and {fine} were fine. The verdict of 0.1.0 is in brackets.\n\n"
+        f"without a name, and {fine} were fine.\n\n"
     )
     for heading, pattern, message in GROUPS:
         found = rest[rest.now.str.contains(pattern)]
@@ -89,7 +89,7 @@ def listed(results: pd.DataFrame) -> str:
 
 def _item(row) -> str:
     description = re.sub(r"([*_\[\]<>])", r"\\\1", LEAKS[row.Index].description)
-    return f"* `{row.Index}`. {description[:-1]} (*{row.before.split(':')[0]}*).\n"
+    return f"* `{row.Index}`. {description}\n"
 
 
 def write(results: pd.DataFrame) -> None:

@@ -26,6 +26,7 @@ extensions = [
     "sphinx.ext.intersphinx",
     "sphinx_copybutton",
     "accessible",
+    "found",
     "mathml",
     "own_names",
 ]
@@ -77,6 +78,7 @@ html_favicon = "_static/icon.svg"
 html_title = "pyro_dp"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
 html_extra_path = ["_extra"]
 html_show_sphinx = False
 html_copy_source = False

@@ -4,7 +4,6 @@
 """
 
 import functools
-import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,14 +71,12 @@ def logistic(x, y):
 class Run:
     """One that ends with a warning, or with a status that is not ok.
 
-    :param group: heading of the page.
     :param kinds: of the warnings, in their order.
     :param level: the status has it; None: any, or there is none.
     :param do: what to do next.
     """
 
     function: Callable
-    group: str
     kinds: tuple[type[Warning], ...]
     level: str | None
     do: str
@@ -87,10 +84,6 @@ class Run:
     @property
     def name(self) -> str:
         return self.function.__name__
-
-    @property
-    def title(self) -> str:
-        return inspect.getdoc(self.function)
 
     @functools.cached_property
     def outcome(self) -> tuple[list[Warning], Status | None, str]:
@@ -113,25 +106,26 @@ class Run:
         return kept, found, ""
 
 
+LITTLE = (
+    "Do not publish it. Take more people, a larger epsilon, or fewer coefficients or groups. "
+    "`accountant.forecast` says how much each would help."
+)
 _KINDS = (ClippingWarning, ConvergenceWarning, NotPrivateWarning, PrivacyWarning)
 RUNS: list[Run] = []
 
 
-def run(group: str, *kinds: type[Warning], do: str, level: str | None = None) -> Callable:
+def run(*kinds: type[Warning], do: str, level: str | None = None) -> Callable:
     def register(function: Callable) -> Callable:
-        RUNS.append(Run(function, group, kinds, level, do))
+        RUNS.append(Run(function, kinds, level, do))
         return function
 
     return register
 
 
 @run(
-    "Regressions from a frame",
     ConvergenceWarning,
     level="do not publish",
-    do="Do not publish it, because the intervals are nearly those of the prior. Before the next "
-    "run, ask `accountant.forecast` how wide they would be. A larger epsilon, more people or fewer "
-    "coefficients help.",
+    do=LITTLE,
 )
 def too_little_budget():
     """Few people, a small epsilon, five coefficients."""
@@ -139,12 +133,10 @@ def too_little_budget():
 
 
 @run(
-    "Regressions from a frame",
     ConvergenceWarning,
     level="check",
-    do="Could a few people be far above all others? Then declare a lower bound of the outcome, by "
-    'what the study calls many, or take `family="negative_binomial"`. A second fit is a second '
-    "release, and needs a budget.",
+    do="If a few people may be far above all others, lower the outcome's bound, or take "
+    '`family="negative_binomial"`. A second fit is a second release.',
 )
 def outcomes_that_differ_too_much():
     """Counts that are far more spread than a Poisson model has."""
@@ -152,11 +144,10 @@ def outcomes_that_differ_too_much():
 
 
 @run(
-    "Regressions from a frame",
     ClippingWarning,
     level="check",
-    do="Recode by the codebook, and declare bounds that a person can reach. Here 2% of the people "
-    'have 80, which may be a code for "unknown". Without privacy the intercept would be 1.04.',
+    do="Recode by the codebook, and declare bounds that a person can reach. In this example, 2% of "
+    'the people have 80, which may mean "unknown". Without privacy the intercept would be 1.04.',
 )
 def a_few_at_the_bound():
     """Sixty of 3,000 people at the outcome's bound: their part is cut off, and counted."""
@@ -164,9 +155,7 @@ def a_few_at_the_bound():
 
 
 @run(
-    "Regressions from a frame",
-    do="Take the level out if the codebook is wrong. Here nobody lives on the islands, so this "
-    "coefficient's interval is about the prior's, and says nothing about people.",
+    do="Take the level out if the codebook is wrong.",
 )
 def a_level_that_nobody_has():
     """A coefficient without any data, which stays at its prior."""
@@ -174,10 +163,8 @@ def a_level_that_nobody_has():
 
 
 @run(
-    "Regressions from a frame",
-    do="Undo what was done to the column, or declare it as it is. Here ages were standardised, and "
-    "the schema says 20 to 80, so all of them became 20. The estimate does not show it. The status "
-    "does.",
+    do="Declare the column as it is. In this example, ages were standardised, and the schema "
+    "says 20 to 80, so all of them became 20.",
 )
 def a_column_in_other_units():
     """A column that was standardised, and is declared in years."""
@@ -187,10 +174,9 @@ def a_column_in_other_units():
 
 
 @run(
-    "Models of your own",
     ConvergenceWarning,
     level="do not publish",
-    do="Take more people or a larger epsilon. `accountant.forecast` says how much each would help.",
+    do=LITTLE,
 )
 def dpsvi_with_too_little():
     """DPSVI where the noise hides what the records say."""
@@ -201,7 +187,6 @@ def dpsvi_with_too_little():
 
 
 @run(
-    "Models of your own",
     ClippingWarning,
     do="Leave `max_grad_norm` out. Then `DPSVI` chooses the bound.",
 )
@@ -215,7 +200,6 @@ def a_small_bound():
 
 
 @run(
-    "Models of your own",
     PrivacyWarning,
     do="Do nothing if the loop does not use the loss.",
 )
@@ -228,7 +212,6 @@ def a_loop():
 
 
 @run(
-    "Models of your own",
     ConvergenceWarning,
     do="Use the location, but not the width. For intervals take `AutoMultivariateNormal`.",
 )
@@ -240,10 +223,9 @@ def a_guide_that_is_not_gaussian():
 
 
 @run(
-    "Models of your own",
     ConvergenceWarning,
     level="do not publish",
-    do="Take fewer groups, more records or a larger epsilon. Publish no interval of this run.",
+    do=LITTLE,
 )
 def a_hierarchy():
     """DPSEP with thirty effects of an unknown scale."""
@@ -262,10 +244,8 @@ def a_hierarchy():
 
 
 @run(
-    "Models of your own",
     level="check",
-    do="Take a larger epsilon or more records. `VIPS` does not warn at the end of `run`, so print "
-    "the posterior.",
+    do="Take a larger epsilon or more records.",
 )
 def vips_with_too_little():
     """VIPS at a small epsilon: a status without a warning."""
@@ -277,9 +257,8 @@ def vips_with_too_little():
 
 
 @run(
-    "Models of your own",
     level="check",
-    do="Use the means. Do not use the widths of mixtures, topics and belief networks.",
+    do="Use the means, but no widths of mixtures, topics and belief networks.",
 )
 def a_mixture():
     """VIPS with a mixture: its width lacks a part."""
@@ -290,10 +269,8 @@ def a_mixture():
 
 
 @run(
-    "Models of your own",
     PrivacyWarning,
-    do="Make the accountant again with a smaller delta, which costs little noise. Nothing was "
-    "released before this warning.",
+    do="Make the accountant again with a smaller delta, which costs little noise.",
 )
 def a_large_delta():
     """A delta that would let somebody publish five of 2,000 people."""
@@ -303,10 +280,8 @@ def a_large_delta():
 
 
 @run(
-    "Numbers without noise",
     NotPrivateWarning,
-    do="Keep the number to yourself. Earlier releases of this ledger have no guarantee any more. "
-    "Look at data that need no protection instead.",
+    do="Keep the number to yourself. The releases of this ledger have no guarantee any more.",
 )
 def a_look():
     """The loss of the data, after all."""
@@ -317,7 +292,6 @@ def a_look():
 
 
 @run(
-    "Numbers without noise",
     NotPrivateWarning,
     do="Predict for new or public people, because a prediction shows the person's features.",
 )
@@ -330,7 +304,6 @@ def predictions_for_records_of_the_fit():
 
 
 @run(
-    "Numbers without noise",
     NotPrivateWarning,
     do="Pass last year's published table, or write the schema from the codebook.",
 )

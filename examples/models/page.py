@@ -23,13 +23,10 @@ lose less than four nats. At epsilon = 1 noise costs more, and most in models wi
 + {dpsvi}
 ```
 
-Each model is a file of under 80 lines, and nothing else changes in any of them.
-`python examples/models` fits all and writes this page, in some twenty minutes. It needs
-`pip install ".[demo,benchmarks]"`. `python examples/models/baseball.py` makes one row and its
-picture. Data are simulated, or ship with statsmodels or scikit-learn. Delta is 1e-5, with one run
-each. The optimizer is Adam with a step size of .02. `SVI` takes 2,000 steps on all records. Its
-column has the ELBO in nats, and the others the difference to it. A normal posterior that is off by
-one standard deviation in one coefficient loses half a nat.
+Nothing else changes in any of them. `python examples/models` fits all and writes this page.
+Delta is 1e-5, with one run each. `SVI` takes 2,000 steps on all records. Its column has the ELBO in
+nats, and the others the difference to it. A normal posterior that is off by one standard deviation
+in one coefficient loses half a nat.
 
 """
 

@@ -64,7 +64,24 @@ def test_the_first_example_prints_what_it_says(page, capsys, as_users_run_it):
 
 def test_no_example_is_left_out():
     with_code = {path.relative_to(ROOT).as_posix() for path in TEXTS if examples(path)}
-    assert with_code == {"README.md", *PAGES, *FRAMES, "docs/autodp.md"}  # has its own test
+    with_tests = {"docs/autodp.md", "docs/cheat_sheet.md"}
+    assert with_code == {"README.md", *PAGES, *FRAMES, *with_tests}
+
+
+def test_the_cheat_sheet(tmp_path, monkeypatch, as_users_run_it):
+    """It runs with the data and model of docs/dpsvi.md and the frame of docs/tabular.md."""
+    monkeypatch.chdir(tmp_path)
+    torch.set_default_dtype(torch.float32)
+    scope = {}
+    first, frame = (examples(ROOT / "docs" / f"{name}.md")[0] for name in ("dpsvi", "tabular"))
+    exec(first.split("guide =")[0], scope)
+    exec(frame.split("schema =")[0], scope)
+    scope["x_new"] = torch.zeros(2, 4)
+    for code in examples(ROOT / "docs" / "cheat_sheet.md"):
+        exec(code, scope)
+    assert scope["accountant"].get_epsilon() <= 1.0 and scope["budget"].get_epsilon() <= 1.0
+    assert scope["posterior"].status.is_ok and scope["result"].status.is_ok
+    assert scope["draws"]["y"].shape == (100, 2)
 
 
 def test_examples_of_frames(tmp_path, monkeypatch, as_users_run_it):

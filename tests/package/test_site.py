@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from urllib.parse import quote
 
 import chromium
 import pytest
@@ -24,10 +25,15 @@ import pyro_dp
 
 ROOT = Path(__file__).parents[2]
 SCROLLS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-ENOUGH_RESULTS = """new Promise(done => setInterval(() => {
-    const count = document.querySelectorAll("#search-results li").length
-    if (count > 10) done(count)
-}, 50))"""
+FIRST_RESULT = """new Promise(done => setInterval(() => {
+    const link = document.querySelector("#search-results li a")
+    if (link) done(link.href)
+}, 20))"""
+PASTED = """{
+    const field = document.querySelector("input.message")
+    field.value = "Running the model on placeholder data raised RuntimeError: size mismatch, got 7"
+    field.dispatchEvent(new Event("input"))
+}"""
 SOME = (  # of each kind, for what is as good on all others
     "docs/index.html",
     "docs/methods.html",
@@ -82,18 +88,27 @@ def test_example(name):
 
 
 def test_all_pages_can_be_reached():
-    """A page of docs that no list names is one that nobody finds (and a warning of Sphinx)."""
-    text = (DOCS / "index.md").read_text()
-    listed = set(re.findall(r"^(?:[\w./]+|.* <([\w./]+)>)$", text, flags=re.M))
-    listed |= set(re.findall(r"^[\w./]+$", text, flags=re.M))
-    assert {page.stem for page in DOCS.glob("*.md")} - listed == {"index"}
-    assert {f"../tutorials/{page.stem}" for page in ROOT.glob("tutorials/*.ipynb")} <= listed
+    """A page that no list names is one that nobody finds (and a warning of Sphinx)."""
+    pages = [*DOCS.glob("*.md"), *DOCS.glob("api/*.md"), *ROOT.glob("tutorials/*.ipynb")]
+    listed = {(DOCS / "index").resolve()}
+    for page in DOCS.rglob("*.md"):
+        for block in re.findall(r"```{toctree}\n(.*?)```", page.read_text(), flags=re.S):
+            names = re.findall(r"^(?:.* <)?([\w./*]+)>?$", block, flags=re.M)
+            listed |= {
+                each.with_suffix("") for name in names for each in page.parent.glob(f"{name}.*")
+            }
+    assert not {page.with_suffix("") for page in pages} - {each.resolve() for each in listed}
 
 
 def test_what_epsilon_means():
     """The table for data-protection officers, from the definition; percents are rounded up."""
     rows = re.findall(r"^\| ([\d.]+)[^|]*\| ([\d.]+)% \| ([\d.]+) \|$", officer(), flags=re.M)
     assert len(rows) == 7
+    sheet = (DOCS / "cheat_sheet.md").read_text()
+    short = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+)% \|$", sheet, flags=re.M)
+    assert len(short) == 3 and {(epsilon, power, factor) for epsilon, factor, power in short} <= {
+        *rows
+    }
     for epsilon, power, factor in (map(float, row) for row in rows):
         delta = 1e-5 if epsilon else 0.0
         bound = min(0.05 * math.exp(epsilon) + delta, 1 - math.exp(-epsilon) * (0.95 - delta))
@@ -103,6 +118,13 @@ def test_what_epsilon_means():
 
 def officer():
     return (DOCS / "officer.md").read_text()
+
+
+def module_at(path):
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 def results(name):
@@ -144,10 +166,30 @@ def test_distances_to_the_exact_posterior():
             assert float(cell) == pytest.approx(means[method, float(epsilon)], rel=0.05)
 
 
+def test_results_are_those_of_the_benchmarks():
+    """The page and its figures are what their command writes; other numbers are settings."""
+    pytest.importorskip("matplotlib")
+    results("methods.csv")
+    summary = module_at(ROOT / "benchmarks" / "summary.py")
+    page, figures = summary.made()
+    assert summary.PAGE.read_text() == page
+    assert {each.stem: each.read_text() for each in summary.FIGURES.iterdir()} == figures
+    prose = re.sub(r"\]\(\S+\)|\{\w+\}", "", summary.TEMPLATE)
+    settings = {"1e-5", "0.3", "1", "4", "95", "20,000", "5,000", "75", "569"}
+    assert set(re.findall(r"\d(?:[\d.,e-]*\d)?", prose)) == settings
+
+
+def test_data_of_the_figures_that_react():
+    """They are those of the benchmarks, and complete."""
+    pytest.importorskip("statsmodels")
+    fits, people = results("slider.csv"), results("people.csv")
+    assert len(fits) == 12 * 20 * 10 and len(people) == 3 * 4 * 8 * 5
+    play = module_at(ROOT / "benchmarks" / "play.py")
+    assert play.DATA.read_text() == play.page()
+
+
 def test_inventories_are_what_their_command_writes():
-    specification = importlib.util.spec_from_file_location("inventories", DOCS / "inventories.py")
-    inventories = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(inventories)
+    inventories = module_at(DOCS / "inventories.py")
     for project in inventories.PAGES:
         written = (inventories.FOLDER / f"{project}.inv").read_bytes()
         assert written == inventories.inventory(project)
@@ -245,8 +287,54 @@ def test_in_a_browser(site, address, browser):
 
 
 @pytest.mark.slow
-def test_search(address, browser):
-    assert not browser.open(f"{address}/search.html?q=epsilon")
-    assert browser.run(ENOUGH_RESULTS) > 10  # they come one by one
-    found = browser.run("document.querySelector('#search-results a').textContent")
-    assert "epsilon" in found
+def test_search(site, address, browser):
+    """Each word of docs/found.py leads to its page, before all other results."""
+    words = module_at(DOCS / "found.py").WORDS
+    for target, entries in words.items():
+        for entry in entries:
+            assert not browser.open(f"{address}/search.html?q={quote(entry)}")
+            found = browser.run(FIRST_RESULT)
+            assert re.sub(r"^.*/(?=docs/)|\.html|\?[^#]*", "", found) == target, entry
+
+
+@pytest.mark.slow
+def test_an_error_is_found_by_its_message(address, browser):
+    browser.open(f"{address}/docs/errors.html")
+    browser.run(PASTED)
+    left = browser.run("document.querySelector('#what-errors-say li:not([hidden])').textContent")
+    assert "size mismatch" in left and "Shapes do not fit" in left
+
+
+@pytest.mark.slow
+def test_the_cheat_sheet_is_one_page_of_paper(address, browser):
+    browser.open(f"{address}/docs/cheat_sheet.html")
+    assert len(re.findall(rb"/Type\s*/Page\b", browser.printed())) == 1
+
+
+@pytest.mark.slow
+def test_figures_react(site, browser):
+    """From the disk, without a server."""
+    browser.look()
+    assert not browser.open(f"file://{site}/docs/play.html")
+
+    def said(figure):
+        return browser.run(f"document.querySelector('#play-{figure}').innerText")
+
+    def act(figure, control, value, event):
+        place = f"document.querySelector('#play-{figure} {control}')"
+        browser.run(f"{place}.value = {value}; {place}.dispatchEvent(new Event('{event}'))")
+
+    assert "factor of at most 2.72" in said("epsilon")
+    act("epsilon", "input", 1, "input")  # 0.1
+    assert "factor of at most 1.11" in said("epsilon")
+    first = browser.run("document.querySelector('#play-epsilon svg').innerHTML")
+    browser.run("document.querySelector('#play-epsilon button').click()")
+    assert browser.run("document.querySelector('#play-epsilon svg').innerHTML") != first
+    many = []
+    for epsilon in (0.1, 0.3, 1, 3):
+        act("people", "label:nth-of-type(2) select", epsilon, "change")
+        many.append(int(re.sub(r"\D", "", said("people").splitlines()[-1])))
+    assert many == sorted(many, reverse=True) and many[0] > many[-1]
+    for _ in range(3):
+        browser.run("document.querySelector('#play-attacker button').click()")
+    assert "of 3 rounds" in said("attacker")

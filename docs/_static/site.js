@@ -1,0 +1,29 @@
+// docs/errors.md: a field that leaves the entries whose messages share most words with what is pasted.
+
+{
+  const errors = document.querySelector("#what-errors-say")
+  if (errors) {
+    const words = (text) => new Set(text.toLowerCase().match(/[a-z_]{2,}/g))
+    const entries = [...errors.querySelectorAll("li")].map((item) => ({
+      item,
+      words: words([...item.querySelectorAll("code")].map((code) => code.textContent).join(" ")),
+    }))
+    const rarity = (word) => 1 / entries.filter((entry) => entry.words.has(word)).length
+    const field = Object.assign(document.createElement("input"), {
+      type: "search",
+      placeholder: "Paste a message",
+      ariaLabel: "Message",
+      className: "message",
+    })
+    errors.querySelector("p").after(field)
+    field.addEventListener("input", () => {
+      const pasted = words(field.value)
+      for (const entry of entries) {
+        entry.score = [...entry.words].filter((word) => pasted.has(word)).reduce((sum, word) => sum + rarity(word), 0)
+      }
+      const best = Math.max(...entries.map((entry) => entry.score))
+      for (const entry of entries) entry.item.hidden = entry.score < best / 2
+      for (const group of errors.querySelectorAll("section")) group.hidden = !group.querySelector("li:not([hidden])")
+    })
+  }
+}
