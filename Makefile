@@ -45,7 +45,7 @@ slides: $(VENV)/.test
 
 # The tutorials' outputs, anew.
 tutorials: $(VENV)/.test
-	OMP_NUM_THREADS=1 PYTHONPATH=tutorials $(BIN)/python -m nbconvert --to notebook --execute --inplace \
+	OMP_NUM_THREADS=1 $(BIN)/python -m nbconvert --to notebook --execute --inplace \
 		--ExecutePreprocessor.record_timing=False tutorials/*.ipynb
 
 # The core on the oldest Python and the lowest versions that pyproject.toml allows: .ci/run. All cases
