@@ -39,9 +39,9 @@ docs: $(VENV)/.docs
 release:
 	PYTHON=$(PYTHON) .ci/release
 
-# A deck of each tutorial, in build/slides: they fetch reveal.js when they are shown.
+# The slides of the first lesson, docs/slides.pdf.
 slides: $(VENV)/.test
-	$(BIN)/python -m nbconvert --to slides --output-dir build/slides tutorials/*.ipynb
+	$(BIN)/python docs/slides.py
 
 # The tutorials' outputs, anew.
 tutorials: $(VENV)/.test
