@@ -185,8 +185,10 @@ def test_is_kept_with_outputs(notebook):
 
 
 def test_is_a_lesson(notebook):
-    """Goals, something to predict, exercises with folded solutions that run, no long cell."""
+    """Level, goals, questions to predict, exercises with folded solutions, no long cell."""
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    first = notebook.cells[0].source
+    assert re.search(r"\*\*Level:.* \*\*Time:\*\* \d+ minutes\. \*\*Prerequisites:", first)
     assert "**Learning goals" in text
     assert "What to remember" in text
     assert text.lower().count("predict before you run") >= 2
