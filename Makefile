@@ -39,13 +39,13 @@ docs: $(VENV)/.docs
 release:
 	PYTHON=$(PYTHON) .ci/release
 
-# A deck of each tutorial, in build/slides: they fetch reveal.js when they are shown.
+# The slides of the first lesson, docs/slides.pdf.
 slides: $(VENV)/.test
-	$(BIN)/python -m nbconvert --to slides --output-dir build/slides tutorials/*.ipynb
+	$(BIN)/python docs/slides.py
 
 # The tutorials' outputs, anew.
 tutorials: $(VENV)/.test
-	OMP_NUM_THREADS=1 PYTHONPATH=tutorials $(BIN)/python -m nbconvert --to notebook --execute --inplace \
+	OMP_NUM_THREADS=1 $(BIN)/python -m nbconvert --to notebook --execute --inplace \
 		--ExecutePreprocessor.record_timing=False tutorials/*.ipynb
 
 # The core on the oldest Python and the lowest versions that pyproject.toml allows: .ci/run. All cases

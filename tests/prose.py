@@ -46,7 +46,6 @@ READ = (
     "benchmarks/*.py",
     "examples/**/*.py",
     "tests/**/*.py",
-    "tutorials/*.py",
 )
 CODE = "Code"  # a word that stands for code, numbers and formulas
 

@@ -59,9 +59,9 @@ def failure(notebook, folder, seconds=SECONDS, patience=PATIENCE):
 
 @pytest.fixture(autouse=True)
 def _as_a_reader_has_it(monkeypatch):
-    """With the tutorials' pictures, and with one thread: idle ones that spin would count."""
+    """With the package alone, and with one thread: idle ones that spin would count."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    path = [str(FOLDER), str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]
+    path = [str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
 
 
@@ -149,9 +149,8 @@ def test_a_text_in_parts_is_one():
     assert shown_in(cell) == ["one two", "!", "3", "four"]
 
 
-def test_imports(notebook, monkeypatch):
+def test_imports(notebook):
     """What it needs of the package is there: the quick part of what ``test_runs`` shows."""
-    monkeypatch.syspath_prepend(FOLDER)
     code = "\n".join(cell.source for cell in code_cells(notebook))
     code = "\n".join(line for line in code.splitlines() if not line.startswith("%"))
     tree = ast.parse(code)
@@ -186,8 +185,10 @@ def test_is_kept_with_outputs(notebook):
 
 
 def test_is_a_lesson(notebook):
-    """Goals, something to predict, exercises with folded solutions that run, no long cell."""
+    """Level, goals, questions to predict, exercises with folded solutions, no long cell."""
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    first = notebook.cells[0].source
+    assert re.search(r"\*\*Level:.* \*\*Time:\*\* \d+ minutes\. \*\*Prerequisites:", first)
     assert "**Learning goals" in text
     assert "What to remember" in text
     assert text.lower().count("predict before you run") >= 2
