@@ -83,6 +83,20 @@ def test_gradients_of_any_number_of_points():
         torch.testing.assert_close(heights[7], gaussian(points[7]))
 
 
+def test_points_without_a_density():
+    def fails(z):
+        return gaussian(z) + torch.linalg.cholesky((z[0] + 2.0).reshape(1, 1)).sum()
+
+    for log_prob in (fails, lambda z: fails(z) if float(z.detach()[1]) > -1e9 else fails(z)):
+        points = torch.randn(200, 3, dtype=torch.float64).clamp(min=-1.9)
+        gradients = BatchedGradient(log_prob, points[0])
+        points[[3, 150]] = -3.0
+        slopes, heights = gradients(points)
+        assert (heights == -math.inf).nonzero().flatten().tolist() == [3, 150]
+        assert (slopes[[3, 150]] == 0).all() and (slopes[4] != 0).all()
+        torch.testing.assert_close(heights[4], fails(points[4]))
+
+
 def test_it_is_its_draws():
     torch.manual_seed(0)
     sample = torch.randn(4000, 3, dtype=torch.float64).cumsum(1)

@@ -1,5 +1,6 @@
 """Log densities of public models, as functions of one flat vector of unconstrained latents."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from pyro_dp.records.global_draw import Latent
 from pyro_dp.records.plate import is_random
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.torch_state import forked_rng
+
+Derivatives = Callable[[Tensor], Sequence[Tensor]]
 
 _TOGETHER = 128  # points of one call
 
@@ -88,31 +91,44 @@ def prior_density(model: Callable) -> PriorDensity:
 class BatchedGradient:
     """Gradients (K, d) and values (K,) of a log density at K points (K, d).
 
-    A gradient is 0 where it is not finite.
+    A gradient that is not finite is 0. The value is -inf if the density cannot be computed: a
+    matrix far out may have no Cholesky factor.
 
-    :param log_prob: takes one point (d,).
+    :param log_prob: a function of one point (d,).
     :param point: any, (d,).
     :ivar at_once: false if the density branches on its point, so that each takes its own time.
     """
 
     def __init__(self, log_prob: Callable[[Tensor], Tensor], point: Tensor):
-        self.at_once = True
         one = torch.func.grad_and_value(log_prob)
-        batched = torch.func.vmap(one, randomness="different")
-        points = point.expand(_TOGETHER, -1).contiguous()
+        points, self.at_once = point.expand(_TOGETHER, -1).contiguous(), True
+        self._eager: Derivatives = torch.func.vmap(one, randomness="different")
         try:
-            self._found = Compiler(False)(trace(lambda z: list(batched(z)), [points]), [points])
+            graph = trace(lambda z: list(self._eager(z)), [points])
+            self._found: Derivatives = Compiler(False)(graph, [points])
             return
         except NotTraceable:  # such as a model with draws that do not enter its density
-            self._found = batched
+            self._found = self._eager
         try:
-            batched(points)
+            self._eager(points)
         except (RuntimeError, ValueError, ModelError):
             self.at_once = False
-            self._found = lambda z: [torch.stack(x) for x in zip(*map(one, z), strict=True)]
+            self._eager = lambda z: [torch.stack(x) for x in zip(*map(one, z), strict=True)]
+            self._found = self._eager
 
     def __call__(self, points: Tensor) -> tuple[Tensor, Tensor]:
         whole = torch.cat([points, points[-1:].expand(-len(points) % _TOGETHER, -1)])
         parts = whole.split(_TOGETHER) if self.at_once else [points]
-        slopes, heights = map(torch.cat, zip(*map(self._found, parts), strict=True))
+        found = [self._where_possible(self._found, part) for part in parts]
+        slopes, heights = map(torch.cat, zip(*found, strict=True))
         return slopes[: len(points)].nan_to_num(0.0, 0.0, 0.0), heights[: len(points)]
+
+    def _where_possible(self, function: Derivatives, points: Tensor) -> Sequence[Tensor]:
+        """Halves of the points, if it fails, until single points are left."""
+        try:
+            return function(points)
+        except (torch.linalg.LinAlgError, ValueError, ModelError):
+            if len(points) == 1:
+                return torch.zeros_like(points), points.new_full((1,), -math.inf)
+        halves = [self._where_possible(self._eager, half) for half in points.chunk(2)]
+        return [torch.cat(each) for each in zip(*halves, strict=True)]
