@@ -195,7 +195,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
             plate=self.plate,
             slice_data=self.slice_data,
             others=self._others,
-            exchange=None if self._ranks is None else self._ranks.exchange,
+            exchange=None if self._ranks.alone else self._ranks.exchange,
         )
         if self._steps and self._first is not None:
             self._first.require_same_data(records)
@@ -231,7 +231,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
             return ()
         constants = [value for _, value in self._prepared.records.constants]
         tensors = [each for each in constants if isinstance(each, Tensor)]
-        if self._ranks is not None and self._ranks.own_ledgers:
+        if self._ranks.own_ledgers:
             return tensors  # a digest of a single number would tell it to other owners
         numbers = [each for each in constants if isinstance(each, (int, float, str))]
         return [*tensors, torch.frombuffer(bytearray(repr(numbers).encode()), dtype=torch.uint8)]

@@ -182,15 +182,13 @@ class Ranks(Peers):
     :param accountant: of this rank.
     """
 
+    note = _CLUSTER
+
     def __init__(self, cluster: Cluster, accountant: PrivacyAccountant):
         super().__init__(cluster)
         self._cluster = cluster
         self._accountant = accountant
         self._times: list[tuple[float, float]] = []  # of a step, and the longest own part
-
-    @property
-    def note(self) -> str:
-        return _CLUSTER
 
     def add_up(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor]

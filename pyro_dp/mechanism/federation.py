@@ -308,11 +308,7 @@ class Holders(Peers):
         super().__init__(federation)
         self._federation = federation
         self._accountant = accountant
-        self.noise_factor = federation.noise_factor
-
-    @property
-    def note(self) -> str:
-        return self._federation.note
+        self.note, self.noise_factor = federation.note, federation.noise_factor
 
     def common(self, settings: Settings, ledger: Ledger) -> Ledger:
         """Public draws are those of a generator that all have agreed on, and none has chosen.

@@ -1,7 +1,6 @@
 """The common base of step-wise private inferences: calibration, run, release, state."""
 
 import abc
-import contextlib
 import functools
 import math
 import time
@@ -22,7 +21,7 @@ from pyro_dp.mechanism.cluster import Ranks
 from pyro_dp.mechanism.federation import Federation, Holders
 from pyro_dp.mechanism.fixed_point import FixedPointSum
 from pyro_dp.mechanism.messages import Ledger, NoiseMultiplier, Settings
-from pyro_dp.mechanism.peers import Peers, Stopped
+from pyro_dp.mechanism.peers import Alone, Stopped
 from pyro_dp.mechanism.release import release
 from pyro_dp.mechanism.release_settings import ReleaseSettings
 from pyro_dp.mechanism.run_result import (
@@ -63,10 +62,10 @@ _RESULTS_LOST = (
 _AGREED = "noise_multiplier is agreed with the other holders in the first step."
 
 
-def _peers(settings: ReleaseSettings) -> Peers | None:
-    """With whom an inference makes its steps."""
+def _peers(settings: ReleaseSettings) -> Alone:
+    """The peers with which an inference makes its steps."""
     if settings.cluster is None:
-        return None
+        return Alone()
     if isinstance(settings.cluster, Federation):
         if settings.accountant.silent:
             raise ConfigurationError(
@@ -83,8 +82,6 @@ def whole_step(step: Step) -> Step:
     @functools.wraps(step)
     def whole(inference: "IterativeMechanism", *args: Any, **kwargs: Any) -> float:
         with inference._interrupts.within():
-            if inference._ranks is None:
-                return step(inference, *args, **kwargs)
             return inference._ranks.step(functools.partial(step, inference, *args, **kwargs))
 
     return whole  # type: ignore[return-value]
@@ -104,17 +101,16 @@ class IterativeMechanism(abc.ABC):
         self._calibrates = settings.noise_multiplier is None
         self._bound = settings.bound
         self._ranks = _peers(settings)
-        rank = 0 if self._ranks is None else self._ranks.rank
-        self._randomness = Randomness(settings.generator, settings.secure, rank)
+        self._randomness = Randomness(settings.generator, settings.secure, self._ranks.rank)
         self._sum_type = FixedPointSum if settings.secure else ClippedSum
         if self._randomness.seeded:
             self.accountant.note(SEEDED)
         if settings.secure:
             self.accountant.note(SECURE)
-        if self._ranks is not None:
+        if self._ranks.note:
             self.accountant.note(self._ranks.note)
-            if not self._ranks.counts:
-                self.accountant.follow()
+        if not self._ranks.counts:
+            self.accountant.follow()
         self._origin: Origin | None = None  # the run's origin, from its first release on
         self._reservation = new_name()  # under which its steps are reserved
         self._reserves = self._calibrates  # the steps that are left, with the next release
@@ -175,8 +171,7 @@ class IterativeMechanism(abc.ABC):
         :raises PrivacyBudgetExceeded: so many steps do not fit the budget.
         """
         require_callbacks(callbacks)
-        together = contextlib.nullcontext() if self._ranks is None else self._ranks.together()
-        with together:
+        with self._ranks.together():
             return self._run(args, kwargs, progress, callbacks)
 
     def _run(
@@ -186,11 +181,10 @@ class IterativeMechanism(abc.ABC):
         progress: bool,
         callbacks: Sequence[Callback],
     ) -> RunResult:
-        plan = functools.partial(self._planned, args, kwargs)
-        num_steps = plan() if self._ranks is None else self._ranks.step(plan)
+        num_steps = self._ranks.step(functools.partial(self._planned, args, kwargs))
         self._reserves = self._reserves or not self._calibrates
-        name, hidden = self._name, not progress or self.accountant.silent
-        hidden = hidden or not (self._ranks is None or self._ranks.counts)
+        name = self._name
+        hidden = not progress or self.accountant.silent or not self._ranks.counts
         result = self._last_run = RunResult(name, self._measure, self._steps, num_steps)
         bar = tqdm(
             total=num_steps,
@@ -212,8 +206,7 @@ class IterativeMechanism(abc.ABC):
                 bar.update()
                 stops = [wants_to_stop(callback, step) for callback in callbacks]
                 if any(stops) and not self._finished:
-                    if self._ranks is not None:
-                        self._ranks.stop()
+                    self._ranks.stop()
                     self._stopped_by_callback(result)
                     result.read_clipped(step)
                     break
@@ -222,8 +215,7 @@ class IterativeMechanism(abc.ABC):
                 bar.refresh()
         self._forget_samples()
         self._note_result()
-        slow = [] if self._ranks is None else self._ranks.warnings()
-        for warning in [*self._warnings(), *slow]:
+        for warning in [*self._warnings(), *self._ranks.warnings()]:
             warn_user(warning)
         return result
 
@@ -327,7 +319,7 @@ class IterativeMechanism(abc.ABC):
         """
         if self._noise_multiplier is not None:
             return self._noise_multiplier
-        if self._ranks is not None and self._ranks.own_ledgers:
+        if self._ranks.own_ledgers:
             raise ConfigurationError(_AGREED)
         rate = 1.0 if self.sampling == "full" else self.sample_rate
         if rate is None or self.sampling == "fixed" or self.num_steps is None:
@@ -341,12 +333,10 @@ class IterativeMechanism(abc.ABC):
 
     def _agreed(self, noise_multiplier: float) -> float:
         """The noise multiplier on which all ranks agree, after calibration to a budget."""
-        if self._ranks is None:
-            return noise_multiplier
         return self._ranks.agreed_noise(noise_multiplier)
 
     def _in_sums(self, noise_multiplier: float) -> float:
-        return noise_multiplier * (1.0 if self._ranks is None else self._ranks.noise_factor)
+        return noise_multiplier * self._ranks.noise_factor
 
     def _calibrate(self, rate: float) -> float:
         """sigma. If needed, it is calibrated once, to the rest of the budget.
@@ -389,7 +379,7 @@ class IterativeMechanism(abc.ABC):
 
         :raises PrivacyError: on a rank of a cluster whose accountant does not count.
         """
-        if not (self._ranks is None or self._ranks.counts):
+        if not self._ranks.counts:
             raise PrivacyError(
                 "state_dict: the ledger of a cluster is on rank 0. Save there, as in "
                 "`if cluster.rank == 0: torch.save(...)`, and load it on all."
@@ -427,8 +417,7 @@ class IterativeMechanism(abc.ABC):
         self.accountant.load_state_dict(state["accountant"])
         counted = sum(line["count"] for line in state["accountant"]["ledger"])
         self._lost = self.accountant.num_releases - counted
-        if self._ranks is not None:
-            self._ranks.due = True
+        self._ranks.due = True
         self._steps = state["steps"]
         self._take_over(state.get("reservation", self._reservation))
         self._reserves = self._calibrates
@@ -464,7 +453,7 @@ class IterativeMechanism(abc.ABC):
         Owners do not calibrate again: another one may not have paid, and noise must be equal.
         """
         self._lost += 1
-        if self._calibrates and not (self._ranks and self._ranks.own_ledgers):
+        if self._calibrates and not self._ranks.own_ledgers:
             self._noise_multiplier = None
         else:
             self._reserves = False  # one step more would not fit the budget: the last is refused
@@ -481,8 +470,8 @@ class IterativeMechanism(abc.ABC):
 
         Then all ranks have the same settings, and in a cluster the ledger of rank 0.
         """
-        if self._ranks is None or not self._ranks.look_anew(needed):
-            return needed and self._ranks is None
+        if self._ranks.alone or not self._ranks.look_anew(needed):
+            return self._ranks.alone and needed
         ours = self.accountant
         ledger = Ledger(ours.state_dict(), self._noise_multiplier, self._lost, self._reservation)
         if self._ranks.own_ledgers:
@@ -592,8 +581,7 @@ class IterativeMechanism(abc.ABC):
         # Two threads with equal seeds must not find the same position, and draw the same noise.
         ours = self._run_of_releases(), self._next_bound(), self._to_reserve(rate)
         with self.accountant.next_position(*ours) as position:
-            if self._ranks is not None:
-                self._ranks.add_up(clipped, event, self._steps, self._public())
+            self._ranks.add_up(clipped, event, self._steps, self._public())
             door = functools.partial(
                 release,
                 clipped,
@@ -602,10 +590,7 @@ class IterativeMechanism(abc.ABC):
                 noise=self._randomness.stream("noise", position),
             )
             try:
-                if self._ranks is None:
-                    released = door()
-                else:
-                    released = self._ranks.released(door, clipped, event)
+                released = self._ranks.released(door, clipped, event)
             except BaseException:
                 if self.accountant.position != position:
                     self._lose_release()

@@ -37,7 +37,7 @@ class Readable(abc.ABC):
     @property
     @abc.abstractmethod
     def _ranks(self) -> Any:
-        """With whom it makes its steps, if there is anyone."""
+        """The peers with which it makes its steps."""
 
     @property
     @abc.abstractmethod
@@ -57,7 +57,7 @@ class NonPrivate:
     def __init__(self, inference: IterativeMechanism | Readable):
         if not isinstance(inference, IterativeMechanism | Readable):
             raise ConfigurationError("nonprivate() takes an inference: a DPSVI, DPSEP or VIPS.")
-        if inference._ranks is not None:
+        if not inference._ranks.alone:
             raise ConfigurationError(_PEERS)
         self._inference = inference
 

@@ -90,18 +90,94 @@ class Group(Protocol):
         """Something public of each, to all; by rank."""
 
 
-class Peers(abc.ABC):
+class Alone:
+    """An inference without peers: it is rank 0, and agrees with itself."""
+
+    alone = True
+    note = ""  # for the ledger: towards whom the guarantee holds
+    rank = 0
+    counts = True  # whether the accountant of this rank counts
+    own_ledgers = False  # whether each rank counts for itself
+    noise_factor = 1.0  # noise in the sums, in units of the noise that the guarantee counts
+    due = False  # whether this rank needs a common look, as a state was loaded
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Within: all ranks learn where one fails."""
+        return contextlib.nullcontext()
+
+    def step(self, step: Callable[[], T]) -> T:
+        """Do this, a step or a part of it; again, if a rank must look at its data first."""
+        return step()
+
+    def look_anew(self, needed: bool) -> bool:
+        """Whether all ranks look at their data anew, now: if this one needs it, or another."""
+        return needed
+
+    def common(self, settings: Settings, ledger: Ledger) -> Ledger:
+        """The ledger that counts, on all; from here on public draws agree.
+
+        :param settings: that all must have in common.
+        :param ledger: of this rank.
+        :raises ClusterError: a setting differs between ranks; names it.
+        """
+        return ledger
+
+    def exchange(self, message: M) -> list[M]:
+        """A message of each rank, by rank.
+
+        :raises ClusterError: one of them cannot be read.
+        """
+        return [message]
+
+    def all_have(self, kind: type | None) -> bool:
+        """Whether all ranks have such a thing, and none has another one."""
+        return True
+
+    def stop(self) -> None:
+        """A callback stopped the run here: it does so everywhere."""
+
+    def agreed_noise(self, noise_multiplier: float) -> float:
+        """That of all ranks, if each has calibrated it to what is left of its budget."""
+        return noise_multiplier
+
+    def add_up(
+        self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor]
+    ) -> None:
+        """Before a release: all agree on it, and the sum is made ready for it.
+
+        :param clipped: sums of this rank.
+        :param event: that will be recorded.
+        :param public: parameters, and whatever else the release depends on.
+        """
+
+    def released(
+        self, make: Callable[[], list[Tensor]], clipped: ClippedSum, event: Event
+    ) -> list[Tensor]:
+        """The release, on all ranks.
+
+        :param make: records the event and adds noise.
+        :param clipped: the sums.
+        """
+        return make()
+
+    def warnings(self) -> list[Warning]:
+        """Of a run."""
+        return []
+
+
+class Peers(Alone, abc.ABC):
     """One inference on all ranks, seen from one of them.
 
     :param group: of the ranks.
     """
 
+    alone = False
     _speaker = "rank"  # what each of them is called
-    own_ledgers = False  # whether each rank counts for itself
-    noise_factor = 1.0  # of the noise in the sums, over that which the guarantee counts
 
     def __init__(self, group: Group):
         self._group = group
+        self.rank = group.rank
+        self.counts = self.leads or self.own_ledgers
         self._draws: list[Tensor] | None = None  # of public draws, from the first look on
         self._asked = False  # whether another rank is waiting for a common look
         self.due = False  # whether this one needs one, as a state was loaded
@@ -110,27 +186,12 @@ class Peers(abc.ABC):
         self._began = self._longest = 0.0
 
     @property
-    def rank(self) -> int:
-        return self._group.rank
-
-    @property
     def leads(self) -> bool:
         """Whether this is the first rank."""
         return self.rank == 0
 
-    @property
-    def counts(self) -> bool:
-        """Whether the accountant of this rank counts."""
-        return self.leads or self.own_ledgers
-
-    @property
-    @abc.abstractmethod
-    def note(self) -> str:
-        """For the ledger: towards whom the guarantee holds."""
-
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Within: all ranks learn where one fails."""
         if self._depth:
             yield
             return
@@ -149,7 +210,6 @@ class Peers(abc.ABC):
             self._depth -= 1
 
     def step(self, step: Callable[[], T]) -> T:
-        """Do this, a step or a part of it; again, where a rank must look at its data first."""
         with self.together():
             for _ in range(_LOOKS):
                 self._began = time.perf_counter()
@@ -175,7 +235,6 @@ class Peers(abc.ABC):
             set_torch_states(own)
 
     def look_anew(self, needed: bool) -> bool:
-        """Whether all ranks look at their data anew, now: where this one needs it, or another."""
         needed, self.due = needed or self.due, False
         if not (needed or self._asked):
             return False
@@ -185,11 +244,7 @@ class Peers(abc.ABC):
         return True
 
     def common(self, settings: Settings, ledger: Ledger) -> Ledger:
-        """The ledger of rank 0, on all; from here on public draws agree.
-
-        :param settings: that all must have in common.
-        :raises ClusterError: one of them differs between ranks; names it.
-        """
+        """As :meth:`Alone.common`; it is the ledger of rank 0."""
         rest = (torch_states(), ledger.packed()) if self.leads else ([], None)
         given = self.exchange(Start(settings.by_name, *rest))
         self._require_equal(settings, [Settings(each.settings) for each in given])
@@ -208,16 +263,11 @@ class Peers(abc.ABC):
                 raise ClusterError(_OTHER.format(name=name))
 
     def exchange(self, message: M) -> list[M]:
-        """A message of each rank, by rank.
-
-        :raises ClusterError: one of them cannot be read.
-        """
         if set(self._agree(Says.EXCHANGES)) != {Says.EXCHANGES}:
             self._say_elsewhere()
         return message.of_all(self._group.exchange, self._speaker)
 
     def all_have(self, kind: type | None) -> bool:
-        """Whether all ranks have such a thing, and none has another one."""
         name = "" if kind is None else kind.__qualname__
         said = self._agree(Says.HAS + zlib.crc32(name.encode()))
         if min(said) < Says.HAS:
@@ -225,38 +275,14 @@ class Peers(abc.ABC):
         return kind is not None and len(set(said)) == 1
 
     def stop(self) -> None:
-        """A callback stopped the run here: it does so everywhere."""
         with self.together():
             self._agree(Says.STOPPED)
-
-    def agreed_noise(self, noise_multiplier: float) -> float:
-        """That of all ranks, where each has calibrated it to what is left of its budget."""
-        return noise_multiplier
 
     @abc.abstractmethod
     def add_up(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor]
     ) -> None:
-        """Before a release: all agree on it, and the sum is made ready for it.
-
-        :param clipped: sums of this rank.
-        :param event: that will be recorded.
-        :param public: parameters, and whatever else the release depends on.
-        """
-
-    @abc.abstractmethod
-    def released(
-        self, make: Callable[[], list[Tensor]], clipped: ClippedSum, event: Event
-    ) -> list[Tensor]:
-        """What is released, on all ranks.
-
-        :param make: records the event and adds noise.
-        :param clipped: what is released.
-        """
-
-    def warnings(self) -> list[Warning]:
-        """Of a run."""
-        return []
+        """As :meth:`Alone.add_up`."""
 
     def _agree_on(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor], own: float

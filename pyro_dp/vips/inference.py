@@ -349,14 +349,14 @@ class VIPS(IterativeMechanism, Explained, Predicted):
 
     def _checked(self, given: tuple, kwargs: dict) -> Records:
         data, _ = as_tensors(self.model.model, given, {})
-        some = self._ranks is None  # a shard may be empty
+        some = self._ranks.alone  # a shard may be empty
         if kwargs or not data or not all(has_rows(x) and (len(x) or not some) for x in data):
             raise ModelError("step() takes tensors with one row per record.")
         size = len(data[0])
         if any(len(x) != size for x in data):
             raise ModelError("All arguments of step() must have one row per record, the same N.")
         shard = None
-        if self._ranks is not None:
+        if not self._ranks.alone:
             names = argument_names(self.model.model, data, {})
             shard = find_shards(names, (data, {}), self._ranks.exchange)[0]
             size = shard.size

@@ -1136,7 +1136,7 @@ MUTATIONS = [
     Mutation(
         "latents of a record in a cluster",
         "StochasticGradientVI._build",
-        "self._ranks is not None and (term.local or",
+        "not self._ranks.alone and (term.local or",
         "False and (term.local or",
         "test_cluster.py",
     ),

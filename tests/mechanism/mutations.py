@@ -597,7 +597,7 @@ MUTATIONS = [
     Mutation(
         "a posterior that does not know how much noise holders add",
         "IterativeMechanism._in_sums",
-        "noise_multiplier * (1.0 if self._ranks is None else self._ranks.noise_factor)",
+        "noise_multiplier * self._ranks.noise_factor",
         "noise_multiplier",
         "test_federation.py",
     ),
@@ -739,7 +739,7 @@ MUTATIONS = [
     Mutation(
         "a look without noise in a cluster",
         "NonPrivate.__init__",
-        "inference._ranks is not None",
+        "not inference._ranks.alone",
         "False",
         "test_cluster.py",
     ),
@@ -753,7 +753,7 @@ MUTATIONS = [
     Mutation(
         "a state with the ledger of a mirror",
         "IterativeMechanism._state",
-        "not (self._ranks is None or self._ranks.counts)",
+        "not self._ranks.counts",
         "False",
         "test_cluster.py",
     ),

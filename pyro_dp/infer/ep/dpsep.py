@@ -348,7 +348,7 @@ class DPSEP(StochasticEP[EPState]):
 
     def _looks_anew(self, needed: bool) -> bool:
         anew = super()._looks_anew(needed)
-        if anew and self._ranks is not None:
+        if anew:
             self._behind = any(each.value for each in self._ranks.exchange(Flag(self._behind)))
         return anew
 
@@ -359,8 +359,7 @@ class DPSEP(StochasticEP[EPState]):
         """
         known = self._approximation
         spent = max(known.spent, 1.0 - self._left()) if self._lost else known.spent
-        if self._ranks is not None:
-            spent = max(each.value for each in self._ranks.exchange(Share(spent)))
+        spent = max(each.value for each in self._ranks.exchange(Share(spent)))
         share = min(known.share, 1.0 - spent)
         self._known, self._behind = replace(known, spent=spent, share=share), False
 

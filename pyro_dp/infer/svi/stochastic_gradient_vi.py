@@ -411,7 +411,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             )
         if term.local and self.sampling == "fixed":
             raise ConfigurationError(FIXED.format(names=term.local.listed))
-        if self._ranks is not None and (term.local or term.draws or term.samples):
+        if not self._ranks.alone and (term.local or term.draws or term.samples):
             raise ConfigurationError(_PER_RECORD)
         self._rows.use(term.local)
         if term.local:
@@ -435,7 +435,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             partial(step_from_graphs, eager, self._sum_type, sampler.usual_size), term
         )
         kind = None if step is None else type(step)
-        if self._ranks is not None and not self._ranks.all_have(kind):
+        if not self._ranks.all_have(kind):
             step = None
         if self.num_steps is None:
             self.num_steps = self._usual_steps()
