@@ -31,7 +31,7 @@ COLOURS = {
     "#a04f7c": ("purple", "#dd9cc0"),
 }
 TEXT, BLUE, ORANGE, GREEN, PURPLE = COLOURS
-_STYLE = {
+STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "pyro_dp",
     "font.sans-serif": ["DejaVu Sans", "sans-serif"],
@@ -304,7 +304,7 @@ def made() -> tuple[str, dict[str, str]]:
     """The page, and each figure as SVG."""
     values, figures = shortfalls(), {}
     for name, (draw, height) in PLOTS.items():
-        with rc_context(_STYLE):
+        with rc_context(STYLE):
             figure = Figure(figsize=(5.0, height), layout="constrained")
             axes = figure.subplots()
             values |= draw(axes)
@@ -333,7 +333,7 @@ def svg(figure: Figure) -> str:
 
 def preview() -> Figure:
     """The picture that other sites show beside a link to this one."""
-    with rc_context(_STYLE | {"font.size": 17}):
+    with rc_context(STYLE | {"font.size": 17}):
         figure = Figure(figsize=(12, 6.3), dpi=100, facecolor="white")
         figure.text(0.05, 0.78, "pyro_dp", fontsize=60, color=BLUE)
         promise = "Private Bayesian inference\nfor Pyro models and tables"

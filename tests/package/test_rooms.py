@@ -9,7 +9,7 @@ import pytest
 
 import pyro_dp
 
-# Each room, and the rooms that it may use: arrows go down. ARCHITECTURE.md says what each is for.
+# Each room, and the rooms that it may use: arrows go down. ARCHITECTURE.md describes each.
 MAY_USE = {
     "utils": "",
     "accounting": "utils",

@@ -107,6 +107,10 @@ class Forecast:
             axes.plot(self.epsilons, widths, color=color, marker=".", label=name)
             axes.axhline(self.without_noise[place].item(), color=color, linestyle="--")
         axes.set(xscale="log", yscale="log", xlabel="epsilon (nats)")
+        axes.set_xticks(self.epsilons, [f"{each:g}" for each in self.epsilons])
+        axes.tick_params(axis="x", which="minor", labelbottom=False)
+        for formatted in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            formatted("{x:g}")
         axes.set_ylabel("expected width of 95% intervals")
         more = len(self.names) > _MOST_CURVES
         axes.set_title(f"The first {_MOST_CURVES} of {len(self.names)}" if more else "")
