@@ -59,10 +59,68 @@ class Axes:
         return Axes(basis, variances.clamp(min=0.0), turn)
 
 
+@dataclass(frozen=True, eq=False)
+class Coefficients:
+    """R rows J_0 + sum_k row_k J_k for each record.
+
+    :param constant: J_0, (R, d).
+    :param of_rows: of each data tensor J_k, (K, R, d), or None where all are zero.
+    """
+
+    constant: Tensor
+    of_rows: list[Tensor | None]
+
+    @staticmethod
+    def find(
+        likelihood: Likelihood, predictors: Callable, z: Tensor, integers: bool
+    ) -> "Coefficients | None":
+        """By differences of public rows.
+
+        :param predictors: from (z, indices, rows), with Jacobians (B, E, r, d).
+        """
+        found = _affine(likelihood, predictors, z, integers)
+        return None if found is None else Coefficients(*found)
+
+    def along(
+        self, basis: Tensor, chosen: Sequence[int] | None = None
+    ) -> Callable[[Sequence[Tensor]], Tensor]:
+        """J T of B records, (B, R, d), from their rows.
+
+        :param basis: T, (d, d).
+        :param chosen: these of the R rows; None: all of them.
+        """
+        some: Any = slice(None) if chosen is None else list(chosen)
+        constant = self.constant[some] @ basis
+        matrices: list[tuple[Tensor | None, Tensor] | None] = []
+        for k in self.of_rows:
+            matrix = None if k is None else (k[:, some] @ basis).flatten(1)
+            if matrix is None or chosen is None:
+                matrices.append(None if matrix is None else (None, matrix))
+            else:
+                used = matrix.any(dim=1).nonzero().squeeze(1)
+                matrices.append((used, matrix[used]) if len(used) else None)
+
+        def product(rows: Sequence[Tensor]) -> Tensor:
+            total = None
+            for row, each in zip(rows, matrices, strict=True):
+                if each is not None:
+                    used, matrix = each
+                    row = row.reshape(len(row), -1)
+                    row = row if used is None else row[:, used]
+                    part = times(row.double(), matrix)
+                    total = part if total is None else total.add_(part)
+            if total is None:
+                total = constant.flatten().expand(len(rows[0]), -1).clone()
+            elif constant.any():
+                total += constant.flatten()
+            return total.unflatten(1, constant.shape)
+
+        return product
+
+
 class LinearDesign:
     """
-    :param constant: J_0, (R, d), for R numbers of a record.
-    :param coefficients: of each data tensor J_k, (K, R, d), or None where all are zero.
+    :param coefficients: of the R numbers of a record.
     :param numbers: from (z, indices, rows) of ``size`` records.
     :param affine: whether numbers are affine in z whatever the row, and not at some z only.
     :param num_records: that are here.
@@ -70,18 +128,18 @@ class LinearDesign:
 
     def __init__(
         self,
-        constant: Tensor,
-        coefficients: list[Tensor | None],
+        coefficients: Coefficients,
         numbers: Callable[..., Numbers],
         affine: bool,
         size: int,
         num_records: int,
     ):
-        self._constant, self._coefficients = constant, coefficients
+        self.along = coefficients.along
         self._numbers, self.affine, self.size = numbers, affine, size
         # By index: records that were found straight. Each is asked for itself: what becomes of one
         # record must not depend on another one.
-        self.straight = torch.zeros(num_records, dtype=torch.bool, device=constant.device)
+        device = coefficients.constant.device
+        self.straight = torch.zeros(num_records, dtype=torch.bool, device=device)
 
     @staticmethod
     def find(
@@ -95,47 +153,29 @@ class LinearDesign:
         if not likelihood.term.vectorizes:
             return None
         try:
-            found = on_varied(lambda integers: _affine(likelihood, predictors, z, integers))
+            found = on_varied(lambda i: Coefficients.find(likelihood, predictors, z, i))
             if found is None:
                 return None
             graph = _graph(likelihood, families, z, size)
         except NotTraceable:
             return None
-        return LinearDesign(*found, *graph, size, likelihood.term.records.count)
-
-    def along(self, basis: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
-        """J T of B records, (B, R, d), from their rows.
-
-        :param basis: T, (d, d).
-        """
-        count, dim = self._constant.shape
-        constant = (self._constant @ basis).flatten()
-        matrices = [None if k is None else (k @ basis).flatten(1) for k in self._coefficients]
-
-        def product(rows: Sequence[Tensor]) -> Tensor:
-            total = None
-            for row, matrix in zip(rows, matrices, strict=True):
-                if matrix is not None:
-                    part = times(row.reshape(len(row), -1).double(), matrix)
-                    total = part if total is None else total.add_(part)
-            if total is None:
-                total = constant.expand(len(rows[0]), -1).clone()
-            elif constant.any():
-                total += constant
-            return total.unflatten(1, (count, dim))
-
-        return product
+        return LinearDesign(found, *graph, size, likelihood.term.records.count)
 
     def numbers(self, z: Tensor, indices: Tensor, rows: Sequence[Tensor]) -> Numbers:
         """Of at most ``size`` records."""
         count = len(indices)
-        if count < self.size:
-            rows = [torch.cat([x, x[:1].expand(self.size - count, *x.shape[1:])]) for x in rows]
-            indices = torch.cat([indices, indices[:1].expand(self.size - count)])
-        found = self._numbers(z, indices, rows)
+        found = self._numbers(z, *padded([indices, rows], self.size))
         return pytree.tree_map(
             lambda x: x[:count].double() if x.is_floating_point() else x[:count], found
         )
+
+
+def padded(rows: Any, size: int) -> Any:
+    """So many rows: the first one again and again after those of each tensor."""
+    return pytree.tree_map(
+        lambda x: x if len(x) == size else torch.cat([x, x[:1].expand(size - len(x), *x.shape[1:])]),
+        rows,
+    )
 
 
 def _affine(

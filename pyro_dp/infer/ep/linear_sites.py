@@ -17,6 +17,8 @@ affine in z, J and the row are the same in every step. So a record that was stra
 checked again.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -54,6 +56,10 @@ class LinearSites:
         self._elsewhere = mean + self._axes.basis @ self._probe
         self._tolerance = _TOLERANCE.get(moments.dtype, _COARSE_TOLERANCE)
         self.size = self._design.size  # at most so many records at a time
+
+    def each(self, indices: Tensor, rows: list[Tensor]) -> Iterator[LowRank]:
+        """:meth:`factors`, at once."""
+        yield self.factors(indices, rows)
 
     def factors(self, indices: Tensor, rows: list[Tensor]) -> LowRank:
         """The sites of B records, in the frame's coordinates.

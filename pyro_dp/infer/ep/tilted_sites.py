@@ -28,6 +28,7 @@ from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.infer.ep.observation_family import Family, NotLinear, Residuals
 from pyro_dp.infer.ep.site_factors import Dense, LowRank
+from pyro_dp.infer.ep.stein_sites import LARGEST_REDUCTION, FewPredictors
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.devices import rows_on
 from pyro_dp.utils.errors import ModelError
@@ -38,7 +39,6 @@ _NUM_DRAWS = 16
 _MICROBATCH = 8192  # records; bounds the memory
 _LARGEST_BLOCK = 2**25  # numbers: the Hessians of all draws and records in a microbatch
 _ALIKE = 1e-4  # singular values, of rounding
-_LARGEST_REDUCTION = 0.5  # of the cavity's variance by one record, beyond which draws say nothing
 
 
 class LinearMoments:
@@ -188,7 +188,6 @@ class SteinMoments:
 
     name = "stein"
     residuals = Residuals.OTHER
-    design = None
     curved = turns = False  # the curvature is that of the likelihood itself, and not weak
     concave = False  # as far as is known
     careful = True  # the draws say little of a site that is far off
@@ -204,6 +203,12 @@ class SteinMoments:
         index = torch.zeros(1, dtype=torch.long, device=records.device)
         rows = [row.unsqueeze(0) for row in records.placeholder()]
         likelihood.for_each("derivatives", self._derivatives, z, index, rows)
+        self.design = FewPredictors.find(likelihood, z, len(self._draws))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """As of :class:`LinearMoments`."""
+        return self._likelihood.dtype
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
         """Nothing to check: no property of the likelihood is used."""
@@ -266,7 +271,7 @@ def _site(gradient: Tensor, curvature: Tensor, root: Tensor) -> Dense:
     broken = ~(gradient.isfinite().all(1) & inner.isfinite().all(2).all(1))  # (B,)
     inner = torch.where(broken[:, None, None], 0.0, inner)  # eigh would raise for all
     values, vectors = torch.linalg.eigh((inner + inner.mT) / 2)
-    values = values.clamp(max=_LARGEST_REDUCTION)
+    values = values.clamp(max=LARGEST_REDUCTION)
     back = torch.linalg.solve_triangular(root.mT, vectors, upper=True)  # L^-T Q
     precision = (back * (values / (1 - values)).unsqueeze(1)) @ back.mT
     rotated = (root @ vectors).mT @ gradient.unsqueeze(2) / (1 - values).unsqueeze(2)
