@@ -1,8 +1,9 @@
 """Numbers of a traced graph with their first two derivatives in few directions.
 
-A direction is a scalar of each record. The derivatives are carried forward, operation by operation.
-They keep the shapes in which they differ. So a scale that is alike at all nodes of a quadrature
-costs as much as one number.
+The first axis of the graph's tensors is that of records. Here a node's tensor has its other axes
+first, and then two of its own: draws and records. A direction is a number of each draw and record.
+Derivatives are carried forward, operation by operation. They keep the axes along which they
+differ. So the scale of a draw, which is alike for all records, costs next to nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,15 +14,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pyro_dp.graphs.linearity import LINEAR
-from pyro_dp.graphs.simplify import are_written
+from pyro_dp.graphs.simplify import are_written, shape
 from pyro_dp.graphs.tracing import NotTraceable
 
 Number = Tensor | float
 Pair = tuple[int, int]
-ALONG = -1  # the direction of a whole axis: of its elements, each in its place
-_VIEWS = {"alias", "clone", "contiguous", "detach", "expand", "squeeze", "unsqueeze", "view"}
-_VIEWS |= {"_to_copy", "_unsafe_view"}
+ALONG = -1  # the direction of a whole axis, the last one before draws: of each element its own
+VIEWS = {"_unsafe_view", "alias", "clone", "detach", "expand", "squeeze", "unsqueeze", "view"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +34,19 @@ class Jet:
     first: dict[int, Number] = field(default_factory=dict)
     second: dict[Pair, Number] = field(default_factory=dict)
 
-    def each(self, function: Callable[[Number], Number]) -> "Jet":
-        """A linear function of all of it."""
-        value = function(self.value)
-        assert isinstance(value, Tensor)
-        first = {i: function(x) for i, x in self.first.items()}
-        return Jet(value, first, {pair: function(x) for pair, x in self.second.items()})
+    def each(self, function: Callable[[Tensor], Tensor]) -> "Jet":
+        """A linear function of the tensors. Numbers are alike everywhere, and stay."""
+
+        def of(x: Number) -> Number:
+            return function(x) if isinstance(x, Tensor) else x
+
+        first = {i: of(x) for i, x in self.first.items()}
+        return Jet(function(self.value), first, {pair: of(x) for pair, x in self.second.items()})
+
+    def times(self, factor: Number) -> "Jet":
+        first = {i: _times(factor, x) for i, x in self.first.items()}
+        second = {pair: _times(factor, x) for pair, x in self.second.items()}
+        return Jet(self.value * factor, first, second)
 
 
 def composed(
@@ -71,29 +77,32 @@ def composed(
 
 def total(jets: Sequence[Jet]) -> Jet:
     """Their sum."""
-    ones, zeros = [1.0] * len(jets), [0.0] * (len(jets) * (len(jets) + 1) // 2)
-    return composed(sum((x.value for x in jets[1:]), jets[0].value), ones, zeros, jets)
+    value, first, second = jets[0].value, dict(jets[0].first), dict(jets[0].second)
+    for jet in jets[1:]:
+        value = value + jet.value
+        for i, x in jet.first.items():
+            _add(first, i, x)
+        for pair, x in jet.second.items():
+            _add(second, pair, x)
+    return Jet(value, first, second)
 
 
-def log_softmax(jet: Jet, dim: int) -> Jet:
+def log_sum_exp(jet: Jet, axis: int) -> Jet:
     """:raises NotTraceable: a direction lies along the axis."""
     if ALONG in jet.first:
         raise NotTraceable("a whole axis is summed over")
-    value = jet.value.log_softmax(dim)
-    weights = value.exp()
+    value = jet.value.logsumexp(axis, keepdim=True)
+    weights = (jet.value - value).exp_()
 
     def mean(x: Number) -> Number:
-        return (weights * x).sum(dim, keepdim=True) if isinstance(x, Tensor) else x
+        return (weights * x).sum(axis, keepdim=True) if isinstance(x, Tensor) else x
 
-    means = {i: mean(x) for i, x in jet.first.items()}
-    first = {i: x - means[i] for i, x in jet.first.items() if isinstance(x, Tensor)}
-    second: dict[Pair, Number] = {}
-    for i, x in jet.second.items():
-        _add(second, i, x - mean(x))
-    for i, x in first.items():
-        for k, y in first.items():
+    first = {i: mean(x) for i, x in jet.first.items()}
+    second: dict[Pair, Number] = {pair: mean(x) for pair, x in jet.second.items()}
+    for i, x in jet.first.items():
+        for k, y in jet.first.items():
             if i <= k:
-                _add(second, (i, k), -mean(x * y))
+                _add(second, (i, k), mean(x * y) - first[i] * first[k])
     return Jet(value, first, second)
 
 
@@ -150,12 +159,13 @@ class JetGraph:
 
     :param wanted: the nodes.
     :param leaves: those that are given.
-    :raises NotTraceable: an operation has no rule here.
+    :raises NotTraceable: they are written to.
     """
 
     def __init__(self, graph: GraphModule, wanted: Sequence[Node], leaves: Sequence[Node]):
         self._graph, self._wanted, self._leaves = graph, wanted, leaves
         self._inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
+        self._length = shape(self._inputs[0])[0]
         needed, waiting = set(leaves), list(wanted)
         while waiting:
             node = waiting.pop()
@@ -165,72 +175,88 @@ class JetGraph:
         if are_written(graph, needed):
             raise NotTraceable("it writes to its numbers")
         self._nodes = [n for n in graph.graph.nodes if n in needed - set(leaves)]
-        self.needed = [node in needed for node in self._inputs]
 
-    def __call__(self, inputs: Sequence[Tensor | None], leaves: Sequence[Jet]) -> list[Any]:
-        """Jets of what depends on the leaves; tensors of all else.
+    def __call__(self, inputs: Sequence[Tensor], leaves: Sequence[Jet], count: int) -> list[Any]:
+        """Jets of what depends on the leaves; tensors of all else, in the same axes.
 
-        :param inputs: of the graph; None: it is not needed.
+        :param inputs: of the graph, with as many records as it was traced with.
+        :param count: these first records.
+        :raises NotTraceable: an operation has no rule here.
         """
         known: dict[Node, Any] = dict(zip(self._leaves, leaves, strict=True))
         given = dict(zip(self._inputs, inputs, strict=True))
+
+        def seen(node: Node) -> Any:
+            """In the axes of jets."""
+            x = known[node]
+            if isinstance(x, Tensor):
+                if x.dim() and x.shape[0] == self._length:
+                    return x[:count].movedim(0, -1).unsqueeze(-2)
+                return x[..., None, None]
+            return x
+
         for node in self._nodes:
             if node.op == "placeholder":
                 known[node] = given[node]
             elif node.op == "get_attr":
                 known[node] = getattr(self._graph, str(node.target))
             elif any(isinstance(known[each], Jet) for each in node.all_input_nodes):
-                known[node] = self._applied(node, known)
+                known[node] = self._applied(node, torch.fx.map_arg(node.args, seen))
             else:
                 args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
                 known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-        return [known[node] for node in self._wanted]
+        return [seen(node) for node in self._wanted]
 
-    def _applied(self, node: Node, known: dict[Node, Any]) -> Jet:
+    def _applied(self, node: Node, args: Any) -> Jet:
         name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-        args: Any = torch.fx.map_arg(node.args, known.__getitem__)
-        first = args[0]
-        if name in LINEAR and isinstance(first, Jet):
-            return _linear(node, name, first, args[1:])
-        if name == "cat" and isinstance(first, list | tuple):
-            return _joined(first, *args[1:])
-        if name in ("add", "sub", "rsub") and len(args) == 2 and not node.kwargs:
+        first, *others = args
+        here = shape(node)
+        if node.kwargs or not here or here[0] != self._length:
+            raise NotTraceable(f"{name} has no rule")
+        if name in ("add", "sub", "rsub") and len(args) == 2:
             signs = {"add": (1.0, 1.0), "sub": (1.0, -1.0), "rsub": (-1.0, 1.0)}[name]
-            terms = [
-                x.each(lambda y, sign=sign: _times(sign, y)) if isinstance(x, Jet) else sign * x
-                for x, sign in zip(args, signs, strict=True)
-            ]
-            jets = [x for x in terms if isinstance(x, Jet)]
-            if len(jets) == 2:
-                return total(jets)
-            (constant,) = (x for x in terms if not isinstance(x, Jet))
-            return Jet(jets[0].value + constant, jets[0].first, jets[0].second)
-        if name in ("mul", "div") and len(args) == 2 and not node.kwargs:
-            one, other = args
+            return total(
+                [
+                    (x if isinstance(x, Jet) else Jet(torch.as_tensor(x))).times(sign)
+                    for x, sign in zip(args, signs, strict=True)
+                ]
+            )
+        if name == "neg":
+            return first.times(-1.0)
+        if name in ("mul", "div") and len(args) == 2:
+            (other,) = others
             if name == "div":
                 other = _curve("reciprocal", other) if isinstance(other, Jet) else 1 / other
-            if isinstance(one, Jet) and isinstance(other, Jet):
-                slopes = [other.value, one.value]
-                return composed(one.value * other.value, slopes, [0.0, 1.0, 0.0], [one, other])
-            jet, factor = (one, other) if isinstance(one, Jet) else (other, one)
-            return jet.each(lambda x: x * factor)
-        if name in _CURVES and isinstance(first, Jet):
-            return _curve(name, first, *args[1:])
-        if name == "_log_softmax":
-            return log_softmax(first, args[1])
-        if name == "logsumexp":
-            whole = log_softmax(first, args[1][0])  # x - logsumexp(x)
-            lost = total([first, whole.each(lambda x: -1.0 * x)])
-            ((dim,), *keep) = args[1:]
-            return lost.each(lambda x: _first_of(x, lost.value, dim, bool(keep and keep[0])))
+            if not isinstance(first, Jet):
+                first, other = other, first
+            if not isinstance(other, Jet):
+                return first.times(other)
+            slopes = [other.value, first.value]
+            return composed(first.value * other.value, slopes, [0.0, 1.0, 0.0], [first, other])
+        if name == "cat":
+            return _joined(first, _axis(others, here))
+        if isinstance(first, Jet) and not any(isinstance(x, Jet) for x in others):
+            before = shape(node.args[0])[1:]  # type: ignore[arg-type]
+            if name in _CURVES:
+                return _curve(name, first, *others)
+            if name in VIEWS:
+                return _viewed(first, before, here[1:])
+            if name == "_log_softmax":
+                lost = log_sum_exp(first, _axis(others, here))
+                return total([first, lost.times(-1.0)])
+            if name == "logsumexp" and others[1:] == [True]:
+                return log_sum_exp(first, _axis(others[0], here))
+            if ALONG not in first.first:
+                return _moved(name, _spread(first, before), others, len(before) + 1)
         raise NotTraceable(f"{name or node.target} has no rule")
 
 
-def _first_of(x: Number, value: Tensor, dim: int, keep: bool) -> Number:
-    if not isinstance(x, Tensor):
-        return x
-    found = x.expand(value.shape).narrow(dim, 0, 1)
-    return found if keep else found.squeeze(dim)
+def _axis(args: Sequence[Any], like: Sequence[int]) -> int:
+    """The first of these arguments, an axis of a node, as one of jets."""
+    axis = (args[0] if args else 0) % len(like)
+    if axis == 0:
+        raise NotTraceable("records are joined")
+    return axis - 1
 
 
 def _curve(name: str, jet: Jet, *args: Any) -> Jet:
@@ -238,53 +264,75 @@ def _curve(name: str, jet: Jet, *args: Any) -> Jet:
     return composed(value, [slope], [bend], [jet])
 
 
-def _linear(node: Node, name: str, jet: Jet, args: Sequence[Any]) -> Jet:
-    """An operation that is linear in its first argument."""
-    target: Any = node.target
-    if name == "constant_pad_nd" and any(args[1:]):
-        raise NotTraceable("it is padded with a number")
-    if name in ("view", "_unsafe_view"):
-        target = Tensor.reshape
-    shape = list(node.meta["val"].shape)
-    before = node.args[0].meta["val"].shape  # type: ignore[union-attr]
+def _spread(jet: Jet, before: Sequence[int]) -> Jet:
+    """All tensors in the whole shape, but for draws and records."""
+    return jet.each(lambda x: x.expand(*before, *x.shape[-2:]))
+
+
+def _viewed(jet: Jet, before: Sequence[int], after: Sequence[int]) -> Jet:
     if ALONG in jet.first:
-        # The axis is the last one, and may be shorter than in the graph.
-        if name not in _VIEWS or [n for n in before if n > 1] != [n for n in shape if n > 1]:
-            raise NotTraceable(f"{name} moves a whole axis")
-        shape[-1] = jet.value.shape[-1]
-        return jet.each(lambda x: x.expand(jet.value.shape).reshape(shape) if _is(x) else x)
-
-    def apply(x: Number) -> Number:
-        if not isinstance(x, Tensor):
-            if name in _VIEWS or name in ("index", "select", "slice"):
-                return x
-            x = jet.value.new_full((), x)
-        return target(x.expand(jet.value.shape), *args, **node.kwargs)
-
-    return jet.each(apply)
+        if [n for n in before if n > 1] != [n for n in after if n > 1] or before[-1] != after[-1]:
+            raise NotTraceable("a whole axis is moved")
+        own = jet.value.shape[-3]  # which may be shorter than in the graph
+        before, after = [*before[:-1], own], [*after[:-1], own]
+    if len(before) == len(after) and all(n in (1, m) for n, m in zip(before, after, strict=True)):
+        return jet
+    return _spread(jet, before).each(lambda x: x.reshape(*after, *x.shape[-2:]))
 
 
-def _is(x: Number) -> bool:
-    return isinstance(x, Tensor)
+def _moved(name: str, jet: Jet, args: Sequence[Any], dim: int) -> Jet:
+    """Of an operation that is linear.
+
+    :param dim: number of the node's axes.
+    """
+    if name == "constant_pad_nd" and not any(args[1:]) and len(args[0]) < 2 * dim:
+        return _whole(jet).each(lambda x: torch.nn.functional.pad(x, [0, 0, 0, 0, *args[0]]))
+    if name == "cumsum":
+        axis = _axis(args, range(dim))
+        return _whole(jet).each(lambda x: x.cumsum(axis))
+    if name == "select":
+        axis = _axis(args, range(dim))
+        return jet.each(lambda x: x.select(axis, args[1]))
+    if name == "slice":
+        axis = _axis(args, range(dim))
+        return jet.each(lambda x: x[(slice(None),) * axis + (slice(*args[1:]),)])
+    if name == "index" and args[0][0] is None:
+        chosen = [x for x in args[0] if x is not None]
+        if len(chosen) == 1 and chosen[0].dim() == 3 and chosen[0].shape[1:] == (1, 1):
+            places = [slice(None) if x is None else x[:, 0, 0] for x in args[0][1:]]
+            return jet.each(lambda x: x[tuple(places)])
+    raise NotTraceable(f"{name} has no rule")
 
 
-def _joined(parts: Sequence[Any], dim: int = 0) -> Jet:
-    jets = [x if isinstance(x, Jet) else Jet(x) for x in parts]
+def _whole(jet: Jet) -> Jet:
+    """With tensors for all numbers."""
+
+    def whole(x: Number) -> Tensor:
+        return x if isinstance(x, Tensor) else jet.value.new_full(jet.value.shape[:-2] + (1, 1), x)
+
+    first = {i: whole(x) for i, x in jet.first.items()}
+    return Jet(jet.value, first, {pair: whole(x) for pair, x in jet.second.items()})
+
+
+def _joined(parts: Sequence[Any], axis: int) -> Jet:
+    jets = [_whole(x if isinstance(x, Jet) else Jet(x)) for x in parts]
     if any(ALONG in jet.first for jet in jets):
         raise NotTraceable("a whole axis is joined with another")
+    tail = torch.broadcast_shapes(*(jet.value.shape[-2:] for jet in jets))
 
-    def cat(derivatives: Sequence[Mapping], key: Any) -> Tensor:
-        return torch.cat(
-            [
-                torch.as_tensor(each.get(key, 0.0)).to(jet.value).expand(jet.value.shape)
-                for each, jet in zip(derivatives, jets, strict=True)
-            ],
-            dim,
-        )
+    def cat(derivatives: Sequence[Mapping]) -> dict:
+        keys = dict.fromkeys(key for each in derivatives for key in each)
+        zero = jets[0].value.new_zeros(())
+        return {
+            key: torch.cat(
+                [
+                    each.get(key, zero).expand(*jet.value.shape[:-2], *tail)
+                    for each, jet in zip(derivatives, jets, strict=True)
+                ],
+                axis,
+            )
+            for key in keys
+        }
 
-    first, second = [jet.first for jet in jets], [jet.second for jet in jets]
-    return Jet(
-        torch.cat([jet.value for jet in jets], dim),
-        {key: cat(first, key) for key in set().union(*first)},
-        {key: cat(second, key) for key in set().union(*second)},
-    )
+    (value,) = cat([{0: jet.value} for jet in jets]).values()
+    return Jet(value, cat([jet.first for jet in jets]), cat([jet.second for jet in jets]))

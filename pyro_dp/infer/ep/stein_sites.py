@@ -18,8 +18,9 @@ A record whose components are all alike is no mixture: one of them is computed. 
 predictors are not as on public rows gets the site that :class:`SteinMoments` gives it.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,9 +28,9 @@ from torch.distributions import MixtureSameFamily
 from torch.fx import GraphModule, Node
 
 import pyro
-from pyro_dp.graphs.jets import ALONG, Jet, JetGraph, composed, log_softmax, total
+from pyro_dp.graphs.jets import ALONG, Jet, JetGraph, composed, total
 from pyro_dp.graphs.linearity import affine_nodes
-from pyro_dp.graphs.simplify import only_reads
+from pyro_dp.graphs.simplify import only_reads, shape
 from pyro_dp.graphs.tracing import NotTraceable, trace
 from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.linear_design import Axes, Coefficients, padded
@@ -38,7 +39,9 @@ from pyro_dp.infer.ep.site_factors import Factors, LowRank
 from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.utils.linalg import times
 
-_SIZE = 512  # records at a time: the draws' numbers stay in the processor's cache
+T = TypeVar("T")
+_LENGTH = 2048  # records of the traced graph, and of a pass
+_NUMBERS = 2**16  # of draws, components and records at a time: they stay in the processor's cache
 _MOST_NUMBERS = 12  # of an element
 _MOST_PREDICTORS = 8  # beside those of components
 _MIXTURES = MixtureSameFamily, pyro.distributions.MixtureSameFamily
@@ -63,8 +66,7 @@ class FewPredictors:
         if not likelihood.term.vectorizes or likelihood.term.enumerates:
             raise NotLinear("it is not a sum of densities")
         records = likelihood.term.records
-        self._likelihood, self.count = likelihood, count
-        self.length = count * _SIZE
+        self._likelihood = likelihood
         self._read_sites(z)
         graph = self._trace(z)
         moving, affine = affine_nodes(graph, 0)
@@ -72,7 +74,9 @@ class FewPredictors:
         wanted: Any = output.args[0]
         self._leaves = list(dict.fromkeys(x for n in wanted for x in _leaves(n, moving, affine)))
         self._affine = JetGraph(graph, self._leaves, [])
-        self._curved = JetGraph(graph, wanted, self._leaves)
+        self._curved = {MIXED: JetGraph(graph, wanted, self._leaves)}
+        without = [x for numbers, rest, _ in self._by_site(wanted) for x in (*numbers, *rest)]
+        self._curved[ALIKE] = JetGraph(graph, without, self._leaves)
         self._columns: list[list[int]] = []
         for leaf in self._leaves:
             start = self._columns[-1][-1] + 1 if self._columns else 0
@@ -88,6 +92,8 @@ class FewPredictors:
         if found is None:
             raise NotLinear("predictors are not affine in a record's row")
         self.coefficients = found
+        of_rows = [x.any(dim=2).any(dim=0) for x in found.of_rows if x is not None]
+        self._varying = torch.stack(of_rows).any(dim=0).nonzero().flatten().tolist()
         self.kinds = torch.zeros(records.count, dtype=torch.uint8, device=records.device)
 
     @staticmethod
@@ -126,31 +132,35 @@ class FewPredictors:
 
         def function(z: Tensor, indices: Tensor, *rows: Tensor) -> list[Tensor]:
             found = self._likelihood.for_each("parts", read, z, indices, list(rows))
-            return [x.reshape(len(z), -1) for x in found]
+            return [x.reshape(len(z), -1) for x in found]  # (B, K)
 
-        z = z.detach().to(self._likelihood.dtype).expand(self.length, -1).contiguous()
-        rows = [x.expand(self.length, *x.shape).contiguous() for x in records.placeholder()]
-        inputs = [z, torch.zeros(self.length, dtype=torch.long, device=records.device), *rows]
+        z = z.detach().to(self._likelihood.dtype).expand(_LENGTH, -1).contiguous()
+        rows = [x.expand(_LENGTH, *x.shape).contiguous() for x in records.placeholder()]
+        inputs = [z, torch.zeros(_LENGTH, dtype=torch.long, device=records.device), *rows]
         function(*(x[:1] for x in inputs))  # the first call tells what a broken record gives
         graph = trace(function, inputs)
         if not only_reads(graph):
             raise NotTraceable("it writes to its arguments")
         return graph
 
+    def _by_site(self, found: Iterable[T], logits: bool = True) -> Iterator[tuple[list[T], ...]]:
+        """What was read of each site: numbers, what else the density needs, logits if any."""
+        each = iter(found)
+        for family, size in zip(self._families, self._sizes, strict=True):
+            counts = family.rank, len(family.constants) + 2, int(logits and size > 0)
+            yield tuple(list(itertools.islice(each, count)) for count in counts)
+
     def _own_columns(
         self, wanted: Sequence[Node], moving: set[Node], affine: set[Node]
     ) -> list[int]:
         """Those of a predictor of each component."""
-        start, found = 0, set()
-        for family, size in zip(self._families, self._sizes, strict=True):
-            if size:
-                for node in wanted[start : start + family.rank]:
-                    found |= {
-                        leaf
-                        for leaf in _leaves(node, moving, affine)
-                        if leaf.meta["val"].shape[-1] == size == _numbers(leaf) > 1
-                    }
-            start += family.rank + len(family.constants) + 2 + bool(size)
+        found = {
+            leaf
+            for numbers, _, logits in self._by_site(wanted)
+            for node in numbers
+            for leaf in _leaves(node, moving, affine)
+            if logits and leaf.meta["val"].shape[-1] == self._size == _numbers(leaf) > 1
+        }
         if len(found) > 1:
             raise NotLinear("components have several predictors each")
         return [i for leaf in found for i in self._columns[self._leaves.index(leaf)]]
@@ -161,10 +171,10 @@ class FewPredictors:
         return [*own, *self._shared]
 
     def at(self, z: Tensor, indices: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """Predictors of at most so many records as there are in a pass, (B, R), in float64."""
-        z = z.to(self._likelihood.dtype).expand(self.length, -1)
-        found = self._affine([z, *padded([indices, *rows], self.length)], [])
-        return torch.cat([x.reshape(self.length, -1) for x in found], 1)[: len(indices)].double()
+        """Predictors of at most so many records as in a pass, (B, R), in float64."""
+        z = z.to(self._likelihood.dtype).expand(_LENGTH, -1)
+        found = self._affine([z, *padded([indices, *rows], _LENGTH)], [], len(indices))
+        return torch.cat([x.reshape(-1, len(indices)) for x in found]).mT.double()
 
     def _homogeneous(self, z: Tensor, indices: Tensor, rows: Sequence[Tensor]) -> list[tuple]:
         """P and c, (B, 1, R, d + 1), as Jacobians are handed on."""
@@ -176,30 +186,16 @@ class FewPredictors:
     def joint(
         self, predictors: Tensor, indices: Tensor, rows: Sequence[Tensor], kind: int
     ) -> Jet:
-        """Log densities of draws and components, (J, B, K).
+        """Log densities of components, draws and records, (K, J, B).
 
-        :param predictors: (B, R', J), as :meth:`columns` has them.
+        :param predictors: (R', J, B), as :meth:`columns` has them.
         """
-        batch, count = len(indices), predictors.shape[2]
-        flat = padded(predictors, _SIZE).permute(1, 2, 0).flatten(1)  # (R', J B)
-        given = [
-            padded(x, _SIZE).repeat(count, *(1,) * (x.dim() - 1)) if needed else None
-            for x, needed in zip([indices, *rows], self._curved.needed[1:], strict=True)
-        ]
         terms = []
-        for family, jets, rest, logits in self._parts(flat, given, kind):
+        for family, jets, rest, logits in self._parts(predictors, indices, rows, kind):
             density = family.derivatives([x.value for x in jets], rest)
             terms.append(composed(density.value, density.gradient, density.hessian, jets))
-            if logits is not None and kind != ALIKE:
-                terms.append(log_softmax(logits, -1))
-
-        def laid_out(x: Any) -> Any:
-            if not isinstance(x, Tensor):
-                return x
-            x = x.expand(self.length, x.shape[-1] if x.dim() else 1)
-            return x.unflatten(0, (count, _SIZE))[:, :batch]
-
-        return total(terms).each(laid_out)
+            terms += logits
+        return total(terms)
 
     def components(
         self, predictors: Tensor, indices: Tensor, rows: Sequence[Tensor]
@@ -207,43 +203,49 @@ class FewPredictors:
         """Of records, (B,): whether weights are 0 or 1 where components are weighed, and whether
         all components are the same.
 
-        :param predictors: (B, R), as :meth:`columns` has them.
+        :param predictors: (R, B).
         """
-        given = padded([indices, *rows], self.length)
-        flat = padded(predictors, self.length).mT
         regular = alike = torch.ones_like(indices, dtype=torch.bool)
-        for _, jets, rest, logits in self._parts(flat, given, MIXED):
-            if logits is not None:
-                numbers = [x[: len(indices)].double() for x in (*(j.value for j in jets), *rest)]
-                same = [(x - x[:, :1]).abs() <= 1e-6 * x[:, :1].abs() for x in numbers]
-                alike = torch.stack([each.all(dim=1) for each in same]).all(dim=0)
-                regular = ((numbers[-1] == 0) | (numbers[-1] == 1)).all(dim=1)
-        return regular, alike
+        for _, jets, rest, logits in self._parts(predictors.unsqueeze(1), indices, rows, MIXED):
+            if logits:
+                numbers = [x.double() for x in (*(jet.value for jet in jets), *rest)]
+                same = [(x - x[:1]).abs() <= 1e-6 * x[:1].abs() for x in numbers]
+                alike = torch.stack([x.all(dim=0)[0].expand(len(indices)) for x in same]).all(dim=0)
+                regular = ((numbers[-1] == 0) | (numbers[-1] == 1)).all(dim=0)[0]
+        return regular.expand(len(indices)), alike
 
-    def _parts(self, flat: Tensor, given: Sequence[Tensor | None], kind: int) -> Iterator[tuple]:
+    def _parts(
+        self, predictors: Tensor, indices: Tensor, rows: Sequence[Tensor], kind: int
+    ) -> Iterator[tuple]:
         """Of each site: family, numbers, what else its density needs, and logits of components.
 
-        :param flat: predictors, (R', length).
+        :param predictors: (R', J, B).
         """
         dtype, places = self._likelihood.dtype, self.columns(kind)
-        flat, leaves = flat.to(dtype), []
+        predictors, leaves = predictors.to(dtype), []
         for leaf, columns in zip(self._leaves, self._columns, strict=True):
-            shape, first = list(leaf.meta["val"].shape), dict.fromkeys(columns, 1.0)
-            chosen = flat[[places.index(i) for i in columns if i in places]]
+            lead, first = list(shape(leaf)[1:]), dict.fromkeys(columns, 1.0)
+            chosen = predictors[[places.index(i) for i in columns if i in places]]
+            if not any(i in self._varying for i in columns):
+                chosen = chosen[..., :1]
             if columns == self.own:
-                shape[-1], first = len(chosen), {ALONG: 1.0}
+                lead[-1], first = len(chosen), {ALONG: 1.0}
             elif len(columns) > 1:
-                ones = torch.eye(len(columns), dtype=dtype, device=flat.device)
-                first = {i: x.reshape(shape[1:]) for i, x in zip(columns, ones, strict=True)}
-            leaves.append(Jet(chosen.mT.reshape(shape), first))
-        found = iter(self._curved([None, *given], leaves))
-        for family, size in zip(self._families, self._sizes, strict=True):
-            jets = [_jet(next(found)) for _ in range(family.rank)]
-            rest = [next(found) for _ in range(len(family.constants) + 2)]
+                ones = torch.eye(len(columns), dtype=dtype, device=predictors.device)
+                first = {i: x.reshape(*lead, 1, 1) for i, x in zip(columns, ones, strict=True)}
+            leaves.append(Jet(chosen.reshape(*lead, *chosen.shape[1:]), first))
+        inputs = padded([indices, *rows], _LENGTH)
+        found = self._by_site(
+            self._curved[kind]([indices, *inputs], leaves, len(indices)), logits=kind == MIXED
+        )
+        for family, size, (numbers, rest, logits) in zip(
+            self._families, self._sizes, found, strict=True
+        ):
+            jets = [x if isinstance(x, Jet) else Jet(x) for x in (*numbers, *logits)]
             rest = [x.to(dtype) if x.is_floating_point() else x for x in rest]
             if size and kind == ALIKE:
-                jets, rest = [x.each(_first) for x in jets], [_first(x) for x in rest]
-            yield family, jets, rest, _jet(next(found)) if size else None
+                jets, rest = [jet.each(lambda x: x[:1]) for jet in jets], [x[:1] for x in rest]
+            yield family, jets[: family.rank], rest, jets[family.rank :]
 
 
 class SteinSites:
@@ -269,7 +271,13 @@ class SteinSites:
         probe = torch.cos(torch.arange(1.0, dim + 1).to(mean))  # an irregular direction
         self._probe = probe / probe.norm()
         self._tolerance = _TOLERANCE.get(moments.dtype, _COARSE_TOLERANCE)
-        self.size = self._few.length
+        self.size = _LENGTH
+        numbers = len(moments._draws) * max(1, len(self._few.own))
+        self._sizes = {
+            ALIKE: _NUMBERS // len(moments._draws),
+            MIXED: max(64, _NUMBERS // numbers),
+            OTHER: moments.microbatch_size,
+        }
 
     def each(self, indices: Tensor, rows: list[Tensor]) -> Iterator[Factors]:
         """The sites of B records in the frame's coordinates, of one kind after the other.
@@ -281,7 +289,7 @@ class SteinSites:
             kinds = self._few.kinds[indices] = self._kinds(indices, rows)
         for kind in (ALIKE, MIXED, OTHER):
             (places,) = (kinds == kind).nonzero(as_tuple=True)
-            for chosen in places.split(_SIZE if kind != OTHER else self._moments.microbatch_size):
+            for chosen in places.split(self._sizes[kind]):
                 if len(chosen):
                     part = [x[chosen] for x in rows] if len(chosen) < len(indices) else rows
                     yield self._factors(kind, indices[chosen], part)
@@ -291,8 +299,9 @@ class SteinSites:
             sites = self._moments.factors(self._mean, self._root, indices, rows)
             return sites if self._frame is None else sites.whitened(self._frame)
         found = self._products[kind](rows)
-        along, here = found[..., :-1], found[..., -1:]
-        predictors = here + times(along.flatten(0, 1), self._steps).unflatten(0, along.shape[:2])
+        along, here = found[..., :-1], found[..., -1]
+        steps = times(self._steps.mT, along.flatten(0, 1).mT)  # (J, B R')
+        predictors = (steps.unflatten(1, here.shape) + here).permute(2, 0, 1)
         gradient, curvature = _averages(
             self._few.joint(predictors, indices, rows, kind), self._few.columns(kind), self._few.own
         )
@@ -314,8 +323,8 @@ class SteinSites:
         alike = same.flatten(1).all(dim=1)
         for found, z in ((here, self._mean), (there, self._mean + self._axes.basis @ self._probe)):
             expected = self._few.at(z, indices, rows)[:, self._few.columns(MIXED)]
-            straight &= ((found - expected).abs() <= self._tolerance * size).all(dim=1)
-            regular, equal = self._few.components(found, indices, rows)
+            straight = straight & ((found - expected).abs() <= self._tolerance * size).all(dim=1)
+            regular, equal = self._few.components(found.mT, indices, rows)
             straight, alike = straight & regular, alike & equal
         kinds = torch.where(alike, ALIKE, MIXED) if own else torch.full_like(indices, MIXED)
         return torch.where(straight, kinds, OTHER).to(torch.uint8)
@@ -329,7 +338,8 @@ def _components(site: dict) -> tuple[dict, Tensor | None]:
     scale, mask = scale_and_mask(site)
     aside = {"value": site["value"].unsqueeze(-1), "fn": base.component_distribution}
     aside |= {"scale": scale.unsqueeze(-1), "mask": mask.unsqueeze(-1)}
-    return site | aside, base.mixture_distribution.logits
+    logits, normalised = base.mixture_distribution.logits, "logits" in vars(base.mixture_distribution)
+    return site | aside, logits if normalised else logits.log_softmax(-1)
 
 
 def _leaves(node: Node, moving: set[Node], affine: set[Node]) -> list[Node]:
@@ -358,44 +368,34 @@ def _numbers(node: Node) -> int:
     return int(node.meta["val"][0].numel())
 
 
-def _jet(x: Jet | Tensor) -> Jet:
-    return x if isinstance(x, Jet) else Jet(x)
-
-
-def _first(x: Any) -> Any:
-    return x[..., :1] if isinstance(x, Tensor) else x
-
-
 def _averages(joint: Jet, columns: Sequence[int], own: Sequence[int]) -> tuple[Tensor, Tensor]:
     """g and B in R predictors, (B, R) and (B, R, R), in float64.
 
-    :param joint: log densities of draws and components, (J, B, K).
+    :param joint: log densities of components, draws and records, (K, J, B).
     :param columns: directions of the predictors, those of components first.
     """
-    value = joint.value.transpose(0, 1)
-    weights = value.flatten(1).softmax(dim=1).unflatten(1, value.shape[1:]).transpose(0, 1)
+    value = joint.value
+    weights = value.flatten(0, 1).softmax(dim=0).unflatten(0, value.shape[:2])
     number = sum(i in own for i in columns)
     spans = {ALONG: slice(0, number)} if number else {}
     spans |= {i: slice(p, p + 1) for p, i in enumerate(columns) if p >= number}
-    gradient = weights.new_zeros(value.shape[0], len(columns), dtype=torch.float64)
-    moments = gradient.new_zeros(value.shape[0], len(columns), len(columns))
+    gradient = weights.new_zeros(len(columns), value.shape[2], dtype=torch.float64)
+    moments = gradient.new_zeros(len(columns), len(columns), value.shape[2])
     weighted = {i: weights * joint.first[i] for i in spans if i in joint.first}
-
-    def summed(x: Tensor, along: bool) -> Tensor:
-        return (x.sum(dim=0) if along else x.sum(dim=(0, 2)).unsqueeze(1)).double()
-
     for i, slope in weighted.items():
-        gradient[:, spans[i]] = summed(slope, i == ALONG)
+        gradient[spans[i]] = slope.sum(dim=1) if i == ALONG else slope.sum(dim=(0, 1))
         for k in weighted:
             if i <= k:
-                bend = joint.second.get((i, k))
-                each = slope * joint.first[k] + (0.0 if bend is None else weights * bend)
-                found = summed(each, i == ALONG)
+                each = slope * joint.first[k]
+                if (i, k) in joint.second:
+                    each += weights * joint.second[i, k]
+                found = each.sum(dim=1) if i == ALONG else each.sum(dim=(0, 1)).unsqueeze(0)
                 if k == ALONG:
-                    moments[:, :number, :number] = torch.diag_embed(found)
+                    moments[range(number), range(number)] = found.double()
                 else:
-                    moments[:, spans[i], spans[k].start] = found
-                    moments[:, spans[k].start, spans[i]] = found
+                    moments[spans[i], spans[k].start] = found.double()
+                    moments[spans[k].start, spans[i]] = found.double()
+    gradient, moments = gradient.mT, moments.permute(2, 0, 1)
     return gradient, gradient.unsqueeze(2) * gradient.unsqueeze(1) - moments
 
 
