@@ -71,19 +71,25 @@ def composed(
                 for k, y in other.first.items():
                     if a != b or i <= k:
                         twice = 2.0 if a != b and i == k else 1.0
-                        _add(second, (min(i, k), max(i, k)), _times(bend, _times(twice * x, y)))
+                        _add(second, (min(i, k), max(i, k)), _times(bend, _times(twice, _times(x, y))))
     return Jet(value, first, second)
 
 
-def total(jets: Sequence[Jet]) -> Jet:
-    """Their sum."""
-    value, first, second = jets[0].value, dict(jets[0].first), dict(jets[0].second)
-    for jet in jets[1:]:
-        value = value + jet.value
-        for i, x in jet.first.items():
-            _add(first, i, x)
-        for pair, x in jet.second.items():
-            _add(second, pair, x)
+def total(jets: Sequence[Jet], signs: Sequence[float] | None = None) -> Jet:
+    """Their sum, or that of some minus others."""
+    value, first, second = None, {}, {}
+    for jet, sign in zip(jets, signs or [1.0] * len(jets), strict=True):
+        if value is None:
+            value = jet.value if sign == 1.0 else -jet.value
+        else:
+            value = value + jet.value if sign == 1.0 else value - jet.value
+        for sums, terms in ((first, jet.first), (second, jet.second)):
+            for key, x in terms.items():
+                if key in sums and sign != 1.0:
+                    sums[key] = sums[key] - x
+                else:
+                    _add(sums, key, x if sign == 1.0 else -x)
+    assert value is not None
     return Jet(value, first, second)
 
 
@@ -92,18 +98,32 @@ def log_sum_exp(jet: Jet, axis: int) -> Jet:
     if ALONG in jet.first:
         raise NotTraceable("a whole axis is summed over")
     value = jet.value.logsumexp(axis, keepdim=True)
-    weights = (jet.value - value).exp_()
+    first, second = averages(jet, (jet.value - value).exp_(), axis)
+    for i, x in first.items():
+        for k, y in first.items():
+            if i <= k:
+                _add(second, (i, k), -(x * y))
+    return Jet(value, first, second)
 
-    def mean(x: Number) -> Number:
-        return (weights * x).sum(axis, keepdim=True) if isinstance(x, Tensor) else x
 
-    first = {i: mean(x) for i, x in jet.first.items()}
-    second: dict[Pair, Number] = {pair: mean(x) for pair, x in jet.second.items()}
-    for i, x in jet.first.items():
+def averages(jet: Jet, weights: Tensor, *axes: int) -> tuple[dict[int, Number], dict[Pair, Number]]:
+    """Weighted sums, over some axes, of the gradient, and of the Hessian plus the gradient's
+    square. Over a direction's own axis there is no sum.
+    """
+    weighted = {i: weights * x for i, x in jet.first.items()}
+    second = {}
+    for i, slope in weighted.items():
         for k, y in jet.first.items():
             if i <= k:
-                _add(second, (i, k), mean(x * y) - first[i] * first[k])
-    return Jet(value, first, second)
+                each, bend = slope * y, jet.second.get((i, k))
+                if bend is not None:
+                    each = torch.addcmul(each, weights, torch.as_tensor(bend).to(each))
+                second[i, k] = _summed(each, i, axes)
+    return {i: _summed(x, i, axes) for i, x in weighted.items()}, second
+
+
+def _summed(x: Tensor, direction: int, axes: Sequence[int]) -> Tensor:
+    return x.sum([a for a in axes if a or direction != ALONG], keepdim=True)
 
 
 def _times(x: Number, y: Number) -> Number:
@@ -215,14 +235,9 @@ class JetGraph:
             raise NotTraceable(f"{name} has no rule")
         if name in ("add", "sub", "rsub") and len(args) == 2:
             signs = {"add": (1.0, 1.0), "sub": (1.0, -1.0), "rsub": (-1.0, 1.0)}[name]
-            return total(
-                [
-                    (x if isinstance(x, Jet) else Jet(torch.as_tensor(x))).times(sign)
-                    for x, sign in zip(args, signs, strict=True)
-                ]
-            )
+            return total([x if isinstance(x, Jet) else Jet(torch.as_tensor(x)) for x in args], signs)
         if name == "neg":
-            return first.times(-1.0)
+            return total([first], [-1.0])
         if name in ("mul", "div") and len(args) == 2:
             (other,) = others
             if name == "div":
@@ -242,8 +257,7 @@ class JetGraph:
             if name in VIEWS:
                 return _viewed(first, before, here[1:])
             if name == "_log_softmax":
-                lost = log_sum_exp(first, _axis(others, here))
-                return total([first, lost.times(-1.0)])
+                return total([first, log_sum_exp(first, _axis(others, here))], [1.0, -1.0])
             if name == "logsumexp" and others[1:] == [True]:
                 return log_sum_exp(first, _axis(others[0], here))
             if ALONG not in first.first:

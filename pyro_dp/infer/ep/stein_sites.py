@@ -28,7 +28,7 @@ from torch.distributions import MixtureSameFamily
 from torch.fx import GraphModule, Node
 
 import pyro
-from pyro_dp.graphs.jets import ALONG, Jet, JetGraph, composed, total
+from pyro_dp.graphs.jets import ALONG, Jet, JetGraph, averages, composed, total
 from pyro_dp.graphs.linearity import affine_nodes
 from pyro_dp.graphs.simplify import only_reads, shape
 from pyro_dp.graphs.tracing import NotTraceable, trace
@@ -381,20 +381,15 @@ def _averages(joint: Jet, columns: Sequence[int], own: Sequence[int]) -> tuple[T
     spans |= {i: slice(p, p + 1) for p, i in enumerate(columns) if p >= number}
     gradient = weights.new_zeros(len(columns), value.shape[2], dtype=torch.float64)
     moments = gradient.new_zeros(len(columns), len(columns), value.shape[2])
-    weighted = {i: weights * joint.first[i] for i in spans if i in joint.first}
-    for i, slope in weighted.items():
-        gradient[spans[i]] = slope.sum(dim=1) if i == ALONG else slope.sum(dim=(0, 1))
-        for k in weighted:
-            if i <= k:
-                each = slope * joint.first[k]
-                if (i, k) in joint.second:
-                    each += weights * joint.second[i, k]
-                found = each.sum(dim=1) if i == ALONG else each.sum(dim=(0, 1)).unsqueeze(0)
-                if k == ALONG:
-                    moments[range(number), range(number)] = found.double()
-                else:
-                    moments[spans[i], spans[k].start] = found.double()
-                    moments[spans[k].start, spans[i]] = found.double()
+    first, second = averages(joint, weights, 0, 1)
+    for i, x in first.items():
+        gradient[spans[i]] = x[:, 0].double()
+    for (i, k), x in second.items():
+        if k == ALONG:
+            moments[range(number), range(number)] = x[:, 0].double()
+        else:
+            moments[spans[i], spans[k].start] = x[:, 0].double()
+            moments[spans[k].start, spans[i]] = x[:, 0].double()
     gradient, moments = gradient.mT, moments.permute(2, 0, 1)
     return gradient, gradient.unsqueeze(2) * gradient.unsqueeze(1) - moments
 
