@@ -40,7 +40,8 @@ from pyro_dp.records.stand_ins import on_varied
 from pyro_dp.utils.linalg import times
 
 T = TypeVar("T")
-_LENGTH = 2048  # records of the traced graph, and of a pass
+_LENGTH = 2048  # records of the traced graph
+_PASS = 4 * _LENGTH  # so that there are many of each kind
 _NUMBERS = 2**16  # of draws, components and records at a time: they stay in the processor's cache
 _MOST_NUMBERS = 12  # of an element
 _MOST_PREDICTORS = 8  # beside those of components
@@ -271,11 +272,11 @@ class SteinSites:
         probe = torch.cos(torch.arange(1.0, dim + 1).to(mean))  # an irregular direction
         self._probe = probe / probe.norm()
         self._tolerance = _TOLERANCE.get(moments.dtype, _COARSE_TOLERANCE)
-        self.size = _LENGTH
+        self.size = _PASS
         numbers = len(moments._draws) * max(1, len(self._few.own))
         self._sizes = {
-            ALIKE: _NUMBERS // len(moments._draws),
-            MIXED: max(64, _NUMBERS // numbers),
+            ALIKE: _LENGTH,
+            MIXED: min(_LENGTH, max(64, _NUMBERS // numbers)),
             OTHER: moments.microbatch_size,
         }
 
@@ -286,7 +287,9 @@ class SteinSites:
         """
         kinds = self._few.kinds[indices]
         if not kinds.all():
-            kinds = self._few.kinds[indices] = self._kinds(indices, rows)
+            for part in torch.arange(len(indices)).split(_LENGTH):
+                self._few.kinds[indices[part]] = self._kinds(indices[part], [x[part] for x in rows])
+            kinds = self._few.kinds[indices]
         for kind in (ALIKE, MIXED, OTHER):
             (places,) = (kinds == kind).nonzero(as_tuple=True)
             for chosen in places.split(self._sizes[kind]):
