@@ -393,7 +393,7 @@ def _averages(joint: Jet, columns: Sequence[int], own: Sequence[int]) -> tuple[T
         else:
             moments[spans[i], spans[k].start] = x[:, 0].double()
             moments[spans[k].start, spans[i]] = x[:, 0].double()
-    gradient, moments = gradient.mT, moments.permute(2, 0, 1)
+    gradient, moments = gradient.mT.contiguous(), moments.permute(2, 0, 1).contiguous()
     return gradient, gradient.unsqueeze(2) * gradient.unsqueeze(1) - moments
 
 
