@@ -6,6 +6,7 @@ the data with a public matrix*, and no J is made: from (rows) (J_k T) follow wha
 is long, how far the cavity's predictors vary, and what it adds to the sum.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from pyro_dp.utils.linalg import cholesky, times
 
 _MOST_COEFFICIENTS = 2**22
 _NUM_VARIED = 3
+_INTEGERS = torch.int16, torch.int32, torch.int64
 Numbers = list[tuple[Tensor, list[Tensor]]]  # of each family: a (B, E, r), and what else it needs
 
 
@@ -61,10 +63,11 @@ class Axes:
 
 @dataclass(frozen=True, eq=False)
 class Coefficients:
-    """R rows J_0 + sum_k row_k J_k for each record.
+    """R rows J_0 + sum_k row_k J_k for each record, and of an integer k its own addend.
 
     :param constant: J_0, (R, d).
-    :param of_rows: of each data tensor J_k, (K, R, d), or None where all are zero.
+    :param of_rows: of each data tensor J_k, (K, R, d), or None where all are zero. Of an integer
+        the addends for 0, 1, ..., K - 1.
     """
 
     constant: Tensor
@@ -91,23 +94,23 @@ class Coefficients:
         """
         some: Any = slice(None) if chosen is None else list(chosen)
         constant = self.constant[some] @ basis
-        matrices: list[tuple[Tensor | None, Tensor] | None] = []
-        for k in self.of_rows:
-            matrix = None if k is None else (k[:, some] @ basis).flatten(1)
-            if matrix is None or chosen is None:
-                matrices.append(None if matrix is None else (None, matrix))
-            else:
-                used = matrix.any(dim=1).nonzero().squeeze(1)
-                matrices.append((used, matrix[used]) if len(used) else None)
+        matrices = [None if k is None else (k[:, some] @ basis).flatten(1) for k in self.of_rows]
+        used = [
+            None if chosen is None or x is None else x.any(dim=1).nonzero().squeeze(1)
+            for x in matrices
+        ]
 
         def product(rows: Sequence[Tensor]) -> Tensor:
             total = None
-            for row, each in zip(rows, matrices, strict=True):
-                if each is not None:
-                    used, matrix = each
+            for row, matrix, some in zip(rows, matrices, used, strict=True):
+                if matrix is not None:
                     row = row.reshape(len(row), -1)
-                    row = row if used is None else row[:, used]
-                    part = times(row.double(), matrix)
+                    if not row.is_floating_point():
+                        part = _looked_up(matrix, row[:, 0])
+                    elif some is None:
+                        part = times(row.double(), matrix)
+                    else:
+                        part = times(row[:, some].double(), matrix[some])
                     total = part if total is None else total.add_(part)
             if total is None:
                 total = constant.flatten().expand(len(rows[0]), -1).clone()
@@ -178,6 +181,13 @@ def padded(rows: Any, size: int) -> Any:
     )
 
 
+def _looked_up(table: Tensor, places: Tensor) -> Tensor:
+    """Rows of a table, (K, ...); NaN for places that it has not."""
+    inside = (places >= 0) & (places < len(table))
+    found = table[places.clamp(0, len(table) - 1).long()]
+    return found if inside.all() else torch.where(inside.unsqueeze(1), found, torch.nan)
+
+
 def _affine(
     likelihood: Likelihood, predictors: Callable, z: Tensor, integers: bool
 ) -> tuple[Tensor, list[Tensor | None]] | None:
@@ -205,15 +215,40 @@ def _affine(
     slopes = found[1:] - found[0]
     constant = found[0] - slopes.sum(dim=0)
     coefficients = list(slopes.split(sizes))
+    widths = sorted({u.numel() for u in likelihood.particle.latents.values()}, reverse=True)
+    for place, row in enumerate(base):
+        if row.dtype in _INTEGERS and row.numel() == 1:
+            coefficients[place] = _levels(jacobians, base, place, widths)
     rows = [varied(table, _NUM_VARIED, 1, integers=integers) for table in records.likes]
     expected = constant.expand(_NUM_VARIED, -1, -1)
     for row, k in zip(rows, coefficients, strict=True):
-        if len(k):
+        if len(k) and not row.is_floating_point():
+            expected = expected + _looked_up(k, row.reshape(_NUM_VARIED))
+        elif len(k):
             expected = expected + torch.tensordot(row.reshape(_NUM_VARIED, -1).double(), k, dims=1)
     tolerance = 1e-8 if likelihood.dtype == torch.float64 else 1e-4
     if not agree(jacobians(rows), expected, tolerance=tolerance):
         return None
     return constant, [k if k.any() else None for k in coefficients]
+
+
+def _levels(
+    jacobians: Callable[[list[Tensor]], Tensor], base: list[Tensor], place: int, counts: list[int]
+) -> Tensor:
+    """What each integer adds to the Jacobian, (K, R, d), for as many as a site has latents.
+
+    :param place: of the integer in a row.
+    :param counts: K may be one of these; with none of them, there are no addends.
+    """
+    for count in counts:
+        rows = [row.expand(count, *row.shape) for row in base]
+        rows[place] = torch.arange(count, device=base[place].device).to(base[place].dtype)
+        rows[place] = rows[place].reshape(count, *base[place].shape)
+        with contextlib.suppress(Exception):  # there may be fewer levels
+            found = jacobians(rows)
+            if found.isfinite().all():
+                return found - found[0]
+    return torch.zeros(0)
 
 
 def _graph(

@@ -66,10 +66,14 @@ class LinearSites:
 
         :param rows: rows of the records. This method only reads them.
         """
+        try:
+            here = self._design.numbers(self._mean, indices, rows)
+        except Exception:  # on some record; which one, the model's own derivatives find out
+            sites = self._moments.factors(self._mean, self._covariance, indices, rows)
+            return LowRank(*sites.within(self._axes.basis), turn=self._axes.turn)
         along = self._product(rows)  # (B, R, d)
         squares = times(self._weights, along.square().flatten(0, 1).mT)
         lengths, variances = squares.unflatten(1, along.shape[:2])  # (B, R) each
-        here = self._design.numbers(self._mean, indices, rows)
         sites, start = [], 0
         for family, (numbers, rest) in zip(self._moments.families, here, strict=True):
             shape, stop = numbers.shape, start + numbers.shape[1:].numel()
