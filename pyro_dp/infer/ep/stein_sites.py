@@ -93,8 +93,8 @@ class FewPredictors:
         if found is None:
             raise NotLinear("predictors are not affine in a record's row")
         self.coefficients = found
-        of_rows = [x.any(dim=2).any(dim=0) for x in found.of_rows if x is not None]
-        self._varying = torch.stack(of_rows).any(dim=0).nonzero().flatten().tolist()
+        of_rows = torch.cat([found.constant[None][:0], *(x for x in found.of_rows if x is not None)])
+        self._varying = of_rows.any(dim=2).any(dim=0).nonzero().flatten().tolist()
         self.kinds = torch.zeros(records.count, dtype=torch.uint8, device=records.device)
 
     @staticmethod
