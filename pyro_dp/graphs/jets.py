@@ -71,7 +71,11 @@ def composed(
                 for k, y in other.first.items():
                     if a != b or i <= k:
                         twice = 2.0 if a != b and i == k else 1.0
-                        _add(second, (min(i, k), max(i, k)), _times(bend, _times(twice, _times(x, y))))
+                        _add(
+                            second,
+                            (min(i, k), max(i, k)),
+                            _times(bend, _times(twice, _times(x, y))),
+                        )
     return Jet(value, first, second)
 
 
@@ -235,7 +239,9 @@ class JetGraph:
             raise NotTraceable(f"{name} has no rule")
         if name in ("add", "sub", "rsub") and len(args) == 2:
             signs = {"add": (1.0, 1.0), "sub": (1.0, -1.0), "rsub": (-1.0, 1.0)}[name]
-            return total([x if isinstance(x, Jet) else Jet(torch.as_tensor(x)) for x in args], signs)
+            return total(
+                [x if isinstance(x, Jet) else Jet(torch.as_tensor(x)) for x in args], signs
+            )
         if name == "neg":
             return total([first], [-1.0])
         if name in ("mul", "div") and len(args) == 2:

@@ -8,7 +8,17 @@ _OPS = torch.ops.aten
 LINEAR = {
     *("_to_copy", "_unsafe_view", "alias", "cat", "clone", "contiguous", "cumsum", "detach"),
     *("diagonal", "expand", "flip", "index", "index_select", "mean", "neg", "permute", "repeat"),
-    *("constant_pad_nd", "select", "slice", "split", "split_with_sizes", "squeeze", "stack", "sum", "t"),
+    *(
+        "constant_pad_nd",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "stack",
+        "sum",
+        "t",
+    ),
     *("transpose", "unbind", "unsqueeze", "view"),
 }
 _SUMS = {"add", "rsub", "sub"}

@@ -176,7 +176,9 @@ class LinearDesign:
 def padded(rows: Any, size: int) -> Any:
     """So many rows: the first one again and again after those of each tensor."""
     return pytree.tree_map(
-        lambda x: x if len(x) == size else torch.cat([x, x[:1].expand(size - len(x), *x.shape[1:])]),
+        lambda x: (
+            x if len(x) == size else torch.cat([x, x[:1].expand(size - len(x), *x.shape[1:])])
+        ),
         rows,
     )
 

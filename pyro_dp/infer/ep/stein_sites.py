@@ -50,6 +50,7 @@ _NARROWING = {"alias", "constant_pad_nd", "expand", "squeeze", "unsqueeze", "vie
 _NARROWING |= {"add", "sub", "rsub", "neg", "mul", "div"}
 _TOLERANCE = {torch.float64: 1e-9}
 _COARSE_TOLERANCE = 1e-5
+_ALIKE = 1e-12  # predictors of components, but for rounding
 LARGEST_REDUCTION = 0.5  # of the cavity's variance by one record, beyond which draws say nothing
 UNSEEN, ALIKE, MIXED, OTHER = range(4)  # kinds of records
 
@@ -93,7 +94,9 @@ class FewPredictors:
         if found is None:
             raise NotLinear("predictors are not affine in a record's row")
         self.coefficients = found
-        of_rows = torch.cat([found.constant[None][:0], *(x for x in found.of_rows if x is not None)])
+        of_rows = torch.cat(
+            [found.constant[None][:0], *(x for x in found.of_rows if x is not None)]
+        )
         self._varying = of_rows.any(dim=2).any(dim=0).nonzero().flatten().tolist()
         self.kinds = torch.zeros(records.count, dtype=torch.uint8, device=records.device)
 
@@ -184,9 +187,7 @@ class FewPredictors:
         found[..., :-1] -= found[..., -1:]
         return [(None, None, found.unsqueeze(1), None)]
 
-    def joint(
-        self, predictors: Tensor, indices: Tensor, rows: Sequence[Tensor], kind: int
-    ) -> Jet:
+    def joint(self, predictors: Tensor, indices: Tensor, rows: Sequence[Tensor], kind: int) -> Jet:
         """Log densities of components, draws and records, (K, J, B).
 
         :param predictors: (R', J, B), as :meth:`columns` has them.
@@ -287,17 +288,19 @@ class SteinSites:
         """
         kinds = self._few.kinds[indices]
         if not kinds.all():
-            for part in torch.arange(len(indices)).split(_LENGTH):
-                self._few.kinds[indices[part]] = self._kinds(indices[part], [x[part] for x in rows])
+            for part in torch.arange(len(indices), device=indices.device).split(_LENGTH):
+                found = self.found_kinds(indices[part], [x[part] for x in rows])
+                self._few.kinds[indices[part]] = found
             kinds = self._few.kinds[indices]
         for kind in (ALIKE, MIXED, OTHER):
             (places,) = (kinds == kind).nonzero(as_tuple=True)
             for chosen in places.split(self._sizes[kind]):
                 if len(chosen):
                     part = [x[chosen] for x in rows] if len(chosen) < len(indices) else rows
-                    yield self._factors(kind, indices[chosen], part)
+                    yield self.factors(kind, indices[chosen], part)
 
-    def _factors(self, kind: int, indices: Tensor, rows: list[Tensor]) -> Factors:
+    def factors(self, kind: int, indices: Tensor, rows: list[Tensor]) -> Factors:
+        """The sites of records of this kind."""
         if kind == OTHER:
             sites = self._moments.factors(self._mean, self._root, indices, rows)
             return sites if self._frame is None else sites.whitened(self._frame)
@@ -315,21 +318,25 @@ class SteinSites:
         half = along * self._axes.variances.sqrt()
         return LowRank(along, *_site(gradient, curvature, half), turn=self._axes.turn)
 
-    def _kinds(self, indices: Tensor, rows: list[Tensor]) -> Tensor:
-        """Of records."""
-        found = self._products[MIXED](rows)
-        along, here = found[..., :-1], found[..., -1]
-        there, straight, alike = here + along @ self._probe, True, True
-        size = here.abs() + there.abs() + along.norm(dim=2)
-        own = len(self._few.own)
-        same = (found[:, :own] - found[:, :1]).abs() <= 1e-12 * found[:, :1].abs()
-        alike = same.flatten(1).all(dim=1)
-        for found, z in ((here, self._mean), (there, self._mean + self._axes.basis @ self._probe)):
-            expected = self._few.at(z, indices, rows)[:, self._few.columns(MIXED)]
-            straight = straight & ((found - expected).abs() <= self._tolerance * size).all(dim=1)
-            regular, equal = self._few.components(found.mT, indices, rows)
-            straight, alike = straight & regular, alike & equal
-        kinds = torch.where(alike, ALIKE, MIXED) if own else torch.full_like(indices, MIXED)
+    def found_kinds(self, indices: Tensor, rows: list[Tensor]) -> Tensor:
+        """The kinds of records, (B,), of which none is larger than a graph's."""
+        try:
+            found = self._products[MIXED](rows)
+            along, here = found[..., :-1], found[..., -1]
+            there = here + along @ self._probe
+            size = here.abs() + there.abs() + along.norm(dim=2)
+            number = len(self._few.own)
+            same = (found[:, :number] - found[:, :1]).abs() <= _ALIKE * found[:, :1].abs()
+            straight, alike = torch.ones_like(indices, dtype=torch.bool), same.flatten(1).all(dim=1)
+            elsewhere = self._mean + self._axes.basis @ self._probe
+            for predictors, z in ((here, self._mean), (there, elsewhere)):
+                expected = self._few.at(z, indices, rows)[:, self._few.columns(MIXED)]
+                close = (predictors - expected).abs() <= self._tolerance * size
+                regular, equal = self._few.components(predictors.mT, indices, rows)
+                straight, alike = straight & close.all(dim=1) & regular, alike & equal
+        except Exception:  # on some record; which one, the model's own derivatives find out
+            return torch.full_like(indices, OTHER, dtype=torch.uint8)
+        kinds = torch.where(alike, ALIKE, MIXED) if number else torch.full_like(indices, MIXED)
         return torch.where(straight, kinds, OTHER).to(torch.uint8)
 
 
@@ -341,7 +348,10 @@ def _components(site: dict) -> tuple[dict, Tensor | None]:
     scale, mask = scale_and_mask(site)
     aside = {"value": site["value"].unsqueeze(-1), "fn": base.component_distribution}
     aside |= {"scale": scale.unsqueeze(-1), "mask": mask.unsqueeze(-1)}
-    logits, normalised = base.mixture_distribution.logits, "logits" in vars(base.mixture_distribution)
+    logits, normalised = (
+        base.mixture_distribution.logits,
+        "logits" in vars(base.mixture_distribution),
+    )
     return site | aside, logits if normalised else logits.log_softmax(-1)
 
 
