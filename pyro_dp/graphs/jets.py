@@ -6,6 +6,7 @@ Derivatives are carried forward, operation by operation. They keep the axes alon
 differ. So the scale of a draw, which is alike for all records, costs next to nothing.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,13 +82,16 @@ def composed(
 
 def total(jets: Sequence[Jet], signs: Sequence[float] | None = None) -> Jet:
     """Their sum, or that of some minus others."""
-    value, first, second = None, {}, {}
+    value: Tensor | None = None
+    first: dict[int, Number] = {}
+    second: dict[Pair, Number] = {}
     for jet, sign in zip(jets, signs or [1.0] * len(jets), strict=True):
         if value is None:
             value = jet.value if sign == 1.0 else -jet.value
         else:
             value = value + jet.value if sign == 1.0 else value - jet.value
-        for sums, terms in ((first, jet.first), (second, jet.second)):
+        both: Any = (first, jet.first), (second, jet.second)
+        for sums, terms in both:
             for key, x in terms.items():
                 if key in sums and sign != 1.0:
                     sums[key] = sums[key] - x
@@ -103,27 +107,28 @@ def log_sum_exp(jet: Jet, axis: int) -> Jet:
         raise NotTraceable("a whole axis is summed over")
     value = jet.value.logsumexp(axis, keepdim=True)
     first, second = averages(jet, (jet.value - value).exp_(), axis)
-    for i, x in first.items():
-        for k, y in first.items():
-            if i <= k:
-                _add(second, (i, k), -(x * y))
-    return Jet(value, first, second)
+    return Jet(value, dict(first), dict(second))
 
 
-def averages(jet: Jet, weights: Tensor, *axes: int) -> tuple[dict[int, Number], dict[Pair, Number]]:
-    """Weighted sums, over some axes, of the gradient, and of the Hessian plus the gradient's
-    square. Over a direction's own axis there is no sum.
+def averages(jet: Jet, weights: Tensor, *axes: int) -> tuple[dict[int, Tensor], dict[Pair, Tensor]]:
+    """Of the gradient, and of the Hessian plus the square of the gradient around its average.
+
+    In the direction of a whole axis, each element has its own sum, and there the gradient is taken
+    as it is.
+
+    :param weights: over all axes, their sum is one.
     """
     weighted = {i: weights * x for i, x in jet.first.items()}
-    second = {}
-    for i, slope in weighted.items():
-        for k, y in jet.first.items():
-            if i <= k:
-                each, bend = slope * y, jet.second.get((i, k))
-                if bend is not None:
-                    each = torch.addcmul(each, weights, torch.as_tensor(bend).to(each))
-                second[i, k] = _summed(each, i, axes)
-    return {i: _summed(x, i, axes) for i, x in weighted.items()}, second
+    first = {i: _summed(x, i, axes) for i, x in weighted.items()}
+    around = {i: x if i == ALONG else x - first[i] for i, x in jet.first.items()}
+    second: dict[Pair, Tensor] = {}
+    for i, k in itertools.combinations_with_replacement(sorted(around), 2):
+        each = (weighted[i] if i == ALONG else weights * around[i]) * around[k]
+        bend = jet.second.get((i, k))
+        if bend is not None:
+            each = torch.addcmul(each, weights, torch.as_tensor(bend).to(each))
+        second[i, k] = _summed(each, i, axes)
+    return first, second
 
 
 def _summed(x: Tensor, direction: int, axes: Sequence[int]) -> Tensor:
@@ -228,7 +233,8 @@ class JetGraph:
                 known[node] = self._applied(node, torch.fx.map_arg(node.args, seen))
             else:
                 args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
-                known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                target: Any = node.target
+                known[node] = target(*args, **kwargs)
         return [seen(node) for node in self._wanted]
 
     def _applied(self, node: Node, args: Any) -> Jet:
@@ -330,7 +336,7 @@ def _whole(jet: Jet) -> Jet:
     def whole(x: Number) -> Tensor:
         return x if isinstance(x, Tensor) else jet.value.new_full(jet.value.shape[:-2] + (1, 1), x)
 
-    first = {i: whole(x) for i, x in jet.first.items()}
+    first: dict[int, Number] = {i: whole(x) for i, x in jet.first.items()}
     return Jet(jet.value, first, {pair: whole(x) for pair, x in jet.second.items()})
 
 

@@ -69,8 +69,9 @@ class LinearSites:
         try:
             here = self._design.numbers(self._mean, indices, rows)
         except Exception:  # on some record; which one, the model's own derivatives find out
-            sites = self._moments.factors(self._mean, self._covariance, indices, rows)
-            return LowRank(*sites.within(self._axes.basis), turn=self._axes.turn)
+            others = self._moments.factors(self._mean, self._covariance, indices, rows)
+            along, precision, residual, largest = others.within(self._axes.basis)
+            return LowRank(along, precision, residual, largest, turn=self._axes.turn)
         along = self._product(rows)  # (B, R, d)
         squares = times(self._weights, along.square().flatten(0, 1).mT)
         lengths, variances = squares.unflatten(1, along.shape[:2])  # (B, R) each

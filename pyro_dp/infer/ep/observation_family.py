@@ -126,7 +126,8 @@ class Family:
         elif not value.is_floating_point():  # a Bernoulli of torch asks for labels like its logits
             value = value.to(numbers[0]) if numbers else value.to(torch.get_default_dtype())
         rest = [*(x.expand(shape) for x in constant), value, weight]
-        return tuple([x.expand(shape).reshape(-1) for x in each] for each in (numbers, rest))
+        numbers, rest = ([x.expand(shape).reshape(-1) for x in each] for each in (numbers, rest))
+        return numbers, rest
 
     def log_prob(self, numbers: Tensor, rest: list[Tensor]) -> Tensor:
         """Weighted log density of every element, (..., E).

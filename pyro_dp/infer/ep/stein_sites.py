@@ -22,13 +22,13 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import pyro
 import torch
 from torch import Tensor
 from torch.distributions import MixtureSameFamily
 from torch.fx import GraphModule, Node
 
-import pyro
-from pyro_dp.graphs.jets import ALONG, Jet, JetGraph, averages, composed, total
+from pyro_dp.graphs.jets import ALONG, Jet, JetGraph, Number, averages, composed, total
 from pyro_dp.graphs.linearity import affine_nodes
 from pyro_dp.graphs.simplify import only_reads, shape
 from pyro_dp.graphs.tracing import NotTraceable, trace
@@ -226,7 +226,8 @@ class FewPredictors:
         dtype, places = self._likelihood.dtype, self.columns(kind)
         predictors, leaves = predictors.to(dtype), []
         for leaf, columns in zip(self._leaves, self._columns, strict=True):
-            lead, first = list(shape(leaf)[1:]), dict.fromkeys(columns, 1.0)
+            lead = list(shape(leaf)[1:])
+            first: dict[int, Number] = dict.fromkeys(columns, 1.0)
             chosen = predictors[[places.index(i) for i in columns if i in places]]
             if not any(i in self._varying for i in columns):
                 chosen = chosen[..., :1]
@@ -403,8 +404,8 @@ def _averages(joint: Jet, columns: Sequence[int], own: Sequence[int]) -> tuple[T
         else:
             moments[spans[i], spans[k].start] = x[:, 0].double()
             moments[spans[k].start, spans[i]] = x[:, 0].double()
-    gradient, moments = gradient.mT.contiguous(), moments.permute(2, 0, 1).contiguous()
-    return gradient, gradient.unsqueeze(2) * gradient.unsqueeze(1) - moments
+    moments[:number, :number] -= gradient[:number, None] * gradient[:number]
+    return gradient.mT.contiguous(), -moments.permute(2, 0, 1).contiguous()
 
 
 def _site(gradient: Tensor, curvature: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:

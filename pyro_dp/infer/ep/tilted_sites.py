@@ -28,7 +28,7 @@ from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.infer.ep.observation_family import Family, NotLinear, Residuals
 from pyro_dp.infer.ep.site_factors import Dense, LowRank
-from pyro_dp.infer.ep.stein_sites import LARGEST_REDUCTION, FewPredictors, SteinSites
+from pyro_dp.infer.ep.stein_sites import LARGEST_REDUCTION, OTHER, FewPredictors, SteinSites
 from pyro_dp.records.stand_ins import on_varied, varied
 from pyro_dp.utils.agreement import agree
 from pyro_dp.utils.devices import rows_on
@@ -228,6 +228,8 @@ class SteinMoments:
         try:
             sites = SteinSites(self, z, root, None)
             kinds = sites.found_kinds(indices, rows)
+            if (kinds == OTHER).all():
+                return False
             for kind in kinds.unique().tolist():
                 chosen = [x[kinds == kind] for x in (indices, *rows)]
                 found = sites.factors(kind, chosen[0], chosen[1:])
