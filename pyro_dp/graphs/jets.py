@@ -111,7 +111,7 @@ def log_sum_exp(jet: Jet, axis: int) -> Jet:
 
 
 def averages(jet: Jet, weights: Tensor, *axes: int) -> tuple[dict[int, Tensor], dict[Pair, Tensor]]:
-    """Of the gradient, and of the Hessian plus the square of the gradient around its average.
+    """The average gradient, and that of the Hessian plus the centred gradient's square.
 
     In the direction of a whole axis, each element has its own sum, and there the gradient is taken
     as it is.
@@ -187,7 +187,7 @@ class JetGraph:
     """Some nodes of a graph as functions of others.
 
     :param wanted: the nodes.
-    :param leaves: those that are given.
+    :param leaves: the nodes that a caller hands in.
     :raises NotTraceable: they are written to.
     """
 
@@ -208,7 +208,7 @@ class JetGraph:
     def __call__(self, inputs: Sequence[Tensor], leaves: Sequence[Jet], count: int) -> list[Any]:
         """Jets of what depends on the leaves; tensors of all else, in the same axes.
 
-        :param inputs: of the graph, with as many records as it was traced with.
+        :param inputs: the graph's, with as many records as it was traced with.
         :param count: these first records.
         :raises NotTraceable: an operation has no rule here.
         """
@@ -291,7 +291,7 @@ def _curve(name: str, jet: Jet, *args: Any) -> Jet:
 
 
 def _spread(jet: Jet, before: Sequence[int]) -> Jet:
-    """All tensors in the whole shape, but for draws and records."""
+    """All tensors in the whole shape. Only the axes of draws and records may stay shorter."""
     return jet.each(lambda x: x.expand(*before, *x.shape[-2:]))
 
 
@@ -307,7 +307,7 @@ def _viewed(jet: Jet, before: Sequence[int], after: Sequence[int]) -> Jet:
 
 
 def _moved(name: str, jet: Jet, args: Sequence[Any], dim: int) -> Jet:
-    """Of an operation that is linear.
+    """The result of a linear operation.
 
     :param dim: number of the node's axes.
     """

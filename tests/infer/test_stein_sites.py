@@ -36,7 +36,7 @@ def ordered(x, y):
 
 
 def labels(x, y):
-    """Of four kinds: more logits than a quadrature takes."""
+    """There are more logits than a quadrature takes."""
     w = weights(shape=(DIM, 3))
     with pyro.plate("data", len(x)) as i:
         pyro.sample("y", dist.Categorical(logits=pad(x[i] @ w, (0, 1))), obs=y[i])
@@ -54,7 +54,7 @@ def means(x, y):
 def missing(outcome, weight=None, clamp=math.inf):
     """A regression on a number that may be missing: it is a Gaussian at three nodes.
 
-    A row has what stands at each node: where the number is known, the same.
+    A row has one version of itself for each node.
     """
 
     def model(x, y, known, z):
@@ -120,7 +120,7 @@ def agree(one, other, tolerance=1e-9):
 
 
 def compare(found, indices, rows, tolerance=1e-9):
-    """Each kind's own sites are those of the others' way."""
+    """Each record has the site that the slow path gives it."""
     kinds = found.found_kinds(indices, rows)
     for kind in kinds.unique().tolist():
         chosen = [x[kinds == kind] for x in (indices, *rows)]

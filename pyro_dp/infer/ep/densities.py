@@ -81,7 +81,7 @@ def ordered_logistic(a: list[Tensor], value: Tensor) -> Derivatives:
     """The numbers are the predictor and the cutpoints. Probabilities are clamped as torch's are."""
     predictor, *cutpoints = a
     below = [(cut - predictor).sigmoid() for cut in cutpoints]
-    # Of the probability, each distribution function has the sign 1, -1 or 0.
+    # The probability is a sum of distribution functions with signs 1, -1 and 0.
     signs = [(value == k).to(x) - (value == k + 1).to(x) for k, x in enumerate(below)]
     p = sum((s * x for s, x in zip(signs, below, strict=True)), (value == len(below)).to(below[0]))
     least = torch.finfo(p.dtype).eps

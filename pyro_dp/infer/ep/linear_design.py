@@ -66,8 +66,8 @@ class Coefficients:
     """R rows J_0 + sum_k row_k J_k for each record, and of an integer k its own addend.
 
     :param constant: J_0, (R, d).
-    :param of_rows: of each data tensor J_k, (K, R, d), or None where all are zero. Of an integer
-        the addends for 0, 1, ..., K - 1.
+    :param of_rows: each data tensor's J_k, (K, R, d), or None where all are zero. An integer has
+        its addends for 0, 1, ..., K - 1.
     """
 
     constant: Tensor
@@ -123,7 +123,7 @@ class Coefficients:
 
 class LinearDesign:
     """
-    :param coefficients: of the R numbers of a record.
+    :param coefficients: they make a record's R numbers.
     :param numbers: from (z, indices, rows) of ``size`` records.
     :param affine: whether numbers are affine in z whatever the row, and not at some z only.
     :param num_records: that are here.
@@ -184,7 +184,7 @@ def padded(rows: Any, size: int) -> Any:
 
 
 def _looked_up(table: Tensor, places: Tensor) -> Tensor:
-    """Rows of a table, (K, ...); NaN for places that it has not."""
+    """Rows of a table, (K, ...). An index out of range gives NaN."""
     inside = (places >= 0) & (places < len(table))
     found = table[places.clamp(0, len(table) - 1).long()]
     return found if inside.all() else torch.where(inside.unsqueeze(1), found, torch.nan)
@@ -237,9 +237,9 @@ def _affine(
 def _levels(
     jacobians: Callable[[list[Tensor]], Tensor], base: list[Tensor], place: int, counts: list[int]
 ) -> Tensor:
-    """What each integer adds to the Jacobian, (K, R, d), for as many as a site has latents.
+    """The addend of each integer to the Jacobian, (K, R, d), for as many as a site has latents.
 
-    :param place: of the integer in a row.
+    :param place: the integer's position in a row.
     :param counts: K may be one of these; with none of them, there are no addends.
     """
     for count in counts:

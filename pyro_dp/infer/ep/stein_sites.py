@@ -1,18 +1,17 @@
 """Stein's sites of a batch by closed forms: what :class:`SteinMoments` gives, and faster.
 
-Many likelihoods depend on the latents z through few numbers per record, and these through few
-*predictors* P z + c, with P affine in the record's row. A regression of ordered levels has one
-predictor and its cutpoints. If a covariate is missing, the outcome is a mixture over what may stand
-there. Each component has a predictor, and the weights have a few.
+Many likelihoods depend on the latents z through few *predictors* P z + c per record, with P affine
+in the record's row. A regression of ordered levels has one predictor and its cutpoints. If a
+covariate is missing, the outcome is a mixture over its possible values. Each component has a
+predictor, and the weights have a few.
 
 The model's own code is traced once, and cut where it stops to be affine. Then the draws'
-predictors are one product of the rows with a public matrix. What follows is elementwise:
-derivatives in the predictors, by closed forms and :mod:`~pyro_dp.graphs.jets`.
+predictors are one product of the rows with a public matrix. All further operations are elementwise.
+Their derivatives are closed forms and :mod:`~pyro_dp.graphs.jets`.
 
 A mixture needs no derivatives of a logarithm of a sum. Take f_jk, the joint log density of draw j
-and component k, and W_jk, its softmax over both. By Louis' identity, which holds for both averages
-at once, the site's gradient is g = E_W[grad f], and its curvature is
-g g' - E_W[hess f + grad f grad f'].
+and component k, and W_jk, its softmax over both. Louis' identity holds for both averages at once.
+So the site's gradient is g = E_W[grad f], and its curvature is g g' - E_W[hess f + grad f grad f'].
 
 A record whose components are all alike is no mixture: one of them is computed. A record whose
 predictors are not as on public rows gets the site that :class:`SteinMoments` gives it.
@@ -42,16 +41,16 @@ from pyro_dp.utils.linalg import times
 T = TypeVar("T")
 _LENGTH = 2048  # records of the traced graph
 _PASS = 4 * _LENGTH  # so that there are many of each kind
-_NUMBERS = 2**16  # of draws, components and records at a time: they stay in the processor's cache
-_MOST_NUMBERS = 12  # of an element
+_NUMBERS = 2**16  # in a tensor of a mixture, which stays in the processor's cache
+_MOST_NUMBERS = 12  # in one element
 _MOST_PREDICTORS = 8  # beside those of components
 _MIXTURES = MixtureSameFamily, pyro.distributions.MixtureSameFamily
 _NARROWING = {"alias", "constant_pad_nd", "expand", "squeeze", "unsqueeze", "view", "_unsafe_view"}
 _NARROWING |= {"add", "sub", "rsub", "neg", "mul", "div"}
 _TOLERANCE = {torch.float64: 1e-9}
 _COARSE_TOLERANCE = 1e-5
-_ALIKE = 1e-12  # predictors of components, but for rounding
-LARGEST_REDUCTION = 0.5  # of the cavity's variance by one record, beyond which draws say nothing
+_ALIKE = 1e-12  # predictors of components that differ by rounding alone
+LARGEST_REDUCTION = 0.5  # one record's effect on the cavity's variance: draws say nothing beyond it
 UNSEEN, ALIKE, MIXED, OTHER = range(4)  # kinds of records
 
 
@@ -61,7 +60,7 @@ class FewPredictors:
     :param count: number of draws.
     :raises NotLinear: it is none, as far as public rows tell.
     :raises NotTraceable: likewise.
-    :ivar kinds: of the records, by index.
+    :ivar kinds: one for each record.
     """
 
     def __init__(self, likelihood: Likelihood, z: Tensor, count: int):
@@ -148,7 +147,7 @@ class FewPredictors:
         return graph
 
     def _by_site(self, found: Iterable[T], logits: bool = True) -> Iterator[tuple[list[T], ...]]:
-        """What was read of each site: numbers, what else the density needs, logits if any."""
+        """Each site's numbers, other arguments of its density, and logits if it is a mixture."""
         each = iter(found)
         for family, size in zip(self._families, self._sizes, strict=True):
             counts = family.rank, len(family.constants) + 2, int(logits and size > 0)
@@ -202,8 +201,7 @@ class FewPredictors:
     def components(
         self, predictors: Tensor, indices: Tensor, rows: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Of records, (B,): whether weights are 0 or 1 where components are weighed, and whether
-        all components are the same.
+        """Whether a record's mixture has weight 0 or 1, and whether its components are the same.
 
         :param predictors: (R, B).
         """
@@ -219,7 +217,7 @@ class FewPredictors:
     def _parts(
         self, predictors: Tensor, indices: Tensor, rows: Sequence[Tensor], kind: int
     ) -> Iterator[tuple]:
-        """Of each site: family, numbers, what else its density needs, and logits of components.
+        """Each site's family, numbers, other arguments of its density, and logits.
 
         :param predictors: (R', J, B).
         """
@@ -320,7 +318,7 @@ class SteinSites:
         return LowRank(along, *_site(gradient, curvature, half), turn=self._axes.turn)
 
     def found_kinds(self, indices: Tensor, rows: list[Tensor]) -> Tensor:
-        """The kinds of records, (B,), of which none is larger than a graph's."""
+        """The kinds of at most as many records as the graph takes, (B,)."""
         try:
             found = self._products[MIXED](rows)
             along, here = found[..., :-1], found[..., -1]
@@ -378,7 +376,7 @@ def _narrowest(node: Node, affine: set[Node]) -> Node:
 
 
 def _numbers(node: Node) -> int:
-    """Of a record."""
+    """How many a record has."""
     return int(node.meta["val"][0].numel())
 
 
@@ -411,10 +409,10 @@ def _averages(joint: Jet, columns: Sequence[int], own: Sequence[int]) -> tuple[T
 def _site(gradient: Tensor, curvature: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     """Precision (B, R, R) and residual (B, R) of the site of g and B, in R numbers.
 
-    With G the numbers' covariance in the cavity, that is (I - B G)^-1 times B and g. Eigenvalues of
-    B G above a limit count as the limit.
+    The site is (I - B G)^-1 times B and g, with G the numbers' covariance in the cavity. Eigenvalues
+    of B G are cut off at a limit.
 
-    :param half: G = half half', (B, R, d).
+    :param half: a root of G, (B, R, d).
     """
     product = curvature @ half @ half.mT
     identity = torch.eye(product.shape[1], dtype=product.dtype, device=product.device)
