@@ -19,10 +19,19 @@ FUNCTIONS = {
     "axes": lambda a, x: pad(a.exp(), (1, 1)).cumsum(1)[:, 1:4, None].view(-1, 1, 3)[:, 0],
     "joined": lambda a, x: torch.cat([a[:, :1].exp(), a[:, 1:] * x, x], 1)[:, [2, 0, 0, 1]],
 }
+
+
+def written_through_a_view(x):
+    """The result does not depend on the write, as far as a graph's edges tell."""
+    found = torch.zeros(len(x), 2)
+    found[:, 0] = x[:, 0]
+    return found
+
+
 REFUSED = {
     "whole sums": lambda a, x: a.exp().sum(0, keepdim=True).expand(LENGTH, 2),
     "unknown": lambda a, x: a.sin(),
-    "written": lambda a, x: a.exp().clone().mul_(2.0),
+    "written": lambda a, x: a * written_through_a_view(x),
     "padded": lambda a, x: pad(a.exp(), (0, 1), value=1.0),
 }
 

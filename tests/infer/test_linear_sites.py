@@ -322,17 +322,13 @@ def test_predictors_that_are_not_linear_have_no_design():
 @pytest.mark.parametrize("group", [4, -9])
 def test_a_group_that_does_not_exist_breaks_its_own_record_alone(group):
     x, y, z = data(grouped)
+    sep, sites = sites_of(grouped, (x, y, z))
+    known, own = sep._approximation, frame(DIM + 4, 2.0)
+    at, blocks = (known.at(SIZE)[0], own), replace(known, frame=own).blocks
+    expected = sums(sites, at, blocks, torch.cat([torch.arange(7), torch.arange(8, SIZE)]))
     z[7] = group
-    sep, sites = sites_of(grouped, (x, y, torch.arange(SIZE) % 4))
-    own = frame(DIM + 4, 2.0)
-    at, blocks = (
-        (sep._approximation.at(SIZE)[0], own),
-        replace(sep._approximation, frame=own).blocks,
-    )
-    others = torch.cat([torch.arange(7), torch.arange(8, SIZE)])
-    expected = sums(sites, at, blocks, others)
     sites._term.records.columns[2].tensor.copy_(z)
-    close([sums(sites, at, blocks, torch.arange(SIZE))], expected)
+    close([sums(sites, at, blocks, torch.arange(SIZE)), expected])
 
 
 def test_what_a_model_refers_to_may_change():

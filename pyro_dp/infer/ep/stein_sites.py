@@ -409,8 +409,8 @@ def _averages(joint: Jet, columns: Sequence[int], own: Sequence[int]) -> tuple[T
 def _site(gradient: Tensor, curvature: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     """Precision (B, R, R) and residual (B, R) of the site of g and B, in R numbers.
 
-    The site is (I - B G)^-1 times B and g, with G the numbers' covariance in the cavity. Eigenvalues
-    of B G are cut off at a limit.
+    The site is (I - B G)^-1 times B and g, with G the numbers' covariance in the cavity.
+    Eigenvalues of B G are cut off at a limit.
 
     :param half: a root of G, (B, R, d).
     """
