@@ -183,6 +183,12 @@ def padded(rows: Any, size: int) -> Any:
     )
 
 
+def halves(tensors: list[Tensor]) -> list[list[Tensor]]:
+    """The first and the other rows of these tensors."""
+    count = len(tensors[0]) // 2
+    return [[x[:count] for x in tensors], [x[count:] for x in tensors]]
+
+
 def _looked_up(table: Tensor, places: Tensor) -> Tensor:
     """Rows of a table, (K, ...). An index out of range gives NaN."""
     inside = (places >= 0) & (places < len(table))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.ep.element_sites import element_sites
-from pyro_dp.infer.ep.linear_design import Axes, Numbers
+from pyro_dp.infer.ep.linear_design import Axes, Numbers, halves
 from pyro_dp.infer.ep.site_factors import LowRank
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, joined
 from pyro_dp.utils.linalg import times
@@ -58,20 +58,25 @@ class LinearSites:
         self.size = self._design.size  # at most so many records at a time
 
     def each(self, indices: Tensor, rows: list[Tensor]) -> Iterator[LowRank]:
-        """:meth:`factors`, at once."""
-        yield self.factors(indices, rows)
+        """:meth:`factors`. A record on which the graph fails has the model's own derivatives."""
+        try:
+            found = self.factors(indices, rows)
+        except Exception:
+            if len(indices) > 1:
+                for part in halves([indices, *rows]):
+                    yield from self.each(part[0], part[1:])
+                return
+            others = self._moments.factors(self._mean, self._covariance, indices, rows)
+            along, precision, residual, largest = others.within(self._axes.basis)
+            found = LowRank(along, precision, residual, largest, turn=self._axes.turn)
+        yield found
 
     def factors(self, indices: Tensor, rows: list[Tensor]) -> LowRank:
         """The sites of B records, in the frame's coordinates.
 
         :param rows: rows of the records. This method only reads them.
         """
-        try:
-            here = self._design.numbers(self._mean, indices, rows)
-        except Exception:  # on some record; which one, the model's own derivatives find out
-            others = self._moments.factors(self._mean, self._covariance, indices, rows)
-            along, precision, residual, largest = others.within(self._axes.basis)
-            return LowRank(along, precision, residual, largest, turn=self._axes.turn)
+        here = self._design.numbers(self._mean, indices, rows)
         along = self._product(rows)  # (B, R, d)
         squares = times(self._weights, along.square().flatten(0, 1).mT)
         lengths, variances = squares.unflatten(1, along.shape[:2])  # (B, R) each

@@ -32,7 +32,7 @@ from pyro_dp.graphs.linearity import affine_nodes
 from pyro_dp.graphs.simplify import only_reads, shape
 from pyro_dp.graphs.tracing import NotTraceable, trace
 from pyro_dp.infer.ep.likelihood import Likelihood
-from pyro_dp.infer.ep.linear_design import Axes, Coefficients, padded
+from pyro_dp.infer.ep.linear_design import Axes, Coefficients, halves, padded
 from pyro_dp.infer.ep.observation_family import Family, NotLinear, innermost, scale_and_mask
 from pyro_dp.infer.ep.site_factors import Factors, LowRank
 from pyro_dp.records.stand_ins import on_varied
@@ -333,7 +333,10 @@ class SteinSites:
                 close = (predictors - expected).abs() <= self._tolerance * size
                 regular, equal = self._few.components(predictors.mT, indices, rows)
                 straight, alike = straight & close.all(dim=1) & regular, alike & equal
-        except Exception:  # on some record; which one, the model's own derivatives find out
+        except Exception:  # on some record
+            if len(indices) > 1:
+                parts = halves([indices, *rows])
+                return torch.cat([self.found_kinds(part[0], part[1:]) for part in parts])
             return torch.full_like(indices, OTHER, dtype=torch.uint8)
         kinds = torch.where(alike, ALIKE, MIXED) if number else torch.full_like(indices, MIXED)
         return torch.where(straight, kinds, OTHER).to(torch.uint8)
