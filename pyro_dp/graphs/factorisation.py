@@ -10,10 +10,20 @@ from pyro_dp.graphs.simplify import arguments, shape
 
 _OPS = torch.ops.aten
 # In their first argument, or in a list of tensors.
-_LINEAR = {
+LINEAR = {
     *("_to_copy", "_unsafe_view", "alias", "cat", "clone", "contiguous", "cumsum", "detach"),
     *("diagonal", "expand", "flip", "index", "index_select", "mean", "neg", "permute", "repeat"),
-    *("select", "slice", "split", "split_with_sizes", "squeeze", "stack", "sum", "t"),
+    *(
+        "constant_pad_nd",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "stack",
+        "sum",
+        "t",
+    ),
     *("transpose", "unbind", "unsqueeze", "view"),
 }
 _SUMS = {"add", "rsub", "sub"}
@@ -25,18 +35,25 @@ def is_affine(graph: GraphModule, place: int) -> bool:
 
     :param place: of the input.
     """
+    moving, affine = affine_nodes(graph, place)
+    return moving == affine
+
+
+def affine_nodes(graph: GraphModule, place: int) -> tuple[set[Node], set[Node]]:
+    """Which nodes depend on this input, and which of them are affine in it."""
     moving: set[Node] = set()
+    affine: set[Node] = set()
     for i, node in enumerate(graph.graph.nodes):
+        given = [each for each in node.all_input_nodes if each in moving]
         if node.op == "placeholder":
             if i == place:
                 moving.add(node)
-        elif node.op != "output":
-            given = [each in moving for each in node.all_input_nodes]
-            if any(given):
-                if not _keeps(node, moving):
-                    return False
-                moving.add(node)
-    return True
+                affine.add(node)
+        elif node.op != "output" and given:
+            moving.add(node)
+            if affine.issuperset(given) and _keeps(node, moving):
+                affine.add(node)
+    return moving, affine
 
 
 def _keeps(node: Node, moving: set[Node]) -> bool:
@@ -50,7 +67,7 @@ def _keeps(node: Node, moving: set[Node]) -> bool:
     args = node.args
     first = args[0] in moving or isinstance(args[0], list | tuple)
     others = [each for each in args[1:] if isinstance(each, Node) and each in moving]
-    if name in _LINEAR:
+    if name in LINEAR:
         return first and not others
     if name in _SUMS:
         return True

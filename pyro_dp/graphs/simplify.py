@@ -6,7 +6,7 @@ made afresh in each call, the same thing twice.
 """
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import torch
@@ -52,6 +52,11 @@ def only_reads(graph: GraphModule) -> bool:
     graph.recompile()
     memory = _Memory(graph)
     return not memory.is_written(*(n for n in graph.graph.nodes if n.op == "placeholder"))
+
+
+def are_written(graph: GraphModule, nodes: Iterable[Node]) -> bool:
+    """Whether the memory of one of them is written to after it was made."""
+    return _Memory(graph).is_written(*nodes)
 
 
 def arguments(node: Node) -> tuple[Any, ...]:

@@ -147,7 +147,7 @@ class Source:
                     f"log{place} = torch.tensor({_rounded(each.weights)}) - away{place}**2 / 2",
                 ]
             lines.append(self._observed(each.name, f"given{place}", f"x{place}"))
-            weights.append(f"log{place}[..., {list(at)}]")
+            weights.append(f"log{place}" + (f"[..., {list(at)}]" if len(chosen) > 1 else ""))
         if weights:
             lines.append(
                 f"weights = {' + '.join(weights)}  # of what may stand where one is missing"

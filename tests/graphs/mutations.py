@@ -143,4 +143,32 @@ MUTATIONS = [
         "            pass\n",
         "test_tracing.py",
     ),
+    Mutation(
+        "jets: a product without its mixed derivative",
+        "JetGraph._applied",
+        "slopes, [0.0, 1.0, 0.0]",
+        "slopes, [0.0, 0.0, 0.0]",
+        "test_jets.py",
+    ),
+    Mutation(
+        "jets: mixed derivatives in one direction count once",
+        "composed",
+        "2.0 if a != b and i == k else 1.0",
+        "1.0",
+        "test_jets.py",
+    ),
+    Mutation(
+        "jets: a whole axis may be moved",
+        "_viewed",
+        "before[-1] != after[-1]",
+        "False",
+        "test_jets.py",
+    ),
+    Mutation(
+        "jets: numbers that are written to",
+        "JetGraph.__init__",
+        "if are_written(graph, needed):",
+        "if False:",
+        "test_jets.py",
+    ),
 ]

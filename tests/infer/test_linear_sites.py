@@ -72,6 +72,13 @@ def categorical(x, y):
         pyro.sample("y", dist.Categorical(logits=logits), obs=y[i])
 
 
+def grouped(x, y, z):
+    """Each group, an integer, has an intercept of its own."""
+    w, u = weights(), pyro.sample("u", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+    with pyro.plate("data", len(x)) as i:
+        pyro.sample("y", dist.Bernoulli(logits=x[i] @ w + u[z[i]]), obs=y[i])
+
+
 def masked(x, y, z):
     w = weights()
     with pyro.plate("data", len(x)) as i:
@@ -92,7 +99,7 @@ MODELS = {
     each.__name__: each
     for each in (
         *(logistic, probabilities, with_offset, clamped, poisson, gaussian, categorical),
-        *(masked, two_elements),
+        *(grouped, masked, two_elements),
     )
 }
 
@@ -107,6 +114,8 @@ def data(model, size=SIZE):
         y = torch.poisson(torch.ones(size))
     if model is categorical:
         y = torch.randint(0, 3, (size,))
+    if model is grouped:
+        return x, y, torch.arange(size) % 4
     if model in (with_offset, masked, two_elements):
         return x, y, torch.randn(size)
     return x, y
@@ -308,6 +317,18 @@ def test_predictors_that_are_not_linear_have_no_design():
 
     for model in (squares, curved):
         assert sites_of(model, data(logistic))[1]._moments.design is None
+
+
+@pytest.mark.parametrize("group", [4, -9])
+def test_a_group_that_does_not_exist_breaks_its_own_record_alone(group):
+    x, y, z = data(grouped)
+    sep, sites = sites_of(grouped, (x, y, z))
+    known, own = sep._approximation, frame(DIM + 4, 2.0)
+    at, blocks = (known.at(SIZE)[0], own), replace(known, frame=own).blocks
+    expected = sums(sites, at, blocks, torch.cat([torch.arange(7), torch.arange(8, SIZE)]))
+    z[7] = group
+    sites._term.records.columns[2].tensor.copy_(z)
+    close([sums(sites, at, blocks, torch.arange(SIZE)), expected])
 
 
 def test_what_a_model_refers_to_may_change():

@@ -120,7 +120,11 @@ def test_the_density_at_many_numbers_at_once(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["Bernoulli, logits", "Poisson", "Normal, loc and scale", "NegativeBinomial, both"]
+    "name",
+    [
+        *("Bernoulli, logits", "Categorical, 2 logits", "Categorical, 3 logits", "Poisson"),
+        *("Normal, loc and scale", "NegativeBinomial, both"),
+    ],
 )
 def test_derivatives_in_closed_form(name):
     """As by automatic differentiation, at many numbers at once, of any weight."""

@@ -63,8 +63,44 @@ def negative_binomial(a: list[Tensor], value: Tensor) -> Derivatives:
     )
 
 
+def categorical(a: list[Tensor], value: Tensor) -> Derivatives:
+    """The numbers are all logits without the last one, which is zero."""
+    a = list(torch.broadcast_tensors(*a))
+    logits = torch.stack([*a, torch.zeros_like(a[0])])
+    log_p = logits.log_softmax(0)
+    p = log_p.exp().unbind()
+    chosen = [value == k for k in range(len(logits))]
+    return Derivatives(
+        sum((torch.where(c, x, 0.0) for c, x in zip(chosen, log_p, strict=True)), 0.0 * log_p[0]),
+        [c.to(x) - x for c, x in zip(chosen[:-1], p, strict=False)],
+        [p[i] * (p[j] - float(i == j)) for i in range(len(a)) for j in range(i + 1)],
+    )
+
+
+def ordered_logistic(a: list[Tensor], value: Tensor) -> Derivatives:
+    """The numbers are the predictor and the cutpoints. Probabilities are clamped as torch's are."""
+    predictor, *cutpoints = a
+    below = [(cut - predictor).sigmoid() for cut in cutpoints]
+    # The probability is a sum of distribution functions with signs 1, -1 and 0.
+    signs = [(value == k).to(x) - (value == k + 1).to(x) for k, x in enumerate(below)]
+    p = sum((s * x for s, x in zip(signs, below, strict=True)), (value == len(below)).to(below[0]))
+    least = torch.finfo(p.dtype).eps
+    inverse = torch.where((p >= least) & (p <= 1 - least), p.reciprocal(), 0.0)
+    slopes = [s * x * (1 - x) * inverse for s, x in zip(signs, below, strict=True)]
+    bends = [slope * (1 - 2 * x) for slope, x in zip(slopes, below, strict=True)]
+    whole, bend = sum(slopes[1:], slopes[0]), sum(bends[1:], bends[0])
+    hessian = [bend - whole.square()]
+    for i, slope in enumerate(slopes):
+        hessian.append(whole * slope - bends[i])
+        hessian += [-slope * other for other in slopes[:i]]
+        hessian.append(bends[i] - slope.square())
+    return Derivatives(p.clamp(least, 1 - least).log(), [-whole, *slopes], hessian)
+
+
 _CLOSED: dict[tuple[str, ...], Closed] = {
     ("Bernoulli", "logits"): bernoulli,
+    ("Categorical", "logits"): categorical,
+    ("OrderedLogistic", "predictor", "cutpoints"): ordered_logistic,
     ("Poisson", "rate"): poisson,
     ("Normal", "loc", "scale"): normal,
     ("NegativeBinomial", "total_count", "logits"): negative_binomial,

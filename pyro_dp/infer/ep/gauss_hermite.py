@@ -89,8 +89,7 @@ def moments_near_mean(density: Density, mean: Tensor, covariance: Tensor, nodes:
 
     :param nodes: for each number.
     """
-    width = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
-    return _moments(density, mean, _root(covariance), torch.zeros_like(mean), width, nodes)
+    return _moments(density, mean, _root(covariance), None, None, nodes)
 
 
 def by_autodiff(log_likelihood: Callable[[Tensor], Tensor], a: list[Tensor]) -> Derivatives:
@@ -111,16 +110,21 @@ def _gradient(value: Tensor, a: list[Tensor]) -> list[Tensor]:
 
 
 def _moments(
-    density: Density, mean: Tensor, root: Tensor, centre: Tensor, width: Tensor, count: int
+    density: Density,
+    mean: Tensor,
+    root: Tensor,
+    centre: Tensor | None,
+    width: Tensor | None,
+    count: int,
 ) -> Tilted:
-    """By nodes z = centre + width n, with lower triangular matrices."""
+    """By nodes z = centre + width n, with lower triangular matrices; None: by nodes n."""
     rank, batch = mean.shape[-1], mean.shape[:-1]
     axes, features, log_weights = _rule(rank, count, mean)
     axes = [n.reshape(*n.shape, *(1,) * len(batch)) for n in axes]
-    z = _moved(centre, width, axes)
+    z = axes if centre is None or width is None else _moved(centre, width, axes)
     value, gradient, hessian = density(_moved(mean, root, z))
-    value = value - sum(x.square() for x in z) / 2
-    value = value + log_weights.reshape(*log_weights.shape, *(1,) * len(batch))
+    log_weights = log_weights.reshape(*log_weights.shape, *(1,) * len(batch))
+    value = value + (log_weights - sum(x.square() for x in z) / 2)
     weights = torch.softmax(value.reshape(count**rank, -1), dim=0)  # (K, B)
 
     def averages(x: Tensor) -> Tensor:
@@ -143,13 +147,16 @@ def _moments(
         for j in range(i + 1):
             each = weights * along(hessian[len(curvature)]) + weighted[i] * slopes[j]
             curvature.append(-each.sum(0).reshape(batch))
-    shift = product(width, shift.unsqueeze(-1)).squeeze(-1)
+    if centre is not None and width is not None:
+        shift = centre + product(width, shift.unsqueeze(-1)).squeeze(-1)
+        spread = product(product(width, spread), width.mT)
+        cross = product(cross, width.mT)
     return Tilted(
         gradient=torch.stack([level.reshape(batch) for level in levels], dim=-1),
         curvature=_symmetric(curvature),
-        shift=centre + shift,
-        spread=product(product(width, spread), width.mT),
-        cross=-product(cross, width.mT),
+        shift=shift,
+        spread=spread,
+        cross=-cross,
     )
 
 

@@ -6,6 +6,7 @@ the data with a public matrix*, and no J is made: from (rows) (J_k T) follow wha
 is long, how far the cavity's predictors vary, and what it adds to the sum.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from pyro_dp.utils.linalg import agree, cholesky, times
 
 _MOST_COEFFICIENTS = 2**22
 _NUM_VARIED = 3
+_INTEGERS = torch.int16, torch.int32, torch.int64
 Numbers = list[tuple[Tensor, list[Tensor]]]  # of each family: a (B, E, r), and what else it needs
 
 
@@ -57,10 +59,69 @@ class Axes:
         return Axes(basis, variances.clamp(min=0.0), turn)
 
 
+@dataclass(frozen=True, eq=False)
+class Coefficients:
+    """R rows J_0 + sum_k row_k J_k for each record, and of an integer k its own addend.
+
+    :param constant: J_0, (R, d).
+    :param of_rows: each data tensor's J_k, (K, R, d), or None where all are zero. An integer has
+        its addends for 0, 1, ..., K - 1.
+    """
+
+    constant: Tensor
+    of_rows: list[Tensor | None]
+
+    @staticmethod
+    def find(
+        likelihood: Likelihood, predictors: Callable, z: Tensor, integers: bool
+    ) -> "Coefficients | None":
+        """By differences of public rows.
+
+        :param predictors: from (z, indices, rows), with Jacobians (B, E, r, d).
+        """
+        found = _affine(likelihood, predictors, z, integers)
+        return None if found is None else Coefficients(*found)
+
+    def along(
+        self, basis: Tensor, chosen: Sequence[int] | None = None
+    ) -> Callable[[Sequence[Tensor]], Tensor]:
+        """J T of B records, (B, R, d), from their rows.
+
+        :param basis: T, (d, d).
+        :param chosen: these of the R rows; None: all of them.
+        """
+        some: Any = slice(None) if chosen is None else list(chosen)
+        constant = self.constant[some] @ basis
+        matrices = [None if k is None else (k[:, some] @ basis).flatten(1) for k in self.of_rows]
+        used = [
+            None if chosen is None or x is None else x.any(dim=1).nonzero().squeeze(1)
+            for x in matrices
+        ]
+
+        def product(rows: Sequence[Tensor]) -> Tensor:
+            total = None
+            for row, matrix, some in zip(rows, matrices, used, strict=True):
+                if matrix is not None:
+                    row = row.reshape(len(row), -1)
+                    if not row.is_floating_point():
+                        part = _looked_up(matrix, row[:, 0])
+                    elif some is None:
+                        part = times(row.double(), matrix)
+                    else:
+                        part = times(row[:, some].double(), matrix[some])
+                    total = part if total is None else total.add_(part)
+            if total is None:
+                total = constant.flatten().expand(len(rows[0]), -1).clone()
+            elif constant.any():
+                total += constant.flatten()
+            return total.unflatten(1, constant.shape)
+
+        return product
+
+
 class LinearDesign:
     """
-    :param constant: J_0, (R, d), for R numbers of a record.
-    :param coefficients: of each data tensor J_k, (K, R, d), or None where all are zero.
+    :param coefficients: they make a record's R numbers.
     :param numbers: from (z, indices, rows) of ``size`` records.
     :param affine: whether numbers are affine in z whatever the row, and not at some z only.
     :param num_records: that are here.
@@ -68,18 +129,18 @@ class LinearDesign:
 
     def __init__(
         self,
-        constant: Tensor,
-        coefficients: list[Tensor | None],
+        coefficients: Coefficients,
         numbers: Callable[..., Numbers],
         affine: bool,
         size: int,
         num_records: int,
     ):
-        self._constant, self._coefficients = constant, coefficients
+        self.along = coefficients.along
         self._numbers, self.affine, self.size = numbers, affine, size
         # By index: records that were found straight. Each is asked for itself: what becomes of one
         # record must not depend on another one.
-        self.straight = torch.zeros(num_records, dtype=torch.bool, device=constant.device)
+        device = coefficients.constant.device
+        self.straight = torch.zeros(num_records, dtype=torch.bool, device=device)
 
     @staticmethod
     def find(
@@ -93,47 +154,44 @@ class LinearDesign:
         if not likelihood.term.vectorizes:
             return None
         try:
-            found = on_varied(lambda integers: _affine(likelihood, predictors, z, integers))
+            found = on_varied(lambda i: Coefficients.find(likelihood, predictors, z, i))
             if found is None:
                 return None
             graph = _graph(likelihood, families, z, size)
         except NotTraceable:
             return None
-        return LinearDesign(*found, *graph, size, likelihood.term.records.count)
-
-    def along(self, basis: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
-        """J T of B records, (B, R, d), from their rows.
-
-        :param basis: T, (d, d).
-        """
-        count, dim = self._constant.shape
-        constant = (self._constant @ basis).flatten()
-        matrices = [None if k is None else (k @ basis).flatten(1) for k in self._coefficients]
-
-        def product(rows: Sequence[Tensor]) -> Tensor:
-            total = None
-            for row, matrix in zip(rows, matrices, strict=True):
-                if matrix is not None:
-                    part = times(row.reshape(len(row), -1).double(), matrix)
-                    total = part if total is None else total.add_(part)
-            if total is None:
-                total = constant.expand(len(rows[0]), -1).clone()
-            elif constant.any():
-                total += constant
-            return total.unflatten(1, (count, dim))
-
-        return product
+        return LinearDesign(found, *graph, size, likelihood.term.records.count)
 
     def numbers(self, z: Tensor, indices: Tensor, rows: Sequence[Tensor]) -> Numbers:
         """Of at most ``size`` records."""
         count = len(indices)
-        if count < self.size:
-            rows = [torch.cat([x, x[:1].expand(self.size - count, *x.shape[1:])]) for x in rows]
-            indices = torch.cat([indices, indices[:1].expand(self.size - count)])
-        found = self._numbers(z, indices, rows)
+        found = self._numbers(z, *padded([indices, rows], self.size))
         return pytree.tree_map(
             lambda x: x[:count].double() if x.is_floating_point() else x[:count], found
         )
+
+
+def padded(rows: Any, size: int) -> Any:
+    """So many rows: the first one again and again after those of each tensor."""
+    return pytree.tree_map(
+        lambda x: (
+            x if len(x) == size else torch.cat([x, x[:1].expand(size - len(x), *x.shape[1:])])
+        ),
+        rows,
+    )
+
+
+def halves(tensors: list[Tensor]) -> list[list[Tensor]]:
+    """The first and the other rows of these tensors."""
+    count = len(tensors[0]) // 2
+    return [[x[:count] for x in tensors], [x[count:] for x in tensors]]
+
+
+def _looked_up(table: Tensor, places: Tensor) -> Tensor:
+    """Rows of a table, (K, ...). An index out of range gives NaN."""
+    inside = (places >= 0) & (places < len(table))
+    found = table[places.clamp(0, len(table) - 1).long()]
+    return found if inside.all() else torch.where(inside.unsqueeze(1), found, torch.nan)
 
 
 def _affine(
@@ -163,15 +221,40 @@ def _affine(
     slopes = found[1:] - found[0]
     constant = found[0] - slopes.sum(dim=0)
     coefficients = list(slopes.split(sizes))
+    widths = sorted({u.numel() for u in likelihood.particle.latents.values()}, reverse=True)
+    for place, row in enumerate(base):
+        if row.dtype in _INTEGERS and row.numel() == 1:
+            coefficients[place] = _levels(jacobians, base, place, widths)
     rows = [varied(table, _NUM_VARIED, 1, integers=integers) for table in records.likes]
     expected = constant.expand(_NUM_VARIED, -1, -1)
     for row, k in zip(rows, coefficients, strict=True):
-        if len(k):
+        if len(k) and not row.is_floating_point():
+            expected = expected + _looked_up(k, row.reshape(_NUM_VARIED))
+        elif len(k):
             expected = expected + torch.tensordot(row.reshape(_NUM_VARIED, -1).double(), k, dims=1)
     tolerance = 1e-8 if likelihood.dtype == torch.float64 else 1e-4
     if not agree(jacobians(rows), expected, tolerance=tolerance):
         return None
     return constant, [k if k.any() else None for k in coefficients]
+
+
+def _levels(
+    jacobians: Callable[[list[Tensor]], Tensor], base: list[Tensor], place: int, counts: list[int]
+) -> Tensor:
+    """The addend of each integer to the Jacobian, (K, R, d), for as many as a site has latents.
+
+    :param place: the integer's position in a row.
+    :param counts: K may be one of these; with none of them, there are no addends.
+    """
+    for count in counts:
+        rows = [row.expand(count, *row.shape) for row in base]
+        rows[place] = torch.arange(count, device=base[place].device).to(base[place].dtype)
+        rows[place] = rows[place].reshape(count, *base[place].shape)
+        with contextlib.suppress(Exception):  # there may be fewer levels
+            found = jacobians(rows)
+            if found.isfinite().all():
+                return found - found[0]
+    return torch.zeros(0)
 
 
 def _graph(

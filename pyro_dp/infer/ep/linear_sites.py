@@ -17,11 +17,13 @@ affine in z, J and the row are the same in every step. So a record that was stra
 checked again.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from pyro_dp.infer.ep.element_sites import element_sites
-from pyro_dp.infer.ep.linear_design import Axes, Numbers
+from pyro_dp.infer.ep.linear_design import Axes, Numbers, halves
 from pyro_dp.infer.ep.site_factors import LowRank
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, joined
 from pyro_dp.utils.linalg import times
@@ -55,15 +57,29 @@ class LinearSites:
         self._tolerance = _TOLERANCE.get(moments.dtype, _COARSE_TOLERANCE)
         self.size = self._design.size  # at most so many records at a time
 
+    def each(self, indices: Tensor, rows: list[Tensor]) -> Iterator[LowRank]:
+        """:meth:`factors`. A record on which the graph fails has the model's own derivatives."""
+        try:
+            found = self.factors(indices, rows)
+        except Exception:
+            if len(indices) > 1:
+                for part in halves([indices, *rows]):
+                    yield from self.each(part[0], part[1:])
+                return
+            others = self._moments.factors(self._mean, self._covariance, indices, rows)
+            along, precision, residual, largest = others.within(self._axes.basis)
+            found = LowRank(along, precision, residual, largest, turn=self._axes.turn)
+        yield found
+
     def factors(self, indices: Tensor, rows: list[Tensor]) -> LowRank:
         """The sites of B records, in the frame's coordinates.
 
         :param rows: rows of the records. This method only reads them.
         """
+        here = self._design.numbers(self._mean, indices, rows)
         along = self._product(rows)  # (B, R, d)
         squares = times(self._weights, along.square().flatten(0, 1).mT)
         lengths, variances = squares.unflatten(1, along.shape[:2])  # (B, R) each
-        here = self._design.numbers(self._mean, indices, rows)
         sites, start = [], 0
         for family, (numbers, rest) in zip(self._moments.families, here, strict=True):
             shape, stop = numbers.shape, start + numbers.shape[1:].numel()

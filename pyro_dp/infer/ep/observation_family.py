@@ -50,22 +50,26 @@ class Family:
     """Distribution of one observed site, as a function of the numbers a.
 
     :param site: a site of a trace in which the latents require a gradient.
-    :raises NotLinear: the distribution has more than two such numbers per element, or is not made
-        of parameters that can be replaced.
+    :param most: how many such numbers an element may have.
+    :raises NotLinear: the distribution has more, or is not made of parameters that can be replaced.
     """
 
-    def __init__(self, site: dict):
+    def __init__(self, site: dict, most: int = MAX_RANK):
         base = innermost(site["fn"])
         self.name = site["name"]
         self.distribution = type(base)
         names = _parameter_names(base)
         self._varying = [n for n in names if getattr(base, n).requires_grad]
-        self._constant = [n for n in names if n not in self._varying]
+        self.constants = [n for n in names if n not in self._varying]
         self._categorical = isinstance(base, Categorical)
-        if self._categorical and "logits" not in base.arg_constraints:  # OrderedLogistic
+        self._closed = None if self.constants else closed_form(self.distribution, self._varying)
+        self._ordered = self._categorical and "logits" not in base.arg_constraints
+        if self._ordered and (self._closed is None or most == MAX_RANK):
             raise NotLinear(f"site {self.name!r} is categorical, and not made of logits")
         self._transforms = {}
-        if self._categorical:
+        if self._ordered:
+            self.rank = 1 + base.cutpoints.shape[-1]
+        elif self._categorical:
             self.rank = base.logits.shape[-1] - 1 if self._varying else 0
         else:
             self.rank = len(self._varying)
@@ -73,11 +77,10 @@ class Family:
                 self._transforms[name] = self._transform(base.arg_constraints[name])
             if base.event_shape:
                 raise NotLinear(f"an element of site {self.name!r} is a vector")
-        self._closed = None if self._constant else closed_form(self.distribution, self._varying)
         self._labels = (
             2 if isinstance(base, Bernoulli) else self.rank + 1 if self._categorical else 0
         )
-        if self.rank > MAX_RANK:
+        if self.rank > most:
             raise NotLinear(f"site {self.name!r} depends on the latents through many numbers")
 
     def _transform(self, constraint: Any) -> Any:
@@ -90,34 +93,41 @@ class Family:
         return transform
 
     def read(self, site: dict) -> tuple[Tensor, list[Tensor]]:
-        """One record's a, (E, r), and everything else that its density needs, (E, ...) each.
+        """As :meth:`read_each`, with one tensor of numbers, (E, r)."""
+        numbers, rest = self.read_each(site)
+        return torch.stack(numbers, dim=-1) if numbers else torch.zeros(len(rest[-1]), 0), rest
+
+    def read_each(self, site: dict) -> tuple[list[Tensor], list[Tensor]]:
+        """One record's numbers, (E,) each, and everything else that its density needs, likewise.
 
         The rest is the constant parameters, the observed value and the weight (scale, and zero
         where masked).
         """
-        base, (scale, mask) = innermost(site["fn"]), _scale_and_mask(site)
+        base, (scale, mask) = innermost(site["fn"]), scale_and_mask(site)
         shape = base.batch_shape
-        if self._categorical:
+        if self._ordered:
+            numbers = [base.predictor, *(base.cutpoints[..., k] for k in range(self.rank - 1))]
+        elif self._categorical:
             logits = base.logits
-            numbers = logits[..., :-1] - logits[..., -1:]
+            numbers = [logits[..., k] - logits[..., -1] for k in range(self.rank)]
         else:
             numbers = [self._transforms[n].inv(getattr(base, n)) for n in self._varying]
-            numbers = [each.expand(shape) for each in numbers]
-            numbers = torch.stack(numbers, dim=-1) if numbers else torch.zeros(*shape, 0)
-        constant = [getattr(base, name) for name in self._constant]
-        ones = torch.ones(shape, dtype=torch.float64, device=numbers.device)
+        constant = [getattr(base, name) for name in self.constants]
+        ones = torch.ones(shape, dtype=torch.float64, device=(numbers or [mask])[0].device)
         weight = torch.where(mask, ones * scale, 0.0)
         if site["value"].dim() > len(shape):
             raise NotLinear(f"site {self.name!r} observes more than its distribution has elements")
         value = site["value"].expand(shape)
         if self._categorical:  # a label out of range would raise for all; where masked, it may be
-            inside = (value >= 0) & (value < base.logits.shape[-1])
-            value = value.clamp(0, base.logits.shape[-1] - 1)
+            count = base.param_shape[-1]
+            inside = (value >= 0) & (value < count)
+            value = value.clamp(0, count - 1)
             weight = torch.where(inside | (weight == 0), weight, torch.nan)
         elif not value.is_floating_point():  # a Bernoulli of torch asks for labels like its logits
-            value = value.to(numbers)
+            value = value.to(numbers[0]) if numbers else value.to(torch.get_default_dtype())
         rest = [*(x.expand(shape) for x in constant), value, weight]
-        return numbers.reshape(-1, numbers.shape[-1]), [x.reshape(-1) for x in rest]
+        numbers, rest = ([x.expand(shape).reshape(-1) for x in each] for each in (numbers, rest))
+        return numbers, rest
 
     def log_prob(self, numbers: Tensor, rest: list[Tensor]) -> Tensor:
         """Weighted log density of every element, (..., E).
@@ -126,7 +136,7 @@ class Family:
         :param rest: as :meth:`read` gives it, each (..., E).
         """
         *constant, value, weight = rest
-        parameters = dict(zip(self._constant, constant, strict=True))
+        parameters = dict(zip(self.constants, constant, strict=True))
         if self._categorical:
             last = torch.zeros_like(numbers[..., :1])
             parameters = {"logits": torch.cat([numbers, last], dim=-1)}
@@ -204,7 +214,7 @@ def innermost(fn: Distribution) -> Any:
     return fn
 
 
-def _scale_and_mask(site: dict) -> tuple[Any, Tensor]:
+def scale_and_mask(site: dict) -> tuple[Any, Tensor]:
     """Scale and mask of a site, wrappers included, that broadcast to the innermost."""
     fn, scale, masks = site["fn"], torch.as_tensor(site["scale"]), []
     if site["mask"] is not None:

@@ -12,6 +12,7 @@ from pyro_dp.graphs.tracing import Compiler
 from pyro_dp.infer.ep.linear_sites import LinearSites
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import Factors, Full, Structure
+from pyro_dp.infer.ep.stein_sites import SteinSites
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, pass_size
 from pyro_dp.infer.posterior.gaussian import Gaussian
@@ -103,27 +104,30 @@ class SiteSum:
         if len(indices):
             self._unchecked = max(0, self._unchecked - 1)
 
-    def _linear(self, public: Public) -> LinearSites | None:
+    def _linear(self, public: Public) -> LinearSites | SteinSites | None:
         """For models whose sites come of one product."""
         mean, spread, *rest = public
         if not self._by_one_product or self._term.state.changed:  # its graph is of what was then
             return None
-        assert isinstance(self._moments, LinearMoments)
-        return LinearSites(self._moments, mean, dense(spread), rest[0] if rest else None)
+        root = rest[0] if rest else None
+        if isinstance(self._moments, LinearMoments):
+            return LinearSites(self._moments, mean, dense(spread), root)
+        return SteinSites(self._moments, mean, spread, root)
 
     def _add_linear(
         self,
         clipped: ClippedSum,
-        linear: LinearSites,
+        linear: LinearSites | SteinSites,
         public: Public,
         indices: Indices,
         limit: int | None,
     ) -> None:
         records = self._term.records
+        size = min(limit or linear.size, linear.size)
         bound = torch.as_tensor(clipped.blocks[0].bound, dtype=torch.float64)
         clipped.add_each(
-            lambda batch: self._blocks(linear.factors(*batch), public, bound),
-            records.passes(indices, min(limit or linear.size, linear.size)),
+            lambda sites: self._blocks(sites, public, bound),
+            (sites for batch in records.passes(indices, size) for sites in linear.each(*batch)),
         )
 
     def norms(self, at: Any, indices: Tensor) -> Tensor:

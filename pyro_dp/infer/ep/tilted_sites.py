@@ -28,6 +28,8 @@ from pyro_dp.infer.ep.likelihood import Likelihood
 from pyro_dp.infer.ep.linear_design import LinearDesign
 from pyro_dp.infer.ep.observation_family import Family, NotLinear, Residuals
 from pyro_dp.infer.ep.site_factors import Dense, LowRank
+from pyro_dp.infer.ep.stein_sites import LARGEST_REDUCTION, OTHER, FewPredictors, SteinSites
+from pyro_dp.records.stand_ins import on_varied, varied
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import agree, cholesky, product
 from pyro_dp.utils.torch_state import rows_in_cache, rows_on
@@ -35,8 +37,9 @@ from pyro_dp.utils.torch_state import rows_in_cache, rows_on
 _NUM_DRAWS = 16
 _MICROBATCH = 8192  # records; bounds the memory
 _LARGEST_BLOCK = 2**25  # numbers: the Hessians of all draws and records in a microbatch
+_NUM_VARIED = 3  # rows on which sites are compared
+_NARROW = 0.1  # standard deviation of the cavity there
 _ALIKE = 1e-4  # singular values, of rounding
-_LARGEST_REDUCTION = 0.5  # of the cavity's variance by one record, beyond which draws say nothing
 
 
 class LinearMoments:
@@ -186,7 +189,6 @@ class SteinMoments:
 
     name = "stein"
     residuals = Residuals.OTHER
-    design = None
     curved = turns = False  # the curvature is that of the likelihood itself, and not weak
     concave = False  # as far as is known
     careful = True  # the draws say little of a site that is far off
@@ -202,6 +204,41 @@ class SteinMoments:
         index = torch.zeros(1, dtype=torch.long, device=records.device)
         rows = [row.unsqueeze(0) for row in records.placeholder()]
         likelihood.for_each("derivatives", self._derivatives, z, index, rows)
+        self.design = FewPredictors.find(likelihood, z, len(self._draws))
+        if self.design is not None and not on_varied(lambda integers: self._agrees(z, integers)):
+            self.design = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """As of :class:`LinearMoments`."""
+        return self._likelihood.dtype
+
+    def _agrees(self, z: Tensor, integers: bool) -> bool:
+        """Whether closed forms give the sites of public rows."""
+        records = self._likelihood.term.records
+        rows = [varied(table, _NUM_VARIED, 1, integers=integers) for table in records.likes]
+        rows = [
+            torch.cat([x.unsqueeze(0), y]) for x, y in zip(records.placeholder(), rows, strict=True)
+        ]
+        indices = torch.arange(len(rows[0]), device=records.device) % records.plate.size
+        tolerance = 1e-8 if self.dtype == torch.float64 else 1e-3
+        root = _NARROW * torch.eye(len(z)).to(z)
+        try:
+            sites = SteinSites(self, z, root, None)
+            kinds = sites.found_kinds(indices, rows)
+            if (kinds == OTHER).all():
+                return False
+            for kind in kinds.unique().tolist():
+                chosen = [x[kinds == kind] for x in (indices, *rows)]
+                found = sites.factors(kind, chosen[0], chosen[1:])
+                expected = self.factors(z, root, chosen[0], chosen[1:])
+                if not agree(found.residual, expected.residual, tolerance=tolerance):
+                    return False
+                if not agree(found.matrices(), expected.matrices(), tolerance=tolerance):
+                    return False
+        except Exception:  # the rows are public
+            return False
+        return True
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
         """Nothing to check: no property of the likelihood is used."""
@@ -264,7 +301,7 @@ def _site(gradient: Tensor, curvature: Tensor, root: Tensor) -> Dense:
     broken = ~(gradient.isfinite().all(1) & inner.isfinite().all(2).all(1))  # (B,)
     inner = torch.where(broken[:, None, None], 0.0, inner)  # eigh would raise for all
     values, vectors = torch.linalg.eigh((inner + inner.mT) / 2)
-    values = values.clamp(max=_LARGEST_REDUCTION)
+    values = values.clamp(max=LARGEST_REDUCTION)
     back = torch.linalg.solve_triangular(root.mT, vectors, upper=True)  # L^-T Q
     precision = (back * (values / (1 - values)).unsqueeze(1)) @ back.mT
     rotated = (root @ vectors).mT @ gradient.unsqueeze(2) / (1 - values).unsqueeze(2)

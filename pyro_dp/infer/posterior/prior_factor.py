@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from pyro_dp.graphs.tracing import NotTraceable, called_by_torch, trace
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import apply, cholesky, floored, inverse
@@ -46,6 +47,7 @@ class Prior:
         self._log_prob = log_prob
         self._normal = list(normal)
         self._tolerance = 1e-8 if exact else 1e-4
+        self._batched: Callable | None = None  # derivatives at as many points as there are draws
         self._vectorizes = True  # until it fails to
         half = torch.randn(_NUM_DRAWS // 2, len(mean), dtype=torch.float64)
         self._draws = torch.cat([half, -half]).to(mean.device)
@@ -113,15 +115,23 @@ class Prior:
                 with warnings.catch_warnings():
                     # A simplex has an operation that is slow in batches.
                     warnings.filterwarnings("ignore", message="There is a performance drop")
-                    # Draws inside the plate are hidden, and do not enter the density.
-                    batched = torch.func.vmap(self._derivatives, randomness="different")
-                    gradients, hessians = batched(points)
+                    self._batched = self._batched or self._vectorized(points)
+                    gradients, hessians = self._batched(points)
                 return gradients, hessians
             except (RuntimeError, ValueError, ModelError):  # the model branches on its latents
                 self._vectorizes = False
         found = [self._derivatives(point) for point in points]
         gradients, hessians = (torch.stack(each) for each in zip(*found, strict=True))
         return gradients, hessians
+
+    def _vectorized(self, points: Tensor) -> Callable:
+        """:meth:`_derivatives` of all these, without Pyro's code if that can be traced."""
+        # Draws inside the plate are hidden, and do not enter the density.
+        batched = torch.func.vmap(self._derivatives, randomness="different")
+        try:
+            return called_by_torch(trace(lambda z: list(batched(z)), [points]))
+        except NotTraceable:
+            return batched
 
     def _derivatives(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient (d,) and Hessian (d, d) of the log density."""

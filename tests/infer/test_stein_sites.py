@@ -1,0 +1,230 @@
+"""Stein's sites by closed forms, against derivatives of one record after the other."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.distributions import transforms
+from pyro.infer.autoguide import AutoMultivariateNormal
+from torch.nn.functional import pad
+
+from pyro_dp import DPSEP, PrivacyAccountant
+from pyro_dp.infer.ep import stein_sites
+from pyro_dp.infer.ep.stein_sites import ALIKE, MIXED, OTHER, SteinSites
+
+SIZE, DIM = 40, 2
+NODES = torch.tensor([-0.8, 0.1, 0.7])
+
+
+def weights(name="w", shape=(DIM,)):
+    return pyro.sample(name, dist.Normal(0.0, 1.0).expand(list(shape)).to_event(len(shape)))
+
+
+def positive(name):
+    return pyro.sample(name, dist.LogNormal(-0.5, 0.5))
+
+
+def ordered(x, y):
+    w = weights()
+    base = dist.Normal(0.0, 1.0).expand([3]).to_event(1)
+    cuts = pyro.sample("c", dist.TransformedDistribution(base, transforms.OrderedTransform()))
+    with pyro.plate("data", len(x)) as i:
+        pyro.sample("y", dist.OrderedLogistic(x[i] @ w, cuts), obs=y[i])
+
+
+def labels(x, y):
+    """There are more logits than a quadrature takes."""
+    w = weights(shape=(DIM, 3))
+    with pyro.plate("data", len(x)) as i:
+        pyro.sample("y", dist.Categorical(logits=pad(x[i] @ w, (0, 1))), obs=y[i])
+
+
+def means(x, y):
+    """Groups on a line, and how many are in each."""
+    locs, shares, scale = weights("locs", (3,)), weights("shares"), positive("scale")
+    with pyro.plate("data", len(y)) as i:
+        groups = dist.Categorical(logits=pad(shares, (0, 1)).expand(len(i), 3))
+        each = dist.Normal(locs.expand(len(i), 3), scale)
+        pyro.sample("y", dist.MixtureSameFamily(groups, each), obs=y[i])
+
+
+def missing(outcome, weight=None, clamp=math.inf):
+    """A regression on a number that may be missing: it is a Gaussian at three nodes.
+
+    A row has one version of itself for each node.
+    """
+
+    def model(x, y, known, z):
+        w, v, scale, count = weights(), weights("v"), positive("scale"), positive("count")
+        with pyro.plate("data", len(x)) as i:
+            rows = x[i].clamp(-clamp, clamp)
+            given = dist.Normal(rows[..., 0, :] @ v, scale)
+            away = (NODES.to(x) - given.loc[..., None]) / scale
+            pyro.sample("z", given.mask(known[i]), obs=z[i])
+            each = outcome(rows @ w, count)
+            mixture = dist.MixtureSameFamily(dist.Categorical(logits=-(away**2) / 2), each)
+            with poutine.scale(scale=weight or 1.0):
+                pyro.sample("y", mixture, obs=y[i])
+
+    return model
+
+
+OUTCOMES = {
+    "binary": lambda eta, count: dist.Bernoulli(logits=eta),
+    "count": lambda eta, count: dist.Poisson(eta.exp()),
+    "overdispersed": lambda eta, count: dist.NegativeBinomial(count, logits=eta - count.log()),
+    "number": lambda eta, count: dist.Normal(eta, count),
+}
+MODELS = {"ordered": ordered, "labels": labels, "means": means}
+MODELS |= {f"missing, {name}": missing(outcome) for name, outcome in OUTCOMES.items()}
+
+
+def data(model, dtype=torch.float64):
+    x = torch.randn(SIZE, DIM, dtype=dtype)
+    y = torch.randint(0, 4 if model in (ordered, labels) else 2, (SIZE,))
+    if model not in (ordered, labels):
+        y = y.to(dtype)
+    if model in (ordered, labels, means):
+        return x, y
+    known, z = torch.arange(SIZE) % 3 > 0, torch.rand(SIZE, dtype=dtype)
+    filled = x[:, None].repeat(1, 3, 1)
+    filled[..., 1] = torch.where(known[:, None], z[:, None], NODES.to(dtype))
+    return filled, y, known, z
+
+
+def prepared(model, tensors, **options):
+    pyro.clear_param_store()
+    guide = AutoMultivariateNormal(model, init_scale=0.1)
+    sep = DPSEP(model, guide, accountant=PrivacyAccountant(), noise_multiplier=1.0, **options)
+    return sep, sep._prepare(tensors, {})
+
+
+def sites(moments, *, scale=0.1, shift=0.0):
+    """In a cavity and a frame without symmetries."""
+    dim = moments._draws.shape[1]
+    root = scale * (torch.eye(dim) + 0.3 * torch.randn(dim, dim).tril()).double()
+    half = torch.randn(dim, dim, dtype=torch.float64)
+    frame = half @ half.T / dim + torch.eye(dim)
+    mean = 0.3 * torch.randn(dim, dtype=torch.float64) + shift
+    return SteinSites(moments, mean, root, frame)
+
+
+def agree(one, other, tolerance=1e-9):
+    torch.testing.assert_close(one.residual, other.residual, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(one.matrices(), other.matrices(), rtol=tolerance, atol=tolerance)
+    norms = one.squared_norm(), other.squared_norm()
+    torch.testing.assert_close(*norms, rtol=max(tolerance, 1e-8), atol=max(tolerance, 1e-8))
+
+
+def compare(found, indices, rows, tolerance=1e-9):
+    """Each record has the site that the slow path gives it."""
+    kinds = found.found_kinds(indices, rows)
+    for kind in kinds.unique().tolist():
+        chosen = [x[kinds == kind] for x in (indices, *rows)]
+        one, other = (found.factors(k, chosen[0], chosen[1:]) for k in (kind, OTHER))
+        agree(one, other, tolerance)
+    return kinds
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("scale", [1e-3, 0.3, 4.0])  # in the last, records say more than draws do
+def test_sites_are_those_of_derivatives(name, scale):
+    model = MODELS[name]
+    tensors = data(model)
+    moments = prepared(model, tensors)[1].problem.moments
+    assert moments.name == "stein" and moments.design is not None
+    kinds = compare(sites(moments, scale=scale), torch.arange(SIZE), list(tensors))
+    expected = {ALIKE, MIXED} if name.startswith("missing") else {MIXED}
+    assert set(kinds.tolist()) == expected
+
+
+def test_in_single_precision():
+    torch.set_default_dtype(torch.float32)
+    model = MODELS["missing, binary"]
+    tensors = data(model, torch.float32)
+    moments = prepared(model, tensors)[1].problem.moments
+    compare(sites(moments), torch.arange(SIZE), list(tensors), tolerance=3e-5)
+
+
+def test_every_record_counts_once():
+    """Kinds take turns, in parts of any length."""
+    model = MODELS["missing, binary"]
+    tensors = data(model)
+    moments = prepared(model, tensors)[1].problem.moments
+    found, indices = sites(moments), torch.arange(SIZE)
+    found._sizes = dict.fromkeys(found._sizes, 5)
+    whole = found.factors(OTHER, indices, list(tensors))
+    parts = list(found.each(indices, list(tensors)))
+    assert len(parts) > 2
+    total = sum(part.residual.sum(dim=0) for part in parts)
+    torch.testing.assert_close(total, whole.residual.sum(dim=0))
+    total = sum(part.weighted_precision(torch.ones(len(part.residual), 1)) for part in parts)
+    torch.testing.assert_close(total, whole.matrices().sum(dim=0))
+
+
+def test_a_broken_record_is_alone():
+    model = MODELS["missing, binary"]
+    tensors = data(model)
+    moments = prepared(model, tensors)[1].problem.moments
+    rows = [x.clone() for x in tensors]
+    rows[0][3, 1, 1], rows[3][4], rows[1][5] = math.nan, math.inf, math.nan
+    found, indices = sites(moments), torch.arange(SIZE)
+    torch.manual_seed(0)
+    kinds, before = (found.found_kinds(indices, x) for x in (rows, list(tensors)))
+    healthy = ~torch.isin(indices, torch.tensor([3, 4, 5]))
+    assert torch.equal(kinds[healthy], before[healthy])
+    for part in found.each(indices, rows):
+        assert part.residual.isfinite().all(dim=1).sum() >= len(part.residual) - 3
+    finite = sum(
+        int(part.residual.isfinite().all(dim=1).sum()) for part in found.each(indices, rows)
+    )
+    assert SIZE - 3 <= finite < SIZE
+
+
+def test_records_that_are_not_straight_have_their_own_derivatives():
+    """Beyond 3 predictors are no longer affine in the row."""
+    model = missing(OUTCOMES["binary"], clamp=3.0)
+    tensors = data(model)
+    tensors[0][1], tensors[0][2] = 5.0, 20.0
+    moments = prepared(model, tensors)[1].problem.moments
+    assert moments.design is not None
+    kinds = compare(sites(moments), torch.arange(SIZE), list(tensors))
+    assert kinds[1] == kinds[2] == OTHER and (kinds != OTHER).sum() > SIZE - 10
+
+
+def test_a_mixture_of_another_weight_has_its_own_derivatives():
+    """The logarithm of a sum has a factor, which no average has."""
+    model = missing(OUTCOMES["binary"], weight=0.5)
+    tensors = data(model)
+    moments = prepared(model, tensors)[1].problem.moments
+    assert moments.name == "stein" and moments.design is None
+
+
+def test_what_has_no_rule_is_left_alone():
+    def model(x, y):
+        locs = weights("locs", (3,))
+        with pyro.plate("data", len(y)) as i:
+            groups = dist.Categorical(logits=torch.ones(len(i), 3).to(x))
+            each = dist.Normal(locs.sin().expand(len(i), 3), 1.0)
+            pyro.sample("y", dist.MixtureSameFamily(groups, each), obs=y[i])
+
+    tensors = data(means)
+    moments = prepared(model, tensors)[1].problem.moments
+    assert moments.name == "stein" and moments.design is None
+
+
+def test_a_run_is_the_same(monkeypatch):
+    model = MODELS["missing, count"]
+    tensors = data(model)
+    results = []
+    for fast in (True, False):
+        if not fast:
+            monkeypatch.setattr(stein_sites.FewPredictors, "find", lambda *_: None)
+        torch.manual_seed(0)
+        sep, _ = prepared(model, tensors, generator=0)
+        sep.run(*tensors, progress=False)
+        results.append(sep.posterior().mean)
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
