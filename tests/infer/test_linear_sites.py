@@ -14,7 +14,7 @@ from sums import exact_sums
 
 from pyro_dp import DPSEP, PaperDPSEP, PrivacyAccountant
 from pyro_dp.infer.ep.element_sites import by_quadrature, element_sites
-from pyro_dp.infer.ep.linear_design import Axes
+from pyro_dp.infer.ep.linear_design import Axes, _looked_up
 from pyro_dp.infer.ep.look_plan import Frame
 from pyro_dp.infer.ep.site_sum import SiteSum
 from pyro_dp.mechanism.clipping import ClippedSum
@@ -399,3 +399,9 @@ def test_runs_are_as_before():
             sep.run(x, y, progress=False)
             found.append((sep.posterior().mean, sep.posterior().covariance_matrix))
     close(found)
+
+
+def test_an_index_out_of_range_has_no_row():
+    for table in (torch.ones(3, 2), torch.ones(3, 2, 4)):
+        found = _looked_up(table, torch.tensor([0, 2, 3, -1]))
+        assert found[:2].eq(1.0).all() and found[2:].isnan().all()

@@ -37,7 +37,9 @@ def banana(z):
 def drawn(log_prob, dim):
     start, sds = torch.zeros(dim, dtype=torch.float64), torch.ones(dim, dtype=torch.float64)
     gradients = BatchedGradient(log_prob, start)
-    return chain_draws(gradients, *mean_field(gradients, start, sds))
+    sample, moved = chain_draws(gradients, *mean_field(gradients, start, sds))
+    assert moved < 0.15
+    return sample
 
 
 @pytest.mark.parametrize("log_prob", [gaussian, branching])

@@ -191,7 +191,8 @@ def _looked_up(table: Tensor, places: Tensor) -> Tensor:
     """Rows of a table, (K, ...). An index out of range gives NaN."""
     inside = (places >= 0) & (places < len(table))
     found = table[places.clamp(0, len(table) - 1).long()]
-    return found if inside.all() else torch.where(inside.unsqueeze(1), found, torch.nan)
+    broken = ~inside.view(-1, *[1] * (table.dim() - 1))
+    return found if inside.all() else found.masked_fill(broken, torch.nan)
 
 
 def _affine(

@@ -9,30 +9,38 @@ from pyro_dp.infer.posterior.prior_density import BatchedGradient
 from pyro_dp.utils.linalg import cholesky, covariance
 
 _CHAINS, _FEWER = 128, 16  # the second number if points are computed one by one
-_WARM_UP, _KEPT = (40, 40, 40, 80), 100  # transitions of each round, and of the last one
+_WARM_UP, _ROUND = (40, 40, 40, 80), 100  # transitions of the first rounds, and of each other one
+_SETTLED, _MOST_ROUNDS = 0.15, 16  # standard deviations, and rounds after which chains end anyway
 _ACCEPTED = 0.8  # the rate that Hoffman & Gelman (2014) recommend
 _FORGETS, _OFFSET, _STIFF = 0.75, 10, 0.05  # kappa, t0 and gamma of their dual averaging
 _MOST_STEPS = 16  # leapfrog steps in a transition
 _LEAST, _MORE = 0.3, 0.9  # a step's size is .3 to 1.2 times the usual one
 
 
-def chain_draws(gradients: BatchedGradient, mean: Tensor, sds: Tensor) -> Tensor:
+def chain_draws(gradients: BatchedGradient, mean: Tensor, sds: Tensor) -> tuple[Tensor, float]:
     """Draws (K, d) from a density. They are the same in each call.
 
     Chains start at independent normal draws. The covariance of all chains after a round is the
-    metric of the next one (Neal 2011, section 5.4.2).
+    metric of the next one (Neal 2011, section 5.4.2). Rounds go on until their mean stays.
 
     :param gradients: those of the log density.
     :param mean: centre of the start, (d,).
     :param sds: standard deviations at the start, (d,).
+    :returns: the last round's draws, and how far its mean was from the last but one's, in standard
+        deviations of the coordinate where that is largest.
     """
     count = _CHAINS if gradients.at_once else _FEWER
     chains = _Chains(gradients, mean.expand(count, -1), sds.diag())
-    step_size = 0.5 * len(mean) ** -0.25
-    for length in _WARM_UP:
+    step_size, moved = 0.5 * len(mean) ** -0.25, math.inf
+    for number, length in enumerate([*_WARM_UP, *[_ROUND] * _MOST_ROUNDS]):
         states, step_size = chains.run(length, step_size)
-        chains.root = cholesky(covariance(states[length // 2 :].flatten(0, 1)))
-    return chains.run(_KEPT, step_size)[0].flatten(0, 1)
+        found = states[length // 2 :].flatten(0, 1)
+        chains.root = cholesky(covariance(found))
+        before, mean = mean, found.mean(0)
+        moved = ((mean - before).abs() / found.std(0)).max().item()
+        if moved < _SETTLED and number >= len(_WARM_UP):
+            break
+    return states.flatten(0, 1), moved
 
 
 class _Chains:

@@ -12,10 +12,13 @@ from pyro_dp.infer.posterior.closest_gaussian import full_rank, mean_field
 from pyro_dp.infer.posterior.hamiltonian_chains import chain_draws
 from pyro_dp.infer.posterior.prior_density import BatchedGradient
 from pyro_dp.infer.posterior.sampled_posterior import SampledPosterior
-from pyro_dp.infer.posterior.summary import Status
+from pyro_dp.infer.posterior.summary import CHECK, Status
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.linalg import covariance, inverse
 from pyro_dp.utils.torch_state import forked_rng
+
+_NEAR = 0.5  # standard deviations
+_MOVED = "chains of draws still moved by {moved:.1f} standard deviations at their end"
 
 
 class Likelihood(Protocol):
@@ -70,11 +73,13 @@ class PriorTimesEvidence:
 
     @cached_property
     def posterior(self) -> SampledPosterior:
-        """Draws, with the status of the evidence."""
+        """Draws. Its status is the worst of the evidence's and of the chains'."""
         with forked_rng():
-            sample = chain_draws(self._gradients, *self.independent)
+            sample, moved = chain_draws(self._gradients, *self.independent)
+        chains = Status() if moved < _NEAR else Status(CHECK, _MOVED.format(moved=moved))
+        status = Status.worst([self._evidence.status, chains])
         plain = self._without_noise(sample.mean(0), covariance(sample))
-        return SampledPosterior(self._latents, sample, plain, status=self._evidence.status)
+        return SampledPosterior(self._latents, sample, plain, status=status)
 
     @cached_property
     def closest(self) -> tuple[Tensor, Tensor]:
