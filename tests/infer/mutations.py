@@ -1150,7 +1150,7 @@ MUTATIONS = [
     Mutation(
         "a group that does not exist has an intercept",
         "_looked_up",
-        "torch.where(inside.unsqueeze(1), found, torch.nan)",
+        "found.masked_fill(broken, torch.nan)",
         "found",
         "test_linear_sites.py",
     ),
