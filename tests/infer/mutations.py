@@ -75,7 +75,7 @@ MUTATIONS = [
     ),
     Mutation(
         "prior: a draw that is hidden ends the batch",
-        "Prior._all_derivatives",
+        "Prior._vectorized",
         'torch.func.vmap(self._derivatives, randomness="different")',
         "torch.func.vmap(self._derivatives)",
         "test_fitted_guide.py",
