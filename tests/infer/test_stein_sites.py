@@ -66,7 +66,7 @@ def missing(outcome, weight=None, clamp=math.inf):
             pyro.sample("z", given.mask(known[i]), obs=z[i])
             each = outcome(rows @ w, count)
             mixture = dist.MixtureSameFamily(dist.Categorical(logits=-(away**2) / 2), each)
-            with poutine.scale(scale=weight or 1.0):
+            with poutine.scale(scale=weight(z[i]) if weight else 1.0):
                 pyro.sample("y", mixture, obs=y[i])
 
     return model
@@ -197,10 +197,20 @@ def test_records_that_are_not_straight_have_their_own_derivatives():
 
 def test_a_mixture_of_another_weight_has_its_own_derivatives():
     """The logarithm of a sum has a factor, which no average has."""
-    model = missing(OUTCOMES["binary"], weight=0.5)
+    model = missing(OUTCOMES["binary"], weight=lambda z: 0.5)
     tensors = data(model)
     moments = prepared(model, tensors)[1].problem.moments
     assert moments.name == "stein" and moments.design is None
+
+
+def test_each_record_has_a_weight():
+    model = missing(OUTCOMES["binary"], weight=lambda z: z)
+    tensors = data(model)
+    tensors[3][:9] = 1.0
+    moments = prepared(model, tensors)[1].problem.moments
+    assert moments.design is not None
+    kinds = compare(sites(moments), torch.arange(SIZE), list(tensors))
+    assert torch.equal(kinds == OTHER, torch.arange(SIZE) >= 9)
 
 
 def test_what_has_no_rule_is_left_alone():
