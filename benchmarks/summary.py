@@ -96,11 +96,11 @@ seven choices differ by a factor of at most {spread}. At epsilon = 1, {held}% of
 
 ## What about hierarchies?
 
-![Share of latents near NUTS for ten models, at epsilon = 1 and 4. Random slopes and the spline fall short.](figures/results/hierarchies.svg)
+![Share of latents near NUTS for ten models, at epsilon = 1 and 4. Most lie near NUTS at epsilon = 4.](figures/results/hierarchies.svg)
 
 A latent counts if its mean and its standard deviation are both within half a standard deviation of NUTS. Each model has
-5,000 records. At epsilon = 4, {near} of ten models reach 75%. Random slopes and the spline do not, because their
-posterior is a curved ridge and `posterior()` is a Gaussian. At epsilon = 1, {far} models are below 75%
+5,000 records. At epsilon = 4, {near} of ten models reach 75%. Products of latents are drawn by Hamiltonian
+chains. At epsilon = 1, {far} models are below 75%
 ([table](../benchmarks/RESULTS.md#hierarchies-and-products-of-latents-beside-nuts)).
 
 ## How long does a private step take?
