@@ -184,6 +184,24 @@ def test_a_broken_record_is_alone():
     assert SIZE - 3 <= finite < SIZE
 
 
+def test_a_record_on_which_closed_forms_fail_has_its_own_derivatives(monkeypatch):
+    tensors = data(MODELS["missing, binary"])
+    moments = prepared(MODELS["missing, binary"], tensors)[1].problem.moments
+    found, indices = sites(moments), torch.arange(SIZE)
+    expected = sum(x.residual.sum(dim=0) for x in found.each(indices, list(tensors)))
+    factors = SteinSites.factors
+
+    def failing(self, kind, indices, rows):
+        if kind != OTHER and (indices == 7).any():
+            raise ArithmeticError("record 7")
+        return factors(self, kind, indices, rows)
+
+    monkeypatch.setattr(SteinSites, "factors", failing)
+    parts = list(found.each(indices, list(tensors)))
+    assert sum(len(x.residual) for x in parts) == SIZE
+    torch.testing.assert_close(sum(x.residual.sum(dim=0) for x in parts), expected)
+
+
 def test_records_that_are_not_straight_have_their_own_derivatives():
     """Beyond 3 predictors are no longer affine in the row."""
     model = missing(OUTCOMES["binary"], clamp=3.0)

@@ -296,7 +296,19 @@ class SteinSites:
             for chosen in places.split(self._sizes[kind]):
                 if len(chosen):
                     part = [x[chosen] for x in rows] if len(chosen) < len(indices) else rows
-                    yield self.factors(kind, indices[chosen], part)
+                    yield from self._possible(kind, indices[chosen], part)
+
+    def _possible(self, kind: int, indices: Tensor, rows: list[Tensor]) -> Iterator[Factors]:
+        """:meth:`factors`. A record on which closed forms fail has the model's own derivatives."""
+        try:
+            found = self.factors(kind, indices, rows)
+        except Exception:
+            if len(indices) > 1:
+                for part in halves([indices, *rows]):
+                    yield from self._possible(kind, part[0], part[1:])
+                return
+            found = self.factors(OTHER, indices, rows)
+        yield found
 
     def factors(self, kind: int, indices: Tensor, rows: list[Tensor]) -> Factors:
         """The sites of records of this kind."""
