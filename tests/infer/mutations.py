@@ -532,6 +532,13 @@ MUTATIONS = [
         "test_dpsep_budget.py",
     ),
     Mutation(
+        "DPSEP: the first look stays at a scale that is far too small",
+        "EPState._rescaled",
+        "squared < _FAR_TOO_SMALL",
+        "squared > _FAR_TOO_SMALL",
+        "test_wide_priors.py",
+    ),
+    Mutation(
         "a scale's score leaves the location's uncertainty out",
         "_scaled",
         "precise * (away.square() + spread) - 1",

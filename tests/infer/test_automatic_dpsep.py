@@ -415,6 +415,23 @@ def test_a_state_of_the_other_kind_is_refused():
         one.load_state_dict(two.state_dict())
 
 
+def test_a_finished_run_is_taken_up_at_no_cost():
+    data = gaussian_data(1000)
+    sep = fitted(linear, data)
+    state, found = sep.state_dict(), sep.posterior()
+    pyro.clear_param_store()
+    accountant = PrivacyAccountant(epsilon=1.0, delta=1e-5)
+    again = DPSEP(linear, AutoMultivariateNormal(linear), accountant=accountant)
+    again.load_state_dict(state)
+    with pytest.raises(ConfigurationError, match=r"taken up by run\(\*data\)"):
+        again.posterior()
+    again.run(*data, progress=False)
+    assert torch.equal(again.posterior().mean, found.mean)
+    assert accountant.get_epsilon() == sep.accountant.get_epsilon()
+    for name, value in sep.guide.median(*data).items():
+        assert torch.equal(again.guide.median(*data)[name], value)
+
+
 def test_too_many_latents_are_refused_before_anything_is_spent():
     def wide(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([1201]).to_event(1))

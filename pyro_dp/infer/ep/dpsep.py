@@ -276,7 +276,10 @@ class DPSEP(StochasticEP[EPState]):
         return math.inf if frame is None else frame.bound
 
     def _planned(self, args: tuple, kwargs: dict) -> int:
+        loaded = self._loaded is not None
         self._prepare(args, kwargs)
+        if loaded and self._finished:  # the state is taken up, and nothing is left to release
+            return self._steps
         return super()._planned(args, kwargs)
 
     def _start(self, problem: EPProblem, size: int, *, new: bool) -> EPState:

@@ -62,6 +62,8 @@ _TURNED = 0.3  # a step of this cosine with the last one turns back: that one wa
 _LITTLE = 0.8  # an interval this close to the prior's width counts as the prior's
 _FAR_AWAY = 4.0  # longest trusted last step, in squared standard deviations per direction
 _LARGEST_NOISE = 1.5  # of a matrix, relative to its mean
+_MEDIAN = 0.455  # a squared standard normal number has this median
+_FAR_TOO_SMALL = 3.0  # median of the squared residuals, in units of the scale
 _FASTEST = 4.0  # change of the scale in one step
 _NOT_CONCAVE = "the log likelihood is not concave in {count} of {dim} directions at the last look"
 _TOO_MANY = (
@@ -221,13 +223,45 @@ class EPState:
             MeanHistogram(counts, sd, size).opening_norms(len(group)).median
             for counts, sd, group in zip(released, noises, groups, strict=True)
         ]
+        opened, medians = self._rescaled(root, medians)
         median = medians[0]
         if len(groups) > 1:  # each has parts of norm 1 then
             for group, own in zip(groups, medians, strict=True):
                 root[group] /= own
             median = math.sqrt(len(groups))
         frame = Frame.of(root, median**2, 2 * median)
-        return replace(self, scale=median**2, frame=frame)
+        return replace(opened, scale=median**2, frame=frame)
+
+    def _rescaled(self, root: Tensor, medians: list[float]) -> tuple["EPState", list[float]]:
+        """The state with a residuals' scale that fits the opening, and the norms there.
+
+        If the first scale is far too small, all scores are large, and looks would be clipped until
+        they have climbed. The score of the scale's logarithm is Z^2 - 1 with Z the residual in
+        units of the scale, and Fisher's information is 2. So the norm's median says Z^2's.
+
+        :param root: the opening's W, (d, d).
+        :param medians: medians of the norms, one for each group of coordinates.
+        """
+        slope, groups, places = (
+            self.problem.moments.log_scale,
+            self.problem.groups,
+            self.problem.places,
+        )
+        if slope is None or slope.nonzero().squeeze(1).tolist() != groups[-1].tolist():
+            return self, medians
+        along = root @ slope
+        length = along.norm().item()
+        squared = 1 + math.sqrt(max((medians[1] / length) ** 2 - 2, 0.0))
+        if squared < _FAR_TOO_SMALL:
+            return self, medians
+        factor = squared / _MEDIAN  # by which the variance rises
+        way = torch.zeros_like(self.posterior.mean)
+        way[places] = root @ along * (0.5 * math.log(factor) / length**2)
+        mean = self.posterior.mean + way
+        moved = Gaussian(self.posterior.precision @ mean, self.posterior.precision)
+        smaller = math.sqrt((_MEDIAN + 1) / (factor * (squared + 1)))
+        usual = length * math.sqrt(2 + (1 - _MEDIAN) ** 2)
+        return replace(self, posterior=moved, aware=moved), [smaller * medians[0], usual]
 
     def _look(
         self, released: Tensor, point: Tensor, noise: float, histograms: NormHistograms

@@ -39,6 +39,10 @@ from pyro_dp.utils.validation import require_choice, require_flag
 
 A = TypeVar("A", Approximation, EPState)
 
+_NOT_STARTED = "There is no posterior before the first step."
+_NOT_TAKEN_UP = (
+    "The loaded state is taken up by run(*data), which costs nothing if all looks are done."
+)
 _OTHER_LATENTS = (
     "load_state_dict: the latents of the saved run have {saved} coordinates. This guide has {own}: "
     "{names}. Use the model and guide of the saved run."
@@ -164,7 +168,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
     @property
     def _approximation(self) -> A:
         if self._known is None:
-            raise ConfigurationError("There is no posterior before the first step.")
+            raise ConfigurationError(_NOT_STARTED if self._loaded is None else _NOT_TAKEN_UP)
         return self._known
 
     @torch.no_grad()
@@ -202,7 +206,8 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, as :meth:`DPSVI.load_state_dict`, and raise the same.
 
-        A new object takes up the state in its first step.
+        A new object takes up the state when ``run`` or ``step`` sees the data. If all looks are
+        done, ``run`` costs nothing.
         """
         self._require_state(state, ("settings",))
         for name, value in self._shaping_settings().items():
@@ -251,6 +256,7 @@ class StochasticEP(PrivateInference[PreparedSites], Forecasted, Generic[A]):
             approximation = replace(known, problem=problem)
         if self._loaded is not None:
             approximation = _resumed(approximation, self._loaded, records.device)
+            problem.guide.write(*approximation.moments(self.noise_aware))
         self._known, self._loaded = approximation, None
         sites = self._site_sum(problem, approximation)
         at = approximation.at(records.plate.size)

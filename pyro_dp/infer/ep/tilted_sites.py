@@ -54,6 +54,8 @@ class LinearMoments:
     :ivar monotone: whether these numbers turn, but are sums of curves, which have no saddles.
     :ivar concave: whether the log likelihood is about concave in the latents.
     :ivar residuals: one of :class:`~pyro_dp.infer.ep.observation_family.Residuals`, of all.
+    :ivar log_scale: gradient of the logarithm of the residuals' unknown scale, (d,); None: there is
+        no such scale, or a record has several residuals.
     :ivar careful: whether the first steps should be short; here, where they are curved.
     :raises NotLinear: it does not; the text says why.
     """
@@ -92,6 +94,9 @@ class LinearMoments:
         if len(kinds) > 1 or (self.curved and kinds != {Residuals.BOUNDED}):
             kinds = {Residuals.OTHER}
         (self.residuals,) = kinds
+        self.log_scale = None
+        if len(here) == 1 and here[0][0].is_scaled and not self.curved and here[0][1].shape[1] == 1:
+            self.log_scale = here[0][2][0, 0, 1].double()
         numbers = len(z) + records.row_size
         self.microbatch_size = rows_on(records.device, numbers) or rows_in_cache(len(z))
         size = min(self.microbatch_size, records.plate.size)
@@ -189,6 +194,7 @@ class SteinMoments:
 
     name = "stein"
     residuals = Residuals.OTHER
+    log_scale = None
     curved = turns = False  # the curvature is that of the likelihood itself, and not weak
     concave = False  # as far as is known
     careful = True  # the draws say little of a site that is far off
