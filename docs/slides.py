@@ -103,7 +103,7 @@ DECK = (
         " + \\delta$\n\n\n"
         "and the same with both sides exchanged.\n\n"
         "So a result multiplies anybody's odds on one record by at most $e^{\\varepsilon}$,\n"
-        "except for a tiny probability $\\delta$.",
+        "rare results aside: $\\delta$ is the most that they add to any probability.",
     ),
     Slide(
         "Update your odds",

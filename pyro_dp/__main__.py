@@ -245,7 +245,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add, default = parser.add_argument, "(default: %(default)s)"
     text = f"privacy budget, where less is more private {default}"
     add("--epsilon", type=float, default=1.0, help=text)
-    text = f"small probability outside the guarantee of epsilon {default}"
+    text = f"how much a probability may exceed epsilon's limit {default}"
     add("--delta", type=float, default=1e-5, help=text)
     add("--seed", type=int, help="repeat a run; anyone who guesses the seed can undo the privacy")
     text = f"the picture, in any format of matplotlib {default}; {REPORT} goes to the same folder"

@@ -287,7 +287,9 @@ def _random_numbers(notes: Sequence[str]) -> list[Block]:
         blocks.append(Paragraph(text))
     text = (
         "No run that is listed here used a seed. Noise and sampling come from generators that "
-        "are made anew for every release, from the operating system's entropy."
+        "are made anew for every release, from the operating system's entropy. A run whose "
+        'generator is "ordinary" has floating-point noise: publish its results rounded, because '
+        "their last digits can reveal more."
     )
     return blocks or [Paragraph(text)]
 
