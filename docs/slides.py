@@ -135,8 +135,8 @@ DECK = (
         "Read the ledger aloud",
         "Which number is the promise? Which says how much noise there was?\n"
         "Which parts of this table may be published?",
-        "release                      sample rate  noise multiplier  count\n"
-        "Gaussian noise, all records            1            3.7313      9\n"
+        "release                      sample rate  noise multiplier       count\n"
+        "Gaussian noise, all records            1            3.7313  9 together\n"
         "epsilon so far: 0.9999\n"
         "remaining: 0.0001 of 1\n"
         "delta: 1e-05\n"
