@@ -197,7 +197,7 @@ DECK = (
         "1.  What does epsilon = 1 promise to one person?\n\n"
         "2.  Two private results differ. Which one do you trust, and where do you look?\n\n"
         "3.  Name one thing that the guarantee does not cover.\n\n\n"
-        "At home: notebooks 0 and 1, then the quiz.",
+        "At home: notebooks 0 and 1, then questions 1 to 4 of the quiz.",
     ),
 )
 

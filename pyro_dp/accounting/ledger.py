@@ -257,6 +257,7 @@ def _rows(entries: Iterable[LedgerEntry]) -> list[tuple[str, ...]]:
     whole = {event: count for event, count in counts.items() if is_whole(event)}
     if len(whole) <= _MOST_ALONE:
         whole = {}
+    rows: list[tuple[str, ...]]
     rows = [(*_cells(event), str(n)) for event, n in counts.items() if event not in whole]
     if whole:
         rows.append((*_cells(together(whole)), f"{sum(whole.values())} together"))
