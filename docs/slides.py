@@ -151,7 +151,7 @@ DECK = (
         "The promise is epsilon with delta: 0.9999 and 1e-05.\n\n"
         "The noise multiplier is the noise, in units of what one person can add.\n"
         "All nine looks together count as one release with 3.7313.\n\n"
-        "The table follows from public numbers and releases. All of it may be published.",
+        "The table follows from public numbers and releases.\nAll of it may be published.",
     ),
     Slide(
         "Two studies of the same people",
@@ -179,7 +179,7 @@ DECK = (
     ),
     Slide(
         "Naive: 73%. With the noise: 97%, and 95%",
-        "C found: DPSEP without any setting chooses its own bound C. Its intervals are shorter.",
+        "C found: DPSEP without any setting chooses its own bound C.\nIts intervals are shorter.",
         picture=("4b_intervals_that_hold", 0),
     ),
     Slide(
