@@ -22,8 +22,10 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
 from pyro_dp import DPSVI, Posterior, PrivacyAccountant, PrivacyError
+from pyro_dp.accounting.second_opinion import second_opinion
 from pyro_dp.infer.posterior.summary import Status
-from pyro_dp.utils.display import of_budget, spent_and_left
+from pyro_dp.utils.display import of_budget, spent_and_left, up
+from pyro_dp.utils.files import read_file
 
 # The codebook implies these bounds: a percentage, logarithms of capped dollar amounts, flags, and
 # an index of diseases. A value outside moves to the nearest bound.
@@ -240,7 +242,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m pyro_dp",
         description="Fit a private logistic regression on public data about visits to a doctor. "
         "Compare it with the exact posterior, in a table and in a picture.",
-        epilog="python -m pyro_dp synthesize --help: make synthetic rows from a CSV file.",
+        epilog="Other commands: python -m pyro_dp synthesize --help makes synthetic rows from a CSV "
+        "file, and python -m pyro_dp check FILE computes the epsilon of a saved ledger again.",
     )
     add, default = parser.add_argument, "(default: %(default)s)"
     text = f"privacy budget, where less is more private {default}"
@@ -268,9 +271,31 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["synthesize"]:
         return _synthesize(arguments[1:])
+    if arguments[:1] == ["check"] and len(arguments) == 2:
+        return check(arguments[1])
     if arguments[:1] == ["demo"]:
         arguments = arguments[1:]
     return run_demo(arguments)
+
+
+def check(path: str) -> int:
+    """Compute the epsilon of a file of :meth:`PrivacyAccountant.save` again, by two accountants.
+
+    :returns: an exit code.
+    """
+    try:
+        state = read_file(path)
+        names = ("epsilon", "delta", "neighboring", "engine")
+        accountant = PrivacyAccountant(**{name: state[name] for name in names})
+        accountant.load_state_dict(state)
+    except (OSError, LookupError, TypeError, PrivacyError) as error:
+        print(f"check: {path} is no saved ledger ({error}).", file=sys.stderr)
+        return 1
+    ledger = dict(accountant.counted)
+    found, source = second_opinion(ledger, accountant.delta, accountant.neighboring)
+    print(accountant)
+    print(f"dp_accounting: {source if found is None else f'epsilon = {up(found)} ({source})'}.")
+    return 0
 
 
 def _synthesize(arguments: list[str]) -> int:
