@@ -242,8 +242,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m pyro_dp",
         description="Fit a private logistic regression on public data about visits to a doctor. "
         "Compare it with the exact posterior, in a table and in a picture.",
-        epilog="Other commands: python -m pyro_dp synthesize --help makes synthetic rows from a CSV "
-        "file, and python -m pyro_dp check FILE computes the epsilon of a saved ledger again.",
+        epilog="Two more commands make synthetic rows (python -m pyro_dp synthesize --help) and "
+        "compute the epsilon of a saved ledger again (python -m pyro_dp check FILE).",
     )
     add, default = parser.add_argument, "(default: %(default)s)"
     text = f"privacy budget, where less is more private {default}"
