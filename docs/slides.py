@@ -103,12 +103,16 @@ DECK = (
         " + \\delta$\n\n\n"
         "and the same with both sides exchanged.\n\n"
         "So a result multiplies anybody's odds on one record by at most $e^{\\varepsilon}$,\n"
-        "except for a tiny probability $\\delta$.",
+        "rare results aside: $\\delta$ is the most that they add to any probability.",
     ),
     Slide(
         "Update your odds",
         "Before the result, you believe with probability 20% that Alice took part.\n"
-        "How sure can you be afterwards?",
+        "How sure can you be afterwards, at epsilon 0.1, 1 and 4?",
+    ),
+    Slide(
+        "Your odds, updated",
+        "These are the most, rare results aside.",
         "epsilon   factor of the odds   probability, at most\n"
         "    0.1                 1.11                    22%\n"
         "    1                   2.72                    40%\n"
@@ -135,12 +139,19 @@ DECK = (
         "Read the ledger aloud",
         "Which number is the promise? Which says how much noise there was?\n"
         "Which parts of this table may be published?",
-        "release                      sample rate  noise multiplier  count\n"
-        "Gaussian noise, all records            1            3.7313      9\n"
+        "release                      sample rate  noise multiplier       count\n"
+        "Gaussian noise, all records            1            3.7313  9 together\n"
         "epsilon so far: 0.9999\n"
         "remaining: 0.0001 of 1\n"
         "delta: 1e-05\n"
         "neighboring: add_or_remove_one",
+    ),
+    Slide(
+        "The promise, and the noise",
+        "The promise is epsilon with delta: 0.9999 and 1e-05.\n\n"
+        "The noise multiplier is the noise, in units of what one person can add.\n"
+        "All nine looks together count as one release with 3.7313.\n\n"
+        "The table follows from public numbers and releases.\nAll of it may be published.",
     ),
     Slide(
         "Two studies of the same people",
@@ -168,7 +179,7 @@ DECK = (
     ),
     Slide(
         "Naive: 73%. With the noise: 97%, and 95%",
-        "The third method, DPSEP without any setting, has the shorter intervals.",
+        "C found: DPSEP without any setting chooses its own bound C.\nIts intervals are shorter.",
         picture=("4b_intervals_that_hold", 0),
     ),
     Slide(
@@ -178,6 +189,22 @@ DECK = (
         "        $\\Sigma_{\\mathrm{aware}} = \\Sigma + v \\, \\Sigma^2$\n\n\n"
         "If people say much about a coefficient, Σ² is tiny, and privacy is nearly free.\n\n"
         "This covers no clipping bias, and no wrong model.",
+    ),
+    Slide(
+        "Does the run say ok?",
+        "The last line of a posterior is its status. It is made from releases alone.\n\n"
+        "ok: no release speaks against the intervals. Use them.\n\n"
+        "check: read the reason, then decide.\n\n"
+        "do not publish: the result says little about the data. Ask a smaller question,\n"
+        "with more records or the next budget.",
+    ),
+    Slide(
+        "What no status and no epsilon covers",
+        "Numbers chosen by looking at the data: bounds, features, models.\n\n"
+        "A person with several rows, unless the person is the record.\n\n"
+        "Another ledger about the same people.\n\n"
+        "A wrong model, or a few people far above all others.\n\n"
+        "Facts about people in general.",
     ),
     Slide(
         "Monday and Tuesday again, privately",
@@ -197,7 +224,7 @@ DECK = (
         "1.  What does epsilon = 1 promise to one person?\n\n"
         "2.  Two private results differ. Which one do you trust, and where do you look?\n\n"
         "3.  Name one thing that the guarantee does not cover.\n\n\n"
-        "At home: notebooks 0 and 1, then the quiz.",
+        "At home: notebooks 0 and 1, then questions 1 to 4 of the quiz.",
     ),
 )
 

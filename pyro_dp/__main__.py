@@ -22,8 +22,10 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
 from pyro_dp import DPSVI, Posterior, PrivacyAccountant, PrivacyError
+from pyro_dp.accounting.second_opinion import second_opinion
 from pyro_dp.infer.posterior.summary import Status
-from pyro_dp.utils.display import of_budget, spent_and_left
+from pyro_dp.utils.display import of_budget, spent_and_left, up
+from pyro_dp.utils.files import read_file
 
 # The codebook implies these bounds: a percentage, logarithms of capped dollar amounts, flags, and
 # an index of diseases. A value outside moves to the nearest bound.
@@ -240,12 +242,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m pyro_dp",
         description="Fit a private logistic regression on public data about visits to a doctor. "
         "Compare it with the exact posterior, in a table and in a picture.",
-        epilog="python -m pyro_dp synthesize --help: make synthetic rows from a CSV file.",
+        epilog="Two more commands make synthetic rows (python -m pyro_dp synthesize --help) and "
+        "compute the epsilon of a saved ledger again (python -m pyro_dp check FILE).",
     )
     add, default = parser.add_argument, "(default: %(default)s)"
     text = f"privacy budget, where less is more private {default}"
     add("--epsilon", type=float, default=1.0, help=text)
-    text = f"small probability outside the guarantee of epsilon {default}"
+    text = f"how much a probability may exceed epsilon's limit {default}"
     add("--delta", type=float, default=1e-5, help=text)
     add("--seed", type=int, help="repeat a run; anyone who guesses the seed can undo the privacy")
     text = f"the picture, in any format of matplotlib {default}; {REPORT} goes to the same folder"
@@ -268,9 +271,31 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["synthesize"]:
         return _synthesize(arguments[1:])
+    if arguments[:1] == ["check"] and len(arguments) == 2:
+        return check(arguments[1])
     if arguments[:1] == ["demo"]:
         arguments = arguments[1:]
     return run_demo(arguments)
+
+
+def check(path: str) -> int:
+    """Compute the epsilon of a file of :meth:`PrivacyAccountant.save` again, by two accountants.
+
+    :returns: an exit code.
+    """
+    try:
+        state = read_file(path)
+        names = ("epsilon", "delta", "neighboring", "engine")
+        accountant = PrivacyAccountant(**{name: state[name] for name in names})
+        accountant.load_state_dict(state)
+    except (OSError, LookupError, TypeError, PrivacyError) as error:
+        print(f"check: {path} is no saved ledger ({error}).", file=sys.stderr)
+        return 1
+    ledger = dict(accountant.counted)
+    found, source = second_opinion(ledger, accountant.delta, accountant.neighboring)
+    print(accountant)
+    print(f"dp_accounting: {source if found is None else f'epsilon = {up(found)} ({source})'}.")
+    return 0
 
 
 def _synthesize(arguments: list[str]) -> int:

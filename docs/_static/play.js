@@ -72,7 +72,7 @@
       const held = names.filter((_, n) => Math.abs(fit.mean[n] - exact.mean[n]) <= 1.96 * fit.sd[n]).length
       const factor = Math.exp(epsilon)
       text.textContent = `${held} of ${names.length} private intervals hold the exact mean. Status: ${fit.status}. ` +
-        `An attacker's odds change by a factor of at most ${factor.toPrecision(factor < 1000 ? 3 : 4)}.`
+        `An attacker's odds change by a factor of at most ${factor.toPrecision(factor < 1000 ? 3 : 4)}, rare results aside.`
       plot.setAttribute("aria-label", text.textContent)
     }
     const { range, row: control } = slider(draw)

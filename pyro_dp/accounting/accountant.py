@@ -52,7 +52,7 @@ class PrivacyAccountant:
     same accountant. It may be shared by threads.
 
     :param epsilon: the budget in nats, > 0; ``None`` for no limit.
-    :param delta: in (0, 1); the failure probability at which epsilon is stated.
+    :param delta: in (0, 1); any event's probability may exceed epsilon's limit by so much at most.
     :param neighboring: ``"add_or_remove_one"``, where a record is replaced by an empty one, or
         ``"replace_one"``, where it is replaced by any other.
     :param engine: ``"pld"`` (tight), or ``"rdp"``.
@@ -123,7 +123,7 @@ class PrivacyAccountant:
 
     @property
     def delta(self) -> float:
-        """The failure probability at which epsilon is stated."""
+        """The delta at which epsilon is stated."""
         return self._delta
 
     @property
@@ -309,7 +309,7 @@ class PrivacyAccountant:
 
     def get_epsilon(self, delta: float | None = None) -> float:
         """
-        :param delta: the failure probability; the accountant's own if None.
+        :param delta: at which epsilon is stated; the accountant's own if None.
         :returns: epsilon spent, in nats: 0.0 on an empty ledger, inf after a noiseless event.
             Reservations count as if they had been released.
         :raises ConfigurationError: if delta is out of range.

@@ -249,20 +249,19 @@ def first_missing(counts: Mapping[Event, int], of: Mapping[Event, int]) -> Event
 
 
 def _rows(entries: Iterable[LedgerEntry]) -> list[tuple[str, ...]]:
-    return [(*_cells(event), str(count)) for event, count in _together(entries)]
-
-
-def _together(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
     """With one row for sums over all records, where there are many kinds of them.
 
     Gaussians compose to a Gaussian, whose noise multiplier the row has.
     """
-    entries = list(entries)
-    whole = {event: count for event, count in entries if is_whole(event)}
+    counts = dict(entries)
+    whole = {event: count for event, count in counts.items() if is_whole(event)}
     if len(whole) <= _MOST_ALONE:
-        return entries
-    rest = [each for each in entries if each.event not in whole]
-    return [*rest, LedgerEntry(together(whole), sum(whole.values()))]
+        whole = {}
+    rows: list[tuple[str, ...]]
+    rows = [(*_cells(event), str(n)) for event, n in counts.items() if event not in whole]
+    if whole:
+        rows.append((*_cells(together(whole)), f"{sum(whole.values())} together"))
+    return rows
 
 
 def _cells(event: Event) -> tuple[str, str, str]:

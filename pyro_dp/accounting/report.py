@@ -206,9 +206,9 @@ def _meaning(accountant: Reported) -> list[Block]:
         found = "Nothing keeps this attacker from being right in all other cases (power 100%)."
     else:
         found = (
-            f"Then this attacker is right in at most {best_power(accountant)} of the cases in "
-            "which there is something to detect (the power). Guessing without any release would "
-            f"give {FALSE_POSITIVES:.0%}."
+            f"Against this noise, the attacker is right in at most {best_power(accountant)} of the "
+            "cases in which there is something to detect (the power). Guessing without any release "
+            f"would give {FALSE_POSITIVES:.0%}."
         )
     unit = accountant.description.unit
     return [
@@ -287,7 +287,9 @@ def _random_numbers(notes: Sequence[str]) -> list[Block]:
         blocks.append(Paragraph(text))
     text = (
         "No run that is listed here used a seed. Noise and sampling come from generators that "
-        "are made anew for every release, from the operating system's entropy."
+        "are made anew for every release, from the operating system's entropy. A run whose "
+        'generator is "ordinary" has floating-point noise: publish its results rounded, because '
+        "their last digits can reveal more."
     )
     return blocks or [Paragraph(text)]
 

@@ -52,7 +52,7 @@ _event = functools.lru_cache(16)(SubsampledGaussian)  # steps are alike
 
 _LARGE_DELTA = (
     "delta={delta:g} is large: {times:.3g} / N for N = {size:,} protected records. Publishing "
-    "one of them as it is, picked at random, has delta = 1 / N. Choose a tenth of that or less: "
+    "one of them as it is, picked at random, has delta = 1 / N. Stay below, best at a tenth: "
     "PrivacyAccountant(..., delta={better:.0e})."
 )
 _RESULTS_LOST = (

@@ -133,7 +133,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     add("schema", type=_there, help="JSON file of schema.save()")
     add("data", type=_there, help="CSV file in UTF-8 with the names of its columns")
     add("--epsilon", type=float, required=True, help="privacy budget, in nats")
-    add("--delta", type=float, default=1e-5, help="failure probability (default: 1e-5)")
+    add("--delta", type=float, default=1e-5, help="slack of probabilities (default: 1e-5)")
     add(
         "--rows",
         type=_count,

@@ -363,7 +363,7 @@ def svt_masses(queries, scale):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_faults_of_autodp():
-    """One that is mended must be seen: see docs/autodp.md."""
+    """One that is mended must be seen."""
     fourier = mechanism_zoo.GaussianMechanism(1.0, RDP_off=True, approxDP_off=True, phi_off=False)
     for found in (fourier, transformer_zoo.ComposeAFA()([fourier], [2])):
         assert found.get_approxDP(DELTA) < 0.0  # 4.38, and 6.57

@@ -4,6 +4,7 @@ import os
 import re
 import warnings
 from decimal import Decimal
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pyro
@@ -16,6 +17,7 @@ from pyro_dp.infer.posterior.summary import Status
 
 pytest.importorskip("matplotlib")
 
+SAVED = Path(__file__).parents[1] / "saved"
 CHECK = Status("check", "the last step was long", "steps")
 
 
@@ -255,3 +257,26 @@ def test_help(capsys):
         demo.main(["--help"])
     assert stopped.value.code == 0
     assert "--delta" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["dpsvi", "dpsep"])
+def test_a_saved_ledger_is_checked(name, capsys):
+    """By the accountant and by dp_accounting, which agree to a part in 200."""
+    pytest.importorskip("dp_accounting")
+    assert demo.main(["check", str(SAVED / f"{name}.ledger.json")]) == 0
+    ours, theirs = re.search(
+        r"epsilon so far: ([\d.]+).*dp_accounting: epsilon = ([\d.]+)",
+        capsys.readouterr().out,
+        re.DOTALL,
+    ).groups()
+    assert float(theirs) == pytest.approx(float(ours), rel=5e-3)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 1}', None])
+def test_what_is_no_ledger_is_refused(text, tmp_path, capsys):
+    path = tmp_path / "ledger.json"
+    if text is not None:
+        path.write_text(text)
+    assert demo.main(["check", str(path)]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("check: ") and not captured.out

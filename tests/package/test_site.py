@@ -22,6 +22,8 @@ import trials
 from filelock import FileLock
 
 import pyro_dp
+from pyro_dp import PrivacyAccountant, SubsampledGaussian
+from pyro_dp.accounting.trade_off import best_power
 
 ROOT = Path(__file__).parents[2]
 SCROLLS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -102,18 +104,33 @@ def test_all_pages_can_be_reached():
 
 def test_what_epsilon_means():
     """The table for data-protection officers, from the definition; percents are rounded up."""
-    rows = re.findall(r"^\| ([\d.]+)[^|]*\| ([\d.]+)% \| ([\d.]+) \|$", officer(), flags=re.M)
+    pattern = r"^\| ([\d.]+)[^|]*\| ([\d.]+)% \| ([\d.]+)% \| ([\d.]+) \|$"
+    rows = re.findall(pattern, officer(), flags=re.M)
     assert len(rows) == 7
     sheet = (DOCS / "cheat_sheet.md").read_text()
-    short = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+)% \|$", sheet, flags=re.M)
-    assert len(short) == 3 and {(epsilon, power, factor) for epsilon, factor, power in short} <= {
-        *rows
-    }
-    for epsilon, power, factor in (map(float, row) for row in rows):
+    short = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+)% \| ([\d.]+)% \|$", sheet, flags=re.M)
+    assert len(short) == 3 and {(row[0], *row[2:], row[1]) for row in short} <= {*rows}
+    for epsilon, power, gaussian, factor in (map(float, row) for row in rows):
         delta = 1e-5 if epsilon else 0.0
         bound = min(0.05 * math.exp(epsilon) + delta, 1 - math.exp(-epsilon) * (0.95 - delta))
         assert 0 <= power - 100 * bound < 0.1
+        accountant = PrivacyAccountant(delta=1e-5)
+        if epsilon:
+            noise = PrivacyAccountant(epsilon, 1e-5).noise_multiplier(num_steps=1)
+            accountant.record(SubsampledGaussian(noise))
+        assert best_power(accountant) == f"{gaussian}%"
         assert factor == pytest.approx(math.exp(epsilon), rel=5e-3)
+
+
+def test_what_epsilon_means_for_several_rows():
+    """A person's rows move a sum as many times as far; rounded up."""
+    noise = PrivacyAccountant(1.0, 1e-5).noise_multiplier(num_steps=1)
+    found = re.search(r"epsilon of the person \| ([\d. |]+) \|", officer())[1].split(" | ")
+    assert len(found) == 5
+    for rows, epsilon in enumerate(map(float, found), start=1):
+        accountant = PrivacyAccountant(delta=1e-5)
+        accountant.record(SubsampledGaussian(noise / rows))
+        assert 0 <= epsilon - accountant.get_epsilon() < 0.01
 
 
 def officer():
