@@ -229,13 +229,8 @@ class IterativeMechanism(abc.ABC):
 
     def _note_result(self) -> None:
         """Tell the ledger the fraction clipped, and whether the result can be published."""
-        if self._origin is None:
-            return
-        clipped, status = self._clipped_now(), self._status_line()
-        if clipped is not None:
-            self.accountant.note_clipped(self._origin, *clipped)
-        if status is not None:
-            self.accountant.note_status(self._origin, status)
+        if self._origin is not None:
+            self.accountant.note_result(self._origin, self._clipped_now(), self._status_line())
 
     def _status_line(self) -> str | None:
         """Whether the result can be published; None: nothing judges it."""
