@@ -14,7 +14,7 @@ from pyro_dp.tabular.cells import CellCounts, Cells
 from pyro_dp.tabular.margin_fit import Mixture, fitted
 from pyro_dp.utils.errors import ConfigurationError, ModelError
 from pyro_dp.utils.validation import require_count
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Parts, Statistic, reviewed
+from pyro_dp.vips.conjugate_model import ConjugateModel, Parts, Statistic, reviewed
 
 
 class RowMixture(TorchDistribution):
@@ -149,9 +149,6 @@ class MarginMixture(ConjugateModel):
     def static_statistics(self, codes: Tensor) -> Parts:
         return {"margins": CellCounts(self.cells.of(codes), self.cells.size)}
 
-    def expected_statistics(self, posterior: Any, draws: Draws, *rows: Any, **named: Any) -> Parts:
-        return {}
-
     def posterior(
         self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int
     ) -> "MarginPosterior":
@@ -167,10 +164,6 @@ class MarginMixture(ConjugateModel):
             counts = rows * weights * torch.from_numpy(mixture.tables[j])
             found[f"table_{j}"] = dist.Dirichlet(1 + counts).to_event(1)
         return found
-
-    def guide(self, posterior: "MarginPosterior") -> None:
-        for site, marginal in self.marginals(posterior).items():
-            pyro.sample(site, marginal)
 
     def model(self, codes: Tensor) -> None:
         """The Pyro model, with assignments summed out."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_dp.utils.errors import ConfigurationError, ModelError, warn_not_private
 from pyro_dp.utils.validation import require_count, require_number, require_scale
-from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, require_rows, reviewed
+from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, require_data, reviewed
 from pyro_dp.vips.models.documents import (
     Documents,
     WordCounts,
@@ -115,9 +115,7 @@ class LatentDirichletAllocation(ConjugateModel):
         }
 
     def check(self, *data: Tensor) -> None:
-        if len(data) != 1:
-            raise ModelError("LatentDirichletAllocation takes the argument counts.")
-        require_rows("counts", data[0], self.words)
+        require_data(self, data, counts=self.words)
         (counts,) = data
         broken = counts.is_floating_point() and not (counts == counts.round()).all()
         if broken or not (counts >= 0).all():
@@ -160,9 +158,6 @@ class LatentDirichletAllocation(ConjugateModel):
 
     def marginals(self, posterior: Dirichlet) -> dict[str, Distribution]:
         return {"topics": posterior.to_event(1)}
-
-    def guide(self, posterior: Dirichlet) -> None:
-        pyro.sample("topics", posterior.to_event(1))
 
     def model(self, counts: Tensor) -> Tensor:
         """The Pyro model. Where ``words`` is not observed, documents have the fixed length.

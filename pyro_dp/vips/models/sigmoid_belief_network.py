@@ -15,7 +15,7 @@ from pyro.distributions import Distribution, Gamma
 from torch import Tensor
 
 from pyro_dp.mechanism.outer_products import Joined, OuterProducts
-from pyro_dp.utils.errors import ModelError, warn_not_private
+from pyro_dp.utils.errors import warn_not_private
 from pyro_dp.utils.linalg import floored
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
@@ -23,7 +23,8 @@ from pyro_dp.vips.conjugate_model import (
     Draws,
     Parts,
     Statistic,
-    require_rows,
+    require_binary,
+    require_data,
     reviewed,
 )
 from pyro_dp.vips.models.logistic_regression import polya_gamma_mean
@@ -215,14 +216,8 @@ class SigmoidBeliefNetwork(ConjugateModel):
         return found | ({"pairs": Statistic((pairs,), math.sqrt(pairs) / 4)} if pairs else {})
 
     def check(self, *data: Tensor) -> None:
-        if len(data) != 1:
-            raise ModelError("SigmoidBeliefNetwork takes the argument images.")
-        require_rows("images", data[0], self.pixels)
-        if not ((data[0] == 0) | (data[0] == 1)).all():
-            raise ModelError(
-                "images must hold zeros and ones: cut grey values at a threshold. (This message "
-                "depends on the data: it is for the curator only.)"
-            )
+        require_data(self, data, images=self.pixels)
+        require_binary("images", data[0], "cut grey values at a threshold")
 
     def initial_statistics(self, size: int) -> dict[str, Tensor]:
         """As if the weights were small random numbers."""
