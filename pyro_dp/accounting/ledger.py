@@ -115,20 +115,19 @@ class Saved(NamedTuple):
 
 def to_state(settings: Mapping[str, Any], saved: Saved) -> dict[str, Any]:
     """Everything as plain numbers, strings and lists; the accountant's settings by name."""
+    places = {origin: place for place, (origin, _) in enumerate(saved.origins)}
     return {
         "version": VERSION,
         **settings,
         "ledger": to_lines(saved.counts),
         "notes": list(saved.notes),
         "runs": saved.origins.state(list(saved.counts)),
-        "reserved": _reserved_state(saved.origins),
+        "reserved": [
+            {"run": places[origin], "releases": to_lines(left)}
+            for origin, left in saved.origins.reserved()
+        ],
         "description": saved.description.stated(),
     }
-
-
-def _reserved_state(runs: Origins) -> list[dict[str, Any]]:
-    places = {origin: place for place, (origin, _) in enumerate(runs)}
-    return [{"run": places[origin], "releases": to_lines(left)} for origin, left in runs.reserved()]
 
 
 def to_lines(counts: Mapping[Event, int]) -> list[dict[str, Any]]:

@@ -25,8 +25,7 @@ from pyro_dp.auditing.bounds import (
     middle_threshold,
     runs_bound,
 )
-from pyro_dp.auditing.result import AuditResult
-from pyro_dp.auditing.scaled_noise import CurveTest, drawn_curve
+from pyro_dp.auditing.result import AuditResult, CurveTest, drawn_curve
 from pyro_dp.utils.errors import ConfigurationError, warn_not_private
 from pyro_dp.utils.validation import require_count, require_number
 

@@ -116,7 +116,7 @@ class IterativeMechanism(abc.ABC):
         self._reserves = self._calibrates  # the steps that are left, with the next release
         self._steps = 0
         self._lost = 0  # releases that the ledger counts, but without a result
-        self._ahead: DrawnAhead | None = None  # what drew the last sample
+        self._ahead = DrawnAhead(1, [])  # what drew the last sample
         self._interrupts = Interrupts()
         self._last_event: SubsampledGaussian | None = None
         self._last_noise = 0.0  # in the first block
@@ -213,7 +213,7 @@ class IterativeMechanism(abc.ABC):
             else:
                 result.stopped, result.num_steps, bar.total = DONE, self._steps, self._steps
                 bar.refresh()
-        self._forget_samples()
+        self._ahead.forget()
         self._note_result()
         for warning in [*self._warnings(), *self._ranks.warnings()]:
             warn_user(warning)
@@ -502,27 +502,20 @@ class IterativeMechanism(abc.ABC):
         """Inputs of a release beside the data. They must be equal on all ranks of a cluster."""
         return ()
 
-    def _sample(
-        self, sampler: RecordSampler, position: int, ahead: DrawnAhead | None = None
-    ) -> Indices:
+    def _sample(self, sampler: RecordSampler, position: int, ahead: DrawnAhead) -> Indices:
         """The records of this step: indices, ascending.
 
         :param ahead: may draw those of other steps, too, except in secure mode.
         """
         self._interrupts.check()
         stream = functools.partial(self._randomness.stream, "sampling")
-        if ahead is None or self._randomness.secure:
+        if self._randomness.secure:
             return sampler.draw(stream(position))
         if ahead is not self._ahead:  # other data
-            self._forget_samples()
+            self._ahead.forget()
             self._ahead = ahead
         left = None if self.num_steps is None else self.num_steps - self._steps
         return ahead.sample(lambda place: sampler.draw(stream(place)), position, left)
-
-    def _forget_samples(self) -> None:
-        """Drop the samples of steps to come, and their rows. They are drawn again."""
-        if self._ahead is not None:
-            self._ahead.forget()
 
     def _release(self, clipped: ClippedSum, sampler: RecordSampler) -> list[Tensor]:
         """The release of a step: estimates of the sums over all records."""

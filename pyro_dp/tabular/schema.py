@@ -16,13 +16,12 @@ from torch import Tensor
 
 from pyro_dp.tabular.column import Column
 from pyro_dp.tabular.derived import evaluated, require_expression
-from pyro_dp.tabular.encoded import ROW_OBSERVED, Encoded, arrays
+from pyro_dp.tabular.encoded import ROW_OBSERVED, Encoded, Slots, arrays
 from pyro_dp.tabular.impossible import possible_codes, possible_values, require_rules, zeros
 from pyro_dp.tabular.levels import Binary, Category
 from pyro_dp.tabular.margin_mixture import MarginMixture
 from pyro_dp.tabular.ranges import Count, Date, Number
 from pyro_dp.tabular.series import CURATOR
-from pyro_dp.tabular.slots import Slots
 from pyro_dp.tabular.suggest import drafted
 from pyro_dp.utils.errors import ConfigurationError, SchemaError
 from pyro_dp.utils.files import write_file

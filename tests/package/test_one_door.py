@@ -124,7 +124,7 @@ USES = {
         mechanism.release.release pipeline.private_selection.private_selection
         accounting.accountant.PrivacyAccountant.record_nonprivate
         accounting.accountant.PrivacyAccountant.to_autodp
-        auditing.scaled_noise.with_noise
+        auditing.result.with_noise
         pipeline.trials.TrialAccountant.record
         accounting.accountant.PrivacyAccountant._enter
     """,  # the last writes the journal
