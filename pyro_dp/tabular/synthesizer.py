@@ -44,8 +44,8 @@ class Synthesizer:
     :meth:`fit` makes *one* release: the counts of all codes and of all pairs of codes of two
     columns, by :class:`~pyro_dp.vips.VIPS`; with ``keep``, within each level of one column, so that
     what rows say of that column together is kept as well. To these counts a mixture of independent
-    columns is fitted (:mod:`pyro_dp.tabular.margin_fit`), from which the rows are drawn. Numbers
-    are uniform within their bins; rows that the schema says are impossible are drawn anew.
+    columns is fitted (:mod:`pyro_dp.tabular.margin_mixture`), from which the rows are drawn.
+    Numbers are uniform within their bins; rows that the schema says are impossible are drawn anew.
 
     **Guarantee.** All results are made of the release. The accountant's (epsilon, delta) covers it
     for one record: a row, or with a unit column a person with all of their rows, under both
