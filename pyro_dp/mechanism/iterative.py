@@ -49,6 +49,7 @@ from pyro_dp.utils.validation import LARGEST, require_count, same
 
 Step = TypeVar("Step", bound=Callable[..., float])
 _event = functools.lru_cache(16)(SubsampledGaussian)  # steps are alike
+_ONE_BY_ONE = DrawnAhead(1, [])  # each sample when it is needed
 
 _LARGE_DELTA = (
     "delta={delta:g} is large: {times:.3g} / N for N = {size:,} protected records. Publishing "
@@ -116,7 +117,7 @@ class IterativeMechanism(abc.ABC):
         self._reserves = self._calibrates  # the steps that are left, with the next release
         self._steps = 0
         self._lost = 0  # releases that the ledger counts, but without a result
-        self._ahead = DrawnAhead(1, [])  # what drew the last sample
+        self._ahead = _ONE_BY_ONE  # what drew the last sample
         self._interrupts = Interrupts()
         self._last_event: SubsampledGaussian | None = None
         self._last_noise = 0.0  # in the first block
@@ -502,7 +503,9 @@ class IterativeMechanism(abc.ABC):
         """Inputs of a release beside the data. They must be equal on all ranks of a cluster."""
         return ()
 
-    def _sample(self, sampler: RecordSampler, position: int, ahead: DrawnAhead) -> Indices:
+    def _sample(
+        self, sampler: RecordSampler, position: int, ahead: DrawnAhead = _ONE_BY_ONE
+    ) -> Indices:
         """The records of this step: indices, ascending.
 
         :param ahead: may draw those of other steps, too, except in secure mode.
