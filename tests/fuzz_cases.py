@@ -551,7 +551,7 @@ class Accountant(Case):
         origin = Origin.now("a run", seeded=False, secure=True)
         with accountant.next_position(origin, bound):
             accountant.record(SubsampledGaussian(**event))
-        accountant.note_clipped(origin, 0.5, 0.1)
+        accountant.note_result(origin, (0.5, 0.1))
         assert accountant.runs()[-1][0] is origin, "a run was lost"
 
     def _show(self, accountant: PrivacyAccountant) -> None:

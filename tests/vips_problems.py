@@ -81,9 +81,6 @@ class Totals(ConjugateModel):
     def marginals(self, posterior):
         return {}
 
-    def guide(self, posterior):
-        pass
-
     def model(self, x):
         pass
 

@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, NoReturn
 
@@ -219,30 +220,24 @@ class PrivacyAccountant:
             if self._journal is not None:
                 self._journal.note(text)
 
-    def note_clipped(self, origin: Origin, fraction: float, standard_error: float) -> None:
-        """Note the released fraction of a run's clipped records, for the report.
+    def note_result(
+        self,
+        origin: Origin,
+        clipped: tuple[float, float] | None = None,
+        status: str | None = None,
+    ) -> None:
+        """Note what a run says about its result, for the report. Omitted parts stay as they are.
 
         :param origin: the run. A run that is not in the ledger is left out.
+        :param clipped: the released fraction of its clipped records, and the standard error.
+        :param status: whether its result can be published: one line, from released numbers alone.
         """
         with self._lock:
             if origin not in self._origins:
                 return
-            self._origins.clip(origin, fraction, standard_error)
+            self._origins.note_result(origin, clipped, status)
             if self._journal is not None:
-                self._journal.clip(origin, fraction, standard_error)
-
-    def note_status(self, origin: Origin, status: str) -> None:
-        """Note whether a run's result can be published, for the report.
-
-        :param origin: the run. A run that is not in the ledger is left out.
-        :param status: one line, from released numbers alone.
-        """
-        with self._lock:
-            if origin not in self._origins:
-                return
-            self._origins.judge(origin, status)
-            if self._journal is not None:
-                self._journal.judge(origin, status)
+                self._journal.note_result(origin, clipped, status)
 
     @property
     def description(self) -> Description:
@@ -276,12 +271,12 @@ class PrivacyAccountant:
         :raises PrivacyError: the journal cannot be used.
         :raises OSError: the journal could not be written.
         """
-        said = dict(title=title, dataset=dataset, purpose=purpose, controller=controller, unit=unit)
-        given = {
-            name: value for name, value in (said | {"units": units}).items() if value is not None
-        }
+        texts = dict(title=title, dataset=dataset, purpose=purpose, controller=controller)
+        said: dict[str, Any] = texts | {"unit": unit, "units": units}
         with self._lock:
-            about = self._description.with_(given)
+            about = replace(
+                self._description, **{name: x for name, x in said.items() if x is not None}
+            )
             if self._journal is not None:
                 self._journal.describe(about)
             self._description = about

@@ -113,7 +113,7 @@ def epsilon_bound(ledger: Mapping[Any, int], delta: float, neighboring: str, eng
 
     Arguments as for :func:`epsilon`, whose result it bounds from above.
     """
-    composed = _bound if engine == "pld" else _no_bound
+    composed = _bound if engine == "pld" else lambda steps, left: math.inf
     return _of_parts(composed, ledger, delta, neighboring)
 
 
@@ -261,10 +261,6 @@ def _moments_epsilon(side: Side, delta: float) -> float:
 
 def _bound(steps: Side, delta: float) -> float:
     return max(_moments_epsilon(side, delta) for side in _sides(steps))
-
-
-def _no_bound(steps: Side, delta: float) -> float:
-    return math.inf
 
 
 def _rdp_epsilon(steps: Side, delta: float) -> float:

@@ -12,25 +12,18 @@ from pyro_dp.accounting.events import NonPrivateLook
 from pyro_dp.accounting.ledger import LedgerEntry
 from pyro_dp.accounting.markup import Picture, Pictures
 from pyro_dp.accounting.trade_off import FALSE_POSITIVES, PrivacyCurve, best_power, trade_off
-from pyro_dp.utils.display import of_budget, spent
-from pyro_dp.utils.errors import ConfigurationError
+from pyro_dp.utils.display import figure, of_budget, spent
 
 _MOST_POINTS, _FEWEST_POINTS = 30, 8
 
 
 def plot(accountant: PrivacyCurve) -> Any:
     """See :meth:`PrivacyAccountant.plot`."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigurationError(
-            "accountant.plot() needs matplotlib, which is not installed: pip install matplotlib."
-        ) from None
-    figure = Figure(figsize=(10.0, 4.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    found = figure("accountant.plot()", width=10.0)
+    left, right = found.subplots(1, 2)
     _plot_epsilon(left, accountant)
     _plot_trade_off(right, accountant)
-    return figure
+    return found
 
 
 def growth(accountant: PrivacyCurve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -135,15 +135,15 @@ class Journal:
         self._append({"reserved": ledger.to_lines(releases), "run": run})
         self._reserve(origin, releases)
 
-    def clip(self, origin: Origin, fraction: float, error: float) -> None:
-        """Write which fraction of a run's records was clipped; otherwise as :meth:`record`."""
-        self._append({"clipped": [self._runs[origin], fraction, error]})
-        self.origins.clip(origin, fraction, error)
-
-    def judge(self, origin: Origin, status: str) -> None:
-        """Write whether a run's result can be published; otherwise as :meth:`record`."""
-        self._append({"status": [self._runs[origin], status]})
-        self.origins.judge(origin, status)
+    def note_result(
+        self, origin: Origin, clipped: tuple[float, float] | None, status: str | None
+    ) -> None:
+        """Write what a run says about its result; otherwise as :meth:`record`."""
+        if clipped is not None:
+            self._append({"clipped": [self._runs[origin], *clipped]})
+        if status is not None:
+            self._append({"status": [self._runs[origin], status]})
+        self.origins.note_result(origin, clipped, status)
 
     def describe(self, about: Description) -> None:
         """Write what the ledger is about, if it differs; otherwise as :meth:`record`."""
@@ -247,11 +247,11 @@ class Journal:
             event, (run, bound) = self._events[index], [*said, None, None][:2]
         elif "clipped" in value:
             number, *pair = value["clipped"]
-            self.origins.clip(self._known_run(number), *clipped_of(pair))
+            self.origins.note_result(self._known_run(number), clipped_of(pair))
             return
         elif "status" in value:
             number, status = value["status"]
-            self.origins.judge(self._known_run(number), status)
+            self.origins.note_result(self._known_run(number), status=status)
             return
         elif "reserved" in value:
             releases = ledger.from_lines(value["reserved"], self._neighboring)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 from pyro_dp.accounting import origins
@@ -19,15 +19,8 @@ LONGEST = 1000  # characters of a text
 
 @dataclass(frozen=True)
 class Description:
-    """What a report says of the study. All of it is public, and no cost depends on it.
+    """What :meth:`PrivacyAccountant.describe` was told: public texts, on which no cost depends.
 
-    :param title: of the study or the release.
-    :param dataset: which data these are.
-    :param purpose: of the processing.
-    :param controller: who is responsible for the data.
-    :param unit: whom the guarantee protects: what one record is, such as "a person with all their
-        visits".
-    :param units: their number, > 0; None: not stated.
     :raises ConfigurationError: a text is no line of at most 1000 characters, or the number is none.
     """
 
@@ -51,10 +44,6 @@ class Description:
     def stated(self) -> dict[str, Any]:
         """What is not left open, by name: the saved form."""
         return {name: value for name, value in asdict(self).items() if value not in ("", None)}
-
-    def with_(self, said: Mapping[str, Any]) -> "Description":
-        """With these in place of its own."""
-        return replace(self, **said)
 
 
 def described(said: Any) -> Description:
@@ -126,20 +115,19 @@ class Saved(NamedTuple):
 
 def to_state(settings: Mapping[str, Any], saved: Saved) -> dict[str, Any]:
     """Everything as plain numbers, strings and lists; the accountant's settings by name."""
+    places = {origin: place for place, (origin, _) in enumerate(saved.origins)}
     return {
         "version": VERSION,
         **settings,
         "ledger": to_lines(saved.counts),
         "notes": list(saved.notes),
         "runs": saved.origins.state(list(saved.counts)),
-        "reserved": _reserved_state(saved.origins),
+        "reserved": [
+            {"run": places[origin], "releases": to_lines(left)}
+            for origin, left in saved.origins.reserved()
+        ],
         "description": saved.description.stated(),
     }
-
-
-def _reserved_state(runs: Origins) -> list[dict[str, Any]]:
-    places = {origin: place for place, (origin, _) in enumerate(runs)}
-    return [{"run": places[origin], "releases": to_lines(left)} for origin, left in runs.reserved()]
 
 
 def to_lines(counts: Mapping[Event, int]) -> list[dict[str, Any]]:
@@ -201,20 +189,17 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
         raise ConfigurationError(_DAMAGED + "ledger must be a list of dictionaries.")
     counts: dict[Event, int] = {}
     events: list[Event] = []  # by the places of their lines
-    for line in lines:
-        try:
+    try:
+        for line in lines:
             event, count = from_line(line)
             interpret(event, settings["neighboring"])
-        except KeyError as error:
-            raise ConfigurationError(_DAMAGED + f"a line has no {error}.") from None
-        except ConfigurationError as error:
-            raise ConfigurationError(_DAMAGED + str(error)) from None
-        counts[event] = counts.get(event, 0) + count
-        events.append(event)
-    try:
+            counts[event] = counts.get(event, 0) + count
+            events.append(event)
         runs = origins.from_saved(state.get("runs", []), counts, events)
         _take_reserved(state.get("reserved", []), runs, settings["neighboring"])
         about = described(state.get("description", {}))
+    except KeyError as error:
+        raise ConfigurationError(_DAMAGED + f"a line has no {error}.") from None
     except ConfigurationError as error:
         raise ConfigurationError(_DAMAGED + str(error)) from None
     return Saved(counts, list(map(current_note, notes)), runs, about)

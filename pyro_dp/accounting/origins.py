@@ -188,19 +188,20 @@ class Origins:
             low, high = part.bounds.get(event, (bound, bound))
             part.bounds[event] = min(low, bound), max(high, bound)
 
-    def clip(self, origin: Origin, fraction: float, error: float) -> None:
+    def note_result(
+        self,
+        origin: Origin,
+        clipped: tuple[float, float] | None = None,
+        status: str | None = None,
+    ) -> None:
         """
-        :param fraction: the released fraction of the records.
-        :param error: its standard error.
-        """
-        self._parts[origin].clipped = fraction, error
-
-    def judge(self, origin: Origin, status: str) -> None:
-        """
+        :param clipped: the released fraction of the clipped records, and its standard error.
         :param status: whether the run's result can be published, in a line.
         """
-        require_short_text("status", status, _LONGEST_STATUS)
-        self._parts[origin].status = status
+        if status is not None:
+            require_short_text("status", status, _LONGEST_STATUS)
+        part = self._parts[origin]
+        part.clipped, part.status = clipped or part.clipped, status or part.status
 
     def require_provable(self, origin: Origin, event: Event) -> None:
         """No theorem covers adaptive noise beside a number of samples that is left open.
@@ -258,10 +259,8 @@ def from_saved(state: Any, counts: Mapping[Event, int], events: Sequence[Event])
                 count = require_count("count", count)
                 for number, bound in enumerate(bounds or [None]):
                     found.add(Source(origin, bound_of(bound)), event, 0 if number else count)
-            if "clipped" in run:
-                found.clip(origin, *clipped_of(run["clipped"]))
-            if "status" in run:
-                found.judge(origin, run["status"])
+            clipped = clipped_of(run["clipped"]) if "clipped" in run else None
+            found.note_result(origin, clipped, run.get("status"))
     except (TypeError, LookupError, ValueError, AttributeError):
         raise ConfigurationError("runs: they are not as they were saved.") from None
     if any(count < 0 for count in found.unknown(counts).values()):

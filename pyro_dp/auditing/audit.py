@@ -25,12 +25,11 @@ from pyro_dp.auditing.bounds import (
     middle_threshold,
     runs_bound,
 )
-from pyro_dp.auditing.canaries import Column, canary_rows, with_canaries
-from pyro_dp.auditing.result import AuditResult
-from pyro_dp.auditing.scaled_noise import CurveTest, drawn_curve
+from pyro_dp.auditing.result import AuditResult, CurveTest, drawn_curve
 from pyro_dp.utils.errors import ConfigurationError, warn_not_private
 from pyro_dp.utils.validation import require_count, require_number
 
+Column = torch.Tensor | np.ndarray
 _MADE_UP = "made-up data"
 _LENGTHS = "score=None needs equally many numbers from every run: pass a score."
 _PART = 0.2  # of the runs: they choose thresholds, and as many the direction of a score
@@ -106,9 +105,9 @@ def audit(
     """
     _check(make_run, score, delta, confidence, claim)
     num_trials = require_count("num_trials", num_trials, least=100)
-    canaries = canary_rows(data, canary, single=True)
+    canaries = _canary_rows(data, canary, single=True)
     warn_not_private("audit", "data", _MADE_UP)
-    worlds = tuple(data), with_canaries(data, canaries, np.array([True]))
+    worlds = tuple(data), _with_canaries(data, canaries, np.array([True]))
 
     part = int(_PART * num_trials)
     chosen = np.arange(part) % 2 == 1
@@ -200,7 +199,7 @@ def audit_one_run(
     (100, True)
     """
     _check(make_run, score, delta, confidence, claim)
-    canaries = canary_rows(data, canaries, single=False)
+    canaries = _canary_rows(data, canaries, single=False)
     m = len(canaries[0])
     positive = max(1, m // 10) if positive is None else require_count("positive", positive, least=0)
     negative = max(1, m // 10) if negative is None else require_count("negative", negative, least=0)
@@ -211,7 +210,7 @@ def audit_one_run(
         )
     coins = _generator(seed).integers(2, size=m) == 1
     warn_not_private("audit_one_run", "data", _MADE_UP)
-    scores = _vector(score(make_run(*with_canaries(data, canaries, coins))))
+    scores = _vector(score(make_run(*_with_canaries(data, canaries, coins))))
     if scores.shape != (m,):
         raise ConfigurationError(f"score must return one number for each of the {m} canaries.")
     order = np.argsort(scores, kind="stable")
@@ -298,3 +297,63 @@ def _claims(
         return ()
     epsilon = claim.get_epsilon(delta) if delta else math.inf
     return epsilon, drawn_curve(claim), CurveTest.of(claim, delta, guesses, correct, rejected)
+
+
+def _canary_rows(data: Any, canaries: Any, *, single: bool) -> list[Column]:
+    """
+    :param data: a tuple or list of tensors or arrays with one row per record.
+    :param canaries: as many entries, each a row (``single``) or several.
+    :returns: (m, ...) for each column of the data, in its type; m is 1 for a single canary.
+    :raises ConfigurationError: they do not fit each other.
+    """
+    name = "canary" if single else "canaries"
+    for argument, value in (("data", data), (name, canaries)):
+        if not isinstance(value, tuple | list) or not value:
+            raise ConfigurationError(
+                f"{argument} must be a tuple with an entry for each argument of make_run: (x, y)."
+            )
+    if len(data) != len(canaries):
+        raise ConfigurationError(f"{name} must have an entry for each of the {len(data)} of data.")
+    columns = []
+    for i, (column, rows) in enumerate(zip(data, canaries, strict=True)):
+        if not isinstance(column, torch.Tensor | np.ndarray) or column.ndim < 1 or not len(column):
+            raise ConfigurationError(
+                f"data[{i}] must be a tensor or an array with one row per record."
+            )
+        try:
+            if isinstance(column, torch.Tensor):
+                rows = torch.as_tensor(rows, dtype=column.dtype, device=column.device)
+            else:
+                rows = np.asarray(rows, dtype=column.dtype)
+        except (TypeError, ValueError, RuntimeError):
+            raise ConfigurationError(f"{name}[{i}] is no row of data[{i}].") from None
+        rows = rows[None] if single else rows
+        if rows.ndim < 1 or rows.shape[1:] != column.shape[1:] or not 1 <= len(rows) <= len(column):
+            shape = tuple(column.shape[1:])
+            raise ConfigurationError(
+                f"{name}[{i}] must have shape {shape}, as a row of data[{i}]."
+                if single
+                else f"{name}[{i}] must have shape (m, ...) with rows of shape {shape}, as "
+                f"data[{i}] has, and 1 <= m <= {len(column)}."
+            )
+        columns.append(rows)
+    if len({len(rows) for rows in columns}) > 1:
+        raise ConfigurationError(f"{name} must have equally many rows in each entry.")
+    return columns
+
+
+def _with_canaries(
+    data: Sequence[Column], canaries: Sequence[Column], included: np.ndarray
+) -> tuple[Column, ...]:
+    """A copy of the data, with the included canaries in the place of records of the same number.
+
+    :param canaries: from :func:`_canary_rows`.
+    :param included: (m,), bool.
+    """
+    places = np.flatnonzero(included)
+    records = []
+    for column, rows in zip(data, canaries, strict=True):
+        kept: Any = column.clone() if isinstance(column, torch.Tensor) else column.copy()
+        kept[places] = rows[places]
+        records.append(kept)
+    return tuple(records)

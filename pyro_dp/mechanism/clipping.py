@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.mechanism.contributions import Block, Contributions, Rows
-from pyro_dp.mechanism.device_noise import normals
+from pyro_dp.mechanism.streams import normals
 from pyro_dp.mechanism.system_random import Stream, SystemGenerator
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.linalg import require_same

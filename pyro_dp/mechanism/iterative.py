@@ -49,6 +49,7 @@ from pyro_dp.utils.validation import LARGEST, require_count, same
 
 Step = TypeVar("Step", bound=Callable[..., float])
 _event = functools.lru_cache(16)(SubsampledGaussian)  # steps are alike
+_ONE_BY_ONE = DrawnAhead(1, [])  # each sample when it is needed
 
 _LARGE_DELTA = (
     "delta={delta:g} is large: {times:.3g} / N for N = {size:,} protected records. Publishing "
@@ -116,7 +117,7 @@ class IterativeMechanism(abc.ABC):
         self._reserves = self._calibrates  # the steps that are left, with the next release
         self._steps = 0
         self._lost = 0  # releases that the ledger counts, but without a result
-        self._ahead: DrawnAhead | None = None  # what drew the last sample
+        self._ahead = _ONE_BY_ONE  # what drew the last sample
         self._interrupts = Interrupts()
         self._last_event: SubsampledGaussian | None = None
         self._last_noise = 0.0  # in the first block
@@ -213,7 +214,7 @@ class IterativeMechanism(abc.ABC):
             else:
                 result.stopped, result.num_steps, bar.total = DONE, self._steps, self._steps
                 bar.refresh()
-        self._forget_samples()
+        self._ahead.forget()
         self._note_result()
         for warning in [*self._warnings(), *self._ranks.warnings()]:
             warn_user(warning)
@@ -229,13 +230,8 @@ class IterativeMechanism(abc.ABC):
 
     def _note_result(self) -> None:
         """Tell the ledger the fraction clipped, and whether the result can be published."""
-        if self._origin is None:
-            return
-        clipped, status = self._clipped_now(), self._status_line()
-        if clipped is not None:
-            self.accountant.note_clipped(self._origin, *clipped)
-        if status is not None:
-            self.accountant.note_status(self._origin, status)
+        if self._origin is not None:
+            self.accountant.note_result(self._origin, self._clipped_now(), self._status_line())
 
     def _status_line(self) -> str | None:
         """Whether the result can be published; None: nothing judges it."""
@@ -508,7 +504,7 @@ class IterativeMechanism(abc.ABC):
         return ()
 
     def _sample(
-        self, sampler: RecordSampler, position: int, ahead: DrawnAhead | None = None
+        self, sampler: RecordSampler, position: int, ahead: DrawnAhead = _ONE_BY_ONE
     ) -> Indices:
         """The records of this step: indices, ascending.
 
@@ -516,18 +512,13 @@ class IterativeMechanism(abc.ABC):
         """
         self._interrupts.check()
         stream = functools.partial(self._randomness.stream, "sampling")
-        if ahead is None or self._randomness.secure:
+        if self._randomness.secure:
             return sampler.draw(stream(position))
         if ahead is not self._ahead:  # other data
-            self._forget_samples()
+            self._ahead.forget()
             self._ahead = ahead
         left = None if self.num_steps is None else self.num_steps - self._steps
         return ahead.sample(lambda place: sampler.draw(stream(place)), position, left)
-
-    def _forget_samples(self) -> None:
-        """Drop the samples of steps to come, and their rows. They are drawn again."""
-        if self._ahead is not None:
-            self._ahead.forget()
 
     def _release(self, clipped: ClippedSum, sampler: RecordSampler) -> list[Tensor]:
         """The release of a step: estimates of the sums over all records."""

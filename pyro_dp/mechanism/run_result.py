@@ -212,10 +212,7 @@ class RunResult(Sequence[float]):
                 f"noise multiplier {self.noise_multiplier:.4g}, bound {self.bounds[-1]:.4g}, noise "
                 f"{self.noise:.4g} in a coordinate of the sum"
             )
-        if self.clipped_fraction is not None:
-            lines.append(f"clipped: {self.clipped_fraction}")
-        if self.values:
-            lines.append(f"{self.measure}: {self.values[0]:.4g} first, {self.values[-1]:.4g} last")
+        lines += [f"{name}: {text}" for name, text in self._found()]
         if self.step_seconds:
             typical = 1000 * statistics.median(self.step_seconds)
             lines.append(f"{self.seconds:.3g} s, {typical:.3g} ms a step")
@@ -231,12 +228,13 @@ class RunResult(Sequence[float]):
                 ("bound", f"{self.bounds[-1]:.4g}"),
                 ("noise in a coordinate of the sum", f"{self.noise:.4g}"),
             ]
+        return display.facts(f"Run of {self.inference}", [*facts, *self._found()])
+
+    def _found(self) -> Iterator[tuple[str, str]]:
         if self.clipped_fraction is not None:
-            facts.append(("clipped", str(self.clipped_fraction)))
+            yield "clipped", str(self.clipped_fraction)
         if self.values:
-            ends = f"{self.values[0]:.4g} first, {self.values[-1]:.4g} last"
-            facts.append((self.measure, ends))
-        return display.facts(f"Run of {self.inference}", facts)
+            yield self.measure, f"{self.values[0]:.4g} first, {self.values[-1]:.4g} last"
 
     @property
     def headline(self) -> str:

@@ -178,7 +178,7 @@ class DrawnAhead:
         return indices
 
     def forget(self) -> None:
-        """Keep no sample, and no rows."""
+        """Keep no sample of steps to come, and no rows: they are drawn again."""
         self._samples = {}
         for rows in self._held:
             rows.hold(torch.empty(0, dtype=torch.long))

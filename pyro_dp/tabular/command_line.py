@@ -19,9 +19,8 @@ import torch
 from tqdm.auto import tqdm
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
-from pyro_dp.tabular.margin_table import all_margins
 from pyro_dp.tabular.schema import Schema
-from pyro_dp.tabular.synthesizer import Synthesizer
+from pyro_dp.tabular.synthesizer import Synthesizer, all_margins
 from pyro_dp.tabular.table_file import read_csv
 from pyro_dp.utils.display import spent
 from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded, PrivacyError

@@ -8,7 +8,7 @@ random. Each row by itself has the mixture's distribution.
 import numpy as np
 
 from pyro_dp.tabular.impossible import possible_codes
-from pyro_dp.tabular.margin_fit import Mixture
+from pyro_dp.tabular.margin_mixture import Mixture
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.utils.errors import ConfigurationError
 

@@ -16,11 +16,10 @@ from torch import Tensor
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.accounting.events.event import LONGEST_TEXT
 from pyro_dp.infer.ep.dpsep import DPSEP
-from pyro_dp.tabular.design import Design, levels
+from pyro_dp.tabular.design import Design, Formula, levels
 from pyro_dp.tabular.encoded import Encoded
 from pyro_dp.tabular.expressions import bounds
 from pyro_dp.tabular.families import Family, family_of, scale_of
-from pyro_dp.tabular.formula import Formula
 from pyro_dp.tabular.glm_model import Source
 from pyro_dp.tabular.incomplete import Incomplete, combinations, filled
 from pyro_dp.tabular.levels import Binary, Category

@@ -15,8 +15,7 @@ from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import CHECK, Status
 from pyro_dp.mechanism.run_result import RunResult
 from pyro_dp.tabular.glm_model import COEFFICIENTS
-from pyro_dp.tabular.term_explanation import by_terms
-from pyro_dp.tabular.user_scale import UserScale
+from pyro_dp.tabular.user_scale import UserScale, by_terms
 from pyro_dp.utils.display import aligned, numbers
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, require_number

@@ -1,11 +1,12 @@
 """A schema: the columns of a frame as they were declared, and what is made of a frame by them."""
 
+import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -15,18 +16,26 @@ from torch import Tensor
 
 from pyro_dp.tabular.column import Column
 from pyro_dp.tabular.derived import evaluated, require_expression
-from pyro_dp.tabular.encoded import ROW_OBSERVED, Encoded, arrays
-from pyro_dp.tabular.frames import guarded, require_columns
+from pyro_dp.tabular.encoded import ROW_OBSERVED, Encoded, Slots, arrays
 from pyro_dp.tabular.impossible import possible_codes, possible_values, require_rules, zeros
+from pyro_dp.tabular.levels import Binary, Category
 from pyro_dp.tabular.margin_mixture import MarginMixture
-from pyro_dp.tabular.schema_file import as_state, of_state
-from pyro_dp.tabular.slots import Slots
+from pyro_dp.tabular.ranges import Count, Date, Number
+from pyro_dp.tabular.series import CURATOR
 from pyro_dp.tabular.suggest import drafted
 from pyro_dp.utils.errors import ConfigurationError, SchemaError
 from pyro_dp.utils.files import write_file
 from pyro_dp.utils.validation import require_count
 
+T = TypeVar("T")
 _REDRAWS = 100
+_SHOWN = 10
+_VERSION = 1
+_KINDS: dict[str, type[Column]] = {
+    kind.__name__: kind for kind in (Number, Count, Category, Binary, Date)
+}
+_SETTINGS = ("unit", "max_rows", "constant", "derived", "impossible")
+_NO_SCHEMA = "This is no schema as schema.to_json() writes it: {why}."
 _Read = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -117,7 +126,7 @@ class Schema:
             state = json.loads(text)
         except (TypeError, ValueError, RecursionError):
             raise ConfigurationError("This is no schema: it is not JSON.") from None
-        columns, settings = of_state(state)
+        columns, settings = _of_state(state)
         return cls(columns, **settings)
 
     @classmethod
@@ -294,11 +303,14 @@ class Schema:
         return "\n".join(["Schema(", "    {", *lines, "    },", *settings, ")"])
 
     def _settings(self) -> dict[str, Any]:
-        names = ("unit", "max_rows", "constant", "derived", "impossible")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _SETTINGS}
 
     def _state(self) -> dict[str, Any]:
-        return as_state(self.columns, self._settings())
+        listed = [
+            {"name": name, "kind": type(column).__name__, **dataclasses.asdict(column)}  # type: ignore[call-overload]
+            for name, column in self.columns.items()
+        ]
+        return {"schema": _VERSION, "columns": listed, **self._settings()}
 
     def _arrays(self, encoded: Mapping[str, Tensor]) -> tuple[_Read, np.ndarray]:
         return arrays(encoded, self.columns, None if self.unit is None else self.max_rows)
@@ -412,3 +424,98 @@ def _names(what: str, names: Any) -> tuple[str, ...]:
     if not fits or len(set(names)) < len(names):
         raise ConfigurationError(f"{what} must be a list of different names of columns.")
     return tuple(names)
+
+
+def require_columns(
+    frame: Any, names: Sequence[str], unit: str | None, unread: Collection[str]
+) -> None:
+    """All columns that are declared, once, and no others.
+
+    Names of columns that are not declared are not shown: a file that was read without its head has
+    the values of its first person there.
+
+    :param unread: names of columns that may be there, and are not read.
+    :raises SchemaError: names the column, or says where it is.
+    """
+    if not isinstance(frame, pd.DataFrame):
+        raise SchemaError(
+            f"A schema reads a frame of pandas, not a {type(frame).__name__}: pass a DataFrame."
+        )
+    wanted = list(names) if unit is None else [unit, *names]
+    found = list(frame.columns)
+    lacking = [name for name in wanted if name not in found]
+    if lacking:
+        raise SchemaError(f"The frame lacks column {', '.join(map(repr, lacking))}.")
+    twice = [name for name in wanted if found.count(name) > 1]
+    if twice:
+        raise SchemaError(
+            f"The frame has column {twice[0]!r} more than once: leave one of them, as in "
+            "df.loc[:, ~df.columns.duplicated()]."
+        )
+    extra = [i for i, name in enumerate(found) if name not in wanted and name not in unread]
+    if extra:
+        places = ", ".join(map(str, extra[:_SHOWN])) + (", ..." if len(extra) > _SHOWN else "")
+        listed = "schema.names" if unit is None else "[schema.unit, *schema.names]"
+        whose = (
+            " If one of them says whose row it is, name it as the schema's unit: without it a "
+            "person with several rows is not protected."
+        )
+        raise SchemaError(
+            f"The frame has columns that the schema does not name, at position {places}. (Their "
+            "names may be data, so only positions are listed.) Declare them, or pass "
+            f"df[{listed}].{whose if unit is None else ''}"
+        )
+    if not len(frame):
+        raise SchemaError("The frame has no rows.")
+
+
+def guarded(name: str, frame: pd.DataFrame, read: Callable[[pd.Series, str], T]) -> T:
+    """What is read from a column.
+
+    :raises SchemaError: whatever pandas raised, whose text may show a value.
+    """
+    try:
+        return read(frame[name], name)
+    except SchemaError:
+        raise
+    except Exception as error:
+        raise SchemaError(
+            f"Column {name!r} cannot be read: pandas raised {type(error).__name__}. Pass it in a "
+            f"plain dtype (float64, int64, bool, str, datetime64[ns]). {CURATOR}"
+        ) from None
+
+
+def _of_state(state: Any) -> tuple[dict[str, Column], dict[str, Any]]:
+    """Columns and settings.
+
+    :raises ConfigurationError: it is of another form, or of a later version.
+    """
+    if not isinstance(state, dict) or "schema" not in state:
+        raise ConfigurationError(_NO_SCHEMA.format(why="it has no entry 'schema'"))
+    if state["schema"] != _VERSION:
+        raise ConfigurationError(f"This schema is of version {state['schema']!r}, not {_VERSION}.")
+    unknown = set(state) - {"schema", "columns", *_SETTINGS}
+    if unknown or not isinstance(state.get("columns"), list):
+        raise ConfigurationError(_NO_SCHEMA.format(why="it has other entries than 'columns', ..."))
+    columns: dict[str, Column] = {}
+    for entry in state["columns"]:
+        name, column = _column(entry)
+        if name in columns:
+            raise ConfigurationError(f"Column {name!r} is declared twice.")
+        columns[name] = column
+    return columns, {name: state[name] for name in _SETTINGS if name in state}
+
+
+def _column(entry: Any) -> tuple[str, Column]:
+    if not isinstance(entry, dict) or not {"name", "kind"} <= entry.keys():
+        raise ConfigurationError(_NO_SCHEMA.format(why="a column lacks 'name' or 'kind'"))
+    fields = dict(entry)
+    name, kind = fields.pop("name"), fields.pop("kind")
+    if not isinstance(name, str) or not isinstance(kind, str) or kind not in _KINDS:
+        raise ConfigurationError(f"Column {name!r}: kind must be one of {', '.join(_KINDS)}.")
+    try:
+        return name, _KINDS[kind](**fields)
+    except TypeError:
+        raise ConfigurationError(f"Column {name!r}: these are no settings of {kind}.") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"Column {name!r}: {error}") from None

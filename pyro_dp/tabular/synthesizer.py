@@ -1,16 +1,18 @@
 """Synthesizer: private synthetic data from a frame and its schema."""
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import norm
 
 from pyro_dp.accounting.accountant import PrivacyAccountant
 from pyro_dp.tabular.drawn_rows import possible_rows, systematic, unit_rows
 from pyro_dp.tabular.margin_mixture import MarginMixture, MarginPosterior
-from pyro_dp.tabular.margin_table import half_width, margin_table
 from pyro_dp.tabular.schema import Schema
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_count, require_number
@@ -42,8 +44,8 @@ class Synthesizer:
     :meth:`fit` makes *one* release: the counts of all codes and of all pairs of codes of two
     columns, by :class:`~pyro_dp.vips.VIPS`; with ``keep``, within each level of one column, so that
     what rows say of that column together is kept as well. To these counts a mixture of independent
-    columns is fitted (:mod:`pyro_dp.tabular.margin_fit`), from which the rows are drawn. Numbers
-    are uniform within their bins; rows that the schema says are impossible are drawn anew.
+    columns is fitted (:mod:`pyro_dp.tabular.margin_mixture`), from which the rows are drawn.
+    Numbers are uniform within their bins; rows that the schema says are impossible are drawn anew.
 
     **Guarantee.** All results are made of the release. The accountant's (epsilon, delta) covers it
     for one record: a row, or with a unit column a person with all of their rows, under both
@@ -247,3 +249,48 @@ def _kept(keep: Any, schema: Schema) -> str | None:
         raise ConfigurationError(f"{form} Of several, choose the outcome.")
     name: str = pair[0]
     return name
+
+
+def margin_table(
+    schema: Schema, posterior: MarginPosterior, columns: Sequence[str], level: float
+) -> pd.DataFrame:
+    """
+    :param columns: one or two names.
+    :param level: of the intervals.
+    :returns: a row for each code, or pair of codes.
+    """
+    cells = posterior.model.cells
+    places = [schema.names.index(name) for name in columns]
+    counts, added = cells.margin(posterior.counts, tuple(sorted(places)))
+    counts = counts if places == sorted(places) else counts.T
+    half = half_width(posterior, level, added)
+    labels = list(itertools.product(*(schema.columns[name].code_labels for name in columns)))
+    table = pd.DataFrame(labels, columns=list(columns))
+    table["count"] = counts.flatten().numpy()
+    table["lower"] = np.maximum(table["count"] - half, 0.0)
+    table["upper"] = np.maximum(table["count"] + half, 0.0)
+    return table
+
+
+def half_width(posterior: MarginPosterior, level: float, added: int) -> float:
+    """Of the interval of a count that is the sum of so many released cells."""
+    return float(norm.ppf((1 + level) / 2) * posterior.noise * math.sqrt(added))
+
+
+def all_margins(schema: Schema, margin: Callable[..., pd.DataFrame]) -> pd.DataFrame:
+    """Of all columns, and then of all pairs, in one long frame.
+
+    :param margin: of one name or two, as :func:`margin_table` gives it.
+    :returns: ``column_1``, ``value_1``, ``column_2``, ``value_2``, ``count``, ``lower``, ``upper``,
+        to one decimal; the second pair is empty where there is one column.
+    """
+    found = []
+    for of in (1, 2):
+        for columns in itertools.combinations(schema.names, of):
+            table = margin(*columns).reset_index(drop=True)
+            names = {"column_1": columns[0], "column_2": columns[1] if of == 2 else ""}
+            values = table[list(columns)].set_axis([f"value_{i + 1}" for i in range(of)], axis=1)
+            rest = table[["count", "lower", "upper"]]
+            found.append(pd.concat([values, rest], axis=1).assign(**names))
+    order = ["column_1", "value_1", "column_2", "value_2", "count", "lower", "upper"]
+    return pd.concat(found, ignore_index=True)[order].round({"count": 1, "lower": 1, "upper": 1})

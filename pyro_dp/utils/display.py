@@ -130,10 +130,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return text
 
 
-def figure(call: str, height: float = _HEIGHT) -> Any:
+def figure(call: str, height: float = _HEIGHT, width: float = _WIDTH) -> Any:
     """
     :param call: of the user's, for an error.
-    :param height: in inches.
+    :param height: in inches, as is the width.
     :returns: a ``matplotlib.figure.Figure``.
     :raises ConfigurationError: matplotlib is not installed.
     """
@@ -143,7 +143,7 @@ def figure(call: str, height: float = _HEIGHT) -> Any:
         raise ConfigurationError(
             f"{call} needs matplotlib, which is not installed: pip install matplotlib."
         ) from None
-    return Figure(figsize=(_WIDTH, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def with_rows(call: str, rows: int) -> Any:

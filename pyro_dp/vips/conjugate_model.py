@@ -2,10 +2,11 @@
 
 import abc
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import pyro
 import torch
 from pyro.distributions import Distribution
 from torch import Tensor
@@ -127,11 +128,9 @@ class ConjugateModel(abc.ABC):
     ...     statistics = {"sum": Statistic((1,), bound=1.0, static=True)}
     ...     def check(self, *data): ...
     ...     def static_statistics(self, x): return {"sum": x.clamp(-1.0, 1.0).unsqueeze(1)}
-    ...     def expected_statistics(self, posterior, draws, x): return {}
     ...     def posterior(self, statistics, noise, size):
     ...         return dist.Normal(statistics["sum"] / (size + 1), (size + 1) ** -0.5).to_event(1)
     ...     def marginals(self, posterior): return {"mean": posterior}
-    ...     def guide(self, posterior): pyro.sample("mean", posterior)
     ...     def model(self, x):
     ...         mean = pyro.sample("mean", dist.Normal(torch.zeros(1), 1.0).to_event(1))
     ...         with pyro.plate("data", len(x)):
@@ -167,14 +166,14 @@ class ConjugateModel(abc.ABC):
         """
         return {}
 
-    @abc.abstractmethod
     def expected_statistics(self, posterior: Any, draws: Draws, *rows: Any, **named: Any) -> Parts:
-        """Parts of B records of all other statistics, ``(B, *shape)`` each: the E-step.
+        """Parts of B records of all other statistics, ``(B, *shape)`` each: the E-step, if any.
 
         :param posterior: of the global latents, from :meth:`posterior`.
         :param draws: random numbers for local latents, of these records.
         :param rows: of the data, (B, ...) each.
         """
+        return {}
 
     def initial_statistics(self, size: int) -> Mapping[str, Tensor]:
         """Statistics before the first step: public. Their posterior is the first E-step's.
@@ -232,36 +231,53 @@ class ConjugateModel(abc.ABC):
         """
         return {}
 
-    @abc.abstractmethod
     def guide(self, posterior: Any) -> None:
-        """Sample the global sites from the posterior, jointly, with ``pyro.sample``."""
+        """Sample the global sites from the posterior with ``pyro.sample``.
+
+        They are independent, unless a model overrides this.
+        """
+        for name, marginal in self.marginals(posterior).items():
+            pyro.sample(name, marginal)
 
     @abc.abstractmethod
     def model(self, *data: Any, **named: Any) -> Any:
         """The Pyro model of the same prior and likelihood."""
 
 
-def require_rows(name: str, value: Any, columns: int) -> None:
-    """:raises ModelError: not a tensor of shape (N, columns) of real numbers."""
-    form = f"(N, {columns}), one row per record, for a model that was made for {columns} columns"
-    _require_shape(name, value, (columns,), form)
-
-
-def require_vector(name: str, value: Any) -> None:
-    """:raises ModelError: not a tensor of shape (N,) of real numbers."""
-    _require_shape(name, value, (), "(N,), one number per record")
-
-
-def _require_shape(name: str, value: Any, of_row: tuple[int, ...], form: str) -> None:
-    if not isinstance(value, Tensor):
+def require_data(model: ConjugateModel, data: Sequence[Any], **columns: int | None) -> None:
+    """
+    :param columns: by argument, how many numbers a record has there; None: one, in a vector.
+    :raises ModelError: other arguments, or none of real numbers in this shape.
+    """
+    if len(data) != len(columns):
+        several = "s" if len(columns) > 1 else ""
         raise ModelError(
-            f"{name} must be a tensor of shape {form}; it is a {type(value).__name__}."
+            f"{type(model).__name__} takes the argument{several} {' and '.join(columns)}."
         )
-    if value.dim() == 0 or value.shape[1:] != of_row:
-        shape = tuple(value.shape)
-        raise ModelError(f"{name} must be a tensor of shape {form}; it is of shape {shape}.")
-    if value.is_complex():
-        raise ModelError(f"{name} must hold real numbers.")
+    for (name, count), value in zip(columns.items(), data, strict=True):
+        row = () if count is None else (count,)
+        form = "(N,), one number per record"
+        if count is not None:
+            model_of = f"for a model that was made for {count} columns"
+            form = f"(N, {count}), one row per record, {model_of}"
+        if not isinstance(value, Tensor):
+            raise ModelError(
+                f"{name} must be a tensor of shape {form}; it is a {type(value).__name__}."
+            )
+        if value.dim() == 0 or value.shape[1:] != row:
+            shape = tuple(value.shape)
+            raise ModelError(f"{name} must be a tensor of shape {form}; it is of shape {shape}.")
+        if value.is_complex():
+            raise ModelError(f"{name} must hold real numbers.")
+
+
+def require_binary(name: str, value: Tensor, advice: str) -> None:
+    """:raises ModelError: it has other numbers than zeros and ones."""
+    if not ((value == 0) | (value == 1)).all():
+        raise ModelError(
+            f"{name} must hold zeros and ones: {advice}. (This message depends on the data: it is "
+            "for the curator only.)"
+        )
 
 
 def reviewed(kind: type[M]) -> type[M]:

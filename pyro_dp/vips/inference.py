@@ -228,7 +228,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
             if self._aware is None:
                 self._aware = self._noise_aware(current)
                 if self._origin is not None:
-                    self.accountant.note_status(self._origin, str(self._aware.status))
+                    self.accountant.note_result(self._origin, status=str(self._aware.status))
             return self._aware
 
     def guide(self, *args: Any, **kwargs: Any) -> None:

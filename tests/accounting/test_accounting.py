@@ -490,7 +490,7 @@ def with_runs():
             accountant.record(SubsampledGaussian(2.0, 0.1), number + 1)
             accountant.record(ApproximateDP(0.5, 1e-6, "x"))
         if number == 0:
-            accountant.note_clipped(origin, 0.25, 0.01)
+            accountant.note_result(origin, (0.25, 0.01))
     accountant.record(SubsampledGaussian(2.0, 0.1), 4)
     accountant.describe(title="T", unit="a person", units=10)
     return accountant
@@ -711,7 +711,7 @@ def test_a_refused_release_is_of_no_run():
     with accountant.next_position(origin, 1.0), pytest.raises(PrivacyBudgetExceeded):
         accountant.record(SubsampledGaussian(0.1))
     assert accountant.runs() == []
-    accountant.note_clipped(origin, 0.5, 0.1)
+    accountant.note_result(origin, (0.5, 0.1))
     assert accountant.runs() == []
 
 

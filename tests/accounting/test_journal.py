@@ -309,9 +309,9 @@ def test_runs_and_descriptions_come_back(tmp_path):
             with accountant.next_position(origin, bound):
                 accountant.record(EVENT, 2)
                 accountant.record(OTHER)
-        accountant.note_clipped(one, 0.5, 0.125)
-        accountant.note_clipped(Origin.now("x", seeded=False, secure=True), 0.5, 0.125)
-        accountant.note_status(two, "check: the noise hides one coefficient")
+        accountant.note_result(one, (0.5, 0.125))
+        accountant.note_result(Origin.now("x", seeded=False, secure=True), (0.5, 0.125))
+        accountant.note_result(two, status="check: the noise hides one coefficient")
         digest = accountant.journal_digest
     lines = path.read_text().splitlines()
     assert len(lines) == 1 + 2 + 1 + 8 + 2 and lines[-1].startswith(digest)

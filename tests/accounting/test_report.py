@@ -167,8 +167,8 @@ def test_bounds_and_the_clipped_fraction():
     for bound in (0.5, 2.0, math.inf, 1.0):
         with accountant.next_position(origin, bound):
             accountant.record(FULL)
-    accountant.note_clipped(origin, 0.125, 0.01)
-    accountant.note_clipped(Origin.now("another", seeded=False, secure=False), 0.5, 0.1)
+    accountant.note_result(origin, (0.125, 0.01))
+    accountant.note_result(Origin.now("another", seeded=False, secure=False), (0.5, 0.1))
     (row, _) = cells(accountant.report())
     assert (row["bound C"], row["clipped"]) == ("0.5 to 2", "12.5% ± 1.0%")
     assert (row["release"], row["times"]) == ("DPSVI: noisy sum", "4")
@@ -185,9 +185,9 @@ def test_the_quality_of_each_result():
         with accountant.next_position(each):
             accountant.record(FULL)
     assert "Quality of the result" not in accountant.report()
-    accountant.note_status(origin, "do not publish: early")
-    accountant.note_status(origin, "ok")  # the run went on
-    accountant.note_status(Origin.now("another", seeded=False, secure=False), "ok")
+    accountant.note_result(origin, status="do not publish: early")
+    accountant.note_result(origin, status="ok")  # the run went on
+    accountant.note_result(Origin.now("another", seeded=False, secure=False), status="ok")
     report = accountant.report()
     assert "| DPSVI | 2026-01-02T03:04Z | ok |" in report
     assert "early" not in report and report.count("2026-01-02T03:04Z |") == 1
@@ -195,7 +195,7 @@ def test_the_quality_of_each_result():
     loaded.load_state_dict(accountant.state_dict())
     assert "| DPSVI | 2026-01-02T03:04Z | ok |" in loaded.report()
     with pytest.raises(ConfigurationError, match="status"):
-        accountant.note_status(origin, "two\nlines")
+        accountant.note_result(origin, status="two\nlines")
 
 
 def test_what_was_planned_and_not_released():

@@ -56,7 +56,7 @@ def described():
         for bound in (0.123456, 1234567.8):
             with accountant.next_position(origin, bound):
                 accountant.record(SubsampledGaussian(8.0, 0.0123456), 1234)
-        accountant.note_clipped(origin, 0.1, 0.02)
+        accountant.note_result(origin, (0.1, 0.02))
     accountant.record(ApproximateDP(0.1, 1e-7, "private_selection among 3 settings, " + "y" * 100))
     accountant.note("A note. " + "z" * 200)
     return accountant

@@ -125,7 +125,7 @@ MUTATIONS = [
     ),
     Mutation(
         "audit: the canary stays in the data",
-        "with_canaries",
+        "_with_canaries",
         "column.clone() if isinstance(column, torch.Tensor) else column.copy()",
         "column",
         "test_audit.py",

@@ -16,7 +16,7 @@ from scipy.stats import binomtest
 from pyro_dp import ApproximateDP, PrivacyAccountant, SubsampledGaussian, audit, audit_one_run
 from pyro_dp.accounting.trade_off import TradeOff
 from pyro_dp.auditing.bounds import least_advantage, runs_bound
-from pyro_dp.auditing.scaled_noise import with_noise
+from pyro_dp.auditing.result import with_noise
 from pyro_dp.utils.errors import ConfigurationError
 
 # Made-up data.

@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy import stats
 
-from pyro_dp.mechanism import device_noise
-from pyro_dp.mechanism.device_noise import counted_normals, normals, threefry
+from pyro_dp.mechanism import streams
+from pyro_dp.mechanism.streams import counted_normals, normals, threefry
 from pyro_dp.utils.torch_state import signed
 
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ def test_radii_reach_far_and_never_fail():
     ends = torch.tensor([0, -1, 2**63 - 1, -(2**63)])
     first, second = ends.repeat_interleave(4), ends.repeat(4)
     out = torch.empty(2, 16)
-    device_noise._box_muller(first, second, out=out)
+    streams._box_muller(first, second, out=out)
     assert out.isfinite().all()
     assert out.norm(dim=0).max() == pytest.approx(9.419, abs=1e-3)  # sqrt(2 ln 2^64)
 
@@ -66,12 +66,12 @@ def test_each_release_has_a_key_of_its_own():
 
 def test_parts_do_not_show(monkeypatch):
     whole = drawn(1001)
-    monkeypatch.setattr(device_noise, "_BLOCK", 100)
+    monkeypatch.setattr(streams, "_BLOCK", 100)
     assert torch.equal(drawn(1001), whole)
 
 
 def test_on_the_cpu_they_are_those_of_the_stream():
-    for size in (10, 2 * device_noise._FEW):
+    for size in (10, 2 * streams._FEW):
         found = normals(np.random.default_rng(0), size, 1.7, CPU)
         expected = 1.7 * np.random.default_rng(0).standard_normal(size)
         assert np.array_equal(found.numpy(), expected)

@@ -20,7 +20,7 @@ from device_runs import POSTERIORS, PROBLEMS, apart, dpsvi, fitted, steps_that_w
 from pyro_dp.infer.svi.row_adam import RowAdam, RowOptimizer
 from pyro_dp.mechanism.clipping import ClippedSum
 from pyro_dp.mechanism.contributions import Block
-from pyro_dp.mechanism.device_noise import counted_normals
+from pyro_dp.mechanism.streams import counted_normals
 from pyro_dp.records.local_parameters import LocalParameters
 from pyro_dp.utils.torch_state import rows_on
 

@@ -89,15 +89,15 @@ USES = {
     "release": """
         mechanism.release mechanism.iterative
         mechanism.iterative.IterativeMechanism._account_and_release accounting.ledger
-        accounting.report_rows
+        accounting.report
     """,  # the last two are headings of tables
     # The noise itself, and its streams.
-    "standard_normal": "mechanism.device_noise.normals",
+    "standard_normal": "mechanism.streams.normals",
     "normals": """
-        mechanism.device_noise mechanism.clipping mechanism.clipping.ClippedSum._noisy
+        mechanism.streams mechanism.clipping mechanism.clipping.ClippedSum._noisy
         mechanism.streams.LocalStream.normal mechanism.streams.LocalStream.normal
     """,  # the last two are draws of a record
-    "counted_normals": "mechanism.device_noise mechanism.device_noise.normals",
+    "counted_normals": "mechanism.streams mechanism.streams.normals",
     "discrete_gaussian": """
         mechanism.system_random mechanism.fixed_point
         mechanism.fixed_point.FixedPointSum._noisy
@@ -124,7 +124,7 @@ USES = {
         mechanism.release.release pipeline.private_selection.private_selection
         accounting.accountant.PrivacyAccountant.record_nonprivate
         accounting.accountant.PrivacyAccountant.to_autodp
-        auditing.scaled_noise.with_noise
+        auditing.result.with_noise
         pipeline.trials.TrialAccountant.record
         accounting.accountant.PrivacyAccountant._enter
     """,  # the last writes the journal

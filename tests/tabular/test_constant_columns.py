@@ -7,7 +7,7 @@ import pytest
 from pyro_dp import ConfigurationError, PrivacyAccountant
 from pyro_dp.tabular import Binary, Category, Count, Number, Schema, Synthesizer
 from pyro_dp.tabular.drawn_rows import unit_rows
-from pyro_dp.tabular.margin_fit import Mixture
+from pyro_dp.tabular.margin_mixture import Mixture
 
 COLUMNS = {
     "sex": Category(("m", "f"), other=False),

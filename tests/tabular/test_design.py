@@ -5,8 +5,7 @@ import pytest
 
 from pyro_dp import ConfigurationError
 from pyro_dp.tabular import Binary, Category, Count, Date, Number
-from pyro_dp.tabular.design import Design
-from pyro_dp.tabular.formula import Formula
+from pyro_dp.tabular.design import Design, Formula
 
 COLUMNS = {
     "visits": Count(0, 50),

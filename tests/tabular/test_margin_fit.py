@@ -13,9 +13,7 @@ from pyro_dp import DPSVI, ConfigurationError, PrivacyAccountant
 from pyro_dp.tabular import Category, Schema
 from pyro_dp.tabular.cells import CellCounts, Cells
 from pyro_dp.tabular.drawn_rows import drawn_rows, possible_rows, systematic
-from pyro_dp.tabular.margin_fit import Mixture, fitted
-from pyro_dp.tabular.margin_mixture import MarginMixture
-from pyro_dp.tabular.row_mixture import RowMixture
+from pyro_dp.tabular.margin_mixture import MarginMixture, Mixture, RowMixture, fitted
 
 SIZES = (3, 4, 2, 3)
 SIZE = 4000

@@ -23,7 +23,7 @@ from pyro_dp.tabular import (
     Number,
     Schema,
     Synthesizer,
-    margin_fit,
+    margin_mixture,
 )
 
 SIZE = 500
@@ -34,7 +34,7 @@ MARITAL = ("single", "married", "widowed")
 @pytest.fixture(autouse=True)
 def _short_fits(monkeypatch):
     """What is tested here does not depend on how good they are, but where a test says so."""
-    monkeypatch.setattr(margin_fit, "_STEPS", 60)
+    monkeypatch.setattr(margin_mixture, "_STEPS", 60)
 
 
 def schema(**settings):
@@ -266,7 +266,7 @@ class TestIntervals:
         Of 800 independent ones six standard deviations are 0.11. Two thirds and three halves of the
         width would cover 0.35 and 0.69.
         """
-        monkeypatch.setattr(margin_fit, "_STEPS", 1)
+        monkeypatch.setattr(margin_mixture, "_STEPS", 1)
         data, covered = frame(), []
         counts = {}
         for columns in self.COLUMNS:

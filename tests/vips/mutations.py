@@ -293,8 +293,8 @@ MUTATIONS = [
     ),
     Mutation(
         "SBN: pixels of any brightness",
-        "SigmoidBeliefNetwork.check",
-        "if not ((data[0] == 0) | (data[0] == 1)).all():",
+        "require_binary",
+        "if not ((value == 0) | (value == 1)).all():",
         "if False:",
         "test_vips_sbn.py",
     ),

@@ -17,7 +17,12 @@ from vips_problems import Fixture, fitted, scaled_distance
 import pyro_dp.mechanism.sampling
 from pyro_dp import VIPS, ConfigurationError, ModelError, NotPrivateWarning, PrivacyAccountant
 from pyro_dp.vips import LatentDirichletAllocation
-from pyro_dp.vips.models.documents import Documents, WordCounts, halves, local_posterior
+from pyro_dp.vips.models.latent_dirichlet_allocation import (
+    Documents,
+    WordCounts,
+    halves,
+    local_posterior,
+)
 from pyro_dp.vips.models.noisy_sums import expected_counts
 
 # Made-up data.

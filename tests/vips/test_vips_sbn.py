@@ -18,8 +18,7 @@ from pyro_dp import VIPS, ConfigurationError, ModelError, PrivacyAccountant
 from pyro_dp.vips import SigmoidBeliefNetwork
 from pyro_dp.vips.models.logistic_regression import polya_gamma_mean
 from pyro_dp.vips.models.noisy_sums import noisy_regression
-from pyro_dp.vips.models.shrinkage_prior import ShrinkagePrior
-from pyro_dp.vips.models.sigmoid_belief_network import hidden_units
+from pyro_dp.vips.models.sigmoid_belief_network import ShrinkagePrior, hidden_units
 
 # Made-up data.
 pytestmark = pytest.mark.filterwarnings("ignore::pyro_dp.NotPrivateWarning")

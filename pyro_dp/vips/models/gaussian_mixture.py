@@ -10,7 +10,7 @@ from pyro.distributions import Distribution
 from torch import Tensor
 
 from pyro_dp.mechanism.outer_products import Joined, OuterProducts
-from pyro_dp.utils.errors import ConfigurationError, ModelError
+from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.linalg import clipped_rows
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
@@ -18,7 +18,7 @@ from pyro_dp.vips.conjugate_model import (
     Draws,
     Parts,
     Statistic,
-    require_rows,
+    require_data,
     reviewed,
 )
 
@@ -124,9 +124,7 @@ class GaussianMixture(ConjugateModel):
         }
 
     def check(self, *data: Tensor) -> None:
-        if len(data) != 1:
-            raise ModelError("GaussianMixture takes the argument x.")
-        require_rows("x", data[0], self.dim)
+        require_data(self, data, x=self.dim)
 
     def initial_statistics(self, size: int) -> dict[str, Tensor]:
         """As if each component had its share of the records, around a mean of its own."""

@@ -9,7 +9,6 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import (
     clipped_rows,
     floored,
@@ -22,10 +21,8 @@ from pyro_dp.utils.torch_state import rows_in_cache
 from pyro_dp.utils.validation import require_count, require_scale
 from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
-    Draws,
     Statistic,
-    require_rows,
-    require_vector,
+    require_data,
     reviewed,
 )
 from pyro_dp.vips.models.noisy_sums import (
@@ -100,21 +97,13 @@ class LinearRegression(ConjugateModel):
         return {"second_moment": Statistic((size,), bound=2.0, static=True)}
 
     def check(self, *data: Tensor) -> None:
-        if len(data) != 2:
-            raise ModelError("LinearRegression takes the arguments x and y.")
-        require_rows("x", data[0], self.dim)
-        require_vector("y", data[1])
+        require_data(self, data, x=self.dim, y=None)
 
     def static_statistics(self, x: Tensor, y: Tensor) -> dict[str, WeightedSquares]:
         x = clipped_rows(x.double(), self.x_bound) / self.x_bound
         y = y.double().clamp(-self.y_bound, self.y_bound) / self.y_bound
         joint = torch.cat([x, y.unsqueeze(1)], dim=1)
         return {"second_moment": WeightedSquares(joint, torch.ones_like(y))}
-
-    def expected_statistics(
-        self, posterior: NormalGamma, draws: Draws, x: Tensor, y: Tensor
-    ) -> dict[str, WeightedSquares]:
-        return {}
 
     def posterior(
         self, statistics: Mapping[str, Tensor], noise: Mapping[str, float], size: int

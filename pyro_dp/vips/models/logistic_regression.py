@@ -19,7 +19,6 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
-from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import clipped_rows, times
 from pyro_dp.utils.torch_state import rows_in_cache
 from pyro_dp.utils.validation import require_count, require_scale
@@ -27,8 +26,8 @@ from pyro_dp.vips.conjugate_model import (
     ConjugateModel,
     Draws,
     Statistic,
-    require_rows,
-    require_vector,
+    require_binary,
+    require_data,
     reviewed,
 )
 from pyro_dp.vips.models.noisy_sums import NoisySecondMoment, WeightedSquares, stacked_size
@@ -152,16 +151,8 @@ class LogisticRegression(ConjugateModel):
         }
 
     def check(self, *data: Tensor) -> None:
-        if len(data) != 2:
-            raise ModelError("LogisticRegression takes the arguments x and y.")
-        x, y = data
-        require_rows("x", x, self.dim)
-        require_vector("y", y)
-        if not ((y == 0) | (y == 1)).all():
-            raise ModelError(
-                "y must hold zeros and ones: recode other labels, as in (y > 0). (This message "
-                "depends on the data: it is for the curator only.)"
-            )
+        require_data(self, data, x=self.dim, y=None)
+        require_binary("y", data[1], "recode other labels, as in (y > 0)")
 
     def static_statistics(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {"labels": (y.double() - 0.5).unsqueeze(1) * clipped_rows(x.double(), 1.0)}
@@ -228,10 +219,6 @@ class LogisticRegression(ConjugateModel):
             "precision": dist.Gamma(posterior.concentration, posterior.rate),
             "weights": dist.MultivariateNormal(posterior.mean, posterior.covariance),
         }
-
-    def guide(self, posterior: LogisticPosterior) -> None:
-        for name, marginal in self.marginals(posterior).items():
-            pyro.sample(name, marginal)
 
     def model(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """The Pyro model.
