@@ -208,8 +208,8 @@ class DPSVI(Readable, Forecasted):
         arguments at the plate's indices. "auto" finds out on placeholders.
     :param jit: with "trace", model and guide are traced once, and gradient steps run no Pyro code.
         With "compile" it becomes machine code (needs a C++ compiler). With "none" every step runs
-        Pyro code. Graphs are checked against the model in the first steps. A model that cannot be traced
-        falls back to "none" with a warning.
+        Pyro code. Graphs are checked against the model in the first steps. A model that cannot be
+        traced falls back to "none" with a warning.
     :param loss_clip: L > 0 releases the loss too. Each record's is clipped to [-L, L] nats and
         joins the release as a further block.
     :param loss_share: the loss's part of the privacy cost (of sigma^-2), in (0, 1). The loss's

@@ -447,7 +447,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the prior from the data",
-        "PublicDensity.trace",
+        "PublicDensity._run",
         "args, kwargs = self.records.arguments(self.records.placeholder())",
         "args, kwargs = self.records._with_tables("
         "[next(x.blocks()) for x in self.records.columns])",

@@ -6,7 +6,7 @@ Its looks at the data go where the looks before have pointed (:mod:`pyro_dp.infe
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,8 @@ from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.look_plan import MOST_LOOKS, MOST_WITHOUT_NOISE
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
 from pyro_dp.infer.ep.problem import EPProblem
+from pyro_dp.infer.ep.site_sum import OpeningSum, WhitenedSum
 from pyro_dp.infer.ep.stochastic_ep import StochasticEP
-from pyro_dp.infer.ep.whitened_sum import OpeningSum, WhitenedSum
 from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import Status
@@ -221,6 +221,12 @@ class DPSEP(StochasticEP[EPState]):
             return super().posterior(noise_aware)
         found = sites.posterior(self.evidence)
         return found if noise_aware else found.plain
+
+    def _noise_parts(self) -> Mapping[str, Tensor]:
+        parts = super()._noise_parts()
+        if isinstance(self._approximation.problem.guide, DeterministicSites):
+            return {name: part.mean() for name, part in parts.items()}  # of other coordinates
+        return parts
 
     def _fit(self) -> float:
         """Bring the guide to the posterior, if looks were made at deterministic sites.

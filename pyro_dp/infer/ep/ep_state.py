@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.infer.ep.extreme_records import ExtremeCounts
 from pyro_dp.infer.ep.look_plan import (
     FIRST,
     MOST_WITHOUT_NOISE,
@@ -24,7 +23,7 @@ from pyro_dp.infer.ep.look_plan import (
     LookPlan,
     histogram_share,
 )
-from pyro_dp.infer.ep.norm_histograms import MeanHistogram, NormHistograms
+from pyro_dp.infer.ep.norm_counts import ExtremeCounts, MeanHistogram, NormHistograms
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full

@@ -54,7 +54,7 @@ class PaperDPSEP(StochasticEP[Approximation]):
     **Not protected.** As for :class:`DPSVI`.
 
     **Uncertainty.** :meth:`posterior` includes the uncertainty of the privacy noise, to first order
-    (:func:`~pyro_dp.infer.ep.noise_aware.mean_noise`). It does not include the bias of clipping.
+    (:func:`~pyro_dp.infer.ep.approximation.mean_noise`). It does not include the bias of clipping.
     With a diagonal or shared precision its plain variances are those of a mean field, and its noise
     is an upper bound.
 
