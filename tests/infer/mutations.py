@@ -26,7 +26,7 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI: the guide keeps the last iterate",
-        "AveragedGuide.conclude",
+        "IterateAverages.conclude",
         "parameters[name].copy_(value)",
         "pass",
         "test_literal_swap.py",
@@ -96,9 +96,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a bit without its share of the cost",
-        "PaperDPSVI._report_share",
-        "return self._report_bit.share if self._reports else 0.0",
-        "return 0.0",
+        "StochasticGradientVI.__init__",
+        "of_report = self._report_block.share if self._report_block else 0.0",
+        "of_report = 0.0",
         "test_clipped_fraction.py",
     ),
     Mutation(
@@ -953,9 +953,9 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI: a histogram with half its noise",
-        "StochasticGradientVI._report_blocks",
-        "[Block(SIZE, 1.0, self._report_share)]",
-        "[Block(SIZE, 0.5, self._report_share)]",
+        "StochasticGradientVI._report_block",
+        "Block(SIZE, 1.0, norm_histogram.SHARE)",
+        "Block(SIZE, 0.5, norm_histogram.SHARE)",
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(
@@ -968,22 +968,22 @@ MUTATIONS = [
     Mutation(
         "DPSVI: a histogram without its share of the cost",
         "StochasticGradientVI.__init__",
-        "self._gradient_share = 1.0 - of_loss - self._report_share",
+        "self._gradient_share = 1.0 - of_loss - of_report",
         "self._gradient_share = 1.0 - of_loss",
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(
         "PaperDPSVI: it chooses the number of steps",
-        "PaperDPSVI._usual_steps",
-        "return None",
-        "return 1000",
+        "StochasticGradientVI._build",
+        "if self.num_steps is None and self._plans:",
+        "if self.num_steps is None:",
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(
         "steps of the automatic DPSVI without an end",
         "StochasticGradientVI._refuse_steps_beyond_calibration",
-        "self._steps >= self.num_steps",
-        "False",
+        "elif self._finished:",
+        "elif False:",
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(

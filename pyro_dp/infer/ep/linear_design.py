@@ -7,9 +7,9 @@ is long, how far the cavity's predictors vary, and what it adds to the sum.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from pyro_dp.infer.ep.observation_family import Family
 from pyro_dp.records.stand_ins import on_varied, varied
 from pyro_dp.utils.linalg import agree, cholesky, times
 
+T = TypeVar("T")
 _MOST_COEFFICIENTS = 2**22
 _NUM_VARIED = 3
 _INTEGERS = torch.int16, torch.int32, torch.int64
@@ -179,6 +180,21 @@ def padded(rows: Any, size: int) -> Any:
         ),
         rows,
     )
+
+
+def where_possible(
+    sites: Callable[..., T], others: Callable[..., T], indices: Tensor, rows: list[Tensor]
+) -> Iterator[T]:
+    """Sites of B records. A record on which ``sites`` fails gets ``others``, and no other does."""
+    try:
+        found = sites(indices, rows)
+    except Exception:
+        if len(indices) > 1:
+            for part in halves([indices, *rows]):
+                yield from where_possible(sites, others, part[0], part[1:])
+            return
+        found = others(indices, rows)
+    yield found
 
 
 def halves(tensors: list[Tensor]) -> list[list[Tensor]]:

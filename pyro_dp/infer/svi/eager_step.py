@@ -59,7 +59,7 @@ class EagerStep:
     :param microbatch_size: at most so many records are worked on at a time.
     :param releases_loss: whether the release has a block for the loss.
     :param report: makes a block for the norms beside that of the gradient, as
-        :func:`~pyro_dp.mechanism.contributions.with_bit`; None: there is none.
+        :func:`~pyro_dp.mechanism.contributions.with_bit`; None: there is no such block.
     """
 
     loss: ELBO

@@ -6,7 +6,7 @@ All of it is post-processing of :class:`~pyro_dp.mechanism.norm_histogram.Bins`.
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -54,11 +54,11 @@ _LOOSE = (
 def bound(norms: Norms, dim: int, noise: float) -> float:
     """C, at which noise and bias together are least.
 
-    All T released gradients together have noise of size sqrt(d) C sigma / (q sqrt(T)); and the
-    parts that are cut off, of norms (norm - C)+, lack in the sum as far as they point to one side.
-    The posterior's mean moves in proportion to both. In logistic, probit and Poisson regressions
-    and a hierarchy the squared sum of parts cut off was 1/20 to 1/4 of what it would be if all
-    pointed to one side.
+    All T released gradients together have noise of size sqrt(d) C sigma / (q sqrt(T)). The sum
+    lacks the parts that are cut off, of norms (norm - C)+, as far as they point to one side. The
+    posterior's mean moves in proportion to both. If all parts pointed to one side, their squared
+    sum would be 4 to 20 times what it was in logistic, probit and Poisson regressions and a
+    hierarchy.
 
     :param dim: d, coordinates of a gradient.
     :param noise: sigma / (q sqrt(T)), in units of C.
@@ -70,22 +70,17 @@ def bound(norms: Norms, dim: int, noise: float) -> float:
 
 
 def bias(norms: Norms, bounds: Floats, dim: int) -> Floats:
-    """Size of a coordinate of what clipping takes from the gradients' sum, as :func:`bound` has it.
-
-    :param bounds: some C.
-    :param dim: d.
-    :returns: for each bound.
-    """
+    """Size of a coordinate of the parts that clipping cuts off, as in :func:`bound`, for each C."""
     return math.sqrt(_ALIGNED / dim) * norms.excess(bounds)
 
 
 def read(counts: Floats, sd: float, size: int, typical: float, spread: float) -> Norms:
     """Norms of gradients, as far as the noise lets see: with care for the largest.
 
-    :meth:`Norms.read` with bells that may be steeper to the right than to the left, as residuals
-    are often bounded: a symmetric bell would make up a tail, and with it a bound that is far too
-    large. Where counts do not fit a bell, those that stand out of the noise are taken as they are,
-    and beyond them the bell, as high as the counts are there on average.
+    It is :meth:`Norms.read` with bells that may be steeper to the right than to the left. Residuals
+    are often bounded. A symmetric bell would make up a tail, and a bound that is far too large.
+    Counts that fit no bell are taken as they are if they stand out of the noise. Beyond them the
+    bell is as high as the counts are on average.
 
     :param counts: (SIZE,), released.
     :param sd: of the noise in a bin.
@@ -144,15 +139,14 @@ def _bells() -> tuple[Floats, Floats, Floats]:
 class HistogramBound:
     """C, and the histograms that it follows: all of it was released.
 
-    Their mean weighs each in proportion to its number, as norms are others where the posterior was
-    elsewhere, and to the inverse of its variance.
+    Their mean weighs each in proportion to its number, as norms change with the posterior, and to
+    the inverse of its variance.
 
     :param size: number N of records.
     :param dim: coordinates of a record's gradient.
     :param noise: of the mean of all gradients that a run releases, in units of C.
-    :param of_many: there are few steps for each latent. Then C is the records' median norm. Steps
-        that adapt to the gradient's size need its direction, and a bound above most norms pays
-        noise in each of many directions for that of few records.
+    :param of_many: there are few steps for each latent. Then C is the records' median norm. A bound
+        above most norms would pay noise in many directions for the gradients of few records.
     :param counts: the mean histogram, (SIZE,).
     :param variance: of a bin, by noise and sampling, on average over the bins.
     :param weight: of all histograms so far.
@@ -166,19 +160,14 @@ class HistogramBound:
     size: int
     dim: int
     noise: float
-    of_many: bool
-    counts: Tensor
+    of_many: bool = False
+    counts: Tensor = field(default_factory=lambda: torch.zeros(SIZE, dtype=torch.float64))
     variance: float = 0.0
     weight: float = 0.0
     steps: int = 0
     next_reading: int = 1
     bound: float = math.inf
     typical: float | None = None
-
-    @staticmethod
-    def start(size: int, dim: int, noise: float, of_many: bool = False) -> "HistogramBound":
-        """Before the first histogram."""
-        return HistogramBound(size, dim, noise, of_many, torch.zeros(SIZE, dtype=torch.float64))
 
     def updated(self, counts: Tensor, sd: float, rate: float) -> "HistogramBound":
         """With one more histogram.
@@ -267,16 +256,6 @@ class Clipping:
     histogram: HistogramBound
     bound: float
 
-    @property
-    def best(self) -> float:
-        """The bound that costs least."""
-        return self.histogram.bound
-
-    @property
-    def noise(self) -> float:
-        """Of all released gradients together, in a coordinate."""
-        return self.bound * self.histogram.noise
-
     def fraction(self) -> ClippedFraction:
         """Of all N records, that are clipped."""
         return self.histogram.clipped(self.bound)
@@ -284,11 +263,14 @@ class Clipping:
     @property
     def is_tight(self) -> bool:
         """Whether C is well below the best bound, and cuts off more than the noise hides."""
-        return self.bound < self.best / _TIGHTER and self._lost > self.noise
+        noise = self.bound * self.histogram.noise  # of all gradients together, in a coordinate
+        tighter = self.bound < self.histogram.bound / _TIGHTER
+        return tighter and self.histogram.lost(self.bound) > noise
 
     def status(self) -> Status:
         """Whether C is far from the best bound, or cuts off many records."""
-        clipped, times = self.fraction(), self.bound / self.best
+        clipped, better = self.fraction(), self.histogram.bound
+        times = self.bound / better
         if self.is_tight:
             text = _CUT
         elif times > _MUCH_LOOSER:
@@ -297,9 +279,5 @@ class Clipping:
             text = _CLIPPED
         else:
             return NOTHING_TO_CHECK
-        numbers = {"bound": self.bound, "better": self.best, "times": times}
+        numbers = {"bound": self.bound, "better": better, "times": times}
         return Status(CHECK, text.format(fraction=clipped.fraction, **numbers), CLIPPING)
-
-    @property
-    def _lost(self) -> float:
-        return self.histogram.lost(self.bound)
