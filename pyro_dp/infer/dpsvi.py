@@ -94,8 +94,8 @@ class Looks(DPSEP):
         super()._note_result()
         guide = self._known.problem.guide if self._known else None
         if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
-            text = _NOT_FITTED.format(guide=_name(self.guide), away=away)
-            warn_user(ConvergenceWarning(text))
+            name = getattr(self.guide, "__name__", type(self.guide).__name__)
+            warn_user(ConvergenceWarning(_NOT_FITTED.format(guide=name, away=away)))
 
     def _planned(self, args: tuple, kwargs: dict) -> int:
         self._loops = False
@@ -111,7 +111,11 @@ class Looks(DPSEP):
             problem = problem.as_seen(self.model, records, "auto", self.microbatch_size)
         except ModelError as reason:
             raise NoEvidence(str(reason)) from None
-        _require_served(problem)
+        moments, size = problem.moments, len(problem.places)
+        if moments.turns:
+            raise NoEvidence(_TURNS)
+        if size > (LARGEST_FULL if isinstance(moments, LinearMoments) else _MOST_CURVATURES):
+            raise NoEvidence(_MANY)
         problem.check()
         return problem
 
@@ -476,16 +480,3 @@ class DPSVI(Readable, Forecasted):
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError("A DPSVI holds the data: save its state_dict() instead.")
-
-
-def _name(guide: Callable) -> str:
-    return getattr(guide, "__name__", type(guide).__name__)
-
-
-def _require_served(problem: EPProblem) -> None:
-    """:raises NoEvidence: gradient steps serve better than looks."""
-    moments, size = problem.moments, len(problem.places)
-    if moments.turns:
-        raise NoEvidence(_TURNS)
-    if size > (LARGEST_FULL if isinstance(moments, LinearMoments) else _MOST_CURVATURES):
-        raise NoEvidence(_MANY)

@@ -12,7 +12,7 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI: records that see products get looks",
-        "_require_served",
+        "Looks._problem",
         "if moments.turns:",
         "if False:",
         "test_dpsvi.py",

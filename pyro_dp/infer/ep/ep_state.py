@@ -284,7 +284,9 @@ class EPState:
         start = self.looks[-1].point
         full = aware.mean - self.posterior.mean
         seen = aware.mean[places] - start
-        longest = self._longest_step
+        # In roots of nats per record.
+        unclipped = self.plan.multiplier == 0 and not self.problem.moments.concave
+        longest = _SHORT if unclipped else self.plan.longest_step
         length, radius = self._length(seen), min(self.radius, longest)
         if self.way is not None:
             before = self._length(self.way)
@@ -296,11 +298,12 @@ class EPState:
         )
         final = self._has_spent
         mean = aware.mean if final else self.posterior.mean + part * full
+        scale = pooled.curvature.trace().item() / self.plan.size
         moved = replace(
             self,
             radius=radius,
             way=part * seen,
-            scale=self._new_scale(pooled),
+            scale=min(max(scale, self.scale / _FASTEST), self.scale * _FASTEST),
             **self._posteriors(pooled, prior, mean),
         )
         return length, moved if final else moved._planned(seen, part < 1)
@@ -341,12 +344,6 @@ class EPState:
     def _has_spent(self) -> bool:
         return self.plan.multiplier > 0 and self.spent >= 1.0
 
-    @property
-    def _longest_step(self) -> float:
-        """In roots of nats per record."""
-        unclipped = self.plan.multiplier == 0 and not self.problem.moments.concave
-        return _SHORT if unclipped else self.plan.longest_step
-
     def _target(self, pooled: PooledLooks) -> tuple[Gaussian, Gaussian]:
         """The prior's factor, and prior * evidence, which is a Gaussian with the noise in it."""
         moments = self.problem.moments
@@ -370,7 +367,8 @@ class EPState:
     def _posteriors(self, pooled: PooledLooks, prior: Gaussian, mean: Tensor) -> dict[str, Any]:
         """The prior, and the posteriors at this mean, without and with the noise's uncertainty."""
         seen = mean[self.problem.places]
-        information = pooled.information(seen, self._bias(pooled, seen))
+        bias = self.squared_bias * pooled.geometry + pooled.bending(seen)
+        information = pooled.information(seen, bias)
         factors = [self._factor(pooled, each) for each in (pooled.curvature, information)]
         precisions = [prior.precision + factor.precision for factor in factors]
         plain, aware = (Gaussian(precision @ mean, precision) for precision in precisions)
@@ -387,10 +385,6 @@ class EPState:
         if self.extremes is not None:
             excess += self.extremes.excess(norms)
         return self.plan.squared_bias(excess / self.weight)
-
-    def _bias(self, pooled: PooledLooks, mean: Tensor) -> Tensor:
-        """Squared bias of the score by clipping and by a changing curvature, (d, d)."""
-        return self.squared_bias * pooled.geometry + pooled.bending(mean)
 
     @property
     def status(self) -> Status:
@@ -478,10 +472,6 @@ class EPState:
     def _prior_root(self) -> Tensor:
         precision = dense(self.prior.precision).diagonal()[self.problem.places]
         return torch.diag(precision.clamp(min=1e-6).rsqrt())
-
-    def _new_scale(self, pooled: PooledLooks) -> float:
-        scale = pooled.curvature.trace().item() / self.plan.size
-        return min(max(scale, self.scale / _FASTEST), self.scale * _FASTEST)
 
     @property
     def clipped(self) -> ClippedFraction | None:

@@ -256,7 +256,10 @@ class WhitenedSum(SiteSum):
         *_, weight, counted = public
         part = self._part(sites, public)
         norms = part.norms()
-        size = self._size_before_weights(sites, norms, weight)
+        size = norms
+        if self._moments.residuals == Residuals.BOUNDED:  # for any outcome
+            squared = sites.largest_residual() + weight**2 * sites.squared_norm()
+            size = squared.sqrt().unsqueeze(1)
         longest = size.maximum(norms)
         weighted: Measured = Scaled(Kept(part, norms), (bound / longest).clamp(max=1.0))
         if self.num_blocks == 1:
@@ -264,13 +267,6 @@ class WhitenedSum(SiteSum):
         if are_counted(self._moments.residuals):
             weighted = WithExtremes(weighted, longest / bound, bound)
         return [weighted, Bins(size)]
-
-    def _size_before_weights(self, sites: Factors, norms: Tensor, weight: Tensor) -> Tensor:
-        """b, (B, 1)."""
-        if self._moments.residuals != Residuals.BOUNDED:
-            return norms
-        size = sites.largest_residual() + weight**2 * sites.squared_norm()
-        return size.sqrt().unsqueeze(1)
 
     def _part(self, sites: Factors, public: Public) -> Measured:
         *_, weight, counted = public

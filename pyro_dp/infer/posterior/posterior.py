@@ -54,13 +54,9 @@ class Posterior(Summary, MultivariateNormal):
     >>> sep = DPSEP(model, AutoNormal(model), accountant=accountant, generator=0)
     >>> result = sep.run(torch.linspace(1.5, 1.9, 1000), progress=False)
     >>> posterior = sep.posterior()
-    >>> posterior.names, str(posterior.status)
-    (('height',), 'ok')
     >>> lower, upper = posterior.quantiles([0.025, 0.975])["height"]
-    >>> print(f"{lower:.2f} to {upper:.2f}")
-    1.69 to 1.71
-    >>> sorted(posterior.draws(100))
-    ['height']
+    >>> print(f"{lower:.2f} to {upper:.2f}, {posterior.status}")
+    1.69 to 1.71, ok
     """
 
     def __init__(

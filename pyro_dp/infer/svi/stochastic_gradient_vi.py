@@ -395,11 +395,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             raise ConfigurationError("optim: this DPSVI chooses its own. Pass one when it is made.")
         self._optimizer.optim = optim
 
-    @property
-    def _rarely(self) -> bool:
-        """Whether this is one of the steps in which a device may be waited for."""
-        return self._steps <= 3 or self._steps % 10 == 0 or self._steps == self.num_steps
-
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedGradient:
         started, before = self._values_before()
         before = before | self._loaded.waiting.keys()
@@ -466,7 +461,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         plan = self._plan(size, prepared.sampler)
         if self._plans_adam:
             self._optimizer.set(lr=plan.step_size(self._steps - 1), betas=BETAS)
-        self._optimizer.step(prepared.parameters, gradients, rarely=self._rarely)
+        # In these steps a device may be waited for.
+        rarely = self._steps <= 3 or self._steps % 10 == 0 or self._steps == self.num_steps
+        self._optimizer.step(prepared.parameters, gradients, rarely=rarely)
         if self._plans_adam:
             self._optimizer.set(lr=plan.step_size(self._steps))  # which a state must know
         if self._plans and self._local_optim is None:
