@@ -450,13 +450,12 @@ class Evidence:
     def plot(self) -> Any:
         """The likelihood that the evidence gives: estimates and 95% intervals, noise included.
 
-        :returns: a Matplotlib figure.
+        :returns: a ``matplotlib.figure.Figure``.
+        :raises ConfigurationError: matplotlib is not installed.
         """
-        from matplotlib.figure import Figure
-
         factor = self.factor(self.parts[0].pooled.estimate)
         mean, sd = factor.mean, factor.covariance.diagonal().sqrt()
-        figure = Figure(figsize=(6, 0.8 + 0.3 * len(mean)), layout="constrained")
+        figure = display.with_rows("evidence.plot()", len(mean))
         axes = figure.subplots()
         places = range(len(mean))
         axes.errorbar(mean, places, xerr=1.96 * sd, fmt="o", color="C0", capsize=2)
