@@ -506,15 +506,15 @@ MUTATIONS = [
     Mutation(
         "DPSEP: sites that do not pay for the histogram",
         "EPState.blocks",
-        "bound, 1.0 - share)",
+        "bound, 1.0 - SHARE)",
         "bound, 1.0)",
         "test_automatic_dpsep.py",
     ),
     Mutation(
         "DPSEP: a histogram with half the noise",
         "EPState.blocks",
-        "Block(SIZE, 1.0, share)",
-        "Block(SIZE, 0.5, share)",
+        "Block(SIZE, 1.0, SHARE)",
+        "Block(SIZE, 0.5, SHARE)",
         "test_automatic_dpsep.py",
     ),
     Mutation(

@@ -115,10 +115,6 @@ class Approximation:
     def structure(self) -> Structure:
         return self.average.structure
 
-    def hidden(self) -> int:
-        """In how many directions the noise may say more than the records."""
-        return self.average.hidden()
-
     def at(self, size: int) -> Gaussian:
         """q / f, the public distribution that each of ``size`` records' sites is made at."""
         return self.posterior / self.factor ** (1 / size)
@@ -192,7 +188,7 @@ class Approximation:
             return Status(DO_NOT_PUBLISH, self.unfinished, STEPS)
         if clipped is not None and clipped.is_large:
             return Status(CHECK, f"clipped: {clipped}", CLIPPING)
-        count, dim = self.hidden(), len(self.problem.places)
+        count, dim = self.average.hidden(), len(self.problem.places)
         if 2 * count > dim:
             reason = f"the noise may outweigh the data in {count} of {dim} directions"
             return Status(DO_NOT_PUBLISH, reason, NOISE)

@@ -21,7 +21,6 @@ from pyro_dp.infer.ep.look_plan import (
     Arrival,
     Frame,
     LookPlan,
-    histogram_share,
 )
 from pyro_dp.infer.ep.norm_counts import ExtremeCounts, MeanHistogram, NormHistograms
 from pyro_dp.infer.ep.observation_family import Residuals
@@ -49,7 +48,7 @@ from pyro_dp.infer.posterior.summary import (
 )
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Block
-from pyro_dp.mechanism.norm_histogram import SIZE, Norms
+from pyro_dp.mechanism.norm_histogram import SHARE, SIZE, Norms
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import dense, inverse, restricted, unstacked
 
@@ -147,10 +146,10 @@ class EPState:
             groups = self.problem.groups
             return tuple(Block(SIZE, 1.0, 1 / len(groups)) for _ in groups)
         bound = self.frame.bound
-        size, share = len(self.problem.places) + self.structure.size + 1, histogram_share(bound)
-        if not share:
+        size = len(self.problem.places) + self.structure.size + 1
+        if bound == math.inf:  # nothing is clipped
             return (Block(size, bound),)
-        return Block(size + self.plan.num_extremes, bound, 1.0 - share), Block(SIZE, 1.0, share)
+        return Block(size + self.plan.num_extremes, bound, 1.0 - SHARE), Block(SIZE, 1.0, SHARE)
 
     @property
     def num_blocks(self) -> int:
@@ -500,7 +499,7 @@ class EPState:
         """Everything that looks change, as tensors and numbers."""
         return {
             "looks": [vars(look) for look in self.looks],
-            "counts": self.histograms.state(),
+            "counts": list(self.histograms.counts),
             "extremes": vars(self.extremes) if self.extremes else None,
             "pooled": vars(self.pooled) if self.pooled else None,
             "frame": vars(self.frame) if self.frame else None,
@@ -524,7 +523,7 @@ class EPState:
             self,
             plan=LookPlan(**state["plan"]),
             looks=tuple(Look(**each) for each in state["looks"]),
-            histograms=NormHistograms.resumed(state["counts"]),
+            histograms=NormHistograms(tuple((counts, sd) for counts, sd in state["counts"])),
             extremes=ExtremeCounts(**extremes) if extremes else None,
             pooled=PooledLooks(**pooled) if pooled else None,
             frame=Frame(**frame) if frame else None,

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_dp.infer.ep.norm_counts import FROM, are_counted
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.contributions import LEAST_BOUND
-from pyro_dp.mechanism.norm_histogram import SHARE, Floats, Norms
+from pyro_dp.mechanism.norm_histogram import Floats, Norms
 
 OPENING = 0.01  # share of the budget for the opening, which reads norms alone
 FIRST = 0.01  # share of the budget for the first look
@@ -227,8 +227,3 @@ class Arrival:
     shortened: bool
     relative_noise: float
     alike: int
-
-
-def histogram_share(bound: float) -> float:
-    """The histogram's share of a look's cost. Without clipping there is no histogram."""
-    return SHARE if bound < math.inf else 0.0

@@ -8,7 +8,6 @@ noise.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +25,8 @@ _COUNTED = math.sqrt(1 - KEPT**2)
 _USUAL_EXTREME = 1.5  # norm of an extreme record, relative to the least one of its class
 _ALIKE = 0.2  # difference of the logarithms of two looks' bounds
 _SIGNIFICANT = 2.75  # standard deviations
-_NEAR = 0.1  # squared distance from which norms are of other records, so to speak
-_SPREAD = 2.0  # of the first guess of norms, in nats
+_NEAR = 0.1  # squared distance from which norms differ
+_SPREAD = 2.0  # sd of the first guess of norms, in nats
 _SPREAD_LATER = 0.25
 _TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
 
@@ -120,8 +119,8 @@ class ExtremeCounts:
 @dataclass(frozen=True, eq=False)
 class MeanHistogram:
     """
-    :param counts: of the N records, (SIZE,), noisy.
-    :param sd: of the noise in a bin.
+    :param counts: noisy numbers of records, (SIZE,).
+    :param sd: standard deviation of the noise in a bin.
     :param size: N.
     """
 
@@ -130,9 +129,9 @@ class MeanHistogram:
     size: int
 
     def opening_norms(self, dim: int) -> Norms:
-        """Of gradients, where nothing else is known yet.
+        """Norms of gradients in the opening.
 
-        :param dim: of the latents.
+        :param dim: number of the latents' coordinates.
         """
         return self._read(math.sqrt(dim), _SPREAD, tail=False)
 
@@ -180,11 +179,3 @@ class NormHistograms:
         weights = weights / weights.sum()
         counts = torch.tensordot(weights, torch.stack([each for each, _ in self.counts]), dims=1)
         return MeanHistogram(counts, (weights * sds).norm().item(), size)
-
-    def state(self) -> list[tuple[Tensor, float]]:
-        return list(self.counts)
-
-    @staticmethod
-    def resumed(state: Iterable[tuple[Tensor, float]]) -> "NormHistograms":
-        """What :meth:`state` was taken of."""
-        return NormHistograms(tuple((counts, sd) for counts, sd in state))

@@ -31,12 +31,12 @@ Public = Sequence[Tensor]  # mean and spread of the cavity, and what else parts 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SiteSum:
-    """What DPSEP releases of a batch of records, before the noise.
+    """The sums over a batch of records that DPSEP releases, before the noise.
 
-    :param structure: of the released precisions.
+    :param structure: form of the released precisions.
     :param centred: whether eta_n - Lambda_n m is released, m the cavity mean, or eta_n.
     :param weight: kappa.
-    :param num_blocks: of a release; a second one is the bit of being within the bound.
+    :param num_blocks: blocks of a release; a second one is the bit of being within the bound.
     :param microbatch_size: at most so many records are worked on at a time.
     """
 
@@ -62,9 +62,9 @@ class SiteSum:
     ) -> None:
         """Use a graph from now on, and compare it with Pyro's code in the first steps.
 
-        Where sites come of one product there is nothing to gain.
+        Sites that come of one product gain nothing.
 
-        :param sum_type: what the sites will be added to.
+        :param sum_type: the sums that the sites are added to.
         :param usual_size: number of records that few batches exceed.
         :raises NotTraceable: the sites come from more than a fixed sequence of tensor operations.
         """
@@ -134,7 +134,7 @@ class SiteSum:
         )
 
     def norms(self, at: Any, indices: Tensor) -> Tensor:
-        """Of the records' sites before clipping, (B,): private, for the door without noise only."""
+        """Norms of the sites before clipping, (B,): private, for the door without noise only."""
         public, rows = self._public(at), self._term.records.rows(indices)
         return self._part(self._factors(public, indices, rows), public).norms()[:, 0]
 
@@ -170,7 +170,7 @@ class SiteSum:
     def _check(
         self, passes: PaddedSum, clipped: ClippedSum, public: Public, chosen: Tensor
     ) -> None:
-        """Of the same records by both ways, in sums of their own."""
+        """Compare the sums of the same records by graph and by Pyro code."""
         found, expected = (
             type(clipped)(clipped.blocks, self._term.records.device) for _ in range(2)
         )
@@ -197,7 +197,7 @@ class SiteSum:
         return self._moments.factors(mean, spread, indices, rows)
 
     def _part(self, sites: Factors, public: Public) -> Measured:
-        """What is released of each record, before it is clipped."""
+        """Each record's part of the release, before it is clipped."""
         eta: Any = sites.residual
         if not self.centred:
             eta = eta + sites.times(public[0])
