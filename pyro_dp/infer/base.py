@@ -1,4 +1,4 @@
-"""What every private inference from a Pyro model has in common: its private plate, its graphs."""
+"""The base of the inferences from a Pyro model with a private plate."""
 
 import abc
 import math
@@ -64,11 +64,11 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     Subclasses implement ``step`` and ``_build``. The arguments are those of :class:`DPSVI`.
 
-    :param settings: of the releases.
+    :param settings: the settings of the releases.
     :param report_clipping: a bit of each record, whether it was clipped, joins the release.
     """
 
-    _bound_name = ""  # of the argument that clips
+    _bound_name = ""  # the argument that clips
 
     def __init__(
         self,
@@ -105,26 +105,25 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         self.jit = jit
         self._traces_left = 0 if jit == "none" else _MOST_TRACES
         self.report_clipping = report_clipping
-        # What cannot clip has no bit.
+        # An infinite bound clips nothing.
         clips = report_clipping and settings.bound < math.inf
         self._bit = Block(1, 0.5, SHARE) if clips else None
         self._fractions = ClippedFractions()
-        self._watched: CapturedState | None = None  # of what is traced
+        self._watched: CapturedState | None = None  # state of the traced code
         self._before: tuple[bool, set[str]] | None = None  # values before the last build
         self._handed: tuple[bool, set[str]] | None = None  # the same, from another inference
         self._prepared: P | None = None  # for the arguments of the last step
-        self._first: Records | None = None  # of the first step
+        self._first: Records | None = None  # the first step's
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
         """The fraction of all N records whose part was clipped, with its standard error.
 
-        The mean over the last half of the steps so far (of n steps, the last n - n // 2) of each
-        step's released estimate: the bits of the records in the step, +1/2 within the bound and
-        -1/2 beyond it, are summed, noised, and divided by the sample rate and by N. A record whose
-        part is NaN or infinite counts as half clipped. The standard error is that of the noise and
-        of the sampling of records, both public. None before the first step, and where no bit joins
-        the release: with ``report_clipping=False`` or an infinite bound.
+        It is the mean over the last half of the steps so far (of n steps, the last n - n // 2). A
+        step sums its records' bits, +1/2 within the bound and -1/2 beyond it, with noise. The
+        sample rate and N divide the sum. A record whose part is NaN or infinite counts as half
+        clipped. The standard error is that of noise and sampling, which are public. None before the
+        first step, with ``report_clipping=False``, and with an infinite bound.
         """
         return self._fractions.mean()
 
@@ -163,12 +162,12 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         self._fractions.load(require_fractions(state.get("clipped_fractions")))
 
     def _prepare(self, args: tuple, kwargs: dict) -> P:
-        """What a step needs, checked. Refuses one step too many. Spends nothing."""
+        """Everything that a step needs, checked. Refuses one step too many. Spends nothing."""
         self._refuse_steps_beyond_calibration()
         return self._look_at(args, kwargs)
 
     def _look_at(self, args: tuple, kwargs: dict) -> P:
-        """What is built for these arguments: anew, if they or what it was built from are new."""
+        """The objects for these arguments. Data, code or parameters that are new make new ones."""
         known = self._prepared
         current = known is not None and (
             known.records.same_as(args, kwargs) and self._is_current(known)
@@ -223,7 +222,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     @property
     def _others(self) -> tuple[Any, ...]:
-        """What users pass beside model and guide that decides what is released."""
+        """Objects of users, beside model and guide, that decide what is released."""
         return ()
 
     def _public(self) -> Sequence[Tensor]:

@@ -94,8 +94,8 @@ class Looks(DPSEP):
         super()._note_result()
         guide = self._known.problem.guide if self._known else None
         if isinstance(guide, FittedGuide) and (away := guide.fit()) > _NEAR:
-            text = _NOT_FITTED.format(guide=_name(self.guide), away=away)
-            warn_user(ConvergenceWarning(text))
+            name = getattr(self.guide, "__name__", type(self.guide).__name__)
+            warn_user(ConvergenceWarning(_NOT_FITTED.format(guide=name, away=away)))
 
     def _planned(self, args: tuple, kwargs: dict) -> int:
         self._loops = False
@@ -111,7 +111,11 @@ class Looks(DPSEP):
             problem = problem.as_seen(self.model, records, "auto", self.microbatch_size)
         except ModelError as reason:
             raise NoEvidence(str(reason)) from None
-        _require_served(problem)
+        moments, size = problem.moments, len(problem.places)
+        if moments.turns:
+            raise NoEvidence(_TURNS)
+        if size > (LARGEST_FULL if isinstance(moments, LinearMoments) else _MOST_CURVATURES):
+            raise NoEvidence(_MANY)
         problem.check()
         return problem
 
@@ -119,23 +123,22 @@ class Looks(DPSEP):
 class DPSVI(Readable, Forecasted):
     """Differentially private ``pyro.infer.SVI``: same model and guide; one accountant.
 
-    **The literal swap.** Change ``SVI`` to ``DPSVI``, add an ``accountant``, and keep ``optim`` and
-    ``loss``. No further setting is needed. After the last step the guide holds what
-    :meth:`posterior` returns, with the noise in its width.
+    Change ``SVI`` to ``DPSVI``, add an ``accountant``, and keep ``optim`` and ``loss``. After the
+    last step the guide holds what :meth:`posterior` returns. docs/dpsvi.md has examples. The first
+    step chooses one of two methods by the model, on placeholders:
 
-    **Two methods.** The first step chooses by the model, on placeholders:
-
-    * *Evidence.* A run makes some ten looks at all records, as :class:`DPSEP` does. It serves
+    * *Looks.* A run makes some ten looks at all records, as :class:`DPSEP` does. They serve
       generalised linear models, also with hierarchical priors, and other smooth likelihoods of up
       to 20 latents. The guide is Gaussian, an ``AutoDelta``, or written by hand for the global
       latents. Unless it is Gaussian, it is fitted to the posterior after the last look
       (:class:`~pyro_dp.infer.posterior.fitted_guide.FittedGuide`). The result does not depend on
-      ``optim``, ``loss``, ``num_steps``, ``sample_rate`` or ``jit``. :attr:`evidence` is the
-      likelihood that was found.
-    * *Gradients.* Each step samples records and clips their gradients to norm C. It adds noise
-      N(0, (sigma C)^2 I) to their sum, and divides by the public sample rate. Prior, entropy and
-      all else outside the private plate carry no data and enter exactly. C follows a released
-      histogram of the records' norms (:mod:`pyro_dp.infer.svi.histogram_bound`).
+      ``optim``, ``loss``, ``num_steps``, ``sample_rate`` or ``jit``.
+    * *Gradients* (Algorithm 1 of DPVI). Each step samples records. Their gradients are clipped to
+      norm C and summed, with noise N(0, (sigma C)^2 I). The public sample rate divides the sum. All
+      that lies outside the private plate carries no data and enters exactly. The guide ends at the
+      mean of the last half of the iterates, and parameters that have not converged keep the last
+      one. Intervals do not include the noise: the status is ``check``, and a
+      :class:`ConvergenceWarning` ends the run.
 
     Every other model takes gradients: latents per record, networks, flows, and records that see
     products of latents. (Name a product by ``pyro.deterministic`` outside the plate, and looks are
@@ -143,65 +146,46 @@ class DPSVI(Readable, Forecasted):
     ``noise_multiplier`` above 0, ``max_grad_norm``, ``loss_clip``, ``local_optim``,
     ``privatize="parameters"`` or a loss of your own.
 
-    **After gradient steps, intervals do not include the noise.** ``optim`` steps as it does in
-    ``SVI``. The guide ends at the mean of the last half of the iterates. Parameters that have not
-    converged keep the last iterate. :meth:`posterior` is the guide as it is, its status is
-    ``check``, and a :class:`ConvergenceWarning` ends the run. :class:`PaperDPSVI` is Algorithm 1 of
-    the paper, with its last iterate.
-
-    **A loop is a run.** ``for _ in range(n): svi.step(x, y)`` makes the looks, or follows the plan
-    of ``num_steps`` steps. If the noise is calibrated, the accountant counts all of them from the
-    first step on. The last step writes the result into the guide, and :meth:`finish` does so
-    earlier. Steps after the last look cost nothing.
-
     **Guarantee.** All parameters, bounds, posteriors and private losses together are (epsilon,
     delta)-differentially private for one element of the private plate, for finite data. Epsilon is
     ``accountant.get_epsilon()``, under the accountant's neighbouring relation. Looks have the proof
-    of :class:`DPSEP` (docs/proofs/evidence.md). A gradient step releases gradient, loss and
-    histogram of norms as blocks of one Gaussian event of noise multiplier sigma
-    (:class:`~pyro_dp.infer.svi.stochastic_gradient_vi.StochasticGradientVI`). The method is chosen
-    without the records. Parameters with a row per record are not covered.
+    of :class:`DPSEP` (docs/proofs/evidence.md). A gradient step is one Gaussian event of noise
+    multiplier sigma (:class:`~pyro_dp.infer.svi.stochastic_gradient_vi.StochasticGradientVI`). The
+    method is chosen without the records.
 
     **Not protected.**
 
-    * The number N of records, the sample rate and all other settings.
-    * Arguments without a row per record.
-    * Numbers that were made from the data beforehand and that no check can recognise.
+    * The number N of records, the sample rate, all other settings, and running times.
+    * Arguments without a row per record, and numbers made from the data beforehand that no check
+      can recognise.
     * Values that parameters or optimizer had before.
     * The choice of model and settings, if it was made by looking at the data.
-    * Whatever a model keeps where Python cannot look (files, other processes).
-    * Running times.
+    * State that a model keeps where Python cannot look (files, other processes).
     * Errors of the structural checks, which are for the curator.
-
-    **Private, and not protected if published.** A guide with latents per record may have parameters
-    with a row per record. Row i is learnt from record i without noise, behind a privacy wall
-    (:mod:`pyro_dp.records.local_parameters`). The rows are in Pyro's parameter store, for the
-    curator. Guide, ``Predictive``, ``median()`` and ``quantiles()`` reveal as much about the
-    training records' own latents as the data do, and the ledger notes it. Their results about
-    global latents are covered. Record i must be the same individual in every step.
+    * Parameters with a row per record, in guides with latents per record. Row i is learnt from
+      record i without noise (:mod:`pyro_dp.records.local_parameters`). The rows, and what a guide
+      says of the training records' own latents, are for the curator. Results about global latents
+      are covered.
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations.
     :param guide: Pyro guide: any reparameterised autoguide, or hand-written. Latents inside the
         plate have parameters that are computed from the record (amortisation), or a row of
         parameters per record. A row is read at the plate's index, ``loc[idx]``, or subsampled by
-        Pyro (``event_dim``, ``AutoNormal``, ``AutoDelta``).
+        Pyro (``event_dim``, ``AutoNormal``, ``AutoDelta``). Record i must be the same individual
+        in every step.
     :param optim: a ``pyro.optim`` optimizer that steps without a closure; ``None``: Adam. Its own
         ``clip_norm`` clips the finished gradient, which protects nobody and costs nothing.
-        :meth:`run` calls the ``step()`` of a scheduler, such as ``pyro.optim.ExponentialLR``, after
-        each private step. A ``ReduceLROnPlateau`` gets the private loss and needs ``loss_clip``. In
-        a loop over :meth:`step` you call it yourself, as with ``SVI``. States include the
-        scheduler's.
+        :meth:`run` calls the ``step()`` of a scheduler after each private step. A
+        ``ReduceLROnPlateau`` gets the private loss and needs ``loss_clip``. In a loop over
+        :meth:`step` you call it yourself, as with ``SVI``.
     :param loss: ``Trace_ELBO``, ``TraceMeanField_ELBO`` or ``TraceEnum_ELBO``, with one or several
-        particles. Forms with ``Jit`` are taken as those without. ``None``: the third if the model
-        marks latents to be enumerated, else the first. ``TraceGraph_ELBO`` is taken as
-        ``Trace_ELBO``, whose gradient has the same mean. Draws without a reparameterisation enter
-        by their score, weighted with all of a record's term, without baselines. (Global ones need
-        ``privatize="parameters"``.) Or a loss of your own, as for Pyro's ``SVI``: a function
+        particles. Forms with ``Jit`` are taken as those without, and ``TraceGraph_ELBO`` as
+        ``Trace_ELBO``. ``None``: ``TraceEnum_ELBO`` if the model marks latents to be enumerated,
+        else ``Trace_ELBO``. Global draws without a reparameterisation need
+        ``privatize="parameters"``. Or a loss of your own, as for Pyro's ``SVI``: a function
         ``loss(model, guide, *args, **kwargs)``, or a subclass of ``ELBO`` with
-        ``differentiable_loss``. It is run on everything outside the plate, and on each record
-        alone, so it must be a sum over sites. That is checked on made-up rows, before anything is
-        spent. Its attributes may change between steps (annealing).
+        ``differentiable_loss``. It must be a sum over sites, which is checked on made-up rows.
     :param accountant: keeps the ledger and the budget; may be shared with other inferences, one
         after the other.
     :param num_steps: gradient steps of the plan; ``None``: 1000.
@@ -209,10 +193,9 @@ class DPSVI(Readable, Forecasted):
         the other blocks take their share of the cost. ``None``: the smallest that fits the
         remaining budget at the first step. 0: a non-private reference.
     :param max_grad_norm: C, the norm to which one record's gradient is clipped; ``math.inf`` needs
-        ``noise_multiplier=0``. ``None``: C is chosen, and chosen anew as the run goes on, where
-        noise and clipping together cost least. With more latents than a quarter of ``num_steps`` it
-        is the median norm. A histogram of the norms takes 5% of the cost of each release, and all
-        of the first one if C is chosen.
+        ``noise_multiplier=0``. ``None``: C is chosen, and chosen anew as the run goes on
+        (:mod:`pyro_dp.infer.svi.histogram_bound`). A histogram of the norms takes 5% of the cost of
+        each release, and all of the first one if C is chosen.
     :param plate: name of the private plate; found if exactly one plate holds observations.
     :param sample_rate: expected fraction of the records in a gradient step, in (0, 1]. ``None``
         takes subsample_size / size from the plate. If that is 1, the rate is 0.05, or 1000 records
@@ -221,33 +204,31 @@ class DPSVI(Readable, Forecasted):
         only); "full".
     :param privatize: "latents" releases the gradient with respect to the global latents in
         unconstrained coordinates, and the parameters used inside the plate. It is pulled back
-        through the guide, so the noise has the dimension of the latents, whatever the guide. It
-        contains the aligned gradients of DPVIm (Jälkö et al. 2022, arXiv 2210.15961).
+        through the guide, as the aligned gradients of DPVIm (Jälkö et al. 2022, arXiv 2210.15961).
         "parameters" releases the gradient with respect to all parameters, as Algorithm 1.
     :param microbatch_size: at most so many records are held at a time; the result is the same.
     :param slice_data: True says that model and guide are written for whole tensors (``with
         pyro.plate("data", len(x))``), and they get rows of them. False says that they read their
         arguments at the plate's indices. "auto" finds out on placeholders.
     :param jit: with "trace", model and guide are traced once, and gradient steps run no Pyro code.
-        "compile" makes machine code of it (needs a C++ compiler). "none" runs Pyro code in every
-        step. Graphs are checked against the model in the first steps. A model that cannot be traced
-        falls back to "none" with a warning.
+        With "compile" it becomes machine code (needs a C++ compiler). With "none" every step runs
+        Pyro code. Graphs are checked against the model in the first steps. A model that cannot be
+        traced falls back to "none" with a warning.
     :param loss_clip: L > 0 releases the loss too. Each record's is clipped to [-L, L] nats and
         joins the release as a further block.
     :param loss_share: the loss's part of the privacy cost (of sigma^-2), in (0, 1). The loss's
         noise has standard deviation sigma L / sqrt(loss_share). The gradient's grows by
         1 / sqrt(1 - loss_share).
-    :param local_optim: settings of the Adam that moves rows of parameters per record. Each row
-        moves on its own and without noise, by the unscaled gradient of its record's term, in the
-        steps that sample the record. ``None``: the step size is 0.1, and falls to 0.01 in the
-        second half of the run.
+    :param local_optim: settings of the Adam that moves rows of parameters per record, each on its
+        own and without noise, in the steps that sample the record. ``None``: the step size is 0.1,
+        and falls to 0.01 in the second half of the run.
     :param generator: a ``torch.Generator`` or a seed, for a run that can be repeated. There is no
         guarantee against anyone who can guess the seed. Runs with equal seeds and separate
         accountants share their noise; the ledger says so. The guide's start and its draws are
-        public and come from Pyro's own generators: use ``pyro.set_rng_seed`` for these.
+        public: use ``pyro.set_rng_seed`` for these.
     :param secure: noise and sampling come from the operating system's cryptographic generator, and
-        sums and noise are integers. It guards against the attacks on floating-point numbers and on
-        generators in :mod:`pyro_dp.mechanism.fixed_point`. Refused with ``generator``.
+        sums and noise are integers (:mod:`pyro_dp.mechanism.fixed_point`). Refused with
+        ``generator``.
     :param cluster: a :class:`Cluster` of processes that share the work, each with its own records.
         Owners who do not show records to each other use a :class:`pyro_dp.federated.Federation`.
     :raises ConfigurationError: a setting is out of range or does not fit the others. At the first
@@ -263,14 +244,11 @@ class DPSVI(Readable, Forecasted):
     ...     rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
     ...     with pyro.plate("people", len(y)):
     ...         pyro.sample("y", dist.Poisson(rate), obs=y)
-    >>> y = torch.arange(2000) % 4  # 0, 1, 2, 3, 0, ... their mean is 1.5
     >>> accountant = PrivacyAccountant(epsilon=1.0)
-    >>> svi = DPSVI(model, AutoNormal(model), accountant=accountant, num_steps=50, generator=0)
-    >>> result = svi.run(y, progress=False)
+    >>> svi = DPSVI(model, AutoNormal(model), accountant=accountant, generator=0)
+    >>> result = svi.run(torch.arange(2000) % 4, progress=False)  # their mean is 1.5
     >>> print(f"{svi.posterior().quantiles([0.5])['rate'].item():.1f}")
     1.5
-    >>> accountant.get_epsilon() <= 1.0
-    True
     """
 
     def __init__(
@@ -502,16 +480,3 @@ class DPSVI(Readable, Forecasted):
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError("A DPSVI holds the data: save its state_dict() instead.")
-
-
-def _name(guide: Callable) -> str:
-    return getattr(guide, "__name__", type(guide).__name__)
-
-
-def _require_served(problem: EPProblem) -> None:
-    """:raises NoEvidence: gradient steps serve better than looks."""
-    moments, size = problem.moments, len(problem.places)
-    if moments.turns:
-        raise NoEvidence(_TURNS)
-    if size > (LARGEST_FULL if isinstance(moments, LinearMoments) else _MOST_CURVATURES):
-        raise NoEvidence(_MANY)

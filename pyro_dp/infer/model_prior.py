@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 
 from pyro_dp.infer.ep.observation_family import innermost
-from pyro_dp.infer.posterior.prior_density import placed
+from pyro_dp.infer.posterior.prior_density import PriorDensity
 from pyro_dp.infer.posterior.prior_factor import Prior
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.records.messengers import OneRecord, Outside
@@ -18,16 +18,10 @@ from pyro_dp.records.sandbox import guarded
 
 
 @dataclass(frozen=True)
-class PublicDensity:
-    """The log density on placeholders, as a function of the flat vector (d,)."""
+class PublicDensity(PriorDensity):
+    """The log density outside the plate, on placeholders for the records."""
 
-    model: Callable
-    latents: Sequence[Latent]
     records: Records
-    dtypes: dict[str, torch.dtype]
-
-    def __call__(self, z: Tensor) -> Tensor:
-        return self.trace(z)[1]
 
     def normal(self, z: Tensor) -> list[int]:
         """Indices of the latents whose sites are normal."""
@@ -39,18 +33,15 @@ class PublicDensity:
             for place in range(latent.start, latent.stop)
         ]
 
-    def trace(self, z: Tensor) -> tuple[poutine.Trace, Tensor]:
-        """The sites outside the plate at these latents, and their log density."""
+    def _run(self, model: Callable) -> tuple[poutine.Trace, Tensor]:
         plate, device = self.records.plate, self.records.device
-        values, log_volume = placed(self.latents, z, self.dtypes)
         args, kwargs = self.records.arguments(self.records.placeholder())
-        model = Outside(plate)(poutine.condition(self.model, data=values))
         with (
             OneRecord(plate, torch.zeros(1, dtype=torch.long, device=device)),
             guarded("Running the model on placeholder data", public=True),
         ):
-            trace = poutine.trace(model).get_trace(*args, **kwargs)
-            return trace, (trace.log_prob_sum() + log_volume).double()
+            trace = poutine.trace(Outside(plate)(model)).get_trace(*args, **kwargs)
+            return trace, trace.log_prob_sum()
 
 
 def model_prior(
@@ -66,5 +57,5 @@ def model_prior(
     :param dtypes: the latents' types, by name.
     """
     exact = all(dtype == torch.float64 for dtype in dtypes.values())
-    density = PublicDensity(model, latents, records, dtypes)
+    density = PublicDensity(model, latents, dtypes, records)
     return Prior(density, mean, exact, density.normal(mean))

@@ -28,7 +28,7 @@ class PaddedBatch:
     """Records of a pass.
 
     :param chosen: their indices, (B,).
-    :param inputs: of the graph: indices, rows, and what else belongs to each, padded.
+    :param inputs: the graph's: indices, rows, local parameters and draws, padded.
     :param sampled: (B, ...) each, what torch's samplers drew.
     """
 
@@ -43,17 +43,17 @@ class PaddedSum:
     A smaller batch is padded with records of weight zero, so that there is one graph only. It is
     traced on placeholders: a graph must not depend on data.
 
-    :param contribute: blocks of B records, and what leaves the graph beside their sums, (B, ...)
-        each; from (bounds, public, indices, rows, what else belongs to each record). That is rows
-        of local parameters, then local draws.
-    :param term: of these records.
-    :param public: what else they depend on, in the form that it will always have.
+    :param contribute: from (bounds, public, indices, rows, rest) of B records it makes their
+        blocks, and further outputs, (B, ...) each. The rest is rows of local parameters, then
+        local draws.
+    :param term: the term of these records.
+    :param public: further inputs, in the form that they will always have.
     :param blocks: number of blocks.
     :param size: number of records in a pass.
     :param local: for the local draws of each particle.
-    :param sampling: what torch's samplers draw for the records, (B, ...) each, from public, indices
-        and the rest; None: nothing.
-    :param marks: whether the last of what leaves the graph marks records that do not count, (B,).
+    :param sampling: makes the draws of torch's samplers for the records, (B, ...) each, from
+        public, indices and the rest; None: there are none.
+    :param marks: whether the last output marks records that do not count, (B,).
     :param sum_type: to which the sums are added.
     :raises NotTraceable: they come from more than a fixed sequence of tensor operations.
     """
@@ -118,9 +118,9 @@ class PaddedSum:
     def add(
         self, clipped: ClippedSum, public: Sequence[Tensor], batch: PaddedBatch
     ) -> list[Tensor]:
-        """Clip and add these records. Whatever the graph raises, nothing was added.
+        """Clip and add these records. If the graph fails, nothing was added.
 
-        :returns: what leaves the graph beside the sums.
+        :returns: the further outputs of the graph.
         """
         count = len(batch.chosen)
         with torch.no_grad():

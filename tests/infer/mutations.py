@@ -12,7 +12,7 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI: records that see products get looks",
-        "_require_served",
+        "Looks._problem",
         "if moments.turns:",
         "if False:",
         "test_dpsvi.py",
@@ -26,7 +26,7 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI: the guide keeps the last iterate",
-        "AveragedGuide.conclude",
+        "IterateAverages.conclude",
         "parameters[name].copy_(value)",
         "pass",
         "test_literal_swap.py",
@@ -96,9 +96,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a bit without its share of the cost",
-        "PaperDPSVI._report_share",
-        "return self._report_bit.share if self._reports else 0.0",
-        "return 0.0",
+        "StochasticGradientVI.__init__",
+        "of_report = self._report_block.share if self._report_block else 0.0",
+        "of_report = 0.0",
         "test_clipped_fraction.py",
     ),
     Mutation(
@@ -447,7 +447,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the prior from the data",
-        "PublicDensity.trace",
+        "PublicDensity._run",
         "args, kwargs = self.records.arguments(self.records.placeholder())",
         "args, kwargs = self.records._with_tables("
         "[next(x.blocks()) for x in self.records.columns])",
@@ -506,15 +506,15 @@ MUTATIONS = [
     Mutation(
         "DPSEP: sites that do not pay for the histogram",
         "EPState.blocks",
-        "bound, 1.0 - share)",
+        "bound, 1.0 - SHARE)",
         "bound, 1.0)",
         "test_automatic_dpsep.py",
     ),
     Mutation(
         "DPSEP: a histogram with half the noise",
         "EPState.blocks",
-        "Block(SIZE, 1.0, share)",
-        "Block(SIZE, 0.5, share)",
+        "Block(SIZE, 1.0, SHARE)",
+        "Block(SIZE, 0.5, SHARE)",
         "test_automatic_dpsep.py",
     ),
     Mutation(
@@ -960,9 +960,9 @@ MUTATIONS = [
     ),
     Mutation(
         "DPSVI: a histogram with half its noise",
-        "StochasticGradientVI._report_blocks",
-        "[Block(SIZE, 1.0, self._report_share)]",
-        "[Block(SIZE, 0.5, self._report_share)]",
+        "StochasticGradientVI._report_block",
+        "Block(SIZE, 1.0, norm_histogram.SHARE)",
+        "Block(SIZE, 0.5, norm_histogram.SHARE)",
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(
@@ -975,22 +975,22 @@ MUTATIONS = [
     Mutation(
         "DPSVI: a histogram without its share of the cost",
         "StochasticGradientVI.__init__",
-        "self._gradient_share = 1.0 - of_loss - self._report_share",
+        "self._gradient_share = 1.0 - of_loss - of_report",
         "self._gradient_share = 1.0 - of_loss",
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(
         "PaperDPSVI: it chooses the number of steps",
-        "PaperDPSVI._usual_steps",
-        "return None",
-        "return 1000",
+        "StochasticGradientVI._build",
+        "if self.num_steps is None and self._plans:",
+        "if self.num_steps is None:",
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(
         "steps of the automatic DPSVI without an end",
         "StochasticGradientVI._refuse_steps_beyond_calibration",
-        "self._steps >= self.num_steps",
-        "False",
+        "elif self._finished:",
+        "elif False:",
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(

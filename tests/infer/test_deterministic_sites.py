@@ -183,6 +183,13 @@ def test_a_state_goes_on():
     assert str(sep.posterior().status) == "ok"
 
 
+def test_looks_at_other_coordinates_are_explained():
+    sep = found(not_centred)
+    shares = sep.explain().shares
+    assert all(len(share) == len(sep.posterior().mean) for share in shares.values())
+    torch.testing.assert_close(sum(shares.values()), torch.ones_like(shares["data"]))
+
+
 def test_public_factors_of_the_prior_count():
     def pulled(group, y):
         effect = latents()

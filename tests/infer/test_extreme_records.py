@@ -10,7 +10,7 @@ import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, init_to_value
 
 from pyro_dp import DPSEP, PrivacyAccountant
-from pyro_dp.infer.ep.extreme_records import FROM, KEPT, ExtremeCounts, WithExtremes
+from pyro_dp.infer.ep.norm_counts import FROM, KEPT, ExtremeCounts, WithExtremes
 from pyro_dp.mechanism.contributions import Rows, Scaled
 from pyro_dp.mechanism.norm_histogram import Norms
 

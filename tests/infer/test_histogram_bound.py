@@ -24,7 +24,7 @@ def noisy(sd, scale=1.0):
 
 
 def after(steps, sd=5.0, rate=1.0, scale=1.0):
-    found = HistogramBound.start(_N, 4, 0.01)
+    found = HistogramBound(_N, 4, 0.01)
     for _ in range(steps):
         found = found.updated(noisy(sd, scale), sd, rate)
     return found
@@ -35,7 +35,7 @@ def test_the_mean_is_as_exact_as_it_says():
     exact, rate, sd = counts(), 0.5, 4.0
     distances, said = [], []
     for _ in range(40):
-        found = HistogramBound.start(_N, 4, 0.01)
+        found = HistogramBound(_N, 4, 0.01)
         for _ in range(10):
             sampled = torch.distributions.Binomial(exact, torch.tensor(rate)).sample() / rate
             found = found.updated(sampled + sd * torch.randn(SIZE), sd, rate)
@@ -45,7 +45,7 @@ def test_the_mean_is_as_exact_as_it_says():
 
 
 def test_later_ones_count_more():
-    found = HistogramBound.start(_N, 4, 0.01)
+    found = HistogramBound(_N, 4, 0.01)
     for step in range(1, 31):
         found = found.updated(torch.full((SIZE,), float(step)), 5.0, 1.0)
     steps = torch.arange(1.0, 31.0)
@@ -53,14 +53,14 @@ def test_later_ones_count_more():
 
 
 def test_one_of_less_noise_counts_more():
-    found = HistogramBound.start(_N, 4, 0.01)
+    found = HistogramBound(_N, 4, 0.01)
     one, other = counts(), counts(2.0)
     found = found.updated(one, 1.0, 1.0).updated(other, 10.0, 1.0)
     torch.testing.assert_close(found.counts, (one + other * 2 / 100) / 1.02)
 
 
 def test_read_ever_more_rarely():
-    found, read = HistogramBound.start(_N, 4, 0.01), []
+    found, read = HistogramBound(_N, 4, 0.01), []
     for step in range(1, 100):
         new = found.updated(noisy(5.0), 5.0, 1.0)
         if new.next_reading != found.next_reading:
@@ -73,12 +73,12 @@ def test_the_bound_is_of_the_size_of_norms():
     """In whatever units; with more noise it is smaller."""
     assert 1.5 < after(20).bound < 10.0
     assert after(20, scale=1000.0).bound == pytest.approx(1000 * after(20).bound, rel=0.2)
-    loud = HistogramBound.start(_N, 4, 50.0).updated(noisy(5.0), 5.0, 1.0)
+    loud = HistogramBound(_N, 4, 50.0).updated(noisy(5.0), 5.0, 1.0)
     assert loud.bound < 0.7 * after(20).bound
 
 
 def test_of_many_latents_it_is_the_median():
-    found = HistogramBound.start(_N, 4, 0.01, of_many=True).updated(noisy(1.0), 1.0, 1.0)
+    found = HistogramBound(_N, 4, 0.01, of_many=True).updated(noisy(1.0), 1.0, 1.0)
     assert found.bound == pytest.approx(torch.randn(10**5, 4).norm(dim=1).median().item(), rel=0.1)
     assert found.clipped(found.bound).fraction == pytest.approx(0.5, abs=0.1)
     assert HistogramBound.resumed(found.state()).of_many

@@ -22,7 +22,7 @@ from pyro_dp import (
     PrivacyAccountant,
     PrivacyWarning,
 )
-from pyro_dp.infer.svi.averaged_guide import AveragedGuide
+from pyro_dp.infer.svi.averaged_guide import IterateAverages
 
 NOT_IN = "do not include the privacy noise"
 
@@ -192,13 +192,13 @@ def test_a_bound_that_is_about_right_is_kept_in_silence(as_users_run_it):
 @pytest.mark.parametrize(("name", "sigma"), [("VAE", 1.0), ("PyroModule", 1.0), ("AutoDelta", 0.1)])
 def test_other_guides_hold_means_of_iterates(monkeypatch, name, sigma):
     """Of the parameters that have arrived, and the last iterate of others; one warning says so."""
-    problem, iterates, add = PROBLEMS[name](), [], AveragedGuide.add
+    problem, iterates, add = PROBLEMS[name](), [], IterateAverages.add
 
     def spy(self, step, parameters):
         iterates.append({name: leaf.detach().clone() for name, leaf in parameters.items()})
         add(self, step, parameters)
 
-    monkeypatch.setattr(AveragedGuide, "add", spy)
+    monkeypatch.setattr(IterateAverages, "add", spy)
     options = dict(num_steps=80, noise_multiplier=sigma, sampling="full") | problem.options
     svi = swapped(problem.model, problem.guide, OPTIMIZERS["Adam, .3"], **options)
     texts = told(lambda: svi.run(*problem.data, progress=False), ConvergenceWarning)

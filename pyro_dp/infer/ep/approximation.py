@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.ep.average_factor import AverageFactor
-from pyro_dp.infer.ep.noise_aware import mean_noise
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, STRUCTURES, Structure
 from pyro_dp.infer.ep.step_control import StepControl
@@ -116,10 +115,6 @@ class Approximation:
     def structure(self) -> Structure:
         return self.average.structure
 
-    def hidden(self) -> int:
-        """In how many directions the noise may say more than the records."""
-        return self.average.hidden()
-
     def at(self, size: int) -> Gaussian:
         """q / f, the public distribution that each of ``size`` records' sites is made at."""
         return self.posterior / self.factor ** (1 / size)
@@ -193,7 +188,7 @@ class Approximation:
             return Status(DO_NOT_PUBLISH, self.unfinished, STEPS)
         if clipped is not None and clipped.is_large:
             return Status(CHECK, f"clipped: {clipped}", CLIPPING)
-        count, dim = self.hidden(), len(self.problem.places)
+        count, dim = self.average.hidden(), len(self.problem.places)
         if 2 * count > dim:
             reason = f"the noise may outweigh the data in {count} of {dim} directions"
             return Status(DO_NOT_PUBLISH, reason, NOISE)
@@ -275,3 +270,31 @@ class Approximation:
         kept = 1 - damping * covariance * self.prior.precision
         added = torch.zeros_like(kept).index_copy(0, places, (noise * covariance[places]) ** 2)
         return kept**2 * self.mean_noise + added
+
+
+def mean_noise(
+    covariance: Tensor, places: Tensor, variance: float, extrapolated: tuple[Tensor, float] | None
+) -> Tensor:
+    """Covariance of the noise in the mean, (d, d).
+
+    With Sigma the posterior's covariance and v the variance of the noise in a coordinate of eta::
+
+        centred release      v Sigma^2
+        uncentred            v Sigma (I + (|mu|^2 I + mu mu') / (2 kappa^2)) Sigma
+
+    The mean is Sigma eta. Noise e in eta moves it by Sigma e; noise E in the precision by -Sigma E
+    mu, unless the release is centred, so that E enters eta as E mu, too. E has variance v / kappa^2
+    on the diagonal and half of it off the diagonal.
+
+    :param covariance: Sigma, (d, d).
+    :param places: the coordinates that records see, and that have noise.
+    :param variance: v.
+    :param extrapolated: mean (d,) and kappa of an uncentred release.
+    """
+    noise = torch.eye(len(places)).to(covariance)
+    if extrapolated is not None:
+        mean, weight = extrapolated
+        mu = mean[places]
+        noise = noise + (mu @ mu * noise + torch.outer(mu, mu)) / (2 * weight**2)
+    gain = covariance[:, places]
+    return variance * gain @ noise @ gain.T

@@ -16,11 +16,10 @@ _CHANGING = ("noise_variance", "sampling_variance", "_centre", "_stepping", "_ra
 class AverageFactor:
     """f^N, a damped average of released estimates; everything in it is public.
 
-    Two Gaussians can be had from it. :attr:`known` is what was released, and what is reported.
-    :meth:`projected` is what the next step stands on: eigenvalues below the noise's own spectral
-    radius are raised to it, which makes the next step shorter but is no information about the
-    latents. The precision is raised around the average of the cavity means that the estimates were
-    made at; there noise in the precision does not matter, while extrapolation with it would.
+    :attr:`known` is the Gaussian that was released, and that is reported. The next step stands on
+    :meth:`projected`. There, eigenvalues below the noise's own spectral radius are raised to it.
+    That shortens the next step, and is no information about the latents. The precision is raised
+    around the average of the cavity means, where noise in the precision does not matter.
 
     While estimates replace each other (damping 1), steps stand on the average of all precisions so
     far, which has less noise than the last one.

@@ -23,8 +23,8 @@ from pyro_dp.infer.model_prior import PublicDensity
 from pyro_dp.infer.posterior.evidence import Evidence
 from pyro_dp.infer.posterior.fitted_guide import FittedGuide
 from pyro_dp.infer.posterior.gaussian_guide import GaussianGuide
+from pyro_dp.infer.posterior.posterior import SampledPosterior
 from pyro_dp.infer.posterior.prior_times_evidence import PriorTimesEvidence
-from pyro_dp.infer.posterior.sampled_posterior import SampledPosterior
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.records.messengers import OneRecord, Outside
 from pyro_dp.records.plate import Sites, is_random
@@ -171,7 +171,7 @@ class DeterministicSites:
     def _result(self, evidence: Evidence) -> PriorTimesEvidence:
         if self._looks != len(evidence.looks) or self._found is None:
             model = evidence.conditioned(self._own_model)
-            density = PublicDensity(model, self._guide.latents, self._records, self._dtypes)
+            density = PublicDensity(model, self._guide.latents, self._dtypes, self._records)
             mean, covariance = self._guide.read()
             sds = dense(covariance).diagonal().sqrt()
             self._looks = len(evidence.looks)

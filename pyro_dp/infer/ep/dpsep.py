@@ -6,7 +6,7 @@ Its looks at the data go where the looks before have pointed (:mod:`pyro_dp.infe
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,8 @@ from pyro_dp.infer.ep.ep_state import EPState
 from pyro_dp.infer.ep.look_plan import MOST_LOOKS, MOST_WITHOUT_NOISE
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
 from pyro_dp.infer.ep.problem import EPProblem
+from pyro_dp.infer.ep.site_sum import OpeningSum, WhitenedSum
 from pyro_dp.infer.ep.stochastic_ep import StochasticEP
-from pyro_dp.infer.ep.whitened_sum import OpeningSum, WhitenedSum
 from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import Status
@@ -49,13 +49,11 @@ _ALL_LOST = (
 class DPSEP(StochasticEP[EPState]):
     """Differentially private stochastic expectation propagation: the guide is the result.
 
-    ``DPSEP(model, guide, accountant=accountant)`` needs nothing else. The posterior is q = prior *
-    evidence. A run makes some ten *looks* at the data. In each look every record's likelihood is
-    replaced by a Gaussian site that fits it near the current posterior. At the mean m, a site has a
-    score s and a curvature H. Their sums are released with noise. All looks so far make the
-    evidence, each weighted by its noise and its distance (:mod:`pyro_dp.infer.posterior.looks`).
-    After each look the guide's parameters hold q: ``Predictive``, ``guide.median()`` and
-    ``guide.quantiles()`` work. :attr:`evidence` is the looks' likelihood, without the prior.
+    The posterior is q = prior * evidence. A run makes some ten *looks* at the data. In each look
+    every record's likelihood is replaced by a Gaussian site that fits it near the current
+    posterior. At the mean m, a site has a score s and a curvature H. Their sums are released with
+    noise. All looks so far make the evidence, each weighted by its noise and its distance
+    (:mod:`pyro_dp.infer.posterior.looks`). After each look the guide's parameters hold q.
 
     **What is released.** The opening is a histogram of the norms of the records' scores. A look has
     the sums of w (W s, kappa W H W, tau), of norm C at most per record, and another histogram. W is
@@ -64,8 +62,7 @@ class DPSEP(StochasticEP[EPState]):
     (Bernoulli, categorical), b is the largest norm for any outcome. Such a weight does not bias the
     estimate if the model holds (Künsch, Stefanski & Carroll 1989). The last coordinate measures the
     mean weight. W, C, kappa and the share of the budget follow from the looks before
-    (:mod:`pyro_dp.infer.ep.look_plan`). Looks are small while the posterior moves, and the last one
-    takes about half of the budget.
+    (:mod:`pyro_dp.infer.ep.look_plan`).
 
     **Guarantee.** The sequence of posteriors is (epsilon, delta)-differentially private for one
     element of the private plate, for finite data. Its epsilon is ``accountant.get_epsilon()``,
@@ -78,22 +75,13 @@ class DPSEP(StochasticEP[EPState]):
 
     **Uncertainty.** :meth:`posterior` includes the noise of scores and curvature, and an estimate
     of what clipping took away. A posterior that is not Gaussian is not covered. If the noise hides
-    all information, the posterior falls back to the prior. ``posterior().status`` says so.
-
-    **Where it fails.** :meth:`run` ends with a :class:`ConvergenceWarning` in three cases. The
-    noise may outweigh the records in most directions. The last step may be longer than the
-    intervals are wide. Or records see products of latents, whose likelihood is not quadratic.
+    all information, the posterior falls back to the prior. ``posterior().status`` says so, and
+    :meth:`run` ends with a :class:`ConvergenceWarning` or a :class:`ClippingWarning`.
 
     **Products of latents.** A horseshoe or non-centred effects name the product by
     ``pyro.deterministic``, outside the plate. If that site hides a latent from the records, looks
     are made at the site. The posterior of the latents is the model's own prior times this evidence
     (:mod:`pyro_dp.infer.ep.deterministic_sites`).
-
-    A :class:`ClippingWarning` says that clipping may move the posterior by as much as the intervals
-    are wide.
-
-    :class:`PaperDPSEP` is the algorithm of the paper, with a bound and a number of steps of your
-    own. It also works on samples of the records.
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations. Discrete latents of a record are summed out if they are marked with
@@ -112,10 +100,10 @@ class DPSEP(StochasticEP[EPState]):
         applies. It is exact for generalised linear models. Otherwise "stein" takes any twice
         differentiable likelihood.
     :param noise_aware: whether the guide holds the noise-aware posterior or the plain one.
-    :param jit: "none" runs Pyro code in every look. "trace" traces a graph of the sites once.
-        Machine code comes from "compile", which needs a C++ compiler. A dozen looks gain little.
-        Tracing takes a second or two, compiling up to a minute. Generalised linear models gain
-        nothing (:mod:`pyro_dp.infer.ep.linear_sites`).
+    :param jit: with "none", every look runs Pyro code. With "trace", a graph of the sites is traced
+        once, in a second or two. With "compile" it becomes machine code, which needs a C++ compiler
+        and up to a minute. A dozen looks gain little, and generalised linear models nothing
+        (:mod:`pyro_dp.infer.ep.linear_sites`).
     :param cluster: a :class:`Cluster` of processes that share the work, each with its own records.
         Owners who do not show records to each other use a :class:`pyro_dp.federated.Federation`.
     :raises ClusterError: another process of the cluster failed, or is lost.
@@ -125,20 +113,15 @@ class DPSEP(StochasticEP[EPState]):
     >>> import pyro.distributions as dist
     >>> from pyro.infer.autoguide import AutoMultivariateNormal
     >>> from pyro_dp import DPSEP, PrivacyAccountant
-    >>> def model(x, y):
-    ...     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-    ...     with pyro.plate("people", len(x)):
-    ...         pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
-    >>> made_up = torch.Generator().manual_seed(0)
-    >>> x = torch.rand(2000, 2, generator=made_up) * 2 - 1
-    >>> y = (torch.rand(2000, generator=made_up) < torch.sigmoid(x[:, 0])).float()
+    >>> def model(y):
+    ...     height = pyro.sample("height", dist.Normal(1.5, 1.0))
+    ...     with pyro.plate("people", len(y)):
+    ...         pyro.sample("y", dist.Normal(height, 0.1), obs=y)
     >>> accountant = PrivacyAccountant(epsilon=1.0)
     >>> sep = DPSEP(model, AutoMultivariateNormal(model), accountant=accountant, generator=0)
-    >>> result = sep.run(x, y, progress=False)
-    >>> bool((sep.posterior().mean - torch.tensor([1.0, 0.0])).abs().max() < 0.3)  # the truth
-    True
-    >>> accountant.get_epsilon() <= 1.0
-    True
+    >>> result = sep.run(torch.linspace(1.5, 1.9, 1000), progress=False)
+    >>> print(f"{sep.posterior().mean.item():.2f}, {sep.posterior().status}")
+    1.70, ok
     """
 
     _plan_kind = ADAPTIVE
@@ -221,6 +204,12 @@ class DPSEP(StochasticEP[EPState]):
             return super().posterior(noise_aware)
         found = sites.posterior(self.evidence)
         return found if noise_aware else found.plain
+
+    def _noise_parts(self) -> Mapping[str, Tensor]:
+        parts = super()._noise_parts()
+        if isinstance(self._approximation.problem.guide, DeterministicSites):
+            return {name: part.mean() for name, part in parts.items()}  # over the sites
+        return parts
 
     def _fit(self) -> float:
         """Bring the guide to the posterior, if looks were made at deterministic sites.

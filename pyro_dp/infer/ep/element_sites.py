@@ -36,7 +36,7 @@ class ElementSites:
 
     :param precision: (B, E, r, r).
     :param residual: (B, E, r).
-    :param largest: what residuals can be for other outcomes, in absolute value, (B, E, r).
+    :param largest: the largest absolute residuals for any outcome, (B, E, r).
     """
 
     precision: Tensor
@@ -52,9 +52,9 @@ class ElementSites:
 def element_sites(family: Family, mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
     """Sites in a cavity.
 
-    :param mean: of the numbers in the cavity, (B, E, r), in float64.
-    :param variance: of the numbers in the cavity, (B, E, r, r).
-    :param rest: what else the family's density needs, (B, E) each.
+    :param mean: the numbers' mean in the cavity, (B, E, r), in float64.
+    :param variance: the numbers' covariance in the cavity, (B, E, r, r).
+    :param rest: the other arguments of the family's density, (B, E) each.
     """
     if family.kind is Normal:
         return _normal(mean, rest)
@@ -90,11 +90,11 @@ def _with_others(
 def _logits_in_part(
     family: Family, mean: Tensor, variance: Tensor, rest: list[Tensor]
 ) -> tuple[ElementSites, Tensor]:
-    """Of Bernoulli outcomes, and where they are right, (B, E)."""
+    """Sites of Bernoulli outcomes, and whether each is right, (B, E)."""
     value, weight = rest
     logit, width = mean[..., 0], variance[..., 0, 0]
     quick = ((value == 0) | (value == 1)) & (weight == 1) & (logit.abs() < _FARTHEST)
-    return _bernoulli(logit, width, value), quick & (width < _WIDEST)  # of a NaN, false
+    return _bernoulli(logit, width, value), quick & (width < _WIDEST)  # false for a NaN
 
 
 def _near_mean_in_part(
@@ -130,7 +130,7 @@ def _usual(precision: Tensor) -> Tensor:
 
 
 def _normal(mean: Tensor, rest: Any) -> ElementSites:
-    """Of a location: the likelihood itself."""
+    """A location's site is the likelihood itself."""
     scale, value, weight = (each.unsqueeze(-1) for each in rest)
     precision = weight / scale.square()
     residual = torch.where(weight == 0, 0.0, precision * (value - mean))
@@ -158,10 +158,10 @@ def _scaled(mean: Tensor, variance: Tensor, rest: Any) -> ElementSites:
 
 
 def _bernoulli(mean: Tensor, variance: Tensor, value: Tensor) -> ElementSites:
-    """Of a logit in a narrow cavity, whose nodes are the same for all; (B, E) each.
+    """Sites of a logit in a narrow cavity, with the same nodes for all; (B, E) each.
 
-    In t, the logit's distance from the outcome that was not, the likelihood is p = sigmoid(t), its
-    log gradient 1 - p and its curvature p (1 - p). All moments of the tilted distribution are sums
+    Let t be the logit with the outcome's sign. The likelihood is p = sigmoid(t), its log gradient
+    1 - p and its curvature p (1 - p). All moments of the tilted distribution are sums
     of p, p^2 and p^3 over the nodes.
     """
     shape = mean.shape

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyro_dp.infer.ep.extreme_records import ExtremeCounts
 from pyro_dp.infer.ep.look_plan import (
     FIRST,
     MOST_WITHOUT_NOISE,
@@ -22,9 +21,8 @@ from pyro_dp.infer.ep.look_plan import (
     Arrival,
     Frame,
     LookPlan,
-    histogram_share,
 )
-from pyro_dp.infer.ep.norm_histograms import MeanHistogram, NormHistograms
+from pyro_dp.infer.ep.norm_counts import ExtremeCounts, MeanHistogram, NormHistograms
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_factors import LARGEST_FULL, Full
@@ -50,7 +48,7 @@ from pyro_dp.infer.posterior.summary import (
 )
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Block
-from pyro_dp.mechanism.norm_histogram import SIZE, Norms
+from pyro_dp.mechanism.norm_histogram import SHARE, SIZE, Norms
 from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.linalg import dense, inverse, restricted, unstacked
 
@@ -150,10 +148,10 @@ class EPState:
             groups = self.problem.groups
             return tuple(Block(SIZE, 1.0, 1 / len(groups)) for _ in groups)
         bound = self.frame.bound
-        size, share = len(self.problem.places) + self.structure.size + 1, histogram_share(bound)
-        if not share:
+        size = len(self.problem.places) + self.structure.size + 1
+        if bound == math.inf:  # nothing is clipped
             return (Block(size, bound),)
-        return Block(size + self.plan.num_extremes, bound, 1.0 - share), Block(SIZE, 1.0, share)
+        return Block(size + self.plan.num_extremes, bound, 1.0 - SHARE), Block(SIZE, 1.0, SHARE)
 
     @property
     def num_blocks(self) -> int:
@@ -319,7 +317,9 @@ class EPState:
         start = self.looks[-1].point
         full = aware.mean - self.posterior.mean
         seen = aware.mean[places] - start
-        longest = self._longest_step
+        # In roots of nats per record.
+        unclipped = self.plan.multiplier == 0 and not self.problem.moments.concave
+        longest = _SHORT if unclipped else self.plan.longest_step
         length, radius = self._length(seen), min(self.radius, longest)
         if self.way is not None:
             before = self._length(self.way)
@@ -331,11 +331,12 @@ class EPState:
         )
         final = self._has_spent
         mean = aware.mean if final else self.posterior.mean + part * full
+        scale = pooled.curvature.trace().item() / self.plan.size
         moved = replace(
             self,
             radius=radius,
             way=part * seen,
-            scale=self._new_scale(pooled),
+            scale=min(max(scale, self.scale / _FASTEST), self.scale * _FASTEST),
             **self._posteriors(pooled, prior, mean),
         )
         return length, moved if final else moved._planned(seen, part < 1)
@@ -376,12 +377,6 @@ class EPState:
     def _has_spent(self) -> bool:
         return self.plan.multiplier > 0 and self.spent >= 1.0
 
-    @property
-    def _longest_step(self) -> float:
-        """In roots of nats per record."""
-        unclipped = self.plan.multiplier == 0 and not self.problem.moments.concave
-        return _SHORT if unclipped else self.plan.longest_step
-
     def _target(self, pooled: PooledLooks) -> tuple[Gaussian, Gaussian]:
         """The prior's factor, and prior * evidence, which is a Gaussian with the noise in it."""
         moments = self.problem.moments
@@ -405,7 +400,8 @@ class EPState:
     def _posteriors(self, pooled: PooledLooks, prior: Gaussian, mean: Tensor) -> dict[str, Any]:
         """The prior, and the posteriors at this mean, without and with the noise's uncertainty."""
         seen = mean[self.problem.places]
-        information = pooled.information(seen, self._bias(pooled, seen))
+        bias = self.squared_bias * pooled.geometry + pooled.bending(seen)
+        information = pooled.information(seen, bias)
         factors = [self._factor(pooled, each) for each in (pooled.curvature, information)]
         precisions = [prior.precision + factor.precision for factor in factors]
         plain, aware = (Gaussian(precision @ mean, precision) for precision in precisions)
@@ -422,10 +418,6 @@ class EPState:
         if self.extremes is not None:
             excess += self.extremes.excess(norms)
         return self.plan.squared_bias(excess / self.weight)
-
-    def _bias(self, pooled: PooledLooks, mean: Tensor) -> Tensor:
-        """Squared bias of the score by clipping and by a changing curvature, (d, d)."""
-        return self.squared_bias * pooled.geometry + pooled.bending(mean)
 
     @property
     def status(self) -> Status:
@@ -514,10 +506,6 @@ class EPState:
         precision = dense(self.prior.precision).diagonal()[self.problem.places]
         return torch.diag(precision.clamp(min=1e-6).rsqrt())
 
-    def _new_scale(self, pooled: PooledLooks) -> float:
-        scale = pooled.curvature.trace().item() / self.plan.size
-        return min(max(scale, self.scale / _FASTEST), self.scale * _FASTEST)
-
     @property
     def clipped(self) -> ClippedFraction | None:
         """How many records' norms exceed the last look's bound; None: there is no histogram."""
@@ -545,7 +533,7 @@ class EPState:
         """Everything that looks change, as tensors and numbers."""
         return {
             "looks": [vars(look) for look in self.looks],
-            "counts": self.histograms.state(),
+            "counts": list(self.histograms.counts),
             "extremes": vars(self.extremes) if self.extremes else None,
             "pooled": vars(self.pooled) if self.pooled else None,
             "frame": vars(self.frame) if self.frame else None,
@@ -569,7 +557,7 @@ class EPState:
             self,
             plan=LookPlan(**state["plan"]),
             looks=tuple(Look(**each) for each in state["looks"]),
-            histograms=NormHistograms.resumed(state["counts"]),
+            histograms=NormHistograms(tuple((counts, sd) for counts, sd in state["counts"])),
             extremes=ExtremeCounts(**extremes) if extremes else None,
             pooled=PooledLooks(**pooled) if pooled else None,
             frame=Frame(**frame) if frame else None,

@@ -1,15 +1,15 @@
 """Predictors that are linear in the latents, with coefficients that are affine in a record's row.
 
-All generalised linear models are such: a(z) = J z + c, and J = J_0 + sum_k row_k J_k with public
-J_k, most of which are zeros and ones. Then a batch's J times a public matrix is *one product of
-the data with a public matrix*, and no J is made: from (rows) (J_k T) follow what a record's site
-is long, how far the cavity's predictors vary, and what it adds to the sum.
+Generalised linear models have a(z) = J z + c, with J = J_0 + sum_k row_k J_k and public J_k. Then
+a batch's J times a public matrix is *one product of the data with a public matrix*, and no J is
+made. The norm of a record's site, its predictors' variance and its part of the sum follow from
+(rows) (J_k T).
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,18 +23,19 @@ from pyro_dp.infer.ep.observation_family import Family
 from pyro_dp.records.stand_ins import on_varied, varied
 from pyro_dp.utils.linalg import agree, cholesky, times
 
+T = TypeVar("T")
 _MOST_COEFFICIENTS = 2**22
 _NUM_VARIED = 3
 _INTEGERS = torch.int16, torch.int32, torch.int64
-Numbers = list[tuple[Tensor, list[Tensor]]]  # of each family: a (B, E, r), and what else it needs
+Numbers = list[tuple[Tensor, list[Tensor]]]  # a (B, E, r) of each family, and other arguments
 
 
 @dataclass(frozen=True, eq=False)
 class Axes:
     """Coordinates in which squared norms are those of W, and the cavity's covariance is diagonal.
 
-    A row j of J becomes u = T' j: the norm of W j is that of u, and the variance of j z in the
-    cavity is the sum of D u^2. Both come of one product.
+    A row j of J becomes u = T' j. The norm of W j is that of u. The variance of j z in the cavity
+    is the sum of D u^2. Both come of one product.
 
     :param basis: T = W Q, (d, d).
     :param variances: D, (d,): the cavity's covariance is T D T'.
@@ -48,7 +49,7 @@ class Axes:
     @staticmethod
     def of(covariance: Tensor, root: Tensor | None) -> "Axes":
         """
-        :param covariance: of the cavity, (d, d).
+        :param covariance: the cavity's, (d, d).
         :param root: W, symmetric, (d, d); None: the identity.
         """
         half = cholesky(covariance)
@@ -75,12 +76,50 @@ class Coefficients:
     def find(
         likelihood: Likelihood, predictors: Callable, z: Tensor, integers: bool
     ) -> "Coefficients | None":
-        """By differences of public rows.
+        """J_0 and J_k by differences of public rows. None: predictors are not affine in the row.
 
         :param predictors: from (z, indices, rows), with Jacobians (B, E, r, d).
         """
-        found = _affine(likelihood, predictors, z, integers)
-        return None if found is None else Coefficients(*found)
+        records = likelihood.term.records
+        base = records.placeholder()
+        sizes = [row.numel() if row.is_floating_point() else 0 for row in base]
+        if any(row.is_complex() for row in base) or sum(sizes) * len(z) > _MOST_COEFFICIENTS:
+            return None
+
+        def jacobians(rows: list[Tensor]) -> Tensor:
+            indices = torch.arange(len(rows[0]), device=records.device) % records.plate.size
+            found = predictors(z, indices, rows)
+            return torch.cat([each[2].flatten(1, 2) for each in found], dim=1).double()  # (B, R, d)
+
+        probes = [row.expand(1 + sum(sizes), *row.shape).clone() for row in base]
+        start = 1
+        for probe, size in zip(probes, sizes, strict=True):
+            for k in range(size):
+                probe[start + k].view(-1)[k] += 1
+            start += size
+        found = jacobians(probes)
+        if found[0].numel() * sum(sizes) > _MOST_COEFFICIENTS or not found.isfinite().all():
+            return None
+        slopes = found[1:] - found[0]
+        constant = found[0] - slopes.sum(dim=0)
+        coefficients = list(slopes.split(sizes))
+        widths = sorted({u.numel() for u in likelihood.particle.latents.values()}, reverse=True)
+        for place, row in enumerate(base):
+            if row.dtype in _INTEGERS and row.numel() == 1:
+                coefficients[place] = _levels(jacobians, base, place, widths)
+        rows = [varied(table, _NUM_VARIED, 1, integers=integers) for table in records.likes]
+        expected = constant.expand(_NUM_VARIED, -1, -1)
+        for row, k in zip(rows, coefficients, strict=True):
+            if len(k) and not row.is_floating_point():
+                expected = expected + _looked_up(k, row.reshape(_NUM_VARIED))
+            elif len(k):
+                expected = expected + torch.tensordot(
+                    row.reshape(_NUM_VARIED, -1).double(), k, dims=1
+                )
+        tolerance = 1e-8 if likelihood.dtype == torch.float64 else 1e-4
+        if not agree(jacobians(rows), expected, tolerance=tolerance):
+            return None
+        return Coefficients(constant, [k if k.any() else None for k in coefficients])
 
     def along(
         self, basis: Tensor, chosen: Sequence[int] | None = None
@@ -137,8 +176,8 @@ class LinearDesign:
     ):
         self.along = coefficients.along
         self._numbers, self.affine, self.size = numbers, affine, size
-        # By index: records that were found straight. Each is asked for itself: what becomes of one
-        # record must not depend on another one.
+        # By index: records that were found straight. Each is judged for itself: no
+        # record's site may depend on another record.
         device = coefficients.constant.device
         self.straight = torch.zeros(num_records, dtype=torch.bool, device=device)
 
@@ -149,7 +188,7 @@ class LinearDesign:
         """None: predictors are not such, as far as public rows tell.
 
         :param predictors: from (z, indices, rows), with Jacobians (B, E, r, d).
-        :param size: of a pass.
+        :param size: number of records in a pass.
         """
         if not likelihood.term.vectorizes:
             return None
@@ -163,7 +202,7 @@ class LinearDesign:
         return LinearDesign(found, *graph, size, likelihood.term.records.count)
 
     def numbers(self, z: Tensor, indices: Tensor, rows: Sequence[Tensor]) -> Numbers:
-        """Of at most ``size`` records."""
+        """Numbers of at most ``size`` records."""
         count = len(indices)
         found = self._numbers(z, *padded([indices, rows], self.size))
         return pytree.tree_map(
@@ -181,6 +220,21 @@ def padded(rows: Any, size: int) -> Any:
     )
 
 
+def where_possible(
+    sites: Callable[..., T], others: Callable[..., T], indices: Tensor, rows: list[Tensor]
+) -> Iterator[T]:
+    """Sites of B records. A record on which ``sites`` fails gets ``others``, and no other does."""
+    try:
+        found = sites(indices, rows)
+    except Exception:
+        if len(indices) > 1:
+            for part in halves([indices, *rows]):
+                yield from where_possible(sites, others, part[0], part[1:])
+            return
+        found = others(indices, rows)
+    yield found
+
+
 def halves(tensors: list[Tensor]) -> list[list[Tensor]]:
     """The first and the other rows of these tensors."""
     count = len(tensors[0]) // 2
@@ -193,50 +247,6 @@ def _looked_up(table: Tensor, places: Tensor) -> Tensor:
     found = table[places.clamp(0, len(table) - 1).long()]
     broken = ~inside.view(-1, *[1] * (table.dim() - 1))
     return found if inside.all() else found.masked_fill(broken, torch.nan)
-
-
-def _affine(
-    likelihood: Likelihood, predictors: Callable, z: Tensor, integers: bool
-) -> tuple[Tensor, list[Tensor | None]] | None:
-    """J_0 and J_k by differences of public rows."""
-    records = likelihood.term.records
-    base = records.placeholder()
-    sizes = [row.numel() if row.is_floating_point() else 0 for row in base]
-    if any(row.is_complex() for row in base) or sum(sizes) * len(z) > _MOST_COEFFICIENTS:
-        return None
-
-    def jacobians(rows: list[Tensor]) -> Tensor:
-        indices = torch.arange(len(rows[0]), device=records.device) % records.plate.size
-        found = predictors(z, indices, rows)
-        return torch.cat([each[2].flatten(1, 2) for each in found], dim=1).double()  # (B, R, d)
-
-    probes = [row.expand(1 + sum(sizes), *row.shape).clone() for row in base]
-    start = 1
-    for probe, size in zip(probes, sizes, strict=True):
-        for k in range(size):
-            probe[start + k].view(-1)[k] += 1
-        start += size
-    found = jacobians(probes)
-    if found[0].numel() * sum(sizes) > _MOST_COEFFICIENTS or not found.isfinite().all():
-        return None
-    slopes = found[1:] - found[0]
-    constant = found[0] - slopes.sum(dim=0)
-    coefficients = list(slopes.split(sizes))
-    widths = sorted({u.numel() for u in likelihood.particle.latents.values()}, reverse=True)
-    for place, row in enumerate(base):
-        if row.dtype in _INTEGERS and row.numel() == 1:
-            coefficients[place] = _levels(jacobians, base, place, widths)
-    rows = [varied(table, _NUM_VARIED, 1, integers=integers) for table in records.likes]
-    expected = constant.expand(_NUM_VARIED, -1, -1)
-    for row, k in zip(rows, coefficients, strict=True):
-        if len(k) and not row.is_floating_point():
-            expected = expected + _looked_up(k, row.reshape(_NUM_VARIED))
-        elif len(k):
-            expected = expected + torch.tensordot(row.reshape(_NUM_VARIED, -1).double(), k, dims=1)
-    tolerance = 1e-8 if likelihood.dtype == torch.float64 else 1e-4
-    if not agree(jacobians(rows), expected, tolerance=tolerance):
-        return None
-    return constant, [k if k.any() else None for k in coefficients]
 
 
 def _levels(

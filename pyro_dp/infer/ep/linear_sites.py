@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.ep.element_sites import element_sites
-from pyro_dp.infer.ep.linear_design import Axes, Numbers, halves
+from pyro_dp.infer.ep.linear_design import Axes, Numbers, where_possible
 from pyro_dp.infer.ep.site_factors import LowRank
 from pyro_dp.infer.ep.tilted_sites import LinearMoments, joined
 from pyro_dp.utils.linalg import times
@@ -59,17 +59,12 @@ class LinearSites:
 
     def each(self, indices: Tensor, rows: list[Tensor]) -> Iterator[LowRank]:
         """:meth:`factors`. A record on which the graph fails has the model's own derivatives."""
-        try:
-            found = self.factors(indices, rows)
-        except Exception:
-            if len(indices) > 1:
-                for part in halves([indices, *rows]):
-                    yield from self.each(part[0], part[1:])
-                return
-            others = self._moments.factors(self._mean, self._covariance, indices, rows)
-            along, precision, residual, largest = others.within(self._axes.basis)
-            found = LowRank(along, precision, residual, largest, turn=self._axes.turn)
-        yield found
+        return where_possible(self.factors, self._by_derivatives, indices, rows)
+
+    def _by_derivatives(self, indices: Tensor, rows: list[Tensor]) -> LowRank:
+        sites = self._moments.factors(self._mean, self._covariance, indices, rows)
+        along, precision, residual, largest = sites.within(self._axes.basis)
+        return LowRank(along, precision, residual, largest, turn=self._axes.turn)
 
     def factors(self, indices: Tensor, rows: list[Tensor]) -> LowRank:
         """The sites of B records, in the frame's coordinates.

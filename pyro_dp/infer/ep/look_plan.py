@@ -5,15 +5,16 @@ All of it follows from public settings and from what was released before.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dp.infer.ep.extreme_records import FROM, are_counted
+from pyro_dp.infer.ep.norm_counts import FROM, are_counted
 from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.mechanism.contributions import LEAST_BOUND
-from pyro_dp.mechanism.norm_histogram import SHARE, Floats, Norms
+from pyro_dp.mechanism.norm_histogram import Floats, Norms
 
 OPENING = 0.01  # share of the budget for the opening, which reads norms alone
 FIRST = 0.01  # share of the budget for the first look
@@ -29,42 +30,38 @@ _LEAST_CURVATURE, _MOST_CURVATURE = 0.35, 1.0
 _COUNTED = 0.25  # size of the coordinate that sums the weights, in typical norms
 _WEIGHT_SD = 0.15  # standard deviation of the mean weight that norms predict
 _LEAST_WEIGHT = 0.1
-# The squared alignment of the parts that clipping cuts off; 1 if all of them point to one side.
-# Weights that do not depend on the outcome cause bias only if the model is wrong. Symmetric
-# residuals cancel if the model is right.
-_ALIGNED = {
-    Residuals.BOUNDED: 1 / 8_000,
-    Residuals.NORMAL: 1 / 8,
-    Residuals.SCALED: 1 / 8,
-    Residuals.OTHER: 1.0,
-}
 _NEGLIGIBLE = 0.005  # noise in a direction, relative to the posterior's variance there
 _LEAST_NOISE = 1e-9
-# Coordinates follow the curvature plus this multiple of its noise. A quadratic likelihood has one
-# curvature everywhere, and every look makes it clearer.
-_DOUBTED = {
-    Residuals.BOUNDED: 4.0,
-    Residuals.NORMAL: 0.3,
-    Residuals.SCALED: 4.0,
-    Residuals.OTHER: 4.0,
-}
 _UNRESOLVED = 1.0  # relative noise of the curvature
-# Relative change of the curvature over a distance of one root of a nat per record. If residuals
-# are bounded, it is about one over the root of a record's curvature.
-_BEND = {
-    Residuals.BOUNDED: 4.0,
-    Residuals.NORMAL: 2.5,
-    Residuals.SCALED: 2.5,
-    Residuals.OTHER: 2.5,
-}
-# Roots of nats per record. A step past a Normal's scale makes all norms large.
-_LONGEST_STEP = {
-    Residuals.BOUNDED: 1.0,
-    Residuals.NORMAL: 1.0,
-    Residuals.SCALED: 0.5,
-    Residuals.OTHER: 1.0,
-}
 _LOWEST = 0.02  # fraction of the records with norms below the least bound that is tried
+
+
+class _Kind(NamedTuple):
+    """What a plan takes from the kind of the residuals.
+
+    :param aligned: squared alignment of the parts that clipping cuts off; 1 if all of them point to
+        one side. Weights that do not depend on the outcome cause bias only if the model is wrong.
+        Symmetric residuals cancel if the model is right.
+    :param doubted: coordinates follow the curvature plus this multiple of its noise. A quadratic
+        likelihood has one curvature everywhere, and every look makes it clearer.
+    :param bend: relative change of the curvature over a distance of one root of a nat per record.
+        If residuals are bounded, it is about one over the root of a record's curvature.
+    :param longest: longest step, in roots of nats per record. A step past a Normal's scale makes
+        all norms large.
+    """
+
+    aligned: float
+    doubted: float
+    bend: float
+    longest: float
+
+
+_KINDS = {
+    Residuals.BOUNDED: _Kind(aligned=1 / 8_000, doubted=4.0, bend=4.0, longest=1.0),
+    Residuals.NORMAL: _Kind(aligned=1 / 8, doubted=0.3, bend=2.5, longest=1.0),
+    Residuals.SCALED: _Kind(aligned=1 / 8, doubted=4.0, bend=2.5, longest=0.5),
+    Residuals.OTHER: _Kind(aligned=1.0, doubted=4.0, bend=2.5, longest=1.0),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,16 +108,20 @@ class LookPlan:
     residuals: str
 
     @property
+    def _kind(self) -> _Kind:
+        return _KINDS[self.residuals]
+
+    @property
     def bend(self) -> float:
         """Rate at which curvature changes, see :func:`~pyro_dp.infer.posterior.looks.with_last`."""
         if self.residuals == Residuals.NORMAL and self.multiplier == 0:
             return 0.0  # nothing is clipped, and one curvature holds everywhere
-        return _BEND[self.residuals]
+        return self._kind.bend
 
     @property
     def longest_step(self) -> float:
         """Longest step between two looks, in roots of nats per record."""
-        return _LONGEST_STEP[self.residuals]
+        return self._kind.longest
 
     @property
     def num_extremes(self) -> int:
@@ -150,7 +151,7 @@ class LookPlan:
         :param precision: the posterior's, (d, d).
         :param doubt: the noise in it, (d, d).
         """
-        values, vectors = torch.linalg.eigh(precision + _DOUBTED[self.residuals] * doubt)
+        values, vectors = torch.linalg.eigh(precision + self._kind.doubted * doubt)
         weight = norms.weight(np.array([bound]))[0]
         noise = self.dim * (bound * self.multiplier / weight) ** 2 / (self.size * scale)
         raised = (_NEGLIGIBLE / max(noise, _LEAST_NOISE)) * values
@@ -171,7 +172,7 @@ class LookPlan:
         bounds = np.exp(np.arange(math.log(least) - 0.7, math.log(norms.norms[-1]) + 0.3, 0.05))
         weight, unit = norms.weight(bounds), 2 * self.size * scale
         cost: Floats = (self.dim * bounds * self.multiplier / weight) ** 2 / unit
-        cost = cost + _ALIGNED[self.residuals] * self.dim * norms.excess(bounds) ** 2 / unit
+        cost = cost + self._kind.aligned * self.dim * norms.excess(bounds) ** 2 / unit
         if self.residuals == Residuals.BOUNDED:
             cost = cost + 0.5 * self.dim * (norms.weight(bounds, 2) / weight**2 - 1)
         return max(float(bounds[cost.argmin()]), LEAST_BOUND)
@@ -181,7 +182,7 @@ class LookPlan:
 
         :param excess: sum of the norms beyond the bound, divided by the mean weight.
         """
-        return _ALIGNED[self.residuals] * excess**2 / self.dim
+        return self._kind.aligned * excess**2 / self.dim
 
     def share(self, frame: Frame, before: "Arrival", left: float, looks: int) -> float:
         """The next look's share of the budget.
@@ -226,8 +227,3 @@ class Arrival:
     shortened: bool
     relative_noise: float
     alike: int
-
-
-def histogram_share(bound: float) -> float:
-    """The histogram's share of a look's cost. Without clipping there is no histogram."""
-    return SHARE if bound < math.inf else 0.0

@@ -27,12 +27,12 @@ _TINY = torch.finfo(torch.float64).tiny
 class LowRank:
     """Sites of B records on d coordinates, Lambda_n = J_n' A_n J_n, never made as d x d matrices.
 
-    Where J has one row, neither are gradients: their norms follow from the row's.
+    If J has one row, gradients are no vectors either: their norms follow from the row's.
 
     :param jacobian: J, (B, R, d).
     :param precision: A, symmetric, (B, R, R).
-    :param residual: (B, R), of which J' times it is the residual.
-    :param largest: what the residual's absolute values can be for other outcomes, (B, R).
+    :param residual: (B, R); the residual is J' times it.
+    :param largest: its largest absolute values for any outcome, (B, R).
     :param lengths: squared norms of the rows of J, (B, R), if they are known.
     :param turn: an orthogonal matrix that turns sums into the coordinates they are meant in; None:
         J is in those.
@@ -89,7 +89,7 @@ class LowRank:
         return turned if self._turn is None else turned @ self._turn.mT
 
     def diagonal(self) -> Tensor:
-        """Of Lambda_n, (B, d)."""
+        """The diagonals of Lambda_n, (B, d)."""
         jacobian = self._turned_jacobian()
         return (jacobian * product(self._precision, jacobian)).sum(dim=1)
 
@@ -174,7 +174,7 @@ class Dense:
         return Rows(self.residual)
 
     def largest_residual(self) -> Tensor:
-        """The squared norm of the residual itself: other outcomes are not known; (B,)."""
+        """The squared norm of the residual itself, (B,), as there are no other outcomes."""
         return self.residual.square().sum(dim=1)
 
     def times(self, vector: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ class Full:
         self.size = self.dim * (self.dim + 1) // 2
 
     def rows(self, eta: "Tensor | Gradients | Rows", factors: Factors, weight: float) -> "FullRows":
-        """What B records hand to the release.
+        """The rows of B records in the release.
 
         :param eta: (B, d), the block before the precision's, or its equivalent.
         :param weight: kappa.

@@ -1,4 +1,4 @@
-"""Clipped sums of the records' sites: by Pyro code on each batch, or by a graph."""
+"""Clipped sums of the records' sites, in the latents' own coordinates or in whitened ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,17 @@ from torch import Tensor
 
 from pyro_dp.graphs.tracing import Compiler
 from pyro_dp.infer.ep.linear_sites import LinearSites
+from pyro_dp.infer.ep.norm_counts import WithExtremes, are_counted
+from pyro_dp.infer.ep.observation_family import Residuals
 from pyro_dp.infer.ep.problem import EPProblem
-from pyro_dp.infer.ep.site_factors import Factors, Full, Structure
+from pyro_dp.infer.ep.site_factors import Factors, Full, FullRows, Structure
 from pyro_dp.infer.ep.stein_sites import SteinSites
 from pyro_dp.infer.ep.tilted_sites import LinearMoments
 from pyro_dp.infer.padded_sum import CHECKED_STEPS, PaddedSum, pass_size
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.mechanism.clipping import ClippedSum
-from pyro_dp.mechanism.contributions import Contributions, Measured, Rows, with_bit
+from pyro_dp.mechanism.contributions import Contributions, Kept, Measured, Rows, Scaled, with_bit
+from pyro_dp.mechanism.norm_histogram import Bins, MeasuredBins
 from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.linalg import dense, restricted
@@ -28,12 +31,12 @@ Public = Sequence[Tensor]  # mean and spread of the cavity, and what else parts 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SiteSum:
-    """What DPSEP releases of a batch of records, before the noise.
+    """The sums over a batch of records that DPSEP releases, before the noise.
 
-    :param structure: of the released precisions.
+    :param structure: form of the released precisions.
     :param centred: whether eta_n - Lambda_n m is released, m the cavity mean, or eta_n.
     :param weight: kappa.
-    :param num_blocks: of a release; a second one is the bit of being within the bound.
+    :param num_blocks: blocks of a release; a second one is the bit of being within the bound.
     :param microbatch_size: at most so many records are worked on at a time.
     """
 
@@ -59,9 +62,9 @@ class SiteSum:
     ) -> None:
         """Use a graph from now on, and compare it with Pyro's code in the first steps.
 
-        Where sites come of one product there is nothing to gain.
+        Sites that come of one product gain nothing.
 
-        :param sum_type: what the sites will be added to.
+        :param sum_type: the sums that the sites are added to.
         :param usual_size: number of records that few batches exceed.
         :raises NotTraceable: the sites come from more than a fixed sequence of tensor operations.
         """
@@ -94,7 +97,7 @@ class SiteSum:
         public = self._public(at)
         with private_rng(stream):
             limit = clipped.most_records(self._size, self._limit)
-            linear, passes = self._linear(public), self._passes_for(public)
+            linear, passes = self._linear(public), self._passes
             if linear:
                 self._add_linear(clipped, linear, public, indices, limit)
                 return
@@ -131,13 +134,9 @@ class SiteSum:
         )
 
     def norms(self, at: Any, indices: Tensor) -> Tensor:
-        """Of the records' sites before clipping, (B,): private, for the door without noise only."""
+        """Norms of the sites before clipping, (B,): private, for the door without noise only."""
         public, rows = self._public(at), self._term.records.rows(indices)
         return self._part(self._factors(public, indices, rows), public).norms()[:, 0]
-
-    def _passes_for(self, public: Public) -> PaddedSum | None:
-        """The graph, if there is one for these numbers."""
-        return self._passes
 
     def _add_microbatch(
         self, clipped: ClippedSum, public: Public, chosen: Tensor, passes: PaddedSum | None
@@ -171,7 +170,7 @@ class SiteSum:
     def _check(
         self, passes: PaddedSum, clipped: ClippedSum, public: Public, chosen: Tensor
     ) -> None:
-        """Of the same records by both ways, in sums of their own."""
+        """Compare the sums of the same records by graph and by Pyro code."""
         found, expected = (
             type(clipped)(clipped.blocks, self._term.records.device) for _ in range(2)
         )
@@ -198,9 +197,106 @@ class SiteSum:
         return self._moments.factors(mean, spread, indices, rows)
 
     def _part(self, sites: Factors, public: Public) -> Measured:
-        """What is released of each record, before it is clipped."""
-        eta: Any = sites.residual + sites.times(public[0]) if not self.centred else None
-        if eta is None:
-            eta = sites.gradients() if isinstance(self.structure, Full) else sites.residual
+        """Each record's part of the release, before it is clipped."""
+        eta: Any = sites.residual
+        if not self.centred:
+            eta = eta + sites.times(public[0])
+        elif isinstance(self.structure, Full):
+            eta = sites.gradients()
         block = self.structure.rows(eta, sites, self.weight)
         return Rows(block) if isinstance(block, Tensor) else block
+
+
+class CountedRows:
+    """(W s, kappa W H W, tau) of B records.
+
+    :param rows: (W s, kappa W H W).
+    :param counted: tau.
+    """
+
+    def __init__(self, rows: FullRows, counted: Tensor):
+        self._rows, self._counted = rows, counted
+
+    def norms(self) -> Tensor:
+        return (self._rows.norms().square() + self._counted.square()).sqrt()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = self._counted * weights.sum()
+        return torch.cat([self._rows.weighted_sum(weights), total.reshape(1)])
+
+    def dense(self) -> Tensor:
+        rows = self._rows.dense()
+        return torch.cat([rows, self._counted.expand(len(rows), 1)], dim=1)
+
+
+@dataclass(eq=False, repr=False)
+class WhitenedSum(SiteSum):
+    """What a look of DPSEP releases in the coordinates of a
+    :class:`~pyro_dp.infer.ep.look_plan.Frame`.
+
+    **Sensitivity.** A record's part (W s, kappa W H W, tau) is shortened by the factor
+    min(1, C / b). If the family bounds the norm, b is its maximum over all outcomes. Such a factor
+    does not depend on the outcome. So it leaves the estimating equation unbiased if the model holds
+    (Kuensch, Stefanski & Carroll 1989). The sum clips the shortened part, so each part has norm at
+    most C, whatever W, kappa, tau, C and b are. If outcomes decide the norms, extreme records are
+    counted. The row r of such a record becomes (a r, sqrt(1 - a^2) C e), with e the unit vector of
+    its class. The norm of that row is at most C, too. The bin of the norm is a block of bound 1.
+    Both blocks are one Gaussian release.
+    """
+
+    structure: Full
+
+    def _public(self, at: Any) -> Public:
+        cavity, frame = at
+        numbers = torch.tensor([frame.weight, frame.counted], dtype=torch.float64)
+        return [*super()._public(cavity), frame.root, *numbers.to(frame.root.device).unbind()]
+
+    def _blocks(self, sites: Factors, public: Public, bound: Tensor) -> list[Contributions]:
+        """The blocks of a look: sites, histogram."""
+        *_, weight, counted = public
+        part = self._part(sites, public)
+        norms = part.norms()
+        size = norms
+        if self._moments.residuals == Residuals.BOUNDED:  # for any outcome
+            squared = sites.largest_residual() + weight**2 * sites.squared_norm()
+            size = squared.sqrt().unsqueeze(1)
+        longest = size.maximum(norms)
+        weighted: Measured = Scaled(Kept(part, norms), (bound / longest).clamp(max=1.0))
+        if self.num_blocks == 1:
+            return [weighted]
+        if are_counted(self._moments.residuals):
+            weighted = WithExtremes(weighted, longest / bound, bound)
+        return [weighted, Bins(size)]
+
+    def _part(self, sites: Factors, public: Public) -> Measured:
+        *_, weight, counted = public
+        return CountedRows(FullRows(sites.gradients(), sites, weight), counted)
+
+    def _factors(self, public: Public, indices: Tensor, rows: list[Tensor]) -> Factors:
+        """The sites in the frame's coordinates."""
+        mean, spread, root, *_ = public
+        return super()._factors([mean, spread], indices, rows).whitened(root)
+
+
+@dataclass(eq=False, repr=False)
+class OpeningSum(WhitenedSum):
+    """The opening: a histogram of the norms of the records' scores for each group of coordinates.
+
+    The score of a count that equals its mean is zero. So if the outcome decides the score's size,
+    the expected squared score is added to the squared norm.
+    """
+
+    def _blocks(self, sites: Factors, public: Public, bound: Tensor) -> list[Contributions]:
+        groups = self.problem.groups
+        if self._moments.residuals == Residuals.BOUNDED:
+            found = [sites.largest_residual()]
+        elif len(groups) == 1:
+            found = [sites.gradients().squared_norms()[:, 0] + _size(sites.diagonal())]
+        else:
+            scores, diagonal = sites.gradients().dense(), sites.diagonal()
+            found = [scores[:, g].square().sum(dim=1) + _size(diagonal[:, g]) for g in groups]
+        return [MeasuredBins(squared.sqrt().unsqueeze(1)) for squared in found]
+
+
+def _size(diagonal: Tensor) -> Tensor:
+    return diagonal.sum(dim=1).clamp(min=0.0)

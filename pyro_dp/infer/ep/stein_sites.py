@@ -19,6 +19,7 @@ predictors are not as on public rows gets the site that :class:`SteinMoments` gi
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import pyro
@@ -32,7 +33,7 @@ from pyro_dp.graphs.jets import ALONG, Jet, JetGraph, Number, averages, composed
 from pyro_dp.graphs.simplify import only_reads, shape
 from pyro_dp.graphs.tracing import NotTraceable, trace
 from pyro_dp.infer.ep.likelihood import Likelihood
-from pyro_dp.infer.ep.linear_design import Axes, Coefficients, halves, padded
+from pyro_dp.infer.ep.linear_design import Axes, Coefficients, halves, padded, where_possible
 from pyro_dp.infer.ep.observation_family import Family, NotLinear, innermost, scale_and_mask
 from pyro_dp.infer.ep.site_factors import Factors, LowRank
 from pyro_dp.records.stand_ins import on_varied
@@ -296,19 +297,8 @@ class SteinSites:
             for chosen in places.split(self._sizes[kind]):
                 if len(chosen):
                     part = [x[chosen] for x in rows] if len(chosen) < len(indices) else rows
-                    yield from self._possible(kind, indices[chosen], part)
-
-    def _possible(self, kind: int, indices: Tensor, rows: list[Tensor]) -> Iterator[Factors]:
-        """:meth:`factors`. A record on which closed forms fail has the model's own derivatives."""
-        try:
-            found = self.factors(kind, indices, rows)
-        except Exception:
-            if len(indices) > 1:
-                for part in halves([indices, *rows]):
-                    yield from self._possible(kind, part[0], part[1:])
-                return
-            found = self.factors(OTHER, indices, rows)
-        yield found
+                    sites, others = (partial(self.factors, each) for each in (kind, OTHER))
+                    yield from where_possible(sites, others, indices[chosen], part)
 
     def factors(self, kind: int, indices: Tensor, rows: list[Tensor]) -> Factors:
         """The sites of records of this kind."""

@@ -20,19 +20,19 @@ _CHANGING = ("floor", "_way", "_averaged", "_anchor", "taken", "judged", "unsett
 class StepControl:
     """Judgements on G, the gradient of the log posterior at the cavity means.
 
-    *Overshooting.* From anchor a to mean m the log posterior has changed by about
-    (m - a)'(G_a + G_m) / 2. If it fell by more than noise explains, the estimate made at m is left
-    aside, and the next step starts from a again with a larger :attr:`floor` on the precision's
-    eigenvalues, which makes it shorter. Where the posterior is Gaussian this never happens.
+    *Overshooting.* From anchor a to mean m the log posterior changes by about (m - a)'(G_a + G_m) /
+    2. If it fell by more than noise explains, the estimate at m is left aside. The next step starts
+    from a again, with a larger :attr:`floor` on the precision's eigenvalues, which makes it
+    shorter. A Gaussian posterior never has this.
 
-    *Averaging.* The posterior is on its way while G' P^-1 G stands out of the noise in it, but for
-    at most half of the steps; every estimate then replaces the one before. After that, estimates
-    are averaged. Where predictors are curved, as in networks, gradients are weak and turn while the
-    mean moves: there the way always takes four fifths of the steps.
+    *Averaging.* The posterior is on its way while G' P^-1 G stands out of the noise, for half of
+    the steps at most. Each estimate then replaces the one before. After that, estimates are
+    averaged. If predictors are curved, as in networks, gradients are weak and turn while the mean
+    moves. Then the way takes four fifths of the steps.
 
     *Settling.* An estimate of the last half of the steps speaks against it if it was left aside, or
-    if G' P^-1 G at its cavity mean stood out of the noise: by more than noise explains, and by more
-    than one nat. If most of them do, the posterior has not :attr:`settled`.
+    if G' P^-1 G stood out of the noise by more than one nat. If most of them do, the posterior has
+    not :attr:`settled`.
 
     :param num_steps: of the whole run.
     :param curved: the predictors are no linear function of the latents.
@@ -99,7 +99,8 @@ class StepControl:
         self.floor /= 2
         size = precision.mean() if precision.dim() == 1 else precision.diagonal().mean()
         self._anchor = mean, gradient, size.item()
-        if self._averaged or (noise.any() and self._arrived(gradient, precision, noise)):
+        small = not self._curved and self._way > 0 and _excess(gradient, precision, noise) <= 0
+        if self._averaged or (noise.any() and (self._way <= 0 or small)):
             self._averaged += 1
         return True
 
@@ -111,11 +112,6 @@ class StepControl:
         gain = step @ (before + gradient)
         spread = (2 * step @ apply(noise, step)).clamp(min=0.0).sqrt()
         return bool(gain < -_RELEVANT - _SIGNIFICANT * spread)
-
-    def _arrived(self, gradient: Tensor, precision: Tensor, noise: Tensor) -> bool:
-        if self._curved or self._way <= 0:
-            return self._way <= 0
-        return _excess(gradient, precision, noise) <= 0
 
 
 def _excess(gradient: Tensor, precision: Tensor, noise: Tensor) -> float:

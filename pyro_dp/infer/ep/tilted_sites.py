@@ -1,16 +1,17 @@
-"""Moments of the tilted distribution: one Gaussian site per record, given the public cavity.
+"""Moments of the tilted distribution: one Gaussian site per record, in a public cavity.
 
-With g = d log Z / dm and B = -d^2 log Z / dm^2 of the cavity N(m, V) times p(x_n | z), the site is
+Let Z be the integral of the cavity N(m, V) times p(x_n | z). With g = d log Z / dm and
+B = -d^2 log Z / dm^2, the site is
 
     Lambda_n = B (I - V B)^-1,    eta_n - Lambda_n m = (I - B V)^-1 g.
 
 Sampling the tilted moments and subtracting the cavity's would lose a record's effect, which is
-O(1/N) of the cavity, to Monte Carlo error. Two ways to g and B:
+O(1/N) of the cavity, to Monte Carlo error. There are two classes:
 
 * :class:`LinearMoments`: p(x_n | z) depends on z through one or two numbers a(z) per element. They
   are linearised at m, a(z) = a(m) + J (z - m), and integrated by quadrature. Exact for generalised
-  linear models, Gauss-Newton for networks. Elements of one record that are independent given z get
-  a site each, with the same cavity, and the record's site is their product.
+  linear models, Gauss-Newton for networks. Each element of
+  a record has a site in the same cavity, and the record's site is their product.
 * :class:`SteinMoments`: g = E_w[grad l], B = -E_w[hess l] - Cov_w[grad l], averaged over draws of
   the cavity with weights proportional to p(x_n | z). For any likelihood that is twice
   differentiable, enumerated latents included; takes a d x d matrix per record.
@@ -46,7 +47,7 @@ class LinearMoments:
     """Moments of a likelihood that depends on the latents through few numbers.
 
     :param z: (d,), public, where it is found out on placeholders whether it does.
-    :ivar families: of the observed distributions.
+    :ivar families: the families of the observed distributions.
     :ivar design: by which a batch's sites come of one product, or None.
     :ivar curved: whether these numbers are no linear function of the latents.
     :ivar turns: whether they are no function of linear predictors, either. A probit is curved, and
@@ -110,7 +111,7 @@ class LinearMoments:
         return self._likelihood.dtype
 
     def check(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> None:
-        """:raises ModelError: what holds on placeholders does not hold on these records."""
+        """:raises ModelError: these records do not behave like placeholders."""
         if not self._agrees(z, indices, rows):
             raise ModelError(
                 "The observed distributions depend on the latents otherwise than they did on "
@@ -127,7 +128,7 @@ class LinearMoments:
         return bool(((signs >= 0).all(0) | (signs <= 0).all(0)).all())
 
     def spread(self, covariance: Tensor) -> Tensor:
-        """What :meth:`factors` wants to know of the cavity's covariance: all of it.
+        """The argument of :meth:`factors`: all of the cavity's covariance.
 
         :param covariance: V, (d, d), (d,) if diagonal, or (B, d, d).
         """
@@ -137,7 +138,7 @@ class LinearMoments:
         """Sites of B records.
 
         :param mean: m of the cavity, (d,), or (B, d) with a cavity for each record.
-        :param spread: of the cavity, from :meth:`spread`.
+        :param spread: from :meth:`spread`.
         """
         jacobians, sites = [], []
         for family, numbers, jacobian, rest in self._predictors(mean, indices, rows):
@@ -188,21 +189,21 @@ class LinearMoments:
 class SteinMoments:
     """Moments of any twice differentiable likelihood.
 
-    The draws are antithetic pairs, made once from torch's global generator: they are public, and
-    every step uses the same ones, so that without noise there is a fixed point.
+    The draws are pairs z and -z, made once from torch's global generator. They are public. Every
+    step uses the same ones, and so there is a fixed point without noise.
     """
 
     name = "stein"
     residuals = Residuals.OTHER
     log_scale = None
     curved = turns = False  # the curvature is that of the likelihood itself, and not weak
-    concave = False  # as far as is known
+    concave = False  # nothing is assumed
     careful = True  # the draws say little of a site that is far off
 
     def __init__(self, likelihood: Likelihood, z: Tensor):
         self._likelihood = likelihood
         records = likelihood.term.records
-        numbers = _NUM_DRAWS * (len(z) ** 2 + records.row_size)  # of one record
+        numbers = _NUM_DRAWS * (len(z) ** 2 + records.row_size)  # a record's
         few = min(_MICROBATCH, 1 + _LARGEST_BLOCK // numbers)
         self.microbatch_size = rows_on(records.device, numbers) or few
         half = torch.randn(_NUM_DRAWS // 2, len(z), dtype=torch.float64)
@@ -329,10 +330,9 @@ def _quadratic(jacobian: Tensor, covariance: Tensor) -> Tensor:
 
 
 def joined(sites: list[ElementSites]) -> tuple[Tensor, Tensor, Tensor]:
-    """Of all R numbers of a record: A (B, R, R), residuals and what they can be, (B, R) each.
+    """A (B, R, R) of all R numbers of a record, residuals and the largest ones, (B, R) each.
 
-    What the r numbers of an element can be is divided by the root of r. They do not reach it
-    together.
+    An element's largest residuals are divided by the root of r, as they do not come together.
     """
     largest = [each.largest / math.sqrt(each.largest.shape[2]) for each in sites]
     return (

@@ -19,11 +19,10 @@ from torch import Tensor
 from pyro_dp.infer.posterior import transforms
 from pyro_dp.infer.posterior.gaussian import Gaussian
 from pyro_dp.infer.posterior.looks import Look, PooledLooks, pooled, power
-from pyro_dp.infer.posterior.posterior import Posterior
+from pyro_dp.infer.posterior.posterior import Posterior, SampledPosterior
 from pyro_dp.infer.posterior.prior_density import prior_density
 from pyro_dp.infer.posterior.prior_factor import Prior, combined
 from pyro_dp.infer.posterior.prior_times_evidence import PriorTimesEvidence
-from pyro_dp.infer.posterior.sampled_posterior import SampledPosterior
 from pyro_dp.infer.posterior.summary import LEVELS, Status, element_names
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils import display
@@ -451,13 +450,12 @@ class Evidence:
     def plot(self) -> Any:
         """The likelihood that the evidence gives: estimates and 95% intervals, noise included.
 
-        :returns: a Matplotlib figure.
+        :returns: a ``matplotlib.figure.Figure``.
+        :raises ConfigurationError: matplotlib is not installed.
         """
-        from matplotlib.figure import Figure
-
         factor = self.factor(self.parts[0].pooled.estimate)
         mean, sd = factor.mean, factor.covariance.diagonal().sqrt()
-        figure = Figure(figsize=(6, 0.8 + 0.3 * len(mean)), layout="constrained")
+        figure = display.with_rows("evidence.plot()", len(mean))
         axes = figure.subplots()
         places = range(len(mean))
         axes.errorbar(mean, places, xerr=1.96 * sd, fmt="o", color="C0", capsize=2)

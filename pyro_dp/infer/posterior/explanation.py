@@ -4,7 +4,7 @@ import abc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,32 +47,27 @@ _WIDTHS = (
 class Explanation:
     """What makes the width of a posterior's intervals, and what would make them narrower.
 
-    Everything in it is made from the posterior, the ledger and the settings: post-processing of
-    what was released. It costs nothing, and is as public as the posterior. It prints as a sentence
-    that says what limits most, a table, and what would help.
+    It is made from the posterior, the ledger and the settings: post-processing of released numbers,
+    and as public as the posterior. It prints as a sentence that names the first limit, a table, and
+    what would help.
 
-    **Half the noise, or more records.** In an interval's squared width let P be what the privacy
-    noise makes, with what clipping makes where that is in the width: there the bound was chosen
-    where noise and clipping cost least together, and they fall together. 1 - P is that of data and
-    sampling. Half the noise makes the squared width 1 - P + P / 4. At the same noise multiplier,
-    rate and steps, x N records have x times the curvature and a sum with the same noise, which
-    moves the mean by 1 / x as much: P goes with 1 / x^2, and 1 - P with 1 / x where the prior says
-    little. So x = 2 halves the noise's standard deviation, but beside intervals that are narrower,
-    too. Its *share* is what half the noise would make it at x = 4, whatever it is now: (P / 16) /
-    ((1 - P) / 4) = (P / 4) / (1 - P). Intervals are half as wide where (1 - P) / x + P / x^2 = 1 /
-    4: at x = 4 without noise, and at x = 2 where there is nothing else. All of it is to first order
-    in the noise, and does not hold where noise hides what the records say.
+    **Half the noise, or more records.** Let P be the share of the privacy noise in an interval's
+    squared width, with that of clipping where the width includes it. Half the noise makes the
+    squared width 1 - P + P / 4. With x times as many records, P falls to P / x^2 and 1 - P to
+    (1 - P) / x, if the prior says little. So four times as many records bring the noise to the
+    share that half the noise would. Intervals are half as wide at (1 - P) / x + P / x^2 = 1 / 4.
+    This is to first order in the noise. It does not hold where the noise hides the records.
 
     :param names: of the d coordinates: those of the posterior.
-    :param shares: of each interval's squared width, (d,), by what makes it: "data", what N records
-        and the prior leave open; "privacy noise"; "sampling", that steps see a part of the records,
-        and "clipping", where these two are in the width. They sum to 1. How the last three divide
-        what is not data, is estimated.
+    :param shares: of each interval's squared width, (d,), by cause. They sum to 1. "data" is what
+        the N records and the prior leave open. The others are "privacy noise", "sampling" if steps
+        see a part of the records, and "clipping" if the width includes it. How these divide what is
+        not data is an estimate.
     :param status: of the posterior.
-    :param clipped: fraction of the records that were clipped; ``None``: not known.
+    :param clipped: fraction of the records that were clipped; ``None``: it is unknown.
     :param epsilon: spent, of the accountant's whole ledger.
-    :param epsilon_at_half_noise: epsilon, were all the ledger's noise multipliers half as large;
-        ``None`` where the ledger has releases of another kind, or without noise.
+    :param epsilon_at_half_noise: epsilon if all the ledger's noise multipliers were half as large;
+        ``None`` if the ledger has releases of another kind, or without noise.
 
     >>> import pyro, torch
     >>> import pyro.distributions as dist
@@ -82,13 +77,11 @@ class Explanation:
     ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
     ...     with pyro.plate("people", len(y)):
     ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
-    >>> for epsilon in (0.3, 4.0):
-    ...     accountant = PrivacyAccountant(epsilon)
-    ...     sep = DPSEP(model, AutoNormal(model), accountant=accountant, generator=3)
-    ...     result = sep.run(torch.linspace(-2.0, 2.0, 500), progress=False)
-    ...     print(epsilon, sep.explain().limit)
-    0.3 privacy noise
-    4.0 data
+    >>> accountant = PrivacyAccountant(epsilon=0.3)
+    >>> sep = DPSEP(model, AutoNormal(model), accountant=accountant, generator=3)
+    >>> result = sep.run(torch.linspace(-2.0, 2.0, 500), progress=False)
+    >>> sep.explain().limit
+    'privacy noise'
     """
 
     names: Sequence[str]
@@ -192,19 +185,6 @@ class Explanation:
         return text
 
 
-class Found(Protocol):
-    """What any posterior tells of itself."""
-
-    @property
-    def names(self) -> Sequence[str]: ...
-
-    @property
-    def noise_share(self) -> Tensor: ...
-
-    @property
-    def status(self) -> Status: ...
-
-
 class Explained(abc.ABC):
     """An inference that can say what limits its posterior. It stands last among the bases."""
 
@@ -230,7 +210,7 @@ class Explained(abc.ABC):
 
         :raises ConfigurationError: as :meth:`posterior`.
         """
-        posterior: Found = self.posterior()
+        posterior = self.posterior()
         return Explanation(
             tuple(posterior.names),
             _shares(posterior.noise_share, self._noise_parts()),

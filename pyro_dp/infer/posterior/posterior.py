@@ -1,4 +1,4 @@
-"""What an inference for a Pyro model found: a Gaussian over its unconstrained latents."""
+"""What an inference for a Pyro model found: a Gaussian over its unconstrained latents, or draws."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,9 +13,10 @@ from torch.distributions import (
     Transform,
 )
 
+from pyro_dp.infer.posterior.looks import power
 from pyro_dp.infer.posterior.summary import NOTHING_TO_CHECK, Status, Summary, element_names
 from pyro_dp.records.global_draw import Latent
-from pyro_dp.utils.linalg import cholesky, dense
+from pyro_dp.utils.linalg import cholesky, covariance, dense
 
 _NO_GAUSSIAN = "A posterior's mean and covariance must be finite, and the covariance positive."
 _NUM_DRAWS = 10_000  # for quantiles of what is no monotone function of one coordinate
@@ -53,13 +54,9 @@ class Posterior(Summary, MultivariateNormal):
     >>> sep = DPSEP(model, AutoNormal(model), accountant=accountant, generator=0)
     >>> result = sep.run(torch.linspace(1.5, 1.9, 1000), progress=False)
     >>> posterior = sep.posterior()
-    >>> posterior.names, str(posterior.status)
-    (('height',), 'ok')
     >>> lower, upper = posterior.quantiles([0.025, 0.975])["height"]
-    >>> print(f"{lower:.2f} to {upper:.2f}")
-    1.69 to 1.71
-    >>> sorted(posterior.draws(100))
-    ['height']
+    >>> print(f"{lower:.2f} to {upper:.2f}, {posterior.status}")
+    1.69 to 1.71, ok
     """
 
     def __init__(
@@ -189,3 +186,47 @@ def quantiles_of(draws: Tensor, at: Tensor) -> Tensor:
     """(P, ...) of (draws, ...)."""
     places = (at * (len(draws) - 1)).round().long()
     return draws.sort(dim=0).values[places]
+
+
+class SampledPosterior(Posterior):
+    """Draws of the unconstrained latents. All of it is public.
+
+    :meth:`draws`, :meth:`quantiles` and :meth:`intervals` are those of the draws. As a
+    ``MultivariateNormal``, it is the Gaussian with their mean and covariance.
+
+    :param latents: sites, in the order of the flat vector.
+    :param sample: draws, (K, d).
+    :param plain: the covariance without the uncertainty of the noise, (d, d).
+    :param status: whether the intervals can be published.
+    :raises ArithmeticError: draws are not finite, or fewer than d.
+    """
+
+    def __init__(self, latents: Sequence[Latent], sample: Tensor, plain: Tensor, *, status: Status):
+        super().__init__(latents, sample.mean(0), covariance(sample), plain=plain, status=status)
+        self._sample = sample
+
+    @property
+    def plain(self) -> "SampledPosterior":
+        """The same posterior without the noise's uncertainty: draws move towards their mean."""
+        # Gaussian optimal transport: the linear map that moves draws least.
+        root, back = power(self._aware, 0.5), power(self._aware, -0.5)
+        way = back @ power(root @ self._plain @ root, 0.5) @ back
+        sample = self.mean + (self._sample - self.mean) @ way
+        return SampledPosterior(self._latents, sample, self._plain, status=self.status)
+
+    def __getitem__(self, site: str) -> "SampledPosterior":
+        found = super().__getitem__(site)
+        (own,) = (each for each in self._latents if each.name == site)
+        sample = self._sample[:, own.start : own.stop]
+        return SampledPosterior(found._latents, sample, found._plain, status=self.status)
+
+    def draws(self, num: int) -> dict[str, Tensor]:
+        """Joint draws of all sites in the model's own space, by torch's global generator.
+
+        :returns: by site, ``(num, *site shape)``.
+        """
+        flat = self._sample[torch.randint(len(self._sample), (num,))]
+        return {each.name: own_space(each, flat) for each in self._latents}
+
+    def _quantiles(self, latent: Latent, at: Tensor) -> Tensor:
+        return quantiles_of(own_space(latent, self._sample), at)

@@ -26,22 +26,19 @@ _REFUSED = (
 class PosteriorPredictive(Predictive):
     """Draws of everything that the model samples, for new records of any number.
 
-    A ``pyro.infer.Predictive``: ``predictive(x_new)`` returns draws by site, (num_samples, *site
-    shape): the global latents, which were drawn from the guide when this was made and are the same
-    in all calls, latents and outcomes of the new records, and what is deterministic.
+    It is a ``pyro.infer.Predictive``: ``predictive(x_new)`` returns draws by site, (num_samples,
+    *site shape). They are the global latents, latents and outcomes of the new records, and all
+    deterministic sites. The global latents were drawn from the guide when this was made.
 
-    * The model gets all new records at once, whatever its plate's size and batches
-      were. Arguments may come in all forms that :meth:`DPSVI.step` takes.
-    * Outcomes are drawn, also where an argument gives them: ``predictive(x_new, y_new)`` is for
-      comparison. They may be left out, also where the signature has no default. Constants are those
-      of the fit, an integer that was N is the new number.
-    * Latents of a new record come from the guide, where it computes them from the record's own
-      arguments and all of these are given, and else from the model: nobody has seen the record.
-      Rows of parameters for the records of the fit are not used.
+    * The model gets all new records at once, in any form that :meth:`DPSVI.step` takes.
+    * Outcomes are drawn even if an argument has them. They may be left out. Constants are those of
+      the fit, and an integer that was N is the new number.
+    * The guide draws a new record's latents if it computes them from arguments that are all passed,
+      and else the model does. Rows of parameters for the records of the fit are not used.
 
-    **Guarantee.** The global draws, and what is made of them and of records that are new or public,
-    are post-processing of what was released. Records of the fit are not protected by it: where they
-    are recognised there is a :class:`NotPrivateWarning`.
+    **Guarantee.** The global draws, and results for records that are new or public, are
+    post-processing of what was released. It does not protect records of the fit. If they are
+    recognised, there is a :class:`NotPrivateWarning`.
 
     :param new: model, guide, and what is known of the arguments.
     :param posterior_samples: of the guide's global sites, (num_samples, ...).
@@ -76,9 +73,9 @@ class PosteriorPredictive(Predictive):
     def to_arviz(self, *args: Any, **kwargs: Any) -> Any:
         """The draws as an ``arviz.InferenceData``, with one chain.
 
-        Group ``posterior`` has the global latents; with arguments there are also
-        ``posterior_predictive``, of the records' latents and outcomes, and ``constant_data``, the
-        arguments themselves: that is why these must be new or public.
+        Group ``posterior`` has the global latents. With arguments, ``posterior_predictive`` has the
+        records' latents and outcomes, and ``constant_data`` the arguments, which must be new or
+        public.
 
         :param args: new records, as of the model, or none; so are kwargs.
         :raises PrivacyError: an argument holds records of the fit, as far as that can be seen.

@@ -22,20 +22,6 @@ Derivatives = Callable[[Tensor], Sequence[Tensor]]
 _TOGETHER = 128  # points of one call
 
 
-def placed(latents: Sequence[Latent], z: Tensor, dtypes: dict[str, torch.dtype]) -> tuple:
-    """Values of all sites, in the model's own space, and the log volume of the map to them.
-
-    :param z: unconstrained, (d,).
-    """
-    values, log_volume = {}, torch.zeros((), dtype=torch.float64, device=z.device)
-    for latent in latents:
-        u = latent.part(z).to(dtypes[latent.name])
-        values[latent.name] = latent.transform(u)
-        volume = latent.transform.log_abs_det_jacobian(u, values[latent.name])
-        log_volume = log_volume + volume.sum()
-    return values, log_volume
-
-
 @dataclass(frozen=True)
 class PriorDensity:
     """The log density of a model without arguments, as a function of the flat vector (d,)."""
@@ -53,12 +39,20 @@ class PriorDensity:
         return self.trace(z)[1]
 
     def trace(self, z: Tensor) -> tuple[poutine.Trace, Tensor]:
-        """The sites at these latents, and their log density."""
-        values, log_volume = placed(self.latents, z, self.dtypes)
-        conditioned = poutine.condition(self.model, data=values)
+        """The sites at these latents (d,), and their log density in unconstrained coordinates."""
+        values, log_volume = {}, torch.zeros((), dtype=torch.float64, device=z.device)
+        for latent in self.latents:
+            u = latent.part(z).to(self.dtypes[latent.name])
+            values[latent.name] = latent.transform(u)
+            volume = latent.transform.log_abs_det_jacobian(u, values[latent.name])
+            log_volume = log_volume + volume.sum()
+        trace, log_prob = self._run(poutine.condition(self.model, data=values))
+        return trace, (log_prob + log_volume).double()
+
+    def _run(self, model: Callable) -> tuple[poutine.Trace, Tensor]:
         with pyro.validation_enabled(False):  # it looks at values, which derivatives do not have
-            trace = poutine.trace(conditioned).get_trace()
-            return trace, (trace.log_prob_sum() + log_volume).double()
+            trace = poutine.trace(model).get_trace()
+            return trace, trace.log_prob_sum()
 
 
 def prior_density(model: Callable) -> PriorDensity:

@@ -5,13 +5,12 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-from pyro import poutine
 from torch import Tensor
 
 from pyro_dp.infer.posterior.closest_gaussian import full_rank, mean_field
 from pyro_dp.infer.posterior.hamiltonian_chains import chain_draws
-from pyro_dp.infer.posterior.prior_density import BatchedGradient
-from pyro_dp.infer.posterior.sampled_posterior import SampledPosterior
+from pyro_dp.infer.posterior.posterior import SampledPosterior
+from pyro_dp.infer.posterior.prior_density import BatchedGradient, PriorDensity
 from pyro_dp.infer.posterior.summary import CHECK, Status
 from pyro_dp.records.global_draw import Latent
 from pyro_dp.utils.linalg import covariance, inverse
@@ -22,30 +21,17 @@ _MOVED = "chains of draws still moved by {moved:.1f} standard deviations at thei
 
 
 class Likelihood(Protocol):
-    """Evidence about sites."""
+    """Evidence, as of :class:`~pyro_dp.infer.posterior.evidence.Evidence`."""
 
     @property
-    def latents(self) -> tuple[Latent, ...]:
-        """The sites."""
+    def latents(self) -> tuple[Latent, ...]: ...
 
     @property
-    def status(self) -> Status:
-        """Whether intervals can be published."""
+    def status(self) -> Status: ...
 
-    def coordinates(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The flat vector of sites' values."""
+    def coordinates(self, values: Mapping[str, Tensor]) -> Tensor: ...
 
-    def lost(self, mean: Tensor) -> Tensor:
-        """The precision that the noise takes."""
-
-
-class Density(Protocol):
-    """The log density of a model, as a function of the flat vector (d,)."""
-
-    def __call__(self, z: Tensor) -> Tensor: ...
-
-    def trace(self, z: Tensor) -> tuple[poutine.Trace, Tensor]:
-        """Its sites, and the log density."""
+    def lost(self, mean: Tensor) -> Tensor: ...
 
 
 class PriorTimesEvidence:
@@ -61,7 +47,7 @@ class PriorTimesEvidence:
     def __init__(
         self,
         evidence: Likelihood,
-        density: Density,
+        density: PriorDensity,
         latents: Sequence[Latent],
         mean: Tensor,
         sds: Tensor,

@@ -120,71 +120,6 @@ def lines(aware: Mapping[str, Tensor], plain: Mapping[str, Tensor]) -> Iterator[
             yield Line(name, median, (start, end), (low, high))
 
 
-def table(lines: Sequence[Line], level: float, status: Status) -> str:
-    """Median, interval and share of the noise in its squared width, and the status below.
-
-    :param level: of the intervals.
-    """
-    head, rows, below = _parts(lines, level, status)
-    return "\n".join([*display.aligned([("", *head), *rows]), *below])
-
-
-def html_table(lines: Sequence[Line], level: float, status: Status) -> str:
-    """The same for notebooks."""
-    head, rows, below = _parts(lines, level, status)
-    return display.table("Posterior", ("", *head), rows) + display.remarks(below)
-
-
-def _parts(
-    lines: Sequence[Line], level: float, status: Status
-) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
-    """Names of the columns, rows of the table, and what is said below it."""
-    shown = lines[:MOST_LINES]
-    rows: list[tuple[str, ...]] = []
-    medians = display.numbers([line.median for line in shown])
-    ends = display.numbers([end for line in shown for end in line.aware])
-    for line, median, low, high in zip(shown, medians, ends[::2], ends[1::2], strict=True):
-        rows.append((line.name, median, f"{low} to {high}", f"{line.noise:.0%}"))
-    more = len(lines) - len(shown)
-    below = [f"... and {more} more: posterior.intervals()"] * (more > 0) + [status.line]
-    return ("median", f"{level:.0%} interval", "by noise"), rows, below
-
-
-def forest_plot(lines: Sequence[Line], level: float, status: Status) -> Any:
-    """Dark: the interval without the noise. Light: what the noise adds. Hollow: not ok.
-
-    :param level: of the intervals.
-    :param status: of the posterior, which stands below.
-    :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
-    """
-    shown = lines[:MOST_ROWS]
-    figure = with_rows("posterior.plot()", len(shown))
-    axes = figure.subplots()
-    wide, narrow = [line.aware for line in shown], [line.plain for line in shown]
-    _bars(axes, wide, width=1.5, color="C1", label=f"{level:.0%} interval, with the noise")
-    _bars(axes, narrow, width=4.0, color="C0", label="without the noise")
-    medians, fill = [line.median for line in shown], "C3" if status.is_ok else "white"
-    axes.plot(medians, range(len(shown)), "o", color="C3", markerfacecolor=fill, label="median")
-    axes.set_yticks(range(len(shown)), [line.name for line in shown])
-    axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.set_title(first_of(len(lines)))
-    axes.set_xlabel(status.line, fontsize="small", wrap=True)
-    figure.legend(loc="outside lower center", ncols=4, fontsize="small")
-    return figure
-
-
-def _bars(axes: Any, ends: Sequence[tuple[float, float]], **style: Any) -> None:
-    lower, upper = zip(*ends, strict=True)
-    axes.hlines(
-        range(len(ends)),
-        lower,
-        upper,
-        linewidth=style["width"],
-        color=style["color"],
-        label=style["label"],
-    )
-
-
 class Summary(abc.ABC):
     """What can be made of quantiles with and without the noise: a mixin of posteriors."""
 
@@ -226,20 +161,51 @@ class Summary(abc.ABC):
         :returns: a ``matplotlib.figure.Figure``; ``figure.savefig("posterior.png")`` keeps it.
         :raises ConfigurationError: matplotlib is not installed, or level is out of range.
         """
-        return forest_plot(self._lines(level), level, self.status)
+        lines, status = self._lines(level), self.status
+        shown = lines[:MOST_ROWS]
+        figure = with_rows("posterior.plot()", len(shown))
+        axes, places = figure.subplots(), range(len(shown))
+        for ends, width, color, label in (
+            ([line.aware for line in shown], 1.5, "C1", f"{level:.0%} interval, with the noise"),
+            ([line.plain for line in shown], 4.0, "C0", "without the noise"),
+        ):
+            lower, upper = zip(*ends, strict=True)
+            axes.hlines(places, lower, upper, linewidth=width, color=color, label=label)
+        medians, fill = [line.median for line in shown], "C3" if status.is_ok else "white"
+        axes.plot(medians, places, "o", color="C3", markerfacecolor=fill, label="median")
+        axes.set_yticks(places, [line.name for line in shown])
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        axes.set_title(first_of(len(lines)))
+        axes.set_xlabel(status.line, fontsize="small", wrap=True)
+        figure.legend(loc="outside lower center", ncols=4, fontsize="small")
+        return figure
 
     def __repr__(self) -> str:
-        return table(self._lines(_LEVEL), _LEVEL, self.status)
+        rows, below = self._table()
+        return "\n".join([*display.aligned(rows), *below])
 
     def _repr_html_(self) -> str:
         """As it prints, for notebooks."""
-        return html_table(self._lines(_LEVEL), _LEVEL, self.status)
+        (head, *rows), below = self._table()
+        return display.table("Posterior", head, rows) + display.remarks(below)
+
+    def _table(self) -> tuple[list[tuple[str, ...]], list[str]]:
+        """Names of the columns, and a row for each element; the lines below."""
+        lines = self._lines(_LEVEL)
+        shown = lines[:MOST_LINES]
+        rows: list[tuple[str, ...]] = [("", "median", f"{_LEVEL:.0%} interval", "by noise")]
+        medians = display.numbers([line.median for line in shown])
+        ends = display.numbers([end for line in shown for end in line.aware])
+        for line, median, low, high in zip(shown, medians, ends[::2], ends[1::2], strict=True):
+            rows.append((line.name, median, f"{low} to {high}", f"{line.noise:.0%}"))
+        more = len(lines) - len(shown)
+        below = [f"... and {more} more: posterior.intervals()"] * (more > 0)
+        return rows, [*below, self.status.line]
 
     def _lines(self, level: float) -> list[Line]:
         lower, upper = _ends(level)
-        probabilities = (lower, 0.5, upper)
-        plain = self.plain.quantiles(probabilities)
-        return list(lines(self.quantiles(probabilities), plain))
+        at = (lower, 0.5, upper)
+        return list(lines(self.quantiles(at), self.plain.quantiles(at)))
 
 
 def _ends(level: float) -> tuple[float, float]:

@@ -36,10 +36,10 @@ _NOT_FINITE = (
 class IterateAverages:
     """Sums of the unconstrained parameters over the last four eighths of a run: public.
 
-    A parameter that has arrived spreads around one place: means a, b, c, d of the eighths are equal
-    up to chance, and those of the quarters, (a + b) / 2 and (c + d) / 2, have a squared distance of
-    about a quarter of |a - b|^2 + |c - d|^2. It is as large as this sum for a random walk, and
-    twice as large on a straight way: there the last iterate is nearer than any mean.
+    Let a, b, c, d be a parameter's means over the eighths. If it has arrived, they are equal up to
+    chance. The quarters' means, (a + b) / 2 and (c + d) / 2, then have a squared distance of about
+    a quarter of |a - b|^2 + |c - d|^2. For a random walk it is as large as this sum. On a straight
+    way it is twice as large, and the last iterate is nearer than any mean.
 
     :param num_steps: T.
     :param counts: iterates in each eighth so far.
@@ -89,6 +89,25 @@ class IterateAverages:
                 found.add(name)
         return {name: mean for name, mean in self.means().items() if name in found}
 
+    @torch.no_grad()
+    def conclude(self, parameters: Mapping[str, Tensor]) -> str:
+        """Set parameters that have arrived to their means.
+
+        :param parameters: unconstrained.
+        :returns: the guide's new content, in words.
+        """
+        agreed = self.agreed()
+        for name, value in agreed.items():
+            parameters[name].copy_(value)
+        if not agreed:
+            return "the last iterate"
+        if len(agreed) == len(parameters):
+            return "the mean of the last half of the iterates"
+        return (
+            f"the mean of the last half of the iterates for {len(agreed)} of {len(parameters)} "
+            "parameters, and the last iterate of the others, which had not converged"
+        )
+
     def state(self) -> dict[str, Any]:
         """Tensors and numbers."""
         sums = {name: each.clone() for name, each in self._sums.items()}
@@ -112,78 +131,25 @@ class IterateAverages:
         return IterateAverages(require_count("averages", state["num_steps"]), counts, sums)
 
 
-class AveragedGuide:
-    """A guide whose parameters end at their means over the last half of a run.
+def guide_posterior(
+    model: Callable, guide: Callable, records: Records | None, status: Status
+) -> Posterior:
+    """The guide as it is.
 
-    :param model: the user's, as is guide.
+    :param records: of the last look; None: there was none.
+    :raises ConfigurationError: no step was taken yet, or the guide is no Gaussian.
     """
-
-    def __init__(self, model: Callable, guide: Callable):
-        self._model, self._guide = model, guide
-        self._records: Records | None = None  # from the first look on
-        self._averages: IterateAverages | None = None
-
-    def start(self, records: Records, num_steps: int | None) -> None:
-        """What there is already stays.
-
-        :param num_steps: of the run; None: unknown, and nothing is averaged.
-        """
-        self._records = records
-        if self._averages is None and num_steps is not None:
-            self._averages = IterateAverages(num_steps)
-
-    def add(self, step: int, parameters: Mapping[str, Tensor]) -> None:
-        """Unconstrained parameters after this step, from 1."""
-        if self._averages is not None:
-            self._averages.add(step, parameters)
-
-    @torch.no_grad()
-    def conclude(self, parameters: Mapping[str, Tensor]) -> str:
-        """Set parameters that have arrived to their means.
-
-        :param parameters: unconstrained.
-        :returns: what the guide holds now.
-        """
-        agreed = {} if self._averages is None else self._averages.agreed()
-        for name, value in agreed.items():
-            parameters[name].copy_(value)
-        if not agreed:
-            return "the last iterate"
-        if len(agreed) == len(parameters):
-            return "the mean of the last half of the iterates"
-        return (
-            f"the mean of the last half of the iterates for {len(agreed)} of {len(parameters)} "
-            "parameters, and the last iterate of the others, which had not converged"
-        )
-
-    def posterior(self, status: Status) -> Posterior:
-        """
-        :raises ConfigurationError: no step was taken yet, or the guide is no Gaussian.
-        """
-        if self._records is None:
-            raise ConfigurationError(_NO_STEP)
-        try:
-            with forked_rng():
-                guide = GaussianGuide(self._model, self._guide, self._records)
-        except ModelError:
-            raise ConfigurationError(self._no_gaussian()) from None
-        mean, covariance = guide.read()
-        try:
-            return Posterior(guide.latents, mean, covariance, status=status)
-        except ArithmeticError:
-            raise ConfigurationError(_NOT_FINITE) from None
-
-    def state(self) -> dict[str, Any] | None:
-        """Tensors and numbers; None: nothing is averaged."""
-        return None if self._averages is None else self._averages.state()
-
-    def load(self, state: Any) -> None:
-        """Go on from what :meth:`state` gave.
-
-        :raises ConfigurationError: it is damaged; nothing was changed.
-        """
-        self._averages = None if state is None else IterateAverages.resumed(state)
-
-    def _no_gaussian(self) -> str:
-        kind = type(self._guide)
-        return _NO_GAUSSIAN.format(kind=kind.__name__, result=_RESULTS.get(kind, _DRAWS))
+    if records is None:
+        raise ConfigurationError(_NO_STEP)
+    try:
+        with forked_rng():
+            gaussian = GaussianGuide(model, guide, records)
+    except ModelError:
+        kind = type(guide)
+        text = _NO_GAUSSIAN.format(kind=kind.__name__, result=_RESULTS.get(kind, _DRAWS))
+        raise ConfigurationError(text) from None
+    mean, covariance = gaussian.read()
+    try:
+        return Posterior(gaussian.latents, mean, covariance, status=status)
+    except ArithmeticError:
+        raise ConfigurationError(_NOT_FINITE) from None

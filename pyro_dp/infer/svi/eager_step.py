@@ -32,13 +32,13 @@ COORDINATES: dict[str, type[LatentCoordinates] | type[ParameterCoordinates]] = {
     "latents": LatentCoordinates,
     "parameters": ParameterCoordinates,
 }
-LocalGradients = tuple[Tensor, dict[str, Tensor]]  # of B records, (B,): (B, ...) by parameter
+LocalGradients = tuple[Tensor, dict[str, Tensor]]  # B records (B,), (B, ...) by parameter
 NewStream = Callable[[], np.random.Generator]
-Report = Callable[[Measured, Tensor | float], list[Contributions]]  # of gradients and their bound
+Report = Callable[[Measured, Tensor | float], list[Contributions]]  # from gradients and bound
 
 
 class Gradients(NamedTuple):
-    """What follows from a release and the public draws: public, too.
+    """The public results of a release and of public draws.
 
     :param parameters: by name.
     :param outside: the loss outside the plate.
@@ -59,7 +59,7 @@ class EagerStep:
     :param microbatch_size: at most so many records are worked on at a time.
     :param releases_loss: whether the release has a block for the loss.
     :param report: makes a block for the norms beside that of the gradient, as
-        :func:`~pyro_dp.mechanism.contributions.with_bit`; None: there is none.
+        :func:`~pyro_dp.mechanism.contributions.with_bit`; None: there is no such block.
     """
 
     loss: ELBO
@@ -82,7 +82,7 @@ class EagerStep:
         return replace(self, releases_loss=False, report=bins_alone)
 
     def draw(self, given: Sequence[RecordMode] | None = None) -> list[Particle]:
-        """Public draws of the global latents, one per particle."""
+        """Draws global latents, which are public, one for each particle."""
         modes: Sequence[RecordMode | None] = given or [None] * self.loss.num_particles
         return [self._particle(mode) for mode in modes]
 
@@ -104,7 +104,7 @@ class EagerStep:
         """Clip and sum what these records contribute, one microbatch after the other.
 
         :param new_stream: makes the private source of the records' own draws.
-        :returns: what moves the records' own rows of local parameters.
+        :returns: gradients of the records' own rows of local parameters.
         """
         stream = new_stream()
         local = [LocalStream(stream) for _ in draws]
@@ -125,7 +125,7 @@ class EagerStep:
         sampled: Sequence[list[Tensor]] | None = None,
     ) -> LocalGradients:
         """
-        :param sampled: what torch's samplers drew for these records, by particle; by default they
+        :param sampled: draws of torch's samplers for these records, by particle; by default they
             draw now.
         """
         rows, local_rows = self.term.records.rows(chosen), self.term.local.rows(chosen)
@@ -198,8 +198,8 @@ class GradientStep(Protocol):
 @dataclass(frozen=True, eq=False)
 class PreparedGradient(Prepared):
     """
-    :param term: of one record.
-    :param parameters: all unconstrained parameters by name, but for those with a row per record.
+    :param term: one record's.
+    :param parameters: all unconstrained parameters without a row per record, by name.
     :param step: computes releases and gradients.
     """
 
@@ -249,7 +249,7 @@ def _gradients(
 
 
 class _Kept:
-    """In place of a clipped sum: the norms of records, and the sum of their losses."""
+    """It keeps the norms of records, and the sums of their losses."""
 
     def __init__(self, blocks: list[Block]):
         self.blocks = blocks

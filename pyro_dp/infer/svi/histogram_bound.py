@@ -6,7 +6,7 @@ All of it is post-processing of :class:`~pyro_dp.mechanism.norm_histogram.Bins`.
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,9 @@ _USUAL_RIGHT = 0.35  # a bell twice as wide to the right is exp(-3/2) as likely 
 _ALIGNED = 1 / 8  # square of how far parts cut off point to one side
 _REFUTED = 5.0  # standard deviations of what a bell leaves
 _STANDS_OUT = 4.0  # standard deviations of four bins, next to others that do
-_STANDS_OUT_ALONE = 6.0  # and anywhere: a run looks at 160 places some 15 times
+_STANDS_OUT_ALONE = 6.0  # and alone: a run looks at 160 bins some 15 times
 _NEAR = 8  # bins from four to four
-_SPREAD, _SPREAD_LATER = 2.0, 1.0  # of a guess of norms, in nats
+_SPREAD, _SPREAD_LATER = 2.0, 1.0  # sd of guessed norms, in nats
 _LONGER = 1.5  # histograms at one reading, in terms of those at the one before
 _DAMAGED = "load_state_dict: histogram is damaged."
 _TIGHTER, _MUCH_LOOSER = 1.5, 4.0  # times, than the bound that costs least
@@ -54,11 +54,10 @@ _LOOSE = (
 def bound(norms: Norms, dim: int, noise: float) -> float:
     """C, at which noise and bias together are least.
 
-    All T released gradients together have noise of size sqrt(d) C sigma / (q sqrt(T)); and the
-    parts that are cut off, of norms (norm - C)+, lack in the sum as far as they point to one side.
-    The posterior's mean moves in proportion to both. In logistic, probit and Poisson regressions
-    and a hierarchy the squared sum of parts cut off was 1/20 to 1/4 of what it would be if all
-    pointed to one side.
+    All T released gradients together have noise of size sqrt(d) C sigma / (q sqrt(T)). The sum
+    lacks the parts that are cut off, of norms (norm - C)+, as far as they point to one side. The
+    posterior's mean moves in proportion to both. If all parts pointed to one side, their squared
+    sum would be 4 to 20 times larger than in regressions and in a hierarchy.
 
     :param dim: d, coordinates of a gradient.
     :param noise: sigma / (q sqrt(T)), in units of C.
@@ -70,25 +69,20 @@ def bound(norms: Norms, dim: int, noise: float) -> float:
 
 
 def bias(norms: Norms, bounds: Floats, dim: int) -> Floats:
-    """Size of a coordinate of what clipping takes from the gradients' sum, as :func:`bound` has it.
-
-    :param bounds: some C.
-    :param dim: d.
-    :returns: for each bound.
-    """
+    """Size of a coordinate of the parts that clipping cuts off, as in :func:`bound`, for each C."""
     return math.sqrt(_ALIGNED / dim) * norms.excess(bounds)
 
 
 def read(counts: Floats, sd: float, size: int, typical: float, spread: float) -> Norms:
     """Norms of gradients, as far as the noise lets see: with care for the largest.
 
-    :meth:`Norms.read` with bells that may be steeper to the right than to the left, as residuals
-    are often bounded: a symmetric bell would make up a tail, and with it a bound that is far too
-    large. Where counts do not fit a bell, those that stand out of the noise are taken as they are,
-    and beyond them the bell, as high as the counts are there on average.
+    It is :meth:`Norms.read` with bells that may be steeper to the right than to the left. Residuals
+    are often bounded. A symmetric bell would make up a tail, and a bound that is far too large.
+    Counts that fit no bell are taken as they are if they stand out of the noise. Beyond them the
+    bell is as high as the counts are on average.
 
     :param counts: (SIZE,), released.
-    :param sd: of the noise in a bin.
+    :param sd: standard deviation of the noise in a bin.
     :param size: N.
     :param typical: a guess of the norms.
     :param spread: standard deviation of its logarithm.
@@ -101,7 +95,7 @@ def read(counts: Floats, sd: float, size: int, typical: float, spread: float) ->
     score = log_prior - residual / 2
     weights = np.exp(score - score.max()).reshape(_SHAPE)
     weights = weights / weights.sum()
-    # All at the mean place: a mean over places would be a tail.
+    # All stand at the mean: a mean over several would be a tail.
     place = np.abs(EDGES[1:-1] - weights.sum(axis=(0, 2)) @ EDGES[1:-1]).argmin()
     bell = np.tensordot(weights.sum(axis=1), bells.reshape(*_SHAPE, SIZE)[:, place], 2)
     fitted = bell
@@ -109,15 +103,15 @@ def read(counts: Floats, sd: float, size: int, typical: float, spread: float) ->
         seen = _seen(shares, sd)
         if seen.any():
             tail = bell * (np.arange(SIZE) > seen.nonzero()[0][-1])
-            part = (tail @ shares) / max(tail @ tail, 1e-300)  # of that tail is there, on average
+            part = (tail @ shares) / max(tail @ tail, 1e-300)  # that counts have of it, on average
             fitted = seen + min(max(part, 0.0), 1.0) * tail
     kept = fitted > 1e-6 * fitted.max()
     return Norms(np.exp(MIDDLES[kept]), fitted[kept] * (size / fitted[kept].sum()))
 
 
 def _seen(shares: Floats, sd: float) -> Floats:
-    """What stands out of the noise together with its neighbours, and zero elsewhere."""
-    height = np.convolve(shares, np.ones(4), "valid") / (2.0 * sd)  # of four bins each
+    """Shares that stand out of the noise together with their neighbours, and zero elsewhere."""
+    height = np.convolve(shares, np.ones(4), "valid") / (2.0 * sd)  # four bins each
     candidates = np.flatnonzero(height > _STANDS_OUT)
     groups = np.split(candidates, np.flatnonzero(np.diff(candidates) > _NEAR) + 1)
     sure = [each for each in groups if (height[each] > _STANDS_OUT_ALONE).any()]
@@ -130,7 +124,7 @@ def _seen(shares: Floats, sd: float) -> Floats:
 
 @functools.cache
 def _bells() -> tuple[Floats, Floats, Floats]:
-    """Where bells may stand and how wide they are to the right, (n,); their shares of the bins."""
+    """Positions of bells and their widths to the right, (n,), and their shares of the bins."""
     grid = np.meshgrid(EDGES[1:-1], _LEFT, _RIGHT)
     places, left, right = (each.reshape(-1, 1) for each in grid)
     below = 2 * left * scipy.special.ndtr((EDGES - places) / left)
@@ -144,18 +138,17 @@ def _bells() -> tuple[Floats, Floats, Floats]:
 class HistogramBound:
     """C, and the histograms that it follows: all of it was released.
 
-    Their mean weighs each in proportion to its number, as norms are others where the posterior was
-    elsewhere, and to the inverse of its variance.
+    Their mean weighs each in proportion to its number, as norms change with the posterior, and to
+    the inverse of its variance.
 
     :param size: number N of records.
     :param dim: coordinates of a record's gradient.
-    :param noise: of the mean of all gradients that a run releases, in units of C.
-    :param of_many: there are few steps for each latent. Then C is the records' median norm. Steps
-        that adapt to the gradient's size need its direction, and a bound above most norms pays
-        noise in each of many directions for that of few records.
+    :param noise: noise of the mean of all gradients that a run releases, in units of C.
+    :param of_many: there are few steps for each latent. Then C is the records' median norm. A bound
+        above most norms would pay noise in many directions for the gradients of few records.
     :param counts: the mean histogram, (SIZE,).
-    :param variance: of a bin, by noise and sampling, on average over the bins.
-    :param weight: of all histograms so far.
+    :param variance: mean variance of a bin, by noise and sampling.
+    :param weight: the weight of all histograms so far.
     :param steps: number of them.
     :param next_reading: number at which C is chosen anew.
     :param bound: C.
@@ -166,8 +159,8 @@ class HistogramBound:
     size: int
     dim: int
     noise: float
-    of_many: bool
-    counts: Tensor
+    of_many: bool = False
+    counts: Tensor = field(default_factory=lambda: torch.zeros(SIZE, dtype=torch.float64))
     variance: float = 0.0
     weight: float = 0.0
     steps: int = 0
@@ -175,17 +168,12 @@ class HistogramBound:
     bound: float = math.inf
     typical: float | None = None
 
-    @staticmethod
-    def start(size: int, dim: int, noise: float, of_many: bool = False) -> "HistogramBound":
-        """Before the first histogram."""
-        return HistogramBound(size, dim, noise, of_many, torch.zeros(SIZE, dtype=torch.float64))
-
     def updated(self, counts: Tensor, sd: float, rate: float) -> "HistogramBound":
         """With one more histogram.
 
         :param counts: released estimate of all records' bins, (SIZE,).
-        :param sd: of its noise in a bin.
-        :param rate: of sampling.
+        :param sd: standard deviation of its noise in a bin.
+        :param rate: the sample rate.
         """
         steps = self.steps + 1
         # Sampling adds N (1 - rate) / rate to the squared distance of all bins together.
@@ -211,7 +199,7 @@ class HistogramBound:
         )
 
     def clipped(self, bound: float) -> ClippedFraction:
-        """Of all N records, at this bound."""
+        """The fraction of all N records that this bound clips."""
         norms = self._norms()
         above = max(1, int((norms.norms > bound).sum()))
         error = math.sqrt(above * self.variance) / self.size
@@ -233,7 +221,7 @@ class HistogramBound:
 
     @staticmethod
     def resumed(state: Any) -> "HistogramBound":
-        """What :meth:`state` was taken of.
+        """The histogram that :meth:`state` saved.
 
         :raises ConfigurationError: it is no such state.
         """
@@ -258,37 +246,30 @@ class HistogramBound:
 
 @dataclass(frozen=True, eq=False)
 class Clipping:
-    """What clipping at a bound does to the released gradients.
+    """The effect of clipping at a bound on the released gradients.
 
-    :param histogram: of the norms.
+    :param histogram: the histogram of the norms.
     :param bound: C, the histogram's own or a user's.
     """
 
     histogram: HistogramBound
     bound: float
 
-    @property
-    def best(self) -> float:
-        """The bound that costs least."""
-        return self.histogram.bound
-
-    @property
-    def noise(self) -> float:
-        """Of all released gradients together, in a coordinate."""
-        return self.bound * self.histogram.noise
-
     def fraction(self) -> ClippedFraction:
-        """Of all N records, that are clipped."""
+        """The fraction of all N records that are clipped."""
         return self.histogram.clipped(self.bound)
 
     @property
     def is_tight(self) -> bool:
         """Whether C is well below the best bound, and cuts off more than the noise hides."""
-        return self.bound < self.best / _TIGHTER and self._lost > self.noise
+        noise = self.bound * self.histogram.noise  # a coordinate's, all gradients together
+        tighter = self.bound < self.histogram.bound / _TIGHTER
+        return tighter and self.histogram.lost(self.bound) > noise
 
     def status(self) -> Status:
         """Whether C is far from the best bound, or cuts off many records."""
-        clipped, times = self.fraction(), self.bound / self.best
+        clipped, better = self.fraction(), self.histogram.bound
+        times = self.bound / better
         if self.is_tight:
             text = _CUT
         elif times > _MUCH_LOOSER:
@@ -297,9 +278,5 @@ class Clipping:
             text = _CLIPPED
         else:
             return NOTHING_TO_CHECK
-        numbers = {"bound": self.bound, "better": self.best, "times": times}
+        numbers = {"bound": self.bound, "better": better, "times": times}
         return Status(CHECK, text.format(fraction=clipped.fraction, **numbers), CLIPPING)
-
-    @property
-    def _lost(self) -> float:
-        return self.histogram.lost(self.bound)

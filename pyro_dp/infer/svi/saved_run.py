@@ -72,7 +72,7 @@ class SavedRun:
     :param parameters: unconstrained.
     :param optimizer: state of the user's, or of ours.
     :param bound: C.
-    :param averages: of the iterates, for :meth:`AveragedGuide.load`.
+    :param averages: of the iterates, if there are any yet.
     :param num_steps: of a run that chooses it; else None.
     :param histogram: of norms, if there is one yet.
     :param local: rows of parameters per record, for :meth:`RowOptimizer.load_state_dict`.
@@ -81,7 +81,7 @@ class SavedRun:
     parameters: SavedParameters
     optimizer: dict[str, Any]
     bound: float
-    averages: Mapping[str, Any] | None
+    averages: IterateAverages | None
     num_steps: int | None
     histogram: HistogramBound | None
     local: dict[str, Any]
@@ -96,8 +96,7 @@ class SavedRun:
         histogram = state.get("histogram")
         histogram = None if histogram is None else HistogramBound.resumed(histogram)
         averages = state.get("averages")
-        if averages is not None:
-            IterateAverages.resumed(averages)
+        averages = None if averages is None else IterateAverages.resumed(averages)
         store = pyro.get_param_store()
         for name, value in require_tensors("parameters", state["parameters"]).items():
             if name in store and store[name].unconstrained().shape != value.shape:

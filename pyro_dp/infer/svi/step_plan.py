@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-_STEPS = 1000
+USUAL_STEPS = 1000  # T, if it is not set
 _SAMPLE_RATE, _RECORDS = 0.05, 1000  # in a step, at least
 _FIRST, _LEAST = 0.1, 0.02  # first step size, and its least
 _FALL, _FALL_OF_NOISY = 100.0, 10.0  # first over last step size
@@ -16,13 +16,8 @@ _MANY = 4  # steps for each latent
 BETAS = 0.9, 0.95  # of Adam, which soon forgets first gradients that are far too large
 
 
-def usual_steps() -> int:
-    """T, where it is not given."""
-    return _STEPS
-
-
 def usual_rate(size: int) -> float:
-    """Sample rate, where it is not given, for N records."""
+    """The sample rate for N records, if it is not set."""
     return max(_SAMPLE_RATE, min(1.0, _RECORDS / size))
 
 

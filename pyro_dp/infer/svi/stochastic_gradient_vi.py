@@ -27,12 +27,11 @@ from pyro_dp.infer.posterior.summary import (
     STEPS,
     Status,
 )
-from pyro_dp.infer.svi.averaged_guide import AveragedGuide
+from pyro_dp.infer.svi.averaged_guide import IterateAverages, guide_posterior
 from pyro_dp.infer.svi.eager_step import (
     COORDINATES,
     EagerStep,
     PreparedGradient,
-    Report,
     exact_loss,
     exact_norms,
 )
@@ -46,7 +45,7 @@ from pyro_dp.infer.svi.saved_run import (
     SavedRun,
     without_history,
 )
-from pyro_dp.infer.svi.step_plan import BETAS, StepPlan, usual_rate, usual_steps
+from pyro_dp.infer.svi.step_plan import BETAS, USUAL_STEPS, StepPlan, usual_rate
 from pyro_dp.mechanism import norm_histogram
 from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.cluster import Cluster
@@ -173,14 +172,15 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         )
         super().__init__(model, guide, settings, plate=plate, slice_data=slice_data, jit=jit)
         of_loss = loss_share if loss_clip else 0.0
-        self._gradient_share = 1.0 - of_loss - self._report_share
+        of_report = self._report_block.share if self._report_block else 0.0
+        self._gradient_share = 1.0 - of_loss - of_report
         if self._gradient_share <= 0:
             raise ConfigurationError(
-                f"loss_share={loss_share:g} and {self._report_share:g} for {self._report_name} "
+                f"loss_share={loss_share:g} and {of_report:g} for {self._report_name} "
                 "must sum to less than 1: the gradient needs a part of the privacy cost."
             )
         self._histogram: HistogramBound | None = None  # before the first
-        self._result = AveragedGuide(model, guide)
+        self._averages: IterateAverages | None = None  # from the first look on
         self._concluded: str | None = None  # what the guide holds
         self._plans_adam = optim is None
         self._optimizer = PublicOptimizer(optim or pyro.optim.Adam({"fused": True}))
@@ -192,7 +192,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     _bound_name = "max_grad_norm"
     _measure = "private loss (nats)"
     _report_name = "the histogram of the norms"
-    _plans = True  # num_steps, where it is None
+    _report = staticmethod(with_bins)  # makes the block of the norms
+    _plans = True  # the run's steps, their number and size, and ends with means of the iterates
 
     @property
     def _measures(self) -> bool:
@@ -231,7 +232,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             return math.nan
         gradients = step.gradients(draws, gradient)
         self._move(prepared, gradients.parameters, size)
-        self._result.add(self._steps, prepared.parameters)
+        if self._averages is not None:
+            self._averages.add(self._steps, prepared.parameters)
         for indices, own in moves:  # behind the privacy wall
             self._rows.step(indices, own)
         self._read_report(others, blocks[-1], size, prepared)
@@ -283,11 +285,14 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _conclude(self, prepared: PreparedGradient) -> None:
         """Let the guide hold what the run has found."""
-        self._concluded = _IN_ITS_PLACE.format(what=self._result.conclude(prepared.parameters))
+        if self._plans:
+            averages = self._averages or IterateAverages(1)
+            self._concluded = _IN_ITS_PLACE.format(what=averages.conclude(prepared.parameters))
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The guide as it is. No interval of gradient steps includes the noise."""
-        return self._result.posterior(self._status)
+        records = None if self._prepared is None else self._prepared.records
+        return guide_posterior(self.model, self.guide, records, self._status)
 
     @property
     def _clipping(self) -> Clipping | None:
@@ -340,7 +345,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             "parameters": {name: leaf.detach().clone() for name, leaf in parameters.items()},
             "optimizer": {n: s for n, s in self.optim.get_state().items() if n not in local},
             "bound": self._bound,
-            "averages": self._result.state(),
+            "averages": None if self._averages is None else self._averages.state(),
             "num_steps": self.num_steps,
             "histogram": None if self._histogram is None else self._histogram.state(),
         }
@@ -366,14 +371,14 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         self._loaded.take_up()
         self._optimizer.load(saved.optimizer)
         self._bound = saved.bound
-        self._result.load(saved.averages)
+        self._averages = saved.averages
         self.num_steps = self.num_steps if saved.num_steps is None else saved.num_steps
         self._histogram = saved.histogram
 
     @property
     def _saved_plan(self) -> tuple[str, ...]:
         """Names of what a state must have for a run to go on as planned."""
-        return ("averages", "num_steps") + ("histogram",) * self._measures
+        return ("averages", "num_steps") * self._plans + ("histogram",) * self._measures
 
     def _require_plan(self, saved: SavedRun) -> None:
         if self.num_steps is not None and not same(self.num_steps, saved.num_steps):
@@ -389,11 +394,6 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         if self._plans_adam:
             raise ConfigurationError("optim: this DPSVI chooses its own. Pass one when it is made.")
         self._optimizer.optim = optim
-
-    @property
-    def _rarely(self) -> bool:
-        """Whether this is one of the steps in which a device may be waited for."""
-        return self._steps <= 3 or self._steps % 10 == 0 or self._steps == self.num_steps
 
     def _build(self, records: Records, sampler: RecordSampler) -> PreparedGradient:
         started, before = self._values_before()
@@ -429,7 +429,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             privatize=self.privatize,
             microbatch_size=self.microbatch_size,
             releases_loss=self.loss_clip is not None,
-            report=self._report,
+            report=self._report if self._report_block else None,
         )
         step = self._traced(
             partial(step_from_graphs, eager, self._sum_type, sampler.usual_size), term
@@ -437,22 +437,22 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         kind = None if step is None else type(step)
         if not self._ranks.all_have(kind):
             step = None
-        if self.num_steps is None:
-            self.num_steps = self._usual_steps()
-        self._result.start(records, self.num_steps)
+        if self.num_steps is None and self._plans:
+            self.num_steps = USUAL_STEPS
+        if self._averages is None and self.num_steps is not None:
+            self._averages = IterateAverages(self.num_steps)
         return PreparedGradient(records, sampler, term, parameters, step or eager)
 
     def _rate(self, plate: PrivatePlate) -> float:
         rate = super()._rate(plate)
-        chosen = self.sample_rate is None and self.sampling != "full"
+        chosen = self._plans and self.sample_rate is None and self.sampling != "full"
         return usual_rate(plate.size) if chosen and rate == 1.0 else rate
-
-    def _usual_steps(self) -> int | None:
-        return usual_steps()
 
     def _row_adam(self, name: str) -> RowAdam:
         """Moves the rows of this parameter."""
-        return self._local_optim or RowAdam()  # its step size is chosen in each step
+        if self._plans:
+            return self._local_optim or RowAdam()  # its step size is chosen in each step
+        return self._local_optim or RowAdam.like(self.optim, name)
 
     def _move(
         self, prepared: PreparedGradient, gradients: dict[str, Tensor | None], size: int
@@ -461,17 +461,19 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         plan = self._plan(size, prepared.sampler)
         if self._plans_adam:
             self._optimizer.set(lr=plan.step_size(self._steps - 1), betas=BETAS)
-        self._optimizer.step(prepared.parameters, gradients, rarely=self._rarely)
+        # In these steps a device may be waited for.
+        rarely = self._steps <= 3 or self._steps % 10 == 0 or self._steps == self.num_steps
+        self._optimizer.step(prepared.parameters, gradients, rarely=rarely)
         if self._plans_adam:
             self._optimizer.set(lr=plan.step_size(self._steps))  # which a state must know
-        if self._local_optim is None:
+        if self._plans and self._local_optim is None:
             self._rows.set_step_size(plan.row_step_size(self._steps - 1))
 
     def _plan(self, dim: int, sampler: RecordSampler) -> StepPlan:
         """
         :param dim: coordinates of a gradient.
         """
-        steps = self.num_steps or usual_steps()
+        steps = self.num_steps or USUAL_STEPS
         noise = self._noise(Block(dim, 1.0, self._gradient_share), sampler) / math.sqrt(steps)
         return StepPlan(
             steps,
@@ -488,7 +490,9 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         return self.loss, self.optim.pt_optim_args, self.optim.pt_clip_args
 
     def _refuse_steps_beyond_calibration(self) -> None:
-        if self.num_steps is not None and self._steps >= self.num_steps:
+        if not self._plans:
+            super()._refuse_steps_beyond_calibration()
+        elif self._finished:
             raise ConfigurationError(_DONE.format(steps=self.num_steps))
 
     def _public(self) -> Sequence[Tensor]:
@@ -505,21 +509,12 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         blocks = [Block(size, self._bound, self._gradient_share)]
         if self.loss_clip is not None:
             blocks.append(Block(1, self.loss_clip, self.loss_share))
-        return [*blocks, *self._report_blocks]
+        return [*blocks, self._report_block] if self._report_block else blocks
 
     @property
-    def _report_blocks(self) -> list[Block]:
-        return [Block(SIZE, 1.0, self._report_share)] if self._measures else []
-
-    @property
-    def _report_share(self) -> float:
-        """The part of the privacy cost that the report of clipping takes."""
-        return norm_histogram.SHARE if self._measures else 0.0
-
-    @property
-    def _report(self) -> Report | None:
-        """Makes the block of the norms."""
-        return with_bins if self._measures else None
+    def _report_block(self) -> Block | None:
+        """The block that reports clipping."""
+        return Block(SIZE, 1.0, norm_histogram.SHARE) if self._measures else None
 
     def _noise(self, block: Block, sampler: RecordSampler) -> float:
         """Standard deviation of the noise in a coordinate of a block, as an estimate for all N."""
@@ -546,7 +541,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         if self._histogram is None:
             size = max(size, 1)  # records may share nothing
             plan = self._plan(size, sampler)
-            self._histogram = HistogramBound.start(
+            self._histogram = HistogramBound(
                 sampler.size, size, plan.noise, of_many=plan.is_of_many
             )
         sd, rate = self._noise(block, sampler), sampler.sample_rate

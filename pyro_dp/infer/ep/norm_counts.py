@@ -1,9 +1,10 @@
-"""Records whose part is far above the bound: a look counts them apart.
+"""Released counts of records by the norm of their part: histograms, and extreme records.
 
-A few such records can decide the exact posterior, while clipping cuts most of their part off. The
-noise of a histogram hides them. So an extreme record gives up a fraction of its clipped part, and
-counts in a coordinate of its own instead. Its row keeps the norm C, and so the count costs nothing.
-At epsilon 1, 21 such records are about 4 standard deviations of the count's noise.
+A few records far above the bound can decide the exact posterior, while clipping cuts most of their
+part off. The noise of a histogram hides them. So an extreme record gives up a fraction of its
+clipped part, and counts in a coordinate of its own instead. Its row keeps the norm C, and so the
+count costs nothing. At epsilon 1, 21 such records are about 4 standard deviations of the count's
+noise.
 """
 
 import math
@@ -14,15 +15,20 @@ import torch
 from torch import Tensor
 
 from pyro_dp.infer.ep.observation_family import Residuals
+from pyro_dp.mechanism.clipped_fraction import ClippedFraction
 from pyro_dp.mechanism.contributions import Measured
 from pyro_dp.mechanism.norm_histogram import Norms
 
 FROM = (4.0, 16.0)  # the least norms of two classes of extreme records, in units of the bound
 KEPT = 0.6  # fraction of its clipped part that an extreme record keeps
 _COUNTED = math.sqrt(1 - KEPT**2)
-_TYPICAL = 1.5  # norm of an extreme record, relative to the least one of its class
+_USUAL_EXTREME = 1.5  # norm of an extreme record, relative to the least one of its class
 _ALIKE = 0.2  # difference of the logarithms of two looks' bounds
 _SIGNIFICANT = 2.75  # standard deviations
+_NEAR = 0.1  # squared distance from which norms differ
+_SPREAD = 2.0  # sd of the first guess of norms, in nats
+_SPREAD_LATER = 0.25
+_TYPICAL = 0.8  # norm of a record's gradient, over the root of its curvature
 
 
 def are_counted(residuals: str) -> bool:
@@ -106,5 +112,70 @@ class ExtremeCounts:
         significant = more > _SIGNIFICANT * self.sd
         if more.sum() > _SIGNIFICANT * math.sqrt(len(FROM)) * self.sd:
             significant |= more > 0
-        lengths = self.bound * (_TYPICAL * np.array(FROM) - 1)
+        lengths = self.bound * (_USUAL_EXTREME * np.array(FROM) - 1)
         return float((more * lengths)[significant].sum())
+
+
+@dataclass(frozen=True, eq=False)
+class MeanHistogram:
+    """
+    :param counts: noisy numbers of records, (SIZE,).
+    :param sd: standard deviation of the noise in a bin.
+    :param size: N.
+    """
+
+    counts: Tensor
+    sd: float
+    size: int
+
+    def opening_norms(self, dim: int) -> Norms:
+        """Norms of gradients in the opening.
+
+        :param dim: number of the latents' coordinates.
+        """
+        return self._read(math.sqrt(dim), _SPREAD, tail=False)
+
+    def norms(self, scale: float, tail: bool) -> Norms:
+        """
+        :param scale: curvature of a record, all directions together.
+        :param tail: as for :meth:`Norms.read`.
+        """
+        return self._read(_TYPICAL * math.sqrt(scale), _SPREAD_LATER, tail=tail)
+
+    def above(self, bound: float) -> ClippedFraction:
+        """How many norms are above it, by the sum of the noisy counts there.
+
+        Its standard error is the noise's.
+        """
+        above = self.counts[Norms.places_above(bound)]
+        fraction = above.sum().item() / self.size
+        error = self.sd * math.sqrt(len(above)) / self.size
+        return ClippedFraction(min(max(fraction, 0.0), 1.0), error)
+
+    def _read(self, typical: float, spread: float, *, tail: bool) -> Norms:
+        counts = self.counts.cpu().numpy()
+        return Norms.read(counts, self.sd, self.size, typical=typical, spread=spread, tail=tail)
+
+
+@dataclass(frozen=True, eq=False)
+class NormHistograms:
+    """
+    :param counts: released histograms, and the standard deviation of their noise.
+    """
+
+    counts: tuple[tuple[Tensor, float], ...] = ()
+
+    def with_one(self, counts: Tensor, sd: float) -> "NormHistograms":
+        return NormHistograms((*self.counts, (counts, sd)))
+
+    def mean(self, distances: Tensor, size: int) -> MeanHistogram:
+        """Mean of all, above all of those near the posterior.
+
+        :param distances: squared, of where each was made.
+        :param size: N.
+        """
+        sds = torch.tensor([sd for _, sd in self.counts]).to(distances).clamp(min=1e-6)
+        weights = 1 / ((1 + (distances / _NEAR) ** 2) * sds**2)
+        weights = weights / weights.sum()
+        counts = torch.tensordot(weights, torch.stack([each for each, _ in self.counts]), dims=1)
+        return MeanHistogram(counts, (weights * sds).norm().item(), size)
