@@ -220,7 +220,8 @@ def error(closer: np.ndarray) -> float:
 def perfect(runs: int) -> float:
     """The error that a perfect posterior stays below in 95% of experiments."""
     random = np.random.default_rng(0)
-    return float(np.quantile([error(random.uniform(size=runs)) for _ in range(2000)], 0.95))
+    errors = [error(random.uniform(size=runs)) for _ in range(2000)]
+    return round(float(np.quantile(errors, 0.95)), 4)
 
 
 def table() -> str:
