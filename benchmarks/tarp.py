@@ -8,6 +8,12 @@ it than the truth has a uniform distribution, if the posterior is right.
 
     python benchmarks/tarp.py             # runs that are not yet in results/tarp.csv
     python benchmarks/tarp.py --report
+
+The authors' code can see the same data. Each run has a file MODEL-SEED.npz with x and y. Its draws,
+site by site, come in mcmc/MODEL-EPSILON-SEED.npz and in laplace/.
+
+    python benchmarks/tarp.py --data FOLDER
+    python benchmarks/tarp.py --beside SECOND
 """
 
 import argparse
@@ -15,6 +21,7 @@ import csv
 import itertools
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -23,6 +30,7 @@ import pyro.distributions as dist
 import torch
 from common import ROOT, write_section
 from pyro.infer.autoguide import AutoMultivariateNormal
+from pyro.poutine import Trace
 from torch import Tensor
 from torch.distributions import biject_to
 from tqdm.auto import tqdm
@@ -30,9 +38,12 @@ from tqdm.auto import tqdm
 from pyro_dp import DPSVI, PrivacyAccountant
 
 RESULTS = ROOT / "benchmarks" / "results" / "tarp.csv"
+BESIDE = RESULTS.with_name("tarp_nadpvi.csv")
+THEIRS = ("mcmc", "laplace")
+MEASURES = ("closer", "width", "off")
 EPSILONS = (0.1, 0.3, 1.0)
 SIZE, DIM, DRAWS, REACH = 5000, 10, 1000, 4.0
-FIELDS = ("model", "epsilon", "seed", "closer", "status")
+FIELDS = ("model", "epsilon", "seed", *MEASURES, "status")
 LEVELS = np.array([0.001, *np.arange(0.05, 1.0, 0.05), 0.999])
 
 
@@ -74,13 +85,71 @@ MODELS: dict[str, tuple[Callable, Callable[[], tuple]]] = {
 }
 
 
-def measured(name: str, epsilon: float, seed: int) -> tuple[float, str]:
-    """The share of draws that are closer to the reference than the truth, and the status."""
+def exact_rate(y):
+    return {"rate": dist.Gamma(8.0 + len(y), 2.0 + y.sum()).sample((DRAWS,))}
+
+
+def exact_share(y):
+    return {"share": dist.Beta(10.0 + y.sum(), 10.0 + (1 - y).sum()).sample((DRAWS,))}
+
+
+def exact_shares(y):
+    return {"shares": dist.Dirichlet(5.0 + torch.bincount(y, minlength=3)).sample((DRAWS,))}
+
+
+def exact_regression(x, y):
+    precision = x.mT @ x + torch.eye(DIM + 1) / 4
+    mean = torch.linalg.solve(precision, x.mT @ y)
+    rest = (y.square().sum() - mean @ precision @ mean) / 2
+    variance = dist.InverseGamma(20.0 + SIZE / 2, 0.5 + rest).sample((DRAWS,))
+    unit = dist.MultivariateNormal(torch.zeros(DIM + 1), precision_matrix=precision)
+    return {"variance": variance, "w": mean + variance.sqrt()[:, None] * unit.sample((DRAWS,))}
+
+
+EXACT = dict(zip(MODELS, (exact_rate, exact_share, exact_shares, exact_regression), strict=True))
+
+
+def simulated(name: str, seed: int) -> tuple[tuple, Trace]:
+    """The features, if there are any, and a trace of latents and outcomes."""
     model, arguments = MODELS[name]
-    pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     data = arguments()
-    trace = pyro.poutine.trace(model).get_trace(*data)
+    return data, pyro.poutine.trace(model).get_trace(*data)
+
+
+def measured(
+    name: str, data: tuple, trace: Trace, found: dict[str, Tensor]
+) -> tuple[float, float, float]:
+    """Draws beside truth and exact posterior, in unconstrained coordinates.
+
+    :returns: ``closer``, the share of draws that are closer to the reference than the truth.
+        ``width``, the median of their standard deviations, in exact ones. ``off``, the root mean
+        square error of their means, in exact standard deviations.
+    """
+
+    def flat(values: dict[str, Tensor]) -> Tensor:
+        sites = {site: biject_to(trace.nodes[site]["fn"].support).inv for site in found}
+        rows = [inverse(values[site]) for site, inverse in sites.items()]
+        return torch.cat([row.reshape(len(row), -1) for row in rows], 1)
+
+    points = flat(found)
+    true = flat({site: trace.nodes[site]["value"].unsqueeze(0) for site in found})
+    reach = REACH * points.std(dim=0)
+    reference = points.mean(dim=0) + reach * (2 * torch.rand(len(reach)) - 1)
+    # Its own units for each coordinate.
+    near, far = ((each - reference) / reach for each in (points, true))
+    closer = (near.norm(dim=1) < far.norm()).double().mean().item()
+    exact = flat(EXACT[name](*data, trace.nodes["_RETURN"]["value"]))
+    sd = exact.std(dim=0)
+    off = ((points.mean(dim=0) - exact.mean(dim=0)) / sd).square().mean().sqrt().item()
+    return closer, (points.std(dim=0) / sd).median().item(), off
+
+
+def ours(name: str, epsilon: float, seed: int) -> tuple[float, float, float, str]:
+    """The measures of one run of DPSVI, and its status."""
+    model, _ = MODELS[name]
+    pyro.clear_param_store()
+    data, trace = simulated(name, seed)
     inference = DPSVI(
         model,
         AutoMultivariateNormal(model),
@@ -91,17 +160,7 @@ def measured(name: str, epsilon: float, seed: int) -> tuple[float, str]:
         warnings.simplefilter("ignore")
         inference.run(*data, trace.nodes["_RETURN"]["value"], progress=False)
         found = inference.posterior()
-    draws, truth = [], []
-    for site, values in found.draws(DRAWS).items():
-        inverse = biject_to(trace.nodes[site]["fn"].support).inv
-        draws.append(inverse(values).reshape(DRAWS, -1))
-        truth.append(inverse(trace.nodes[site]["value"]).reshape(1, -1))
-    points, true = torch.cat(draws, 1), torch.cat(truth, 1)
-    reach = REACH * points.std(dim=0)
-    reference = points.mean(dim=0) + reach * (2 * torch.rand(len(reach)) - 1)
-    # Its own units for each coordinate.
-    points, true = ((each - reference) / reach for each in (points, true))
-    return (points.norm(dim=1) < true.norm()).double().mean().item(), found.status.level
+    return *measured(name, data, trace, found.draws(DRAWS)), found.status.level
 
 
 def run(names: list[str], seeds: int) -> None:
@@ -111,9 +170,45 @@ def run(names: list[str], seeds: int) -> None:
     done = set(pd.read_csv(RESULTS)[list(FIELDS[:3])].itertuples(index=False, name=None))
     cells = itertools.product(range(seeds), names, EPSILONS)
     for seed, name, epsilon in tqdm([c for c in cells if (c[1], c[2], c[0]) not in done]):
-        closer, status = measured(name, epsilon, seed)
+        row = [name, epsilon, seed, *ours(name, epsilon, seed)]
         with RESULTS.open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow([name, epsilon, seed, closer, status])
+            csv.writer(file, lineterminator="\n").writerow(row)
+
+
+def write_data(folder: Path, seeds: int) -> None:
+    """The data of all runs, for another program."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, seed in itertools.product(MODELS, range(seeds)):
+        data, trace = simulated(name, seed)
+        arrays = dict(zip("x", data, strict=False)) | {"y": trace.nodes["_RETURN"]["value"]}
+        np.savez(folder / f"{name}-{seed}.npz", **arrays)
+
+
+def compare(folder: Path) -> None:
+    """Draws of NA-DPVI beside ours, on the same data. Runs are those that all methods have."""
+    kept = pd.read_csv(RESULTS).dropna()  # older runs have no width
+    rows = []
+    for name, epsilon in itertools.product(MODELS, EPSILONS):
+        cell = kept[(kept.model == name) & (kept.epsilon == epsilon)].set_index("seed")
+        paths = {
+            seed: [folder / method / f"{name}-{epsilon:g}-{seed}.npz" for method in THEIRS]
+            for seed in cell.index
+        }
+        seeds = [seed for seed, both in paths.items() if all(path.exists() for path in both)]
+        found = {"DPSVI": cell.loc[seeds, list(MEASURES)].to_numpy()}
+        for k, method in enumerate(THEIRS):
+            measures = []
+            for seed in seeds:
+                data, trace = simulated(name, seed)
+                draws = {n: torch.from_numpy(v) for n, v in np.load(paths[seed][k]).items()}
+                measures.append(measured(name, data, trace, draws))
+            found[method] = np.array(measures)
+        for method, values in found.items():
+            width, off = np.median(values[:, 1:], axis=0).round(3)
+            score = round(error(values[:, 0]), 4)
+            rows.append((name, epsilon, method, len(seeds), score, perfect(len(seeds)), width, off))
+    columns = ("model", "epsilon", "method", "runs", "error", "perfect", "width", "off")
+    pd.DataFrame(rows, columns=columns).to_csv(BESIDE, index=False, lineterminator="\n")
 
 
 def error(closer: np.ndarray) -> float:
@@ -122,15 +217,37 @@ def error(closer: np.ndarray) -> float:
     return float(np.sqrt(np.mean((covered - LEVELS) ** 2)))
 
 
+def perfect(runs: int) -> float:
+    """The error that a perfect posterior stays below in 95% of experiments."""
+    random = np.random.default_rng(0)
+    errors = [error(random.uniform(size=runs)) for _ in range(2000)]
+    return round(float(np.quantile(errors, 0.95)), 4)
+
+
 def table() -> str:
     """Errors of coverage, beside those of a perfect posterior with as many runs."""
     lines = ["| model | epsilon | runs | coverage error | perfect, 95% | ok |", "|---" * 6 + "|"]
-    random = np.random.default_rng(0)
     for (name, epsilon), cell in pd.read_csv(RESULTS).groupby(["model", "epsilon"], sort=False):
-        perfect = [error(random.uniform(size=len(cell))) for _ in range(2000)]
         lines.append(
             f"| {name} | {epsilon:g} | {len(cell)} | {error(cell.closer.to_numpy()):.3f} "
-            f"| {np.quantile(perfect, 0.95):.3f} | {cell.status.eq('ok').sum()} |"
+            f"| {perfect(len(cell)):.3f} | {cell.status.eq('ok').sum()} |"
+        )
+    return "\n".join(lines)
+
+
+def table_beside() -> str:
+    """DPSVI, NA-DPVI with chains, and NA-DPVI with Laplace's approximation."""
+    lines = ["| model | epsilon | runs | coverage error | perfect, 95% | width | mean off |"]
+    lines.append("|---" * 7 + "|")
+    for (name, epsilon), cell in pd.read_csv(BESIDE).groupby(["model", "epsilon"], sort=False):
+        scores, widths, offs = (
+            ", ".join(f"{value:.{digits}f}" for value in cell[column])
+            for column, digits in (("error", 3), ("width", 1), ("off", 1))
+        )
+        first = cell.iloc[0]
+        lines.append(
+            f"| {name} | {epsilon:g} | {first.runs} | {scores} | {first.perfect:.3f} "
+            f"| {widths} | {offs} |"
         )
     return "\n".join(lines)
 
@@ -140,13 +257,21 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--report", action="store_true")
+    parser.add_argument("--data", type=Path, help="write the data of all runs to this folder")
+    parser.add_argument("--beside", type=Path, help="compare with draws of NA-DPVI in this folder")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    if not options.report:
+    if options.data:
+        write_data(options.data, options.seeds)
+        return
+    if options.beside:
+        compare(options.beside)
+    elif not options.report:
         run(options.only, options.seeds)
-    print(table())
-    write_section("tarp", table())
+    for name, text in (("tarp", table()), ("tarp beside NA-DPVI", table_beside())):
+        print(text)
+        write_section(name, text)
 
 
 if __name__ == "__main__":

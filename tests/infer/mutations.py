@@ -539,6 +539,13 @@ MUTATIONS = [
         "test_wide_priors.py",
     ),
     Mutation(
+        "DPSEP: a weight looks at the outcome where the count is large",
+        "WhitenedSum._blocks",
+        " + counted**2",
+        "",
+        "test_automatic_dpsep.py",
+    ),
+    Mutation(
         "a scale's score leaves the location's uncertainty out",
         "_scaled",
         "precise * (away.square() + spread) - 1",

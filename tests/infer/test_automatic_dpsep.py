@@ -336,6 +336,20 @@ def test_a_weight_does_not_look_at_the_outcome():
     assert parts[0.0, 0.02].norm() < 0.1 * parts[0.0, 1e6].norm()
 
 
+def test_the_share_of_yes_has_no_bias():
+    """The part's coordinate that counts belongs to its size, too, for either outcome."""
+
+    def share(y):
+        p = pyro.sample("p", dist.Beta(10.0, 10.0))
+        with pyro.plate("people", len(y)):
+            pyro.sample("y", dist.Bernoulli(p), obs=y)
+
+    y = (torch.arange(50_000) % 25 < 16).double()
+    sep = fitted(share, (y,))
+    (estimate,) = sep.posterior().mean.sigmoid()
+    assert (estimate - 0.64).abs() < 0.5 * math.sqrt(0.64 * 0.36 / len(y))
+
+
 def persons(x, y):
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
     with pyro.plate("people", len(x), dim=-2), pyro.plate("years", 5):

@@ -258,7 +258,7 @@ class WhitenedSum(SiteSum):
         norms = part.norms()
         size = norms
         if self._moments.residuals == Residuals.BOUNDED:  # for any outcome
-            squared = sites.largest_residual() + weight**2 * sites.squared_norm()
+            squared = sites.largest_residual() + weight**2 * sites.squared_norm() + counted**2
             size = squared.sqrt().unsqueeze(1)
         longest = size.maximum(norms)
         weighted: Measured = Scaled(Kept(part, norms), (bound / longest).clamp(max=1.0))
