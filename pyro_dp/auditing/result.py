@@ -148,7 +148,7 @@ class AuditResult:
         axes.plot(alpha, excluded, color="#D55E00", label=label)
         if self.curve is not None and self.curve.noise_share < math.inf:
             label = f"{self.curve.noise_share:.2f} x the claimed noise (bound of the curve)"
-            axes.plot(*self.curve.allowed, color="#E69F00", label=label)
+            axes.plot(*self.curve.allowed, color="#009E73", label=label)
         if self.claimed_curve is not None:
             axes.plot(*self.claimed_curve, color="#0072B2", label="least errors claimed")
         rates = self.rates
