@@ -48,9 +48,9 @@ _ROWS = (
 )
 _CONDITIONED = (
     "pyro.condition holds {site}, which has {size} rows, as many as there are records: what is "
-    "captured cannot be protected. Condition within a function that takes it as an argument, "
-    "def conditioned(x, y): return pyro.condition(model, data={{{site}: y}})(x), give it to the "
-    "inference and to an autoguide in place of the model, and y to step()."
+    "captured cannot be protected. Write def conditioned(x, y): return pyro.condition(model, "
+    "data={{{site}: y}})(x). Give it to the inference and to an autoguide instead of the model, and "
+    "y to step()."
 )
 _NUMBERS = (
     "{label} has numbers of the data ({what}), which would be public: use constants that were "
