@@ -1,8 +1,8 @@
-"""What one record sees of parameters with a row per record: its own row, N times or once.
+"""One record's view of parameters with a row per record: its own row, N times or once.
 
-Tensors are replaced by ``id`` wherever a torch function gets them, be it a parameter of Pyro's
-store, of a module, or captured by a guide. All rows being equal, what is read at an index is read
-from a single row: the derivative of an indexed tensor would be as large as N rows, for each record.
+Tensors are replaced by ``id`` in every torch function. They may be parameters of Pyro's store, of a
+module, or captured by a guide. All rows are equal, so any index reads from a single row. The
+derivative of an indexed tensor would be as large as N rows, for each record.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class OwnRow:
     :param leaf: the unconstrained parameter.
     :param dim: its dimension of length N.
     :param row: without that dimension.
-    :param constraint: of the parameter.
+    :param constraint: the parameter's.
     """
 
     leaf: Tensor
@@ -44,7 +44,7 @@ class OwnRow:
 
 @contextlib.contextmanager
 def shown(rows: dict[str, OwnRow], length: int) -> Iterator[None]:
-    """Within: whatever reads one of these parameters reads the row.
+    """Inside, a read of one of these parameters returns the row.
 
     :param rows: by name of the parameter.
     :param length: how often it is repeated.
@@ -72,7 +72,7 @@ class _Repeated:
 
 
 class _OwnRows(Substitution):
-    """One record's rows in place of the parameters."""
+    """One record's rows instead of the parameters."""
 
     def __init__(self, rows: dict[str, OwnRow], length: int):
         self._length = length
@@ -113,7 +113,7 @@ class _OwnParams(Messenger):
         msg["value"] = value
 
 
-# Readers of a single row, in place of N of them; None for what they do not know.
+# Read a single row instead of N; None for unsupported indices.
 
 
 def _getitem(own: _OwnRows, tensor: Tensor, key: Any) -> Tensor | None:

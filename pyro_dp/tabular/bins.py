@@ -16,7 +16,7 @@ class Bins:
     """Bin i is [edges[i], edges[i + 1]); the last one has its end, too.
 
     :param edges: ascending; of whole numbers the last one is one more than the largest number.
-    :param whole: of whole numbers.
+    :param whole: numbers are whole.
     """
 
     edges: tuple[float, ...]

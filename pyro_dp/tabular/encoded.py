@@ -14,7 +14,7 @@ ROW_OBSERVED = "row_observed"  # beside the columns, where a unit has several ro
 
 
 class Encoded(dict[str, Tensor]):
-    """What :meth:`~pyro_dp.tabular.Schema.encode` makes of a frame: ``data["age"]`` in a model.
+    """A frame as :meth:`~pyro_dp.tabular.Schema.encode` returns it: ``data["age"]`` in a model.
 
     It is one argument of ``run``; a model sees an ordinary dictionary of the rows of its records.
     Names, dtypes and shapes follow from the schema and the number of units alone. **The numbers
@@ -54,7 +54,7 @@ def arrays(
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray]:
     """Values, and where they are observed, of each column; and which slots hold a row.
 
-    :param slots: of a unit; None: tensors have one dimension.
+    :param slots: a unit's; None: tensors have one dimension.
     :raises SchemaError: a tensor is missing, is not finite, or has another shape.
     """
     dims = 1 if slots is None else 2

@@ -16,7 +16,7 @@ class Formula:
     """
     :param text: as the user wrote it.
     :param outcome: column on the left side.
-    :param terms: of the right side.
+    :param terms: those of the right side.
     """
 
     text: str
@@ -69,7 +69,7 @@ class Formula:
             texts = tuple(each.expr for each in term.factors)
             if any(each.startswith("offset(") for each in texts):
                 raise ConfigurationError(
-                    f"The formula has the term {str(term)!r}: say exposure='column' in its place."
+                    f"The formula has the term {str(term)!r}: say exposure='column' instead."
                 )
             if texts == ("1",):
                 texts = ()

@@ -1,4 +1,4 @@
-"""What a schema asks of a frame as a whole, before it reads a column."""
+"""A schema's demands on a frame as a whole, before it reads a column."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
@@ -17,8 +17,8 @@ def require_columns(
 ) -> None:
     """All columns that are declared, once, and no others.
 
-    Names of columns that are not declared are not shown: a file that was read without its head has
-    the values of its first person there.
+    Names of undeclared columns stay hidden. If a file was read without its head, they are the
+    values of its first person.
 
     :param unread: names of columns that may be there, and are not read.
     :raises SchemaError: names the column, or says where it is.
@@ -56,9 +56,9 @@ def require_columns(
 
 
 def guarded(name: str, frame: pd.DataFrame, read: Callable[[pd.Series, str], T]) -> T:
-    """What is read from a column.
+    """The values read from a column.
 
-    :raises SchemaError: whatever pandas raised, whose text may show a value.
+    :raises SchemaError: an error of pandas, whose text may show a value.
     """
     try:
         return read(frame[name], name)

@@ -76,8 +76,8 @@ class MarginMixture(ConjugateModel):
         width = sum(self.cells.sizes[j] for j in self.cells.others)
         if self.members * self.cells.levels * self.components * width > _MOST_NUMBERS:
             raise ConfigurationError(
-                f"components: {self.components} for each of {self.cells.levels} levels are too "
-                "many to be held: choose fewer."
+                f"components: {self.components} for each of {self.cells.levels} levels need too "
+                f"much memory. Choose fewer."
             )
 
     @property
@@ -145,7 +145,7 @@ class MarginMixture(ConjugateModel):
 
 
 class MarginPosterior:
-    """What was released, and the mixture that fits it, found where it is asked for.
+    """The release, and the mixture that fits it, computed on demand.
 
     :ivar rows: estimated number of rows of all units.
     """

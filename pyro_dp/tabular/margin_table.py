@@ -17,7 +17,7 @@ def margin_table(
 ) -> pd.DataFrame:
     """
     :param columns: one or two names.
-    :param level: of the intervals.
+    :param level: the intervals' level.
     :returns: a row for each code, or pair of codes.
     """
     cells = posterior.model.cells
@@ -34,14 +34,14 @@ def margin_table(
 
 
 def half_width(posterior: MarginPosterior, level: float, added: int) -> float:
-    """Of the interval of a count that is the sum of so many released cells."""
+    """Half width of the interval of a count that sums ``added`` released cells."""
     return float(norm.ppf((1 + level) / 2) * posterior.noise * math.sqrt(added))
 
 
 def all_margins(schema: Schema, margin: Callable[..., pd.DataFrame]) -> pd.DataFrame:
-    """Of all columns, and then of all pairs, in one long frame.
+    """Margins of all columns, and then of all pairs, in one long frame.
 
-    :param margin: of one name or two, as :func:`margin_table` gives it.
+    :param margin: a function of one name or two, as :func:`margin_table` gives it.
     :returns: ``column_1``, ``value_1``, ``column_2``, ``value_2``, ``count``, ``lower``, ``upper``,
         to one decimal; the second pair is empty where there is one column.
     """

@@ -12,8 +12,8 @@ from torch.distributions import constraints
 class RowMixture(TorchDistribution):
     """Rows of codes, each from a component of its own, over which their density sums.
 
-    :param weights: of the components, (K,).
-    :param tables: of each column, (K, size).
+    :param weights: the components', (K,).
+    :param tables: one for each column, (K, size).
     :param rows: None: a value is a row, (columns,); else (rows, columns), and rows of -1 count
         nothing.
     :param batch_shape: each of the batch is from the same mixture.

@@ -18,7 +18,7 @@ _NO_SCHEMA = "This is no schema as schema.to_json() writes it: {why}."
 
 def as_state(columns: dict[str, Column], settings: dict[str, Any]) -> dict[str, Any]:
     """
-    :param settings: what a schema has beside its columns.
+    :param settings: a schema's settings beside its columns.
     """
     listed = [
         {"name": name, "kind": type(column).__name__, **dataclasses.asdict(column)}  # type: ignore[call-overload]

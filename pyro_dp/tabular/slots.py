@@ -12,15 +12,15 @@ from pyro_dp.utils.errors import SchemaError
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """Where each row goes.
+    """The position of each row.
 
     Units are in order of their first row. A unit keeps its first ``max_rows`` rows, in the order
     of the frame: a rule that looks at no value, and at no other unit.
 
     :param units: how many.
     :param rows: which rows of the frame are kept, (kept,).
-    :param unit: of each row that is kept, (kept,).
-    :param slot: of each row that is kept, (kept,).
+    :param unit: each kept row's, (kept,).
+    :param slot: each kept row's, (kept,).
     """
 
     units: int
@@ -33,7 +33,7 @@ class Slots:
     def of(cls, series: pd.Series, name: str, max_rows: int) -> "Slots":
         """
         :param series: the unit of each row.
-        :raises SchemaError: a row has no unit, or units cannot be told apart.
+        :raises SchemaError: a row has no unit, or units cannot be distinguished.
         """
         unit, found = _factorized(series, name)
         slot = pd.Series(unit).groupby(unit, sort=False).cumcount().to_numpy()
@@ -66,12 +66,12 @@ def _factorized(series: pd.Series, name: str) -> tuple[np.ndarray, int]:
         )
     try:
         unit, found = pd.factorize(series)
-    except TypeError:  # of what cannot be compared; its text shows a value
+    except TypeError:  # values cannot be compared; its text shows one
         raise SchemaError(
             f"Unit column {name!r} holds objects that are no ids: pass text or integers. {CURATOR}"
         ) from None
     if (unit < 0).any():
         raise SchemaError(
-            f"Unit column {name!r} has missing values: whose row it is must be known. {CURATOR}"
+            f"Unit column {name!r} has missing values. Each row needs its unit. {CURATOR}"
         )
     return unit, len(found)

@@ -1,4 +1,4 @@
-"""What limits a regression's intervals, told by its terms."""
+"""The limits of a regression's intervals, by its terms."""
 
 from dataclasses import replace
 
@@ -15,11 +15,11 @@ def by_terms(found: Explanation, posterior: Posterior, scale: UserScale) -> Expl
 
     A coefficient of the user's is a sum of the model's: the intercept takes up where numbers were
     centred. Its share of noise is that of the table. How sampling, clipping and noise divide it
-    follows from theirs, weighted by the squares in that sum, as if they were uncorrelated. What has
-    no row in the table (coefficients of what a missing value may be) is left out.
+    follows from theirs, weighted by the squares in that sum, as if they were uncorrelated. Latents
+    without a row in the table (coefficients of missing values) are left out.
 
-    :param found: of the model's latents.
-    :param posterior: of the same.
+    :param found: the explanation of the model's latents.
+    :param posterior: that of the same latents.
     """
     own = [place for place, name in enumerate(found.names) if _site(name) == COEFFICIENTS]
     others = [j for j, name in enumerate(found.names) if _site(name) in scale.sites]
