@@ -41,9 +41,9 @@ class Synthesizer:
 
     :meth:`fit` makes *one* release, by :class:`~pyro_dp.vips.VIPS`: the counts of all codes and of
     all pairs of codes of two columns. With ``keep``, it counts within each level of one column.
-    Then joint effects on that column are kept as well. To these counts a mixture of independent columns
-    is fitted (:mod:`pyro_dp.tabular.margin_fit`), from which the rows are drawn. Numbers are
-    uniform within their bins; rows that the schema says are impossible are drawn anew.
+    Then joint effects on that column are kept as well. To these counts a mixture of independent
+    columns is fitted (:mod:`pyro_dp.tabular.margin_fit`), from which the rows are drawn. Numbers
+    are uniform within their bins; rows that the schema says are impossible are drawn anew.
 
     **Guarantee.** All results are made of the release. The accountant's (epsilon, delta) covers it
     for one record, under both neighbouring relations. A record is a row, or with a unit column a
@@ -162,7 +162,8 @@ class Synthesizer:
         """Counts of a column, or of a pair, as they were released, with intervals.
 
         Each interval covers the count in the private frame (its first ``max_rows`` rows of each
-        person) with probability ``level``. The noise is Gaussian, and its size is public. It says nothing of a larger population.
+        person) with probability ``level``. The noise is Gaussian, and its size is public. It says
+        nothing of a larger population.
 
         :param columns: names of one or two columns.
         :param level: in (0, 1).

@@ -30,10 +30,10 @@ EStep = Callable[..., Parts]  # from (draws, *rows)
 class IsolatedModel:
     """Statistics of a :class:`ConjugateModel`, as of a batch of one for every record.
 
-    Whatever its E-step reads of "other records" is not there. It runs on all records at once by
-    ``torch.vmap`` where that is possible, else in a loop. What it keeps of a record is put back.
+    Its E-step cannot read other records. It runs on all records at once by ``torch.vmap`` if
+    possible, else in a loop. State that it keeps of a record is put back.
 
-    :param state: what the model refers to.
+    :param state: objects that the model refers to.
     """
 
     def __init__(self, model: ConjugateModel, state: CapturedState):

@@ -13,8 +13,8 @@ _TINY = 1e-290  # in place of a probability that is zero in floating point
 class Documents:
     """The words that occur in B documents; no room is taken by those that do not.
 
-    The T pairs of document and word are sorted by document, so that all sums over a document run
-    over its own words in their order, whatever other documents there are.
+    The T pairs of document and word are sorted by document. So sums over a document run over its
+    own words in their order, and do not depend on other documents.
 
     :param document: index of each pair's document, (T,).
     :param word: (T,).
@@ -89,7 +89,7 @@ class WordCounts:
 
 @dataclass(frozen=True)
 class LocalPosterior:
-    """What variational Bayes says about documents, given the topics.
+    """The variational posterior of documents for these topics.
 
     :param weights: of the Dirichlet of each document's topic weights, (B, K).
     :param counts: expected tokens of each word by topic, (T, K).
@@ -164,7 +164,7 @@ def completion_perplexity(
     iterations: int,
     seed: int,
 ) -> float:
-    """exp(- mean log probability of a token of the second half, given the first).
+    """exp(- mean log probability of a token of the second half, conditional on the first).
 
     :param topics: word probabilities, (V, K).
     :param log_topics: expectation of their log, (V, K).

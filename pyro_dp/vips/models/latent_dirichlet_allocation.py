@@ -127,7 +127,8 @@ class LatentDirichletAllocation(ConjugateModel):
             )
 
     def initial_statistics(self, size: int) -> dict[str, Tensor]:
-        """As many tokens as there will be, spread evenly but for what tells topics apart."""
+        """The expected number of tokens, spread nearly evenly; small differences separate
+        topics."""
         cells = self.topics * self.words
         mean = 1.0 if self.length is None else size * self.length / cells
         shape = torch.full((self.topics, self.words), _INITIAL_SHAPE, dtype=torch.float64)
@@ -186,9 +187,9 @@ class LatentDirichletAllocation(ConjugateModel):
     ) -> float:
         """Held-out perplexity by document completion: lower is better.
 
-        Half of a document's tokens, drawn at random, say what it is about; the others are
-        predicted, by the posterior means of its topic weights and of the topics. Documents keep
-        their lengths. **The result is not private: use documents that need no protection.** A
+        A random half of a document's tokens determines its topic weights. The others are predicted,
+        by the posterior means of these weights and of the topics. Documents keep their lengths.
+        **The result is not private: use documents that need no protection.** A
         :class:`NotPrivateWarning` says so.
 
         :param posterior: of ``topics``: ``vips.posterior(noise_aware=False)``.
@@ -208,7 +209,7 @@ class LatentDirichletAllocation(ConjugateModel):
     def topic_weights(
         self, posterior: Mapping[str, Distribution], documents: Tensor
     ) -> dist.Dirichlet:
-        """What documents are about: the variational posterior of each one's topic weights.
+        """The variational posterior of each document's topic weights.
 
         **The result is not private**: it tells what the documents hold. It is for the curator, or
         for documents that need no protection. A :class:`NotPrivateWarning` says so.

@@ -1,4 +1,4 @@
-"""The three-parameter-beta-normal prior: weights of which many are small and a few are not."""
+"""The three-parameter-beta-normal prior: many weights are small and a few are not."""
 
 from dataclasses import dataclass
 
