@@ -30,7 +30,7 @@ GROUPS = (
         "It keeps a record",
         "something of them is kept|changes with the data",
         "`Variable 'cache', which model() captures, changes with the data that the model or guide "
-        "is shown.`",
+        "sees.`",
     ),
     (
         "It holds data beside the arguments",

@@ -1,4 +1,4 @@
-"""Canaries: made-up records that take the place of the first records of the data."""
+"""Canaries: made-up records that replace the first records of the data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -57,7 +57,7 @@ def canary_rows(data: Any, canaries: Any, *, single: bool) -> list[Column]:
 def with_canaries(
     data: Sequence[Column], canaries: Sequence[Column], included: np.ndarray
 ) -> tuple[Column, ...]:
-    """A copy of the data, with the included canaries in the place of records of the same number.
+    """A copy of the data, in which the included canaries replace records of the same number.
 
     :param canaries: from :func:`canary_rows`.
     :param included: (m,), bool.

@@ -1,4 +1,4 @@
-"""What an audit found: the bound, the counts behind it, and the curve to draw."""
+"""The result of an audit: the bound, the counts behind it, and the curve to draw."""
 
 import math
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class AuditResult:
     :param guesses: how many of them were guessed.
     :param correct: how many guesses were right.
     :param rates: error rates at other thresholds, to be drawn.
-    :param claimed_epsilon: what the accountant claims at this delta; None without one.
+    :param claimed_epsilon: the accountant's claim at this delta; None without one.
     :param claimed_curve: (2, P): false-positive rates and the least false-negative rates that the
         accountant's ledger allows; None without one.
     :param curve: the test of that curve; None without one.

@@ -104,12 +104,12 @@ class ConjugateModel(abc.ABC):
     posterior of the global latents (the M-step).
 
     **The E-step is behind the privacy wall.** Row b of the result of :meth:`expected_statistics`
-    may depend on row b of the data and of the draws, and on the public posterior, but on no other
-    record. A loop over local latents must therefore run a fixed number of times. A loop that stops
-    when the batch has converged would pass information between records. Your own model sees one
-    record at a time (vectorised if ``torch.vmap`` can). Nothing that it keeps of a record reaches
-    the next. Parts above the bound are clipped. A record with a NaN or infinite part, or on which
-    the E-step fails, counts as zero.
+    may depend on row b of the data and draws, and on the public posterior, but on no other record.
+    A loop over local latents must therefore run a fixed number of times. A loop that stops when the
+    batch has converged would pass information between records. Your own model sees one record at a
+    time (vectorised if ``torch.vmap`` can). Nothing that it keeps of a record reaches the next.
+    Parts above the bound are clipped. A record with a NaN or infinite part, or on which the E-step
+    fails, counts as zero.
 
     **The M-step sees released numbers only**, and may use them freely. Sums are noisy: counts may
     be negative, second moments not positive definite. How large the noise is, is public; how large
@@ -171,7 +171,7 @@ class ConjugateModel(abc.ABC):
     def expected_statistics(self, posterior: Any, draws: Draws, *rows: Any, **named: Any) -> Parts:
         """Parts of B records of all other statistics, ``(B, *shape)`` each: the E-step.
 
-        :param posterior: of the global latents, from :meth:`posterior`.
+        :param posterior: the global latents', from :meth:`posterior`.
         :param draws: random numbers for local latents, of these records.
         :param rows: of the data, (B, ...) each.
         """

@@ -152,7 +152,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         full = sampling == "full" or sample_rate == 1.0
         once = {name: each for name, each in self._declared.items() if full and each.static}
         each = {n: x for n, x in self._declared.items() if n not in once}
-        # What users write is behind a wall; what this package has was written for one.
+        # Models of users run behind a wall; those of this package are written for one.
         self._own = None if is_reviewed(model) else CapturedState(*_methods(model))
         e_step: Any = model if self._own is None else IsolatedModel(model, self._own)
         self._e_step = e_step
@@ -165,20 +165,20 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 "one release of all records is all that there is to know."
             )
         self._prepared: Prepared | None = None  # for the arguments of the last step
-        self._first: Records | None = None  # of the first step
+        self._first: Records | None = None  # the first step's
         self._size: int | None = None
         self._mixed: MixedStatistics | None = None
         self._start: MixedStatistics | None = None  # after the first step
         self._static: MixedStatistics | None = None  # what was released once
         self._posterior: Any = None
-        self._aware: SitePosterior | None = None  # of this posterior, once it was asked for
+        self._aware: SitePosterior | None = None  # for this posterior, once computed
 
     _measure = "change of the statistics"
 
     @whole_step
     @torch.no_grad()
     def step(self, *data: Tensor) -> float:
-        """One private update of the posterior, given the full data.
+        """One private update of the posterior, from the full data.
 
         :param data: tensors of length N, as the model's Pyro model takes them.
         :returns: by how much the mixed statistics changed: Euclidean norm, each in units of its
@@ -297,7 +297,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         self._posterior, self._aware = posterior, None
 
     def _once_multiplier(self, sigma: float) -> float:
-        """Noise multiplier of the release of what is static, given that of a step."""
+        """Noise multiplier of the release of static statistics, from that of a step."""
         return sigma / math.sqrt(self.num_steps)
 
     def _to_release(self, rate: float, sigma: float) -> Counter[Event]:

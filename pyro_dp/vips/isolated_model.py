@@ -102,7 +102,7 @@ class IsolatedModel:
     def _alone(
         self, e_step: EStep, draws: Draws | None, rows: tuple[Tensor, ...], *, static: bool
     ) -> Parts:
-        rows = tuple(row.clone() for row in rows)  # it may write into what it is shown
+        rows = tuple(row.clone() for row in rows)  # it may write into them
         try:
             return self._vectorized(e_step, draws, rows)
         except Exception:  # it cannot be vectorised, or fails on some record

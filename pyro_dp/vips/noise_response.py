@@ -102,8 +102,8 @@ class NoiseResponse:
         self, feedback: Mapping[tuple[str, str], Tensor] | None, marginals: Covariances
     ) -> Moved:
         """
-        :param feedback: d s_hat / d theta by statistic and site: (size of statistic, size of site);
-            None: not known, and left out.
+        :param feedback: d s_hat / d theta by statistic and site: (size of statistic, size of site),
+            or None to leave it out.
         :param marginals: covariances V of the sites that are named there, (n, n) each.
         """
         none = torch.zeros_like(self._theta).unsqueeze(1)

@@ -75,7 +75,7 @@ def covariance(marginal: Distribution) -> Tensor:
     if isinstance(own, torch.distributions.Dirichlet):
         mean, total = own.mean, own.concentration.sum(dim=-1)[..., None, None]
         blocks = (torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)) / (total + 1)
-    elif isinstance(own, dist.MultivariateStudentT):  # of which Pyro's is the scale, squared
+    elif isinstance(own, dist.MultivariateStudentT):  # Pyro's covariance is the squared scale
         factor = (own.df / (own.df - 2).clamp(min=0.0))[..., None, None]
         blocks = factor * own.scale_tril @ own.scale_tril.mT
     else:

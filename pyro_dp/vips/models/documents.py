@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_TINY = 1e-290  # in place of a probability that is zero in floating point
+_TINY = 1e-290  # replaces a probability that is zero in floating point
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class WordCounts:
 class LocalPosterior:
     """The variational posterior of documents for these topics.
 
-    :param weights: of the Dirichlet of each document's topic weights, (B, K).
+    :param weights: parameters of the Dirichlet of each document's topic weights, (B, K).
     :param counts: expected tokens of each word by topic, (T, K).
     """
 

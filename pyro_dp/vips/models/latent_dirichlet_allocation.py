@@ -24,7 +24,7 @@ from pyro_dp.vips.models.documents import (
 )
 from pyro_dp.vips.models.noisy_sums import expected_counts
 
-_INITIAL_SHAPE = 100.0  # of the Gamma of the initial counts, as in Hoffman et al. 2010
+_INITIAL_SHAPE = 100.0  # shape of the initial counts' Gamma, as in Hoffman et al. 2010
 _COMPLETION_ITERATIONS = 100
 _OTHERS = "some that need no protection"
 
@@ -175,7 +175,7 @@ class LatentDirichletAllocation(ConjugateModel):
         with pyro.plate("data", len(counts)) as idx:
             prior = dist.Dirichlet(self.alpha * ones[:, 0])
             probabilities = pyro.sample("topic_weights", prior) @ topics
-            # Of several lengths there is a density, and validation would refuse it.
+            # Several lengths have a density, but validation would refuse them.
             documents = dist.Multinomial(
                 round(self.length or 1), probabilities, validate_args=False
             )
@@ -194,7 +194,7 @@ class LatentDirichletAllocation(ConjugateModel):
 
         :param posterior: of ``topics``: ``vips.posterior(noise_aware=False)``.
         :param documents: counts of shape (M, words) of documents that were not learned from.
-        :param seed: of the halves.
+        :param seed: the halves'.
         :raises ModelError: no document has two words, or they do not fit.
         """
         self.check(documents)

@@ -4,7 +4,7 @@ Algorithm 5 of Park et al. 2020 (VIPS, arXiv 1611.00340). The augmentation of Po
 2013 (arXiv 1205.0310) makes the likelihood conjugate to a Gaussian.
 
 Fisher's information follows from the released curvature. With c^2 = u^2 + t, u = x . w, the E-step
-of a record is E[omega] = g(c^2), and it moves with the weights. The information is sum_n h(u_n) x_n
+of a record is E[omega] = g(c^2). It moves with the weights. The information is sum_n h(u_n) x_n
 x_n', h(u) = g(c^2) + 2 u^2 g'(c^2). For t = 0 it is that of the logistic likelihood. The release is
 sum_n g(c_n^2) x_n x_n'. The step from one to the other needs the rows, or their distribution. Here
 they count as Gaussian, with second moments that match the release.

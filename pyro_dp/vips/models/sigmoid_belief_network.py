@@ -41,7 +41,7 @@ def hidden_units(field: Tensor, coupling: Tensor, sweeps: int) -> Tensor:
     """Means of independent hidden units of value -1/2 or 1/2, (B, K).
 
     Variational Bayes for p(x) proportional to exp(field . x - x' coupling x / 2): units start at
-    zero, and each is updated in turn, for a fixed number of sweeps.
+    zero and are updated in turn, for a fixed number of sweeps.
 
     :param field: each image's, (B, K).
     :param coupling: (K, K), symmetric; its diagonal does not matter, since x^2 is 1/4.
@@ -284,7 +284,7 @@ class SigmoidBeliefNetwork(ConjugateModel):
         :class:`NotPrivateWarning` says so.
 
         :param posterior: of ``weights``, ``biases`` and ``hidden_biases``: ``vips.posterior()``.
-        :param images: of shape (M, pixels), not learned from.
+        :param images: shape (M, pixels), not learned from.
         :param seed: the groups'.
         :raises ModelError: the images do not fit.
         """
