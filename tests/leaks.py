@@ -582,8 +582,7 @@ def data_as_a_global(x, y):
 
 @leak("'y'", "condition")
 def pyro_condition(x, y):
-    """``pyro.condition(model, data={"y": y})``: the labels are in the handler, not in the
-    arguments."""
+    """``pyro.condition(model, data={"y": y})``: the handler holds the labels, no argument does."""
 
     def model(x, label=None):
         w = weights()
