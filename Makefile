@@ -39,9 +39,10 @@ docs: $(VENV)/.docs
 release:
 	PYTHON=$(PYTHON) .ci/release
 
-# The slides of the first lesson, docs/slides.pdf.
-slides: $(VENV)/.test
+# The slides of the first lesson and the cheat sheet, as PDF.
+slides: $(VENV)/.test docs
 	$(BIN)/python docs/slides.py
+	$(BIN)/python docs/cheat_sheet.py
 
 # The tutorials' outputs, anew.
 tutorials: $(VENV)/.test

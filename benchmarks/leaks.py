@@ -28,9 +28,9 @@ BEGIN, END = "<!-- leaks: begin -->\n", "<!-- leaks: end -->\n\n"
 GROUPS = (
     (
         "It keeps a record",
-        "shown: something of them is kept|changes with the data",
+        "something of them is kept|changes with the data",
         "`Variable 'cache', which model() captures, changes with the data that the model or guide "
-        "is shown.`",
+        "sees.`",
     ),
     (
         "It holds data beside the arguments",

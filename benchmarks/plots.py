@@ -1,4 +1,6 @@
-"""Draw docs/figures/plots: the package's own plots, of the examples in docs/dpsvi.md and on.
+"""Draw docs/figures/plots: the package's own plots.
+
+Most are of the examples in docs/dpsvi.md and the pages after it.
 
 python benchmarks/plots.py
 """
@@ -8,12 +10,17 @@ import re
 import tempfile
 from typing import Any
 
+import numpy as np
 import pyro
 import torch
 from cycler import cycler
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from summary import COLOURS, ROOT, STYLE, svg
+
+from pyro_dp import PrivacyAccountant, audit
+from pyro_dp.accounting.events import SubsampledGaussian
+from pyro_dp.auditing.result import AuditResult
 
 FOLDER = ROOT / "docs" / "figures" / "plots"
 PLOTS = {
@@ -26,13 +33,14 @@ PLOTS = {
     "forecast": "forecast.plot()",
     "evidence": "sep.evidence.plot()",
     "accountant": "accountant.plot()",
+    "audit": "audited().plot().figure",
 }
 WIDTH = 6.0  # inches
 
 
 def examples() -> dict[str, Any]:
     """The names that the first examples of these pages define, with seeds for data and noise."""
-    scope: dict[str, Any] = {}
+    scope: dict[str, Any] = {"audited": audited}
     for page, count in (("dpsvi", 2), ("dpsep", 1), ("explain", 1)):
         text = (ROOT / "docs" / f"{page}.md").read_text()
         for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[:count]:
@@ -40,6 +48,22 @@ def examples() -> dict[str, Any]:
             pyro.set_rng_seed(0)
             exec(re.sub(r"accountant=accountant(?=[,)])", r"\g<0>, generator=0", code), scope)
     return scope
+
+
+def audited() -> AuditResult:
+    """A noisy sum, beside the claim of its ledger."""
+    noise, claim = np.random.default_rng(1), PrivacyAccountant()
+    claim.record(SubsampledGaussian(1.0, 1.0, "full"))
+    return audit(
+        lambda x: x.sum() + noise.standard_normal(),
+        [np.zeros(10)],
+        [1.0],
+        num_trials=10_000,
+        score=float,
+        claim=claim,
+        seed=0,
+        progress=False,
+    )
 
 
 def drawn(scope: dict[str, Any], call: str) -> str:

@@ -1,8 +1,8 @@
 """For Sphinx: existing names of ours that are not on the site appear as code.
 
 Docstrings also refer to modules and classes outside the public interface, for readers of the code.
-Public names become links, wherever they are defined. A name that does not exist stays a broken
-reference, which fails the build.
+Links for public names, in whichever module they are defined. A name that does not exist stays a
+broken reference, which fails the build.
 """
 
 import importlib

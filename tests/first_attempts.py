@@ -299,7 +299,7 @@ def nothing_observed():
     dpsvi(model).step(x, y)
 
 
-@attempt("The model", "'y'", says="all of them whole")
+@attempt("The model", "'y'", says="read all data and rows of parameters")
 def partly_whole():
     """A model that reads its features whole, and its outcomes at the plate's indices."""
     x, y = data()
@@ -915,7 +915,7 @@ def another_loss():
     dpsvi(logistic, loss=RenyiELBO())
 
 
-@attempt("Losses", "loss", "'people'", says="no mean over records")
+@attempt("Losses", "loss", "'people'", says="Only a sum over sites")
 def mean_loss():
     """A loss of one's own that is a mean over the records."""
     x, y = data()
@@ -931,7 +931,7 @@ def mean_loss():
     dpsvi(model, loss=loss).step(x, y)
 
 
-@attempt("Losses", "loss", "'people'", says="no penalty beside the sites")
+@attempt("Losses", "loss", "'people'", says="Write a penalty beside the sites")
 def penalised_loss():
     """A loss of one's own with a penalty on a parameter."""
     x, y = data()

@@ -232,7 +232,7 @@ def weight_norm_in_the_guide(x):
 
 @leak("centres", data=points)
 def dictionary_in_model_and_guide(x):
-    """A dictionary of centres that model and guide share and whoever runs first fills; traced."""
+    """A dictionary of centres, shared by model and guide. The first to run fills it; traced."""
     centres = {}
     encoder = nn.Linear(2, 2)
 
@@ -582,7 +582,7 @@ def data_as_a_global(x, y):
 
 @leak("'y'", "condition")
 def pyro_condition(x, y):
-    """pyro.condition(model, data={"y": y}): the labels are in the handler, not in the arguments."""
+    """``pyro.condition(model, data={"y": y})``: the handler holds the labels, no argument does."""
 
     def model(x, label=None):
         w = weights()
@@ -658,7 +658,7 @@ def location(x):
 
 @leak("init_to_value", "init_loc_fn", "mu", data=points)
 def init_to_value_with_means(x):
-    """init_to_value(values={"mu": x.mean(0)}): numbers, made before anything else ran."""
+    """``init_to_value(values={"mu": x.mean(0)})``: numbers, made before anything else ran."""
     guide = AutoNormal(location, init_loc_fn=init_to_value(values={"mu": x.mean(0)}))
     return dpsvi(location, guide, x)
 

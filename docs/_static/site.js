@@ -27,3 +27,23 @@
     })
   }
 }
+
+// Tables become cards on a phone (site.css). In a first column an empty cell repeats the one above. The archive keeps tables.
+
+if (!location.pathname.includes("/benchmarks/")) {
+  for (const table of document.querySelectorAll(".table-wrapper > table")) {
+    table.classList.add("cards")
+    const headers = [...table.querySelectorAll("th")].map((header) => header.textContent)
+    let above = ""
+    for (const row of table.querySelectorAll("tbody tr")) {
+      ;[...row.cells].forEach((cell, column) => {
+        if (!column) cell.textContent ? (above = cell.textContent) : (cell.dataset.above = above)
+        else if (cell.textContent) cell.dataset.label = headers[column]
+      })
+    }
+  }
+}
+
+// Two asides need two names.
+
+document.querySelector(".sidebar-drawer")?.setAttribute("aria-label", "Pages")

@@ -45,7 +45,8 @@ def table(rows: pd.DataFrame) -> str:
     for name in SEEN:
         one = rows[rows.example == name].set_index("fit")
         reached = one.elbo["SVI"]
-        cells = [f"[{title(name)}](#{anchor(name)})", f"{one.N.iloc[0]:,}", f"{reached:,.0f}"]
+        link = f"[![](figures/examples/{name}.png) {title(name)}](#{anchor(name)})"
+        cells = [link, f"{one.N.iloc[0]:,}", f"{reached:,.0f}"]
         cells += [difference(one.elbo[fit] - reached) if fit in one.elbo else "" for fit in PRIVATE]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

@@ -32,7 +32,9 @@ from pyro_dp.utils.validation import require_count, require_number
 Column = torch.Tensor | np.ndarray
 _MADE_UP = "made-up data"
 _LENGTHS = "score=None needs equally many numbers from every run: pass a score."
-_PART = 0.2  # of the runs: they choose thresholds, and as many the direction of a score
+_PART = (
+    0.2  # share of the runs that choose thresholds, and of those that choose a score's direction
+)
 
 
 def audit(
@@ -50,42 +52,42 @@ def audit(
 ) -> AuditResult:
     """A lower confidence bound on epsilon from repeated runs, with and without a canary.
 
-    In each trial the canary takes the place of the first record, or does not. A fifth of the runs
-    chooses two thresholds: above the upper one the attacker says "with", up to the lower one
-    "without", and between them nothing. In the other runs a fair coin decides, and it is counted
-    how often the attacker is right (:func:`pyro_dp.auditing.bounds.runs_bound`, with the proof).
+    In each trial the canary replaces the first record, or does not. A fifth of the runs chooses two
+    thresholds. Above the upper one the attacker says "with", up to the lower one "without", and
+    between them nothing. In the other runs a fair coin decides, and it is counted how often the
+    attacker is right (:func:`pyro_dp.auditing.bounds.runs_bound`, with the proof).
 
     With a claim, the same runs also test its whole trade-off curve
     (:func:`pyro_dp.auditing.bounds.least_advantage`). Each test gets half of the error probability.
     The curve shows much smaller faults. With 10,000 runs at epsilon = 4, nearly all audits find
     noise that is 20% too small. The result says which share of the claimed noise they still allow.
 
-    **Guarantee.** If the runs are independent and alike, and each is (epsilon, delta)-
-    differentially private for the first record, then the bound is at most epsilon with the stated
-    confidence, whatever the canary and the score. With a claim this holds for mechanisms that have
-    the ledger's trade-off curve at some share of its noise. If the claim is true, the result
-    contradicts it with probability 1 - confidence at most.
+    **Guarantee.** Assume independent, alike runs, each (epsilon, delta)-differentially private for
+    the first record. Then the bound is at most epsilon with the stated confidence, for any canary
+    and score. With a claim this holds for mechanisms that have the ledger's trade-off curve at some
+    share of its noise. If the claim is true, the result contradicts it with probability 1 -
+    confidence at most.
 
     **Not protected.** Nothing is: the result is not private, and ``make_run`` gets the data as they
     are. Use made-up data, or be their curator; a :class:`NotPrivateWarning` says so. And an audit
     proves no privacy: a low bound may come from a weak canary, a weak score or too few runs.
 
     :param make_run: called as ``make_run(*records)``; runs the inference from its start, with fresh
-        noise, and returns what it released. What it keeps from one run for the next would make the
+        noise, and returns what it released. State kept from one run for the next would make the
         runs dependent.
     :param data: tensors or arrays with one row per record. Under ``add_or_remove_one`` the first
-        record must be an empty one, that adds nothing, such as zero features in a regression;
-        under ``replace_one`` it may be any.
+        record must be empty and add nothing, such as zero features in a regression. Under
+        ``replace_one`` it may be any.
     :param canary: its row for each of ``data``. The most telling one has the largest gradient in a
         direction that no other record has.
     :param num_trials: runs altogether, at least 100. No attack on n runs can show an epsilon above
         about log(n / 9).
     :param score: a number from what was released, larger with the canary. None: the release is a
-        number, tensor or array, and another fifth of the runs finds the direction in which its
-        means differ most, relative to the variances.
+        number, tensor or array. Another fifth of the runs finds the direction in which its means
+        differ most, relative to the variances.
     :param delta: at which epsilon is bounded, in [0, 1).
     :param confidence: in (0, 1).
-    :param claim: the accountant of one run, whose epsilon and trade-off curve are to be compared.
+    :param claim: the accountant of one run, whose epsilon and trade-off curve the audit tests.
     :param seed: of the coins, for an audit that can be repeated.
     :param progress: whether to show a progress bar.
     :raises ConfigurationError: an argument is not as stated, or a score is not a finite number.
@@ -158,9 +160,9 @@ def audit_one_run(
 ) -> AuditResult:
     """A lower confidence bound on epsilon from one run, with many canaries.
 
-    Each of m canaries takes the place of one of the first m records with probability 1/2. The
-    attacker says "with" of those with the highest scores and "without" of those with the lowest
-    (Steinke, Nasr & Jagielski 2023, arXiv 2305.08846;
+    Each of m canaries replaces one of the first m records with probability 1/2. The attacker says
+    "with" of those with the highest scores and "without" of those with the lowest (Steinke, Nasr &
+    Jagielski 2023, arXiv 2305.08846;
     :func:`pyro_dp.auditing.bounds.canaries_error`). With a claim, the same guesses also test its
     whole trade-off curve (:func:`pyro_dp.auditing.bounds.canaries_contradict`). Both tests reject
     from some number of correct guesses on. So the one that rejects first decides, and each may have
@@ -174,12 +176,12 @@ def audit_one_run(
 
     :param make_run: as for :func:`audit`; called once.
     :param data: as for :func:`audit`. The first m records are those that canaries replace.
-    :param canaries: m rows for each of ``data``, best in directions of their own: of 1,000 canaries
-        in as many directions the curve shows epsilon >= 2.2 of 4, at a confidence of 0.95.
+    :param canaries: m rows for each of ``data``, best in directions of their own. With 1,000
+        canaries in as many directions the curve shows epsilon >= 2.2 of 4, at a confidence of 0.95.
     :param score: m numbers from what was released, larger for canaries that seem included.
     :param positive: how many are guessed to be included; m / 10 if None.
     :param negative: how many are guessed not to be; m / 10 if None.
-    :param delta: in [0, 1); far below 1 / m, or nothing can be shown.
+    :param delta: in [0, 1); far below 1 / m, or the bound is 0.
     :param confidence: in (0, 1).
     :param claim: the accountant of the run. It may be the one that the run itself records in.
     :param seed: of the coins, for an audit that can be repeated.
@@ -254,7 +256,7 @@ def _vector(value: Any) -> np.ndarray:
             "score=None needs runs that return a number, a tensor or an array: pass a score."
         ) from None
     if not np.isfinite(vector).all():
-        raise ConfigurationError("What make_run returns, or its score, must be finite.")
+        raise ConfigurationError("The result of make_run, or its score, must be finite.")
     return vector
 
 
@@ -345,7 +347,7 @@ def _canary_rows(data: Any, canaries: Any, *, single: bool) -> list[Column]:
 def _with_canaries(
     data: Sequence[Column], canaries: Sequence[Column], included: np.ndarray
 ) -> tuple[Column, ...]:
-    """A copy of the data, with the included canaries in the place of records of the same number.
+    """A copy of the data, in which the included canaries replace records of the same number.
 
     :param canaries: from :func:`_canary_rows`.
     :param included: (m,), bool.

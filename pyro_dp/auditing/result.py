@@ -1,4 +1,4 @@
-"""What an audit found: the bound, the counts behind it, and the curve to draw."""
+"""The result of an audit: the bound, the counts behind it, and the curve to draw."""
 
 import math
 from collections.abc import Callable
@@ -136,7 +136,7 @@ class AuditResult:
     :param guesses: how many of them were guessed.
     :param correct: how many guesses were right.
     :param rates: error rates at other thresholds, to be drawn.
-    :param claimed_epsilon: what the accountant claims at this delta; None without one.
+    :param claimed_epsilon: the accountant's claim at this delta; None without one.
     :param claimed_curve: (2, P): false-positive rates and the least false-negative rates that the
         accountant's ledger allows; None without one.
     :param curve: the test of that curve; None without one.
@@ -231,7 +231,7 @@ class AuditResult:
         axes.plot(alpha, excluded, color="#D55E00", label=label)
         if self.curve is not None and self.curve.noise_share < math.inf:
             label = f"{self.curve.noise_share:.2f} x the claimed noise (bound of the curve)"
-            axes.plot(*self.curve.allowed, color="#E69F00", label=label)
+            axes.plot(*self.curve.allowed, color="#009E73", label=label)
         if self.claimed_curve is not None:
             axes.plot(*self.claimed_curve, color="#0072B2", label="least errors claimed")
         rates = self.rates

@@ -1,8 +1,8 @@
 """State of the user's code, so that nothing of one record is kept for the next.
 
 Model and guide may refer to more than their arguments (:mod:`pyro_dp.graphs.references`). A graph
-has these values as constants, and is traced anew when one of them changed. What a model keeps of a
-record that it is shown is put back at once; a model that keeps what depends on the data is refused.
+has these values as constants, and is traced anew when one of them changed. State that a model keeps
+of a record is put back at once. A model whose kept state depends on the data is refused.
 """
 
 import collections
@@ -24,8 +24,8 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.torch_state import address, version
 
 KEEPS = (
-    "{label} changes with the data that the model or guide is shown. What it keeps of one record "
-    "would reach others, or the released parameters: compute it from the record each time, in a "
+    "{label} changes with the data that the model or guide sees. What it keeps of one record "
+    "would reach others, or the released parameters. Compute it from the record each time, in a "
     "local variable, or set it to a public constant before the first step."
 )
 _PLAIN = (bool, int, float, complex, str, type(None))
@@ -55,7 +55,7 @@ class _Constant:
 
 
 class _Kept:
-    """What a tensor was.
+    """The former state of a tensor.
 
     :param whole: with its numbers; else only where they are, and how often they were changed.
     """
@@ -115,11 +115,11 @@ class CapturedState:
 
     @contextlib.contextmanager
     def preserved(self, *, batched: bool = False) -> Iterator[None]:
-        """Within, records are shown: what was kept of them is put back at the end.
+        """Inside, code sees records. State kept of them is put back at the end.
 
         :param batched: they are all shown at once by ``torch.vmap``, which can't write what it is
             shown into a captured tensor or array: of these there need be no copies.
-        :raises ModelError: a tensor or array was changed in place; names it.
+        :raises ModelError: a tensor or array was overwritten; names it.
         """
         if self._is_watched:
             yield
@@ -146,7 +146,7 @@ class CapturedState:
             self._is_watched = False
 
     def forget(self) -> None:
-        """Drop what functions with a cache computed before: users may have shown them data."""
+        """Clear the caches of functions: users may have called them with data."""
         for cache in self.references.caches:
             cache.cache_clear()
 
@@ -155,9 +155,9 @@ class CapturedState:
         self, changes: Changes, memory: Changes, largest: float = math.inf
     ) -> Iterator[None]:
         """
-        :param changes: takes what changed, but for the contents of tensors and arrays.
+        :param changes: takes the changes, except the contents of tensors and arrays.
         :param memory: takes these.
-        :param largest: size of a tensor of which there is a copy to put back.
+        :param largest: size of a tensor that has a copy to put back.
         """
         before = [(place, place.values()) for place in self._places]
         misses = [cache.cache_info().misses for cache in self.references.caches]
@@ -208,7 +208,7 @@ def require_same_changes(one: Changes, other: Changes) -> None:
 
 
 def require_no_changes(changes: Changes) -> None:
-    """:raises ModelError: something changed while data were shown."""
+    """:raises ModelError: state changed during a run on data."""
     for label, _ in changes:
         raise ModelError(KEEPS.format(label=sentence(label)))
 
@@ -218,7 +218,7 @@ def _items(values: Any) -> dict[Any, Any]:
 
 
 def _key(name: Any) -> str:
-    """The same for the same place in another run, where objects have other addresses."""
+    """Equal for the same variable in another run, where objects have other addresses."""
     return str(name) if isinstance(name, (*_PLAIN, tuple)) else type(name).__name__
 
 

@@ -28,7 +28,7 @@ class Place:
 
     @property
     def reader(self) -> Callable[[Any], Any]:
-        """A fast way to one of the values, by name or position; ``None`` if it is gone."""
+        """Fast access to one of the values, by name or position; ``None`` if it is gone."""
         owner = self.owner
         if isinstance(owner, dict):
             return owner.get
@@ -41,7 +41,7 @@ class Place:
         return self.label
 
     def floats(self) -> list[float]:
-        """The numbers among the values, but for integers."""
+        """The numbers among the values, except integers."""
         values = self.values()
         values = values.values() if isinstance(values, dict) else values
         return [value for value in values if isinstance(value, float)]
@@ -71,7 +71,7 @@ class Names(Place):
 
 
 class PublicAttributes(Place):
-    """Of a library's object: what users write there, and no cache of its own."""
+    """The attributes of a library's object that users set, without its own caches."""
 
     hidden = "_"  # what names that do not count begin with
 
@@ -127,7 +127,7 @@ class Cell(Place):
 
 
 class ClassAttributes(PublicAttributes):
-    """What a class keeps for all its objects."""
+    """State that a class keeps for all its objects."""
 
     hidden = "__"
 

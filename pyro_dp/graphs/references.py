@@ -47,7 +47,7 @@ def is_users(thing: Any) -> bool:
 
 
 def is_library(module: str) -> bool:
-    """Whether a module of this name is Python's, torch's, Pyro's, or another well-known one."""
+    """Whether a module of this name is Python's, torch's, Pyro's, or another common one."""
     return module.split(".")[0] in _LIBRARIES
 
 
@@ -61,7 +61,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # of an object that is no Python class
 _CACHE = type(functools.cache(len))
 _MOST_THINGS = 50_000
-LONGEST = 10_000  # of a container whose elements are looked at
+LONGEST = 10_000  # elements of a container that are searched
 # What autoguides keep of their first run, which is on placeholders.
 _OWN_RECORDS = ("prototype_trace", "_prototype_frames", "_pyro_context", "_init_locs", "plates")
 
@@ -260,7 +260,8 @@ def _defaults(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _globals_of(code: types.CodeType) -> tuple[set[str], set[str], set[str]]:
-    """What code, or a function defined in it, uses: global names, imported modules, all names."""
+    """Names used by code, or a function defined in it: global names, imported modules, all
+    names."""
     found, imported, named = set(), set(), set(code.co_names)
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):

@@ -1,8 +1,8 @@
 """Fewer operations in a traced graph: what a compiler would do, for graphs that are not compiled.
 
 Each operation costs a few microseconds, whatever it does. Vectorising and differentiating leave
-many behind that do nothing: views that keep the shape, multiplications with 1, constants that are
-made afresh in each call, the same thing twice.
+useless ones behind. These are views that keep the shape, multiplications with 1, repeated constants
+and repeated operations.
 """
 
 import functools
@@ -35,7 +35,7 @@ _NEUTRAL = {
 
 
 def simplify(graph: GraphModule) -> None:
-    """Remove what does nothing, in place. What is written to in place is left alone."""
+    """Remove what does nothing, in place. Overwritten tensors are left alone."""
     _copy_at_once(graph)
     _unrepeat_rows(graph)
     _skip_identities(graph)
@@ -60,7 +60,7 @@ def are_written(graph: GraphModule, nodes: Iterable[Node]) -> bool:
 
 
 def arguments(node: Node) -> tuple[Any, ...]:
-    """Those of a node by position. The operation says of which types they are."""
+    """Those of a node by position. Their types follow from the operation."""
     return node.args
 
 
@@ -109,7 +109,7 @@ def _skip_copies(graph: GraphModule, kept: set[Node]) -> None:
 
 
 def _handed_out(graph: GraphModule) -> set[Node]:
-    """What outputs show: a copy among it has memory of its own on purpose."""
+    """The outputs' values: a copy among them has its own memory on purpose."""
     memory = _Memory(graph)
     (output,) = graph.graph.find_nodes(op="output")
     return {root for node in output.all_input_nodes for root in memory.roots(node)}
@@ -189,7 +189,7 @@ def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
 
 
 def _spell_out_masks(graph: GraphModule, constants: dict[Node, torch.Tensor]) -> None:
-    """The places where a constant mask is true; a compiler would not know how many there are."""
+    """The indices where a constant mask is true; a compiler would not know how many there are."""
     places: dict[Node, list[Node]] = {}
     for mask, value in constants.items():
         if value.dtype != torch.bool:

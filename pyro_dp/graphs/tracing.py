@@ -95,8 +95,8 @@ def trace(
 ) -> GraphModule:
     """The tensor operations of ``function(*inputs)``, for inputs of these shapes.
 
-    Whatever else the function reads becomes a constant. Randomness must be an input: a draw that
-    became a constant would be the same in every step, and one that stayed an operation would come
+    Everything else that the function reads becomes a constant. Randomness must be an input. A draw
+    that became a constant would be the same in every step. One that stayed an operation would come
     from another stream once compiled.
 
     :param draws: the graph is there to draw: it will not be compiled, and draws afresh in each
@@ -202,7 +202,7 @@ _LAYOUTS: dict[Any, Callable[..., Layout | None]] = {
 class Compiler:
     """Makes graphs callable: as machine code, if enabled, else as they are.
 
-    Where there is no compiler, or too much to compile, it warns once, and is disabled.
+    Without a compiler, or with too much to compile, it warns once, and is disabled.
     """
 
     def __init__(self, enabled: bool):
@@ -260,7 +260,7 @@ def untraced() -> Iterator[None]:
 
 
 def constant_number(read: Callable[[Tensor], Any], tensor: Tensor) -> Any:
-    """What is read out of a tensor of a graph that is being traced.
+    """A number read out of a tensor of a graph during tracing.
 
     Of a tensor that depends on no input, and on no draw, that is the same in every call. Of
     others the read raises what it raises.
@@ -270,7 +270,7 @@ def constant_number(read: Callable[[Tensor], Any], tensor: Tensor) -> Any:
     if mode is None or known is None:
         return read(tensor)
     reached = _ancestors(known.proxy.node)
-    # What is written into a view is not among the ancestors of the whole.
+    # Values written into a view are not among the ancestors of the whole.
     for node in reversed(mode.tracer.graph.nodes):
         if _writes(node) and not reached.isdisjoint(_ancestors(node.args[0])):
             reached |= _ancestors(node)
@@ -295,6 +295,6 @@ def _ancestors(node: Node) -> set[Node]:
 
 
 def _writes(node: Node) -> bool:
-    """Whether it is an operation in place."""
+    """Whether it overwrites an input."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable and isinstance(node.args[0], Node)

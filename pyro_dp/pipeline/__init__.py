@@ -1,1 +1,1 @@
-"""What comes before and around a fit: scaling, and the choice of settings."""
+"""Steps before and around a fit: scaling, and the choice of settings."""

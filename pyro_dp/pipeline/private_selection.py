@@ -94,16 +94,16 @@ def private_selection(
         best = private_selection(run, [0.01, 0.03, 0.1], accountant=accountant,
                                  releases={SubsampledGaussian(20.0, sample_rate=0.05): 200})
 
-    **Guarantee.** Settings, result and score of the winner are covered by the accountant's
-    (epsilon, delta), if all that ``run`` returns comes from the releases of its accountant and from
-    public data, and it keeps nothing of a trial anywhere else.
+    **Guarantee.** The accountant's (epsilon, delta) covers settings, result and score of the winner
+    under two conditions. All that ``run`` returns comes from the releases of its accountant and
+    from public data. It keeps nothing of a trial anywhere else.
 
     **Hidden.** Losing trials and K itself: runs have a parameter store of their own; they use
     torch's, NumPy's and Python's global generators, seeded privately, and leave them as they were;
     what they print or warn of is not shown; and there is no progress bar, because it would count
     the trials. Candidates are copied for each trial. A trial that raises an exception, or whose
-    score is NaN, is one with the lowest score, and the exception's text is not shown: try ``run``
-    by itself on data that need no protection.
+    score is NaN, gets the lowest score, and the exception's text stays hidden. Try ``run`` by
+    itself on data that need no protection.
 
     **Not protected.** The running time, which tells K. A score on the private data themselves that
     is not a release of the trial's accountant. Whether a trial fails, if that depends on the data
@@ -113,16 +113,16 @@ def private_selection(
 
     :param run: takes a setting and an accountant; returns result and score, a number: private, for
         example from ``DPSVI``'s ``loss_clip``, or on public data. The larger, the better. The
-        result must hold what is wanted of it: an autoguide does, but call
-        ``pyro.clear_param_store()`` before you use it, or parameters of equal names that are in
-        Pyro's store take the place of its own. (The winner's store is gone afterwards.)
+        result must hold its parameters, as an autoguide does. Call ``pyro.clear_param_store()``
+        before you use it, or parameters of equal names in Pyro's store replace its own. (The
+        winner's store is gone afterwards.)
     :param candidates: public settings.
-    :param releases: what one trial releases at most, with counts; or, as a function of the setting,
-        what a trial with it does. The most expensive one is charged. So ``run`` must state its
+    :param releases: the most that one trial releases, with counts, or a function of the setting
+        that returns it. The most expensive one is charged. So ``run`` must state its
         ``noise_multiplier``: a trial has no budget to calibrate from.
     :param accountant: keeps the ledger and the budget.
     :param trials: distribution of K. ``None``: ``TruncatedNegativeBinomial(mean=10)``.
-    :param delta: of the event, in (0, 1); it is part of the delta of the accountant's guarantee.
+    :param delta: the event's, in (0, 1); it is part of the delta of the accountant's guarantee.
         ``None``: half of the accountant's.
     :param generator: a ``torch.Generator`` or a seed, for K and settings that can be repeated. No
         guarantee against anyone who can guess the seed, and the ledger says so.
@@ -197,7 +197,7 @@ def selection_epsilon(
     delta: float = 5e-6,
     neighboring: str = "add_or_remove_one",
 ) -> float:
-    """What a private selection costs, to plan with.
+    """The cost of a private selection, for planning.
 
     From the Rényi divergences of one trial, those of the best of K
     (:mod:`pyro_dp.pipeline.trials`), and the conversion of
@@ -253,7 +253,7 @@ class _Trial(NamedTuple):
 def _tried(
     run: Callable, setting: Any, accountant: TrialAccountant, private: np.random.Generator
 ) -> _Trial:
-    """One trial, of which nothing is seen outside."""
+    """One trial, hidden from the outside."""
     try:
         with _unseen(private):
             result, score = run(setting, accountant)
@@ -272,7 +272,7 @@ def _tried(
 
 @contextlib.contextmanager
 def _unseen(private: np.random.Generator) -> Iterator[None]:
-    """Global state and standard output as they were, whatever happens within."""
+    """Restores global state and standard output, also after errors."""
     with (
         private_rng(private),
         pyro.get_param_store().scope(),
@@ -303,7 +303,7 @@ def _copies(candidates: Sequence[Any]) -> list[Any]:
 def _declared(
     run: Callable, candidates: Sequence[Any], releases: Any, accountant: PrivacyAccountant
 ) -> list[Releases]:
-    """What a trial with each of the candidates may release."""
+    """The releases that a trial with each of the candidates may make."""
     if not isinstance(accountant, PrivacyAccountant):
         raise ConfigurationError("accountant must be a PrivacyAccountant.")
     if not callable(run):

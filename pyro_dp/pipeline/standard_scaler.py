@@ -25,9 +25,9 @@ class DPStandardScaler:
 
     The interface is that of scikit-learn's ``StandardScaler``, for NumPy arrays, data frames and
     torch tensors, also as a step of a ``Pipeline``. :meth:`fit` clips every feature to its public
-    bounds, maps it to u in [-1, 1], and releases the sums of u and of u^2 - 1/2 over all records as
-    *one* Gaussian event of two blocks with equal shares. One record's part of them has norms of at
-    most sqrt(d) and sqrt(d) / 2; N is public.
+    bounds and maps it to u in [-1, 1]. It releases the sums of u and of u^2 - 1/2 over all records
+    as *one* Gaussian event of two blocks with equal shares. One record's part of them has norms of
+    at most sqrt(d) and sqrt(d) / 2; N is public.
 
     **Guarantee.** ``mean_``, ``var_`` and ``scale_`` are covered by the accountant's
     (epsilon, delta) for one row of the data, under both neighbouring relations, for finite data.

@@ -1,13 +1,13 @@
 """The trials of a private selection: their random number, their cost, and the accountant of one.
 
 Papernot & Steinke 2022, "Hyperparameter tuning with Rényi differential privacy" (ICLR, arXiv
-2110.03620). A mechanism Q runs K times, and the best outcome is published. With K fixed, a data set
-on which one outcome is a little better could be told by the winner; with K random, one cannot know
-whether a better one was missed for lack of trials, and the cost grows with log E[K] only.
+2110.03620). A mechanism Q runs K times, and the best outcome is published. With K fixed, the winner
+would reveal a data set on which one outcome is a little better. With K random, a better one may
+have been missed for lack of trials. So the cost grows with log E[K] only.
 
 Let f be the probability generating function of K. The winner is y with probability f(Q(<= y)) -
-f(Q(< y)) = Q(y) E f'(X), X uniform in between, and by joint convexity the moment of order lambda is
-at most that of one trial times the largest f'(q)^lambda f'(q')^(1 - lambda), over the q, q' that
+f(Q(< y)) = Q(y) E f'(X), X uniform in between. By joint convexity the moment of order lambda is at
+most that of one trial times the largest f'(q)^lambda f'(q')^(1 - lambda), over the q, q' that
 privacy of one trial allows. The theorems bound that.
 """
 

@@ -25,8 +25,8 @@ _STEP = 0.1  # by which parameters are moved: where they start, penalties may be
 _NO_SUM = (
     "loss: for two records it is another number, or has another derivative, than for what lies "
     "outside plate {plate!r} and for both alone. Only a sum over sites can be clipped record by "
-    "record: no mean over records, no product or ratio with the whole loss, and no penalty beside "
-    "the sites (write that as pyro.factor inside the plate, divided by the plate's size)."
+    "record. A mean over records, or a product or ratio with the whole loss, cannot. Write a "
+    "penalty beside the sites as pyro.factor inside the plate, divided by the plate's size."
 )
 _RUNS = (
     "loss: it runs the guide {runs} times. Run it once, for one draw of the latents; several draws "
@@ -61,7 +61,7 @@ def check_additive(loss: ELBO, inside: Runs, particle: Particle) -> None:
         return _Parts(loss, inside, particle, indices).all(together, rows)
 
     found = on_varied(on_rows)
-    if found is None:  # they need not be in the model's domain
+    if found is None:  # they may be outside the model's domain
         row = records.placeholder()
         together = records.arguments(row, length=length)
         found = _Parts(loss, inside, particle, indices).all(together, [row, row])
@@ -74,7 +74,7 @@ def check_additive(loss: ELBO, inside: Runs, particle: Particle) -> None:
 class _Parts:
     """The loss of two records, and its parts.
 
-    :param indices: of the two, (2,).
+    :param indices: one for each of the two, (2,).
     """
 
     loss: ELBO
@@ -85,8 +85,8 @@ class _Parts:
     def all(self, together: Arguments, rows: list[list[Tensor]]) -> list[Tensor]:
         """Each a vector of the loss and its derivatives: of both records; outside; of each.
 
-        :param together: public arguments.
-        :param rows: those of the two records.
+        :param together: arguments that are public.
+        :param rows: the rows of the two records.
         """
         records = self.inside.records
         drawn: dict[str, Tensor] = {}
@@ -155,10 +155,10 @@ class _Runs(Messenger):
 class _Drawn(Messenger):
     """Latents have the values that they had in the first run, without derivatives.
 
-    What is enumerated is left to the loss.
+    The loss handles enumerated sites.
 
-    :param values: of both records; the first run adds them.
-    :param position: of the record that is shown, if it is one.
+    :param values: for both records; the first run adds them.
+    :param position: the record's, if the model sees only one.
     """
 
     plate: PrivatePlate

@@ -1,8 +1,7 @@
 """The arguments of a call, turned into tensors or refused by name, and which records are here.
 
-No user code is ever shown more than one record, and so none needs the rows of other processes. The
-tensors that a model sees are as long as all records together, on every rank, also on one without
-records.
+User code sees one record at a time, so it needs no rows of other processes. The tensors that a
+model sees are as long as all records together, on every rank, also on one without records.
 """
 
 import inspect
@@ -32,8 +31,8 @@ Arguments = tuple[tuple, dict]
 T = TypeVar("T")
 
 _UNTYPED = (
-    "Argument {name!r} has one element per record, and is a {kind}, of which no record can be "
-    "read: pass a tensor, an array or a list of numbers, as in torch.tensor(list({elements}))."
+    "Argument {name!r} has one element per record, and is a {kind}, whose records cannot be read. "
+    "Pass a tensor, an array or a list of numbers, as in torch.tensor(list({elements}))."
 )
 Exchange = Callable[[Shapes], list[Shapes]]  # by rank
 _OTHER_ARGUMENTS = (
@@ -41,24 +40,24 @@ _OTHER_ARGUMENTS = (
     "the same ones, each with its own rows. One that has none passes tensors of shape (0, ...)."
 )
 _OTHER_ROWS = (
-    "The rows of {name} differ in shape or dtype between the processes of the cluster: convert the "
+    "The rows of {name} differ in shape or dtype between the processes of the cluster. Convert the "
     "data to tensors of one dtype, with rows of one shape."
 )
 NO_SHARD = (
-    "The size of the private plate is the number of rows of no argument, over all processes of the "
-    "cluster: let it be len(x), which is that of them all, or the sum of the shards."
+    "The size of the private plate is the number of rows of no argument, over all processes of "
+    "the cluster. Let it be len(x), which counts all rows, or the sum of the shards."
 )
 _NESTED = (
-    "Argument {name!r} is a {kind} that holds numbers or texts. Each of several processes or "
-    "owners must pass its records as tensors with a row per record, also where it has one or none, "
-    "as in torch.tensor([[1.0, 2.0]]); nothing else is taken for data. Settings of a model are "
+    "Argument {name!r} is a {kind} that holds numbers or texts. Each process or owner must pass "
+    "its records as tensors with a row per record, even for one or none, as in "
+    "torch.tensor([[1.0, 2.0]]). Nothing else counts as data. Settings of a model are "
     "bound to it, as in functools.partial(model, sizes=(8, 2))."
 )
 _NO_RECORDS = "No process of the cluster has a record: pass each its rows, as in run(x, y)."
 
 
 def as_tensors(model: Callable, args: tuple, kwargs: dict) -> Arguments:
-    """What has rows becomes tensors, by one rule for all; columns stay what they are.
+    """Arguments with rows become tensors, by one rule for all; columns stay columns.
 
     Floats get torch's default dtype, also those of tensors; integers int64; booleans stay. Arrays
     and frames are tables; arrays that are mapped from a file may become columns. Lists, tuples and
@@ -79,11 +78,11 @@ def as_tensors(model: Callable, args: tuple, kwargs: dict) -> Arguments:
         pytree.tree_map(partial(as_tensor, name, size=longest), value, is_leaf=rows)
         for name, value in named
     ]
-    # Whatever has fewer rows is a public constant, and no data.
+    # An argument with fewer rows is a public constant, and no data.
     found = in_memory(found, below=longest)
     tensors = tuple(found[: len(args)]), dict(zip(kwargs, found[len(args) :], strict=True))
     if longest > 1:
-        # It would be shown as a public constant while the plate is looked for.
+        # The search for the plate would take it for a public constant.
         for name, value in named_arguments(model, *tensors):
             refuse_untyped(name, value, longest)
     return tensors
@@ -105,7 +104,7 @@ def in_memory(arguments: T, *, below: int | None = None) -> T:
 
 
 def flattened(args: tuple, kwargs: dict) -> tuple[list, Any]:
-    """The arguments as they were given: leaves, among them lists of rows, and their places."""
+    """The original arguments: leaves, among them lists of rows, and their structure."""
     given = opened(args)
     leaves: list[Any] = [*given, *kwargs.values()]
     if all(isinstance(leaf, Tensor) for leaf in leaves):
@@ -212,7 +211,7 @@ class Shard:
 
     :param count: how many are here, also 0.
     :param size: N, of all processes.
-    :param places: of the data among the arguments' leaves.
+    :param places: the data's indices among the arguments' leaves.
     """
 
     count: int
@@ -221,14 +220,14 @@ class Shard:
 
 
 def find_shards(names: Sequence[str], arguments: Arguments, exchange: Exchange) -> list[Shard]:
-    """What may be the records, by the shapes that each process tells the others; most rows first.
+    """The candidates for the records, by the shapes of all processes; most rows first.
 
     Tensors that have equally many rows on each process belong together. A constant has the same
-    ones everywhere, which only the model can tell from data. Of numbers no value is told: a record
-    may be one, where it was passed as a list.
+    ones everywhere, which only the model can tell from data. Values of numbers stay private,
+    because a number in a list may be a record.
 
-    :param names: of the arguments, one for each leaf.
-    :param arguments: of this process, tensors.
+    :param names: the arguments' names, one for each leaf.
+    :param arguments: this process's tensors.
     :raises ModelError: they differ between processes, or there are no rows; on all of them alike.
     """
     _refuse_nested(names, arguments)
@@ -254,7 +253,7 @@ def find_shards(names: Sequence[str], arguments: Arguments, exchange: Exchange) 
 
 
 def as_of_all(arguments: Arguments, shard: Shard) -> Arguments:
-    """The arguments with public rows in place of data, as many as all processes have."""
+    """The arguments with public rows instead of data, as many as all processes have."""
     leaves, spec = pytree.tree_flatten(arguments)
     for i in shard.places:
         row = placeholder_row(like(leaves[i]))

@@ -1,4 +1,4 @@
-"""Columns of Arrow tables and Parquet files, of which some thousand rows are decoded at a time."""
+"""Columns of Arrow tables and Parquet files, decoded some thousand rows at a time."""
 
 import abc
 import importlib
@@ -25,7 +25,7 @@ from pyro_dp.records.tables import OTHERS, no_numbers
 from pyro_dp.utils.errors import ModelError
 
 _BUFFER = 2**18  # bytes of each column of a file that are read at a time
-_EXTRA = "columns(): Parquet files are read with pyarrow: pip install 'pyro-dp[data]'."
+_EXTRA = "columns(): Parquet files need pyarrow. Run pip install 'pyro-dp[data]'."
 _NO_FILES = "columns(): the directory has no files that end in .parquet."
 _UNREADABLE = "columns(): file {file!r} is no Parquet file that pyarrow can read."
 _SCHEMAS = "columns(): the files of a directory must have the same columns; {file!r} has others."
@@ -42,7 +42,7 @@ _KINDS = (
     ("is_integer", "i"),
     ("is_boolean", "b"),
 )
-_ROWS = "columns(): {name!r} makes one row of several columns, of which each must be one number."
+_ROWS = "columns(): {name!r} makes one row of several columns. Each must be one number per record."
 
 
 def is_arrow(source: Any) -> bool:
@@ -111,7 +111,7 @@ class _ArrowColumn(Column):
 
 
 class _TableColumn(_ArrowColumn):
-    """Of a table, which may be mapped from a file."""
+    """Columns of a table, which may be mapped from a file."""
 
     def __init__(self, name: Name, schema: Any, table: Any):
         super().__init__(name, schema, table.num_rows)
@@ -129,7 +129,7 @@ class _TableColumn(_ArrowColumn):
 
 
 class _ParquetColumn(_ArrowColumn):
-    """Of Parquet files: what stands before the first row in its row group is decoded, too.
+    """Columns of Parquet files. Earlier rows of the first row's group are decoded, too.
 
     Rows that are asked for in their order are decoded once.
     """
@@ -141,7 +141,7 @@ class _ParquetColumn(_ArrowColumn):
         self._files = files
         self._coming: Iterator[Any] = iter(())
         self._batch: Any = None  # that was decoded last
-        self._start = self._end = self._group_end = 0  # of the batch, and of its row group
+        self._start = self._end = self._group_end = 0  # rows of the batch and of its row group
 
     def _pieces(self, indices: np.ndarray) -> Iterator[Any]:
         done = 0
@@ -159,7 +159,7 @@ class _ParquetColumn(_ArrowColumn):
             while index >= self._end:
                 self._batch = next(self._coming)
                 self._start, self._end = self._end, self._end + self._batch.num_rows
-        except BaseException:  # what is known of the batch may not be its rows
+        except BaseException:  # the three numbers may not fit the batch
             self._start = self._end = self._group_end = 0
             raise
         return self._batch
@@ -174,7 +174,7 @@ class _ParquetColumn(_ArrowColumn):
 class _Files:
     """The row groups of Parquet files, in the order of the files' names.
 
-    :param path: of a file, or of a directory.
+    :param path: a file, or a directory.
     """
 
     def __init__(self, path: Path):
@@ -183,7 +183,7 @@ class _Files:
         paths = sorted(x for x in inside if x.suffix == ".parquet" or x == path)
         if not paths:
             raise ModelError(_NO_FILES)
-        self.counts: list[int] = []  # of the rows of each group
+        self.counts: list[int] = []  # rows in each group
         self._groups: list[tuple[Path, int]] = []
         self._open: tuple[Path, Any] | None = None
         for each in paths:
@@ -199,7 +199,7 @@ class _Files:
         self.size = sum(self.counts)
 
     def batches(self, group: int, names: list[str], size: int) -> Iterator[Any]:
-        """Of some columns of a row group, so many rows at a time."""
+        """Some columns of a row group, ``size`` rows at a time."""
         path, place = self._groups[group]
         batches: Iterator[Any] = self._file(path).iter_batches(
             size, row_groups=[place], columns=names, use_threads=False
@@ -241,8 +241,8 @@ def _kind(name: str, kind: Any) -> tuple[tuple[int, ...], str]:
 
 
 def _numbers(name: str, array: Any) -> np.ndarray:
-    """All numbers of some rows, flat; what is missing is NaN, where there are floats."""
-    array = getattr(array, "storage", array)  # of a tensor
+    """All numbers of some rows, flat; a missing float is NaN."""
+    array = getattr(array, "storage", array)  # a tensor's
     while hasattr(array, "flatten") and hasattr(array.type, "list_size"):
         _require_no_missing(name, array)
         array = array.flatten()
@@ -258,7 +258,7 @@ def _require_no_missing(name: str, array: Any) -> None:
 
 
 def _taken(batch: Any, places: np.ndarray) -> Any:
-    """Of a batch, the rows at ascending places."""
+    """The rows of a batch at ascending indices."""
     if len(places) == places[-1] - places[0] + 1:
         return batch.slice(int(places[0]), len(places))
     return batch.take(_module("pyarrow").array(places))

@@ -12,7 +12,7 @@ from pyro_dp.mechanism.sampling import DrawnAhead, RecordSampler
 from pyro_dp.records.stand_ins import is_table
 from pyro_dp.utils.errors import ModelError
 
-Name = str | Sequence[str]  # of a column; of several, whose numbers make one row
+Name = str | Sequence[str]  # one column's; or several, whose numbers make one row
 
 _NO_NAME = "columns(): a name is a text, or a list of texts for one column with all of them."
 _NAMES = (
@@ -23,7 +23,7 @@ _UNKNOWN = "columns(): source has no column {name!r}; it has {known}."
 _BLOCK = 2**20  # numbers that are read at a time: 8 MB
 _FLOATS = "f"
 _MOST = 2**28  # bytes that are held
-_INDICES = 16  # bytes of a record beside its rows: its index, and its place
+_INDICES = 16  # bytes of a record beside its rows: its index and its position
 
 
 def parts(name: Name) -> list[str]:
@@ -51,8 +51,7 @@ def require_names(names: Sequence[str], known: Sequence[Any]) -> None:
 class Column(abc.ABC):
     """One row for each record, wherever they lie: what :func:`pyro_dp.columns` returns.
 
-    Of the data only the rows that are asked for are in memory. A model is shown them as it is shown
-    those of a tensor: one at a time.
+    Only requested rows are in memory. A model sees one at a time, as with a tensor.
 
     Floats are read in torch's default dtype, integers as int64, booleans as they are.
 
@@ -74,11 +73,11 @@ class Column(abc.ABC):
     @property
     @abc.abstractmethod
     def dtype(self) -> torch.dtype:
-        """Of what is read."""
+        """The dtype that is read."""
 
     @property
     def row_shape(self) -> torch.Size:
-        """Of one row; empty for a number."""
+        """One row's shape; empty for a number."""
         return self.shape[1:]
 
     @property
@@ -115,7 +114,7 @@ class Column(abc.ABC):
         return self._at(indices)
 
     def repeated_rows(self, indices: Tensor) -> Tensor:
-        """Of any indices, also several times the same one."""
+        """The rows at any indices, which may repeat."""
         found, places = indices.unique(return_inverse=True)
         return self.rows(found)[places]
 
@@ -250,12 +249,12 @@ def has_rows(leaf: Any) -> TypeGuard[Tensor | Column]:
 
 
 def like(leaf: Any) -> Any:
-    """Of a column, a tensor of its shape without its numbers; all else as it is."""
+    """For a column, a tensor of its shape without its numbers; all else as it is."""
     return leaf.like if isinstance(leaf, Column) else leaf
 
 
 def dtype_of(kind: str) -> torch.dtype:
-    """Of what is read from an array of this kind."""
+    """The dtype read from an array of this kind."""
     return _dtype(kind == _FLOATS, torch.bool if kind == "b" else torch.int64)
 
 
@@ -276,7 +275,7 @@ def _dtype(floats: bool, other: torch.dtype) -> torch.dtype:
 
 
 class HeldRows(Column):
-    """Another column, of which the rows of chosen records stay until others are chosen.
+    """Another column, whose chosen rows stay in memory until others are chosen.
 
     They are in memory for longer than the step that takes them, until the run ends.
 

@@ -26,38 +26,38 @@ from pyro_dp.utils.errors import ModelError
 from pyro_dp.utils.torch_state import forked_rng
 
 _ITERABLE = (
-    "Argument {name!r} is a {kind}, which has no length or no items by number: pass a dataset with "
+    "Argument {name!r} is a {kind}, which has no length or no items by number. Pass a dataset with "
     "__len__ and __getitem__, or all its records, as in svi.run(*torch.utils.data.default_collate("
     "list({name})))."
 )
 _STACK = (
-    "The items of argument {name!r} (a {kind}) cannot be stacked: all must have one shape, "
-    "as numbers, arrays or tensors, or as tuples or dictionaries of such (images by a transform "
-    "such as ToTensor()). list({name}) shows the error, if it is the dataset's own."
+    "The items of argument {name!r} (a {kind}) cannot be stacked. All must be numbers, arrays or "
+    "tensors of one shape, or tuples or dictionaries of such. Images need a transform such as "
+    "ToTensor(). list({name}) shows the error, if it is the dataset's own."
 )
 _EMPTY = "columns(): source is a dataset without records."
 _PARTS = (
-    "columns(): an item of source has {count} parts, and {given} names were given: name all of "
-    "them, in their order, as in x, y = pyro_dp.columns(dataset, 'x', 'y')."
+    "columns(): an item of source has {count} parts, but the call has {given} names. Name all "
+    "parts, in their order, as in x, y = pyro_dp.columns(dataset, 'x', 'y')."
 )
 _UNNAMED = (
-    "columns(): an array or tensor has no columns by name: x = pyro_dp.columns(array) is a row per "
-    "record; several arrays have names in a dictionary, columns({{'x': x, 'y': y}}, 'x', 'y')."
+    "columns(): an array or tensor has no columns by name. Call x = pyro_dp.columns(array). "
+    "Several arrays have names in a dictionary: columns({{'x': x, 'y': y}}, 'x', 'y')."
 )
 _LENGTHS = "columns(): {listed}; all columns must have a row per record, the same N."
 _NO_ROWS = "columns(): column {name!r} is a single number, and has no rows."
 _STACKED = (
     "columns(): {name!r} names several columns that make one row, and {part!r} of them has rows "
-    "of its own, of shape {shape}: each must be one number per record."
+    "of shape {shape}. Each must be one number per record."
 )
 _SOURCE = (
-    "columns(): source is a {kind}; it can be a NumPy array or a tensor (also mapped from a file), "
-    "a dictionary of such or a structured array, an Arrow table, the path of a Parquet file, of a "
-    "directory of them or of a .npy file, or a Dataset with a length."
+    "columns(): source is a {kind}. Pass an array, a tensor, a dictionary of such, a structured "
+    "array, an Arrow table or a Dataset with a length. Or pass the path of a Parquet file, of a "
+    "directory of them, or of a .npy file."
 )
 _FILE = (
-    "columns(): source is no file or directory that can be read here: Parquet files, directories "
-    "of them and .npy files can."
+    "columns(): source is no file or directory that can be read here. Pass the path of a Parquet "
+    "file, of a directory of them, or of a .npy file."
 )
 
 
@@ -72,11 +72,11 @@ def opened(args: tuple) -> list:
 def with_columns(args: tuple, kwargs: dict, names: Sequence[str]) -> tuple[tuple, dict]:
     """The arguments, each dataset among the positional ones as those that its items have.
 
-    A ``TensorDataset`` stands for its tensors. Of any other one all items are read, once, and
-    stacked: a tuple is arguments in their order, a dictionary arguments by name, and anything else
-    one argument.
+    A ``TensorDataset`` stands for its tensors. All items of any other one are read once and
+    stacked. A tuple becomes arguments in their order, a dictionary becomes arguments by name, and
+    anything else is one argument.
 
-    :param names: of the positional arguments, for messages.
+    :param names: names of the positional arguments, for messages.
     :raises ModelError: a dataset has no length, or items that cannot be stacked.
     """
     found: list[Any] = []
@@ -106,10 +106,10 @@ def of_dataset(dataset: Any, names: Sequence[str]) -> Mapping[str, Column]:
 class _Items:
     """The items of a dataset, stacked. Those that were read last are kept.
 
-    An item is a function of its record and index: what its transforms draw starts from the index
-    each time. So no record moves another's item, and all steps see the same.
+    An item is a function of its record and index, because random transforms are seeded by the
+    index. So no record moves another's item, and all steps see the same.
 
-    :param names: of the parts of an item that are read.
+    :param names: names of the parts of an item that are read.
     """
 
     def __init__(self, dataset: Any, names: Sequence[str]):
@@ -123,7 +123,7 @@ class _Items:
             raise ModelError(_PARTS.format(count=len(self._listed(first)), given=len(names)))
 
     def rows(self, indices: Tensor) -> list[Tensor]:
-        """Of each name, (B, ...)."""
+        """A part for each name, (B, ...)."""
         if self._known is None or not torch.equal(self._known[0], indices):
             found = self._read(indices)
             listed = [found[n] for n in self._names] if isinstance(found, dict) else None
@@ -152,7 +152,7 @@ class _Items:
 
 class _DatasetColumn(Column):
     """
-    :param place: of this one among the parts of an item.
+    :param place: this one's position among the parts of an item.
     """
 
     def __init__(self, items: _Items, place: int):
@@ -205,22 +205,22 @@ def _columns(name: str, dataset: Any) -> tuple[list, dict]:
 def columns(source: Any, *names: Name) -> Any:
     """Columns of data that need not fit into memory, to hand to ``run`` as tensors are.
 
-    ``x, y = pyro_dp.columns(source, "x", "y")``, then ``svi.run(x, y)``. Of the data only the rows
-    of a microbatch are in memory at a time. The guarantee, and what a model sees, are those of
-    tensors: one record.
+    ``x, y = pyro_dp.columns(source, "x", "y")``, then ``svi.run(x, y)``. Only the rows of a
+    microbatch are in memory at a time. The guarantee, and what a model sees, are those of tensors:
+    one record.
 
-    The data must not change during a run: they are read in every step. Of Parquet, batches drawn
-    at random are read for several steps at once, 256 MB at most, which stay in memory until the run
-    ends or other rows take their place.
+    The data must not change during a run: they are read in every step. Random batches of Parquet
+    files are read for several steps at once, 256 MB at most. They stay in memory until the run ends
+    or other rows replace them.
 
     :param source: a NumPy array or a tensor, such as ``np.load(path, mmap_mode="r")`` and
-        ``torch.from_file``, which is one column, without a name; a dictionary of such, or a
-        structured array; an Arrow table; the path of a Parquet file, of a directory of them (in
-        the order of their names), or of a ``.npy`` file; a ``Dataset`` with a length, whose items
-        are dictionaries, or tuples, to whose parts the names are given in their order. Arrow and
-        Parquet need ``pip install "pyro-dp[data]"``.
-    :param names: of the columns. A list of names is one column, whose rows are the numbers of all
-        of these side by side: ``columns(path, ["age", "income"], "smokes")``.
+        ``torch.from_file``, which is one column, without a name. Or a dictionary of such, a
+        structured array, an Arrow table, a path, or a ``Dataset`` with a length. A path leads to a
+        Parquet file, a directory of them (read in the order of their names), or a ``.npy`` file.
+        Items of a ``Dataset`` are dictionaries, or tuples, whose parts are named in their order.
+        Arrow and Parquet need ``pip install "pyro-dp[data]"``.
+    :param names: names of the columns. A list of names is one column, whose rows are the numbers of
+        all of these side by side: ``columns(path, ["age", "income"], "smokes")``.
     :returns: a :class:`~pyro_dp.records.column.Column` for each name, as a tuple; one column alone
         for one name, or for an array. It has ``len``, ``dtype``, ``row_shape``, ``take(indices)``
         and ``blocks()``.
@@ -277,7 +277,7 @@ def _of_array(name: str, array: Any) -> Column:
     if isinstance(array, Column):
         return array
     if not isinstance(array, Tensor):
-        if not is_numeric(array):  # of a list, or a frame's column; text is refused by name
+        if not is_numeric(array):  # a list's, or a frame's column; text is refused by name
             array = as_tensor(name, array, size=len(array) if isinstance(array, Sequence) else 0)
         if isinstance(array, Column):
             return array

@@ -13,7 +13,7 @@ _MOST_FOR_MEDIANS = 2**22  # numbers: a median needs all of them at once
 
 
 class DataNumbers:
-    """Of the columns of floats. They are read once, some megabytes at a time, when it matters.
+    """Numbers in the columns of floats. They are read once, some megabytes at a time, when needed.
 
     :param columns: with a row per record.
     """
@@ -23,7 +23,7 @@ class DataNumbers:
         self._known: list[tuple[str, Tensor, float]] | None = None
 
     def found_in(self, value: Tensor) -> str | None:
-        """What of the data stands in a value, and not by chance: "rows", "means", ..."""
+        """The kind of data numbers that a value holds, and not by chance: "rows", "means", ..."""
         if not value.is_floating_point() or value.numel() == 0 or value.is_meta or value.is_sparse:
             return None
         value = value.detach().cpu()
@@ -37,7 +37,7 @@ class DataNumbers:
 
     @property
     def _statistics(self) -> list[tuple[str, Tensor, float]]:
-        """What each is, its values, and how far they may be rounded."""
+        """Each kind, its values, and how far they may be rounded."""
         if self._known is None:
             self._known = [
                 (what, numbers.flatten().cpu(), _rounding(column.dtype))
@@ -49,11 +49,13 @@ class DataNumbers:
 
 @dataclass
 class _Moments:
-    """Of blocks of rows, merged as by Chan, Golub & LeVeque (1979): in float64."""
+    """Moments of blocks of rows, merged in float64 as by Chan, Golub & LeVeque (1979)."""
 
     count: int = 0
     mean: Tensor = field(default_factory=lambda: torch.zeros(()))
-    squares: Tensor = field(default_factory=lambda: torch.zeros(()))  # of what is off the mean
+    squares: Tensor = field(
+        default_factory=lambda: torch.zeros(())
+    )  # deviations from the mean, squared
     least: Tensor | None = None
     most: Tensor | None = None
 
@@ -132,7 +134,7 @@ def _rounding(dtype: torch.dtype) -> float:
 def _holds_all(values: Tensor, wanted: Tensor, rounding: float) -> bool:
     """Whether each of the wanted numbers is among the values, and not by chance."""
     wanted = wanted[_is_telling(wanted)]
-    by_chance = min(1.0, len(values) * 2 * rounding)  # of one of them
+    by_chance = min(1.0, len(values) * 2 * rounding)  # for one of them
     if not 0 < len(wanted) <= len(values) or by_chance ** len(wanted) > _CHANCE:
         return False
     values = values.sort().values

@@ -1,4 +1,4 @@
-"""From the arguments of a step to records: no user code is shown any of them.
+"""From the arguments of a step to records, without running user code on any of them.
 
 A model reads its arguments at the indices of the plate, or whole. Placeholders show which. Data
 beside the arguments are refused by name: they would reach the release unclipped, and every
@@ -38,23 +38,23 @@ from pyro_dp.utils.linalg import agree
 from pyro_dp.utils.torch_state import address, forked_rng
 
 _SAME_MEMORY = (
-    "{label} is (part of) the data that are given to step(): what is captured cannot be protected. "
+    "{label} is (part of) the data of step(). Captured data cannot be protected. "
     "Read the data from the arguments only, or capture a copy of public numbers."
 )
 _ROWS = (
-    "{label} has {size} rows, as many as there are records: what is captured cannot be protected. "
+    "{label} has {size} rows, as many as there are records. Captured data cannot be protected. "
     "Pass it as an argument of step(), and read it from there. (A public constant that has this "
     "length by chance: keep it as c[None], or torch.tensor([c]) of a list, and read c[0].)"
 )
 _CONDITIONED = (
-    "pyro.condition holds {site}, which has {size} rows, as many as there are records: what is "
-    "captured cannot be protected. Condition within a function that takes it as an argument, "
-    "def conditioned(x, y): return pyro.condition(model, data={{{site}: y}})(x), give it to the "
-    "inference and to an autoguide in place of the model, and y to step()."
+    "pyro.condition holds {site}, which has {size} rows, as many as there are records. Captured "
+    "data cannot be protected. Write def conditioned(x, y), which returns pyro.condition(model, "
+    "data={{{site}: y}})(x). Give it to inference and autoguide instead of the model, and y to "
+    "step()."
 )
 _NUMBERS = (
-    "{label} has numbers of the data ({what}), which would be public: use constants that were "
-    "known before the data, or release them with DPStandardScaler. (This message depends on the "
+    "{label} has numbers of the data ({what}), which would be public. Use constants chosen before "
+    "seeing the data, or release them with DPStandardScaler. (This message depends on the "
     "data: it is for the curator only.)"
 )
 _OF_CONDITION = r"element ('.+') of attribute 'data' of ConditionMessenger"
@@ -111,7 +111,7 @@ def _refuse(label: str, value: Tensor, records: Records) -> None:
 
 
 def _base(array: Any) -> int:
-    """Of the memory that an array and its views share; -1 of what is no array."""
+    """The address of the memory that an array and its views share; -1 for other objects."""
     if not isinstance(array, np.ndarray):
         return -1
     while isinstance(array.base, np.ndarray):
@@ -132,7 +132,7 @@ def _rows(thing: Any) -> int:
 
 
 def require_slice_data(value: Any) -> None:
-    """:raises ConfigurationError: it is none of those that are known."""
+    """:raises ConfigurationError: it is not one of these."""
     if not isinstance(value, (bool, str)) or value not in _WAYS:
         raise ConfigurationError(f"slice_data must be True, False or 'auto'; it is {value!r}.")
 
@@ -140,13 +140,13 @@ def require_slice_data(value: Any) -> None:
 def find_reading(
     model: Callable, plate: PrivatePlate, arguments: Arguments, slice_data: bool | str
 ) -> Reading:
-    """The first of the ways allowed in which the model has one term for a record.
+    """The first allowed reading in which the model has one term for a record.
 
-    Where there is none, the first, which serves a model that observes whole what it else reads by
-    index; of others, later checks say what does not fit.
+    If there is none, the first one. It serves a model that observes a whole argument and reads
+    others by index. Later checks refuse other models.
 
-    :param arguments: of the model, tensors.
-    :param slice_data: False: by index; True: whole; "auto": either.
+    :param arguments: the model's, as tensors.
+    :param slice_data: False (by index), True (whole) or "auto" (either).
     """
     ways = _WAYS[slice_data]
     if len(ways) == 1:
@@ -155,10 +155,11 @@ def find_reading(
 
 
 def _suits(model: Callable, records: Records) -> bool:
-    """Whether there is one term for one record; the same, if numbers of records are shown as 1.
+    """Whether there is one term for one record, and the same term if the model sees all counts as
+    1.
 
-    A number that does more than to give shapes, such as one that a factor is divided by, would make
-    it another one where two records are shown.
+    A count that does more than set shapes, such as the divisor of a factor, would change the term
+    when the model sees two records.
     """
     plate = records.plate
     try:
@@ -179,7 +180,7 @@ def _suits(model: Callable, records: Records) -> bool:
 def _run(model: Callable, records: Records, count: int) -> poutine.Trace:
     """A run that leaves nothing behind, with all log densities.
 
-    :param count: so many records are shown. One of them is not the first.
+    :param count: how many records the model sees. One of them is not the first.
     :raises ModelError: the model raised.
     """
     last = min(max(count - 1, 1), records.plate.size - 1)
@@ -212,7 +213,7 @@ def first_look(
 ) -> Records:
     """Find on placeholders the private plate, and how the arguments are read.
 
-    :param others: whatever else of the user's decides what is released, such as an optimizer's
+    :param others: other objects of the user that influence releases, such as an optimizer's
         settings.
     :param plate: its name, or ``None`` if exactly one plate holds observed sites.
     :param exchange: in a cluster, tells the other processes something public.
@@ -243,7 +244,7 @@ def first_look(
 def _find_plate(
     model: Callable, tensors: Arguments, shards: Sequence[Shard | None], name: str | None
 ) -> tuple[PrivatePlate, Arguments, Shard | None]:
-    """The private plate, what model and guide are shown there, and which records are here."""
+    """The private plate, what model and guide see there, and which records are here."""
     errors = []
     for shard in shards:
         shown = tensors if shard is None else as_of_all(tensors, shard)

@@ -29,7 +29,7 @@ from pyro_dp.utils.errors import ModelError
 class Latent:
     """One latent site of the model outside the private plate.
 
-    :param shape: of the unconstrained value.
+    :param shape: the unconstrained value's.
     :param transform: from unconstrained space to the site's own.
     :param start: the flat vector holds it in ``flat[start:stop]``.
     """
@@ -94,11 +94,11 @@ class Particle:
         the guide's parameters.
     :param transforms: from u to the latent's own space.
     :param fixed: values of the other latents, in their own space.
-    :param indices: of the other plates, by name.
+    :param indices: those of the other plates, by name.
     :param log_q: log density of the draws without a reparameterisation; ``None`` if there are none.
-    :param parameters: all unconstrained parameters that model and guide learn, by name, but for
-        the local ones.
-    :param names: of all parameters, frozen and local ones included.
+    :param parameters: all unconstrained parameters that model and guide learn, by name, except
+        local ones.
+    :param names: names of all parameters, frozen and local ones included.
     """
 
     loss: Tensor
@@ -111,7 +111,7 @@ class Particle:
     names: frozenset[str]
 
     def values(self, latents: dict[str, Tensor]) -> dict[str, Tensor]:
-        """All latents in their own space, given unconstrained ones; and the indices."""
+        """All latents in their own space, from unconstrained ones; and the indices."""
         own = {name: self.transforms[name](u) for name, u in latents.items()}
         return own | self.fixed | self.indices
 
@@ -119,7 +119,7 @@ class Particle:
         return {name: u.detach() for name, u in self.latents.items()}
 
     def restricted(self, names: Collection[str]) -> "Particle":
-        """With gradients for these latents only: what records do not see gets no noise either."""
+        """With gradients for these latents only: latents that records do not see get no noise."""
         kept = {name: u for name, u in self.latents.items() if name in names}
         dropped = {
             name: self.transforms[name](u.detach())
@@ -158,7 +158,7 @@ def draw_particle(
 
     :param given: draws to use instead. If it gives values of the parameters, too, no number is read
         out of a tensor, so that a graph can be traced.
-    :param local: parameters with a private row per record, which are shown as constants.
+    :param local: parameters with a private row per record, which the model sees as constants.
     """
     local = local or LocalParameters()
     plate = records.plate
@@ -204,7 +204,7 @@ class _Sites(Messenger):
 
     plate: PrivatePlate
     found: dict[str, dict] = field(default_factory=dict)
-    indices: dict[str, Tensor] = field(default_factory=dict)  # of other plates, if they subsample
+    indices: dict[str, Tensor] = field(default_factory=dict)  # for other plates, if they subsample
 
     def _pyro_post_sample(self, msg: dict) -> None:
         if is_random(msg) and not self.plate.holds(msg):

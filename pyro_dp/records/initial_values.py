@@ -32,11 +32,11 @@ _STARTS = (
     "a constant or at random."
 )
 _AUTOGUIDE_STARTS = (
-    " An autoguide starts where the model's priors are, or where its init_loc_fn says: neither may "
-    "read the data, as a prior with its mean at y.mean() does."
+    " An autoguide starts where the model's priors are, or where its init_loc_fn says. Neither "
+    "may read the data, as a prior with its mean at y.mean() does."
 )
 _REMEMBERS = (
-    "Site {name!r} of the {part} changes after other data were shown: something of them is "
+    "Site {name!r} of the {part} changes after a run on other data: something of them is "
     "kept{by}. Compute it from the record each time, in a local variable."
 )
 
@@ -44,8 +44,8 @@ _REMEMBERS = (
 def initialise(model: Callable, guide: Callable, records: Records) -> None:
     """Run the guide once, on placeholders.
 
-    :raises ModelError: after a first run on other rows a parameter would have another value, or a
-        record another term; or a parameter starts at numbers of the data.
+    :raises ModelError: a first run on other rows changes a parameter's value or a record's term; or
+        a parameter starts at numbers of the data.
     """
     new = [each for each in _autoguides(guide) if each.prototype_trace is None]
     size = _rows_for_all(model, guide, records)
@@ -106,11 +106,11 @@ def _autoguides(guide: Callable) -> list[AutoGuide]:
 
 @dataclass(frozen=True)
 class FirstRun:
-    """What a first run on public rows leads to.
+    """The effects of a first run on public rows.
 
-    :param values: of parameters, as they start; none, if there is something without a copy.
+    :param values: starts of the parameters; none, if an object cannot be copied.
     :param terms: log densities of a placeholder's sites, afterwards.
-    :param changes: what user code kept. It is put back.
+    :param changes: objects that user code kept. They are put back.
     """
 
     values: dict[str, Tensor]
@@ -122,11 +122,11 @@ def _first_run(
     model: Callable, guide: Callable, records: Records, count: int, arguments: Arguments
 ) -> FirstRun:
     """
-    :param count: of the rows.
+    :param count: how many rows.
     """
     copies = copied(model, guide)
     model, guide = copies or (model, guide)
-    # Pyro's guides keep what they are first shown, and only a copy of them can forget it.
+    # Pyro's guides keep what they see first. Only a copy of them can forget it.
     runs_guide = copies is not None or not isinstance(guide, torch.nn.Module)
     store = pyro.get_param_store()
     args, kwargs = arguments
@@ -164,7 +164,7 @@ def _terms_afterwards(
 
 def _require_same(first: FirstRun, other: FirstRun, autoguides: Sequence[str]) -> None:
     """
-    :param autoguides: what names of their parameters begin with.
+    :param autoguides: prefixes of the names of their parameters.
     """
     for name in first.values.keys() & other.values.keys():
         if not agree(first.values[name], other.values[name]):

@@ -1,8 +1,8 @@
 """Local draws: random numbers that belong to a record, wherever it stands in a batch.
 
 Gammas and Dirichlets have derivatives by implicit reparameterisation (Figurnov, Mohamed & Mnih
-2018, arXiv 1805.08498). Here the number is given, and the derivative can be vectorised over records
-and traced.
+2018, arXiv 1805.08498). Here the draw is an input, and the derivative can be vectorised over
+records and traced.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,16 +89,16 @@ _FUNCTIONS = {torch._standard_gamma: _Gamma, torch._sample_dirichlet: _Dirichlet
 
 
 def attached(sampler: Callable[..., Tensor], arguments: tuple, value: Tensor) -> Tensor:
-    """What this sampler of torch gave, as a function of its arguments, if it is one.
+    """A draw of this sampler of torch, as a function of its arguments, if it is one.
 
-    :param value: without gradient; stays as it is, whatever is written into the result.
+    :param value: without gradient; writing into the result does not change it.
     """
     function: Any = _FUNCTIONS.get(sampler)
     return value.clone() if function is None else function.apply(arguments[0], value)
 
 
 class ByTorch:
-    """In place of ``torch.distributions.dirichlet._Dirichlet``, where torch functions are seen."""
+    """Replaces ``torch.distributions.dirichlet._Dirichlet`` where torch functions are traced."""
 
     @staticmethod
     def apply(concentration: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class ByTorch:
 class Draw:
     """One local draw of a record.
 
-    :param kind: of the standard distribution: "normal", "uniform" (on (0, 1)), "exponential" or
+    :param kind: the standard distribution: "normal", "uniform" (on (0, 1)), "exponential" or
         "cauchy".
     """
 
@@ -138,14 +138,14 @@ class Draw:
 class LocalDraws:
     """The random numbers that one record's model asks for.
 
-    Normals and uniforms are the same whatever the model computes. What else is drawn (gammas,
-    categories) depends on what it has computed before, and is left to torch's own samplers:
-    ``sampled`` keeps it, in order of use and without gradients.
+    Normals and uniforms are the same whatever the model computes. Other draws (gammas, categories)
+    depend on earlier results and come from torch's own samplers. ``sampled`` keeps them, in order
+    of use and without gradients.
 
     :param table: the normals and uniforms, one per draw in order of use; under vmap.
-    :param stream: where they come from for ``index``, if there is no table.
-    :param values: what torch's samplers gave for this record before; by default they are asked.
-    :param in_place: tensors that are to be filled are; under vmap they cannot be.
+    :param stream: their source for ``index``, if there is no table.
+    :param values: earlier draws of torch's samplers for this record; by default new ones.
+    :param in_place: whether to write into tensors, which vmap does not allow.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class LocalDraws:
         return self._answer(draw, position, device)
 
     def by_torch(self, sampler: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """What this function of torch draws."""
+        """A draw of this function of torch."""
         position = len(self.sampled)
         if self._values is None:
             with torch.no_grad():
@@ -210,7 +210,7 @@ class PublicDraws(LocalDraws):
 
 def _fill(draws, tensor, kind, function):
     values = function(draws(kind, tensor.shape, tensor.dtype, tensor.device))
-    # Under vmap a plain tensor cannot be filled in place; torch.distributions use what is returned.
+    # Under vmap a plain tensor cannot be overwritten; torch.distributions use the result.
     return tensor.copy_(values) if draws.in_place else values
 
 

@@ -4,31 +4,31 @@ A guide without amortisation has a row of parameters for each record's latent. S
 parameters* are private, like the data that they are learnt from, and stay with the curator. The
 wall has two sides:
 
-* *In*: a record's term is shown its own row of every local parameter, repeated N times, as it is
-  shown its own row of the data. ``loc[i - 1]`` and ``loc.mean(0)`` give the record's own row again.
-  Whatever is not one record's term (global draws, the loss outside the plate, initial values,
-  checks) is shown rows that are fixed constants.
-* *Out*: a row is moved without noise, by the gradient of its own record's term and its own moments
-  (:mod:`pyro_dp.infer.svi.row_adam`), in the steps in which its record was sampled. Neither rows
-  nor their gradients are part of a release. Globals learn from the clipped, noised sum only.
+* *In*: a record's term sees its own row of every local parameter, repeated N times, like its own
+  row of the data. ``loc[i - 1]`` and ``loc.mean(0)`` give the record's own row again. All other
+  code (global draws, the loss outside the plate, initial values, checks) sees rows that are fixed
+  constants.
+* *Out*: a row moves without noise when its record is sampled, by the gradient and moments of that
+  record's term (:class:`LocalOptimizer`). Neither rows nor their gradients are part of a release.
+  Globals learn from the clipped, noised sum only.
 
 **Why the guarantee holds.** Let s be the private state of record n: its rows and their moments.
-Fix the earlier releases, and also the selections and local draws R of all other records, which are
-independent of record n. Then the sum A of all others is a constant, the same with and without
-record n. Record n adds b g(x_n, s) with |g| <= C for *any* s, and b is a fresh coin (Poisson) or 1
-(full). The release without it is N(A, sigma^2 C^2), with it a mixture, over s given the earlier
-releases, of (1 - q) N(A, .) + q N(A + g, .). Each component is dominated by the subsampled
-Gaussian's pair, and hockey-stick divergences are jointly convex: so is the mixture, and, under
-replace-one, the mixture over the states of both candidates. Dominating pairs compose adaptively
-(Zhu, Dong & Wang 2022, arXiv 2106.08567, Theorem 10), which gives the ledger's cost for fixed R,
-and, by convexity again, for random R.
+Fix the earlier releases, and the selections and local draws R of all other records. R is
+independent of record n. Then the sum A of all others is the same constant whether or not record n
+is there. Record n adds b g(x_n, s) with |g| <= C for *any* s, and b is a fresh coin (Poisson) or 1
+(full). Without record n, the release is N(A, sigma^2 C^2). With it, the release is a mixture over
+s, by the earlier releases, of (1 - q) N(A, .) + q N(A + g, .). The subsampled Gaussian's pair
+dominates each component. Hockey-stick divergences are jointly convex, so the pair dominates the
+mixture, too. Under replace-one, the mixture is over the states of both candidates. Dominating pairs
+compose adaptively (Zhu, Dong & Wang 2022, arXiv 2106.08567, Theorem 10). This gives the ledger's
+cost for fixed R, and, by convexity again, for random R.
 
 **Why not with** ``sampling="fixed"``. There R says whether record n was selected: a batch of fixed
-size without it holds one record more of the others. Amplification compares batches in which
-another record takes its place. With private states that record's past selections are tied to those
-of record n; earlier releases tell more or less of them depending on x_n, so that at the same
-releases *several* records' contributions are distributed differently in the two data sets, and the
-bound of one record's C no longer covers the difference. It is refused.
+size without it holds one record more of the others. Amplification compares batches in which another
+record replaces it. With private states that record's past selections are tied to those of record n.
+How much earlier releases reveal of them depends on x_n. So at the same releases *several* records'
+contributions are distributed differently in the two data sets. The bound C of one record no longer
+covers the difference. It is refused.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class OwnRow:
     :param leaf: the unconstrained parameter.
     :param dim: its dimension of length N.
     :param row: without that dimension.
-    :param constraint: of the parameter.
+    :param constraint: the parameter's.
     """
 
     leaf: Tensor
@@ -80,7 +80,7 @@ class OwnRow:
 
 @contextlib.contextmanager
 def shown(rows: dict[str, OwnRow], length: int) -> Iterator[None]:
-    """Within: whatever reads one of these parameters reads the row.
+    """Inside, a read of one of these parameters returns the row.
 
     :param rows: by name of the parameter.
     :param length: how often it is repeated.
@@ -154,7 +154,7 @@ class _OwnParams(Messenger):
         msg["value"] = value
 
 
-# Readers of a single row, in place of N of them; None for what they do not know.
+# Read a single row instead of N; None for unsupported indices.
 
 
 def _getitem(own: _OwnRows, tensor: Tensor, key: Any) -> Tensor | None:
@@ -209,17 +209,17 @@ _READERS: dict[Any, Callable[..., Tensor | None]] = {
 
 
 NOTE = (
-    "Parameters {names} hold a private row per record, learnt without noise: they, and what guide "
-    "or Predictive draw for the training records, are not covered by this ledger. Publish "
+    "Parameters {names} hold a private row per record, learnt without noise. This ledger does not "
+    "cover them, nor draws of guide or Predictive for the training records. Publish "
     "state_dict(), which leaves them out, not the parameter store."
 )
 FIXED = (
-    "sampling='fixed' does not go with parameters per record ({names}): whether others were "
-    "sampled before would tell through their rows whether a record was, and the amplification by "
-    "fixed-size sampling is not proven. Use sampling='poisson' or 'full'."
+    "sampling='fixed' does not go with parameters per record ({names}). The rows of other records "
+    "would reveal whether a record was sampled, and amplification by fixed-size sampling is not "
+    "proven. Use sampling='poisson' or 'full'."
 )
 
-_SCALE = 0.1  # of the constants in place of rows, in unconstrained coordinates
+_SCALE = 0.1  # the constants that replace rows, in unconstrained coordinates
 
 
 @dataclass
@@ -228,9 +228,9 @@ class LocalParameters:
 
     :param size: N.
     :param leaves: unconstrained parameters, by name.
-    :param dims: of each, the dimension of length N.
-    :param constraints: of each; by default none.
-    :param is_whole: a record's row is shown once, and not N times.
+    :param dims: each parameter's dimension of length N.
+    :param constraints: each parameter's; by default none.
+    :param is_whole: a record's row is seen once, and not N times.
     """
 
     size: int = 0
@@ -261,11 +261,11 @@ class LocalParameters:
         }
 
     def constants(self, factor: float = 1.0) -> dict[str, Tensor]:
-        """Public rows in place of private ones, without batch dimension.
+        """Rows that are public instead of private, without batch dimension.
 
         They are numbers without meaning, since at zero gradients may vanish.
 
-        :param factor: of these numbers.
+        :param factor: multiplies these numbers.
         """
         return {
             name: factor * _constant(leaf.movedim(self.dims[name], 0)[0])
@@ -273,9 +273,9 @@ class LocalParameters:
         }
 
     def shown(self, rows: dict[str, Tensor]) -> contextlib.AbstractContextManager:
-        """Within: whatever reads a local parameter reads this row, N times or once.
+        """Inside, code that reads a local parameter reads this row, N times or once.
 
-        :param rows: of one record, or :meth:`constants`; without batch dimension.
+        :param rows: one record's, or :meth:`constants`; without batch dimension.
         """
         if not self:
             return contextlib.nullcontext()
@@ -303,7 +303,7 @@ def marked_parameters(size: int) -> LocalParameters:
         if leaf.shape[dim] != size:
             raise ModelError(
                 f"Parameter {name!r} in Pyro's store holds a private row for each of "
-                f"{leaf.shape[dim]} records, but there are {size} now: save what you need, and "
+                f"{leaf.shape[dim]} records, but there are {size} now. Save what you need, and "
                 "call pyro.clear_param_store()."
             )
         found.add(name, leaf, dim)
@@ -313,7 +313,7 @@ def marked_parameters(size: int) -> LocalParameters:
 def find_local_parameters(
     model: Callable, guide: Callable, records: Records, marked: LocalParameters
 ) -> LocalParameters:
-    """Parameters of which a record uses one row, that of its index, and those that are marked.
+    """Parameters whose rows records use one by one, at their index, and the marked ones.
 
     They are found on placeholders and constants, so that what is found is public. A parameter with
     N rows that all records use alike is a global one.
@@ -347,11 +347,11 @@ def find_local_parameters(
         if dim is None:
             raise ModelError(
                 f"Parameter {name!r} has rows for the records of plate {plate.name!r}, but a "
-                "record, or a site outside the plate, reads others than the record's own: index "
-                "it with the plate's indices (loc[idx]), inside the plate only."
+                f"record, or a site outside the plate, reads other rows than its own. Index it "
+                f"with the plate's indices (loc[idx]), inside the plate only."
             )
         found.add(name, leaf, dim)
-        vars(leaf).pop("_pyro_subsample", None)  # where plates note which rows they took
+        vars(leaf).pop("_pyro_subsample", None)  # plates note here which rows they took
     found.is_whole = records.slice_data
     return found
 
@@ -379,11 +379,11 @@ def _run_at(
 
     Draws are the same each time: the public generator is put back.
 
-    :param values: in place of parameters, by ``id``.
-    :param length: number of rows that are shown; by default N.
+    :param values: replacements of parameters, by ``id``.
+    :param length: number of rows to show; by default N.
     :returns: their traces, and one of the parameters alone, which sees them whole.
     """
-    # Rows that are read whole are found where all records are shown.
+    # A run on all records finds rows that are read whole.
     length = length or records.plate.size
     first, last = (0, length) if records.slice_data else (index, index + 1)
     args, kwargs = records.arguments(records.placeholder(), length=length)
@@ -412,7 +412,7 @@ def leaves_of(parameters: poutine.Trace) -> dict[str, Tensor]:
 def _gradients_at(
     model: Callable, guide: Callable, records: Records, index: int, leaves: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Of all log densities, with respect to constants in place of these parameters."""
+    """Gradients of all log densities with respect to constants that replace these parameters."""
     values = {name: _constant(leaf).requires_grad_() for name, leaf in leaves.items()}
     with torch.enable_grad():
         substitutes = {id(leaf): values[name] for name, leaf in leaves.items()}

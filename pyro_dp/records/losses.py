@@ -2,8 +2,8 @@
 
 transform.
 
-Pyro's own losses are run, but for the few lines of theirs that read numbers out of tensors: these
-can neither be vectorised over records nor traced.
+Pyro's own losses run here, except for a few lines that read numbers out of tensors. Those cannot be
+vectorised over records or traced.
 """
 
 import contextlib
@@ -57,7 +57,8 @@ _TAKEN_AS: dict[type[ELBO], type[ELBO]] = {
 _OF_PARTICLES = (RenyiELBO, TraceTailAdaptive_ELBO)
 _KINDS = (
     "loss must be one of Trace_ELBO(), TraceMeanField_ELBO(), TraceEnum_ELBO(), TraceGraph_ELBO(), "
-    "or a loss of your own: a function of model, guide and their arguments, or a subclass of ELBO "
+    "or your own loss. That is a function of model, guide and their arguments, or a subclass of "
+    "ELBO "
     "with differentiable_loss. "
 )
 _WEIGHTED = (
@@ -122,8 +123,8 @@ def _detached(x: Tensor | float) -> Tensor | float:
 def _enumerated_loss(
     loss: TraceEnum_ELBO, model: Callable, guide: Callable, *args, **kwargs
 ) -> Tensor:
-    """What ``TraceEnum_ELBO`` computes: the model's enumerated latents are summed out within the
-    logarithm, those of the guide outside of it, with their probabilities.
+    """The loss of ``TraceEnum_ELBO``. The model's enumerated latents are summed out within the
+    logarithm, and the guide's outside of it, with their probabilities.
     """
     traces = loss._get_traces(model, guide, args, kwargs)
     return -sum(_enumerated_elbo(*each) for each in traces) / loss.num_particles
@@ -253,7 +254,7 @@ def _is_missing(kind: type) -> bool:
 
 
 def user_code(loss: ELBO) -> tuple[Loss, ...]:
-    """What of a loss is the user's own, and may hold or keep anything."""
+    """The user's part of a loss, which may hold or keep anything."""
     return (loss.loss,) if isinstance(loss, OwnLoss) else ()
 
 

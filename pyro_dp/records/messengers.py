@@ -1,4 +1,4 @@
-"""How a model is split at its private plate: one record, what lies outside, what lies inside."""
+"""Splits a model at its private plate into one record, the outside and the inside."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class OneRecord(Messenger):
     Scales and masks of the user are kept.
 
     :param index: tensor of shape (1,); of the checks, (k,).
-    :param parameters: the names that there may be, if they are known: one that only some records
-        use would tell by its existence.
+    :param parameters: the names allowed, if any: a name that only some records use would reveal
+        something by its existence.
     :param indexes: whether what is observed whole is read at the index.
     """
 
@@ -71,8 +71,8 @@ class OneRecord(Messenger):
                 msg["value"] = self._at_index(msg["value"], msg["fn"], frame)
 
     def _at_index(self, value: Any, fn: Any, frame: CondIndepStackFrame) -> Any:
-        """What is observed whole (by ``pyro.condition``, say) where all else is read at the index:
-        the index's rows of it. Whoever shows all N records to Pyro need not write it.
+        """For observations that are whole (by ``pyro.condition``, say) among arguments that are
+        indexed: the index's rows of them. Pyro does not need this, because it sees all N records.
         """
         batch, dim = getattr(fn, "batch_shape", ()), frame.dim - getattr(fn, "event_dim", 0)
         is_whole = isinstance(value, Tensor) and value.dim() >= -dim
@@ -89,7 +89,7 @@ class Outside(Messenger):
     Hidden latents still need a value for the model to run through; it is drawn without moving the
     public generator.
 
-    :param seed: of these draws.
+    :param seed: the seed of these draws.
     """
 
     plate: PrivatePlate
@@ -126,8 +126,8 @@ class Inside(Messenger):
 
 @dataclass(eq=False, repr=False)
 class Redrawn(Messenger):
-    """Latents have these values, and are drawn all the same: what else is random, such as a
-    dropout, gets the numbers that it got where they were drawn.
+    """Latents have these values, and are drawn all the same. So other random parts, such as a
+    dropout, get the same numbers as before.
     """
 
     values: Mapping[str, Tensor]
@@ -140,4 +140,4 @@ class Redrawn(Messenger):
 
 
 def no_sites(*args: Any, **kwargs: Any) -> None:
-    """In place of a guide that has no sites, cannot be run, or is not made yet."""
+    """Replaces a guide that has no sites, cannot run, or is not made yet."""

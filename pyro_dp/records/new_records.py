@@ -1,7 +1,7 @@
-"""New records, of any number, in the place of those that a model was fitted to.
+"""Any number of new records, for a model that was fitted to others.
 
-The model is run on all of them at once, whatever its plate's size and batches were in the fit: then
-it does not matter whether it indexes its arguments or takes them whole.
+The model runs on all of them at once, regardless of its plate's size and batches in the fit. So it
+may index its arguments or take them whole.
 """
 
 import inspect
@@ -40,15 +40,15 @@ _NONE = (
 )
 _LENGTHS = "All arguments must have a row for each new record, but {listed}."
 _MISSING = (
-    "Argument {name!r} is missing, and what is predicted depends on it: pass it, with a row for "
-    "each new record. What is only observed may be left out."
+    "Argument {name!r} is missing, and predictions depend on it. Pass it, with a row for each new "
+    "record. Only observed outcomes may be left out."
 )
 _NO_ROWS = (
     "Argument {name!r} must have a row for each new record, in {dims} dimensions as in the fit: a "
     "single record is {name}[None]."
 )
 _NO_PARAMETERS = (
-    "Parameter {name!r} has a row for each record of the fit, and none for new ones: make it a "
+    "Parameter {name!r} has a row for each record of the fit, and none for new ones. Make it a "
     "latent of the record (pyro.sample within the plate)."
 )
 _NO_SITES = "return_sites: the model has no site {names}; it has {known}."
@@ -65,9 +65,9 @@ _FACTOR = (
 @dataclass(frozen=True, eq=False)
 class NewRecords:
     """
-    :param guide: of the latents.
-    :param fitted: the records of the fit. Of their data nothing is used but the shapes of rows,
-        and, for a warning only, whether new ones are among them.
+    :param guide: the latents' guide.
+    :param fitted: the records of the fit. Only the shapes of rows are used, and, for a warning,
+        whether new rows are among them.
     """
 
     model: Callable
@@ -75,7 +75,8 @@ class NewRecords:
     fitted: Records
 
     def global_draws(self, count: int) -> dict[str, Tensor]:
-        """Of the guide's sites outside the plate, (count, ...), by torch's global generator."""
+        """Draws of the guide's sites outside the plate, (count, ...), by torch's global
+        generator."""
         args, kwargs = self.fitted.arguments(self.fitted.placeholder())
         plate, local = self.fitted.plate, self.parameters
         draws: dict[str, list[Tensor]] = {}
@@ -99,11 +100,11 @@ class NewRecords:
         return marked_parameters(self.fitted.plate.size)
 
     def given(self, args: tuple, kwargs: dict) -> "Given":
-        """The arguments of a call, what is missing filled in.
+        """The arguments of a call, with defaults for missing ones.
 
         Constants are those of the fit, where an integer that was N is the number of new records.
-        An outcome may be missing: then it is the default of the model's signature, or else rows
-        that only a site that is observed may read.
+        A missing outcome is the default of the model's signature. Without one, it is rows that only
+        an observed site may read.
 
         :raises ModelError: they do not fit those of the fit, or one is missing that is no outcome.
         """
@@ -150,12 +151,12 @@ class NewRecords:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What a model is called with, and what it draws then.
+    """A model's arguments, and its draws for them.
 
     :param order: names of the arguments that are passed by position.
     :param found: arguments by name.
     :param filled: outcomes that are missing: a placeholder row of each, and which leaves are data.
-    :param rows: tensors with a row per record that were given, by argument.
+    :param rows: the caller's tensors with a row per record, by argument.
     :param size: number of new records.
     :param complete: whether no argument with rows is missing.
     """
@@ -170,7 +171,7 @@ class Given:
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """What has a row per record, by name: of an argument that holds several, numbered."""
+        """Tensors with a row per record, by name. Several in one argument are numbered."""
         return {
             name if len(leaves) == 1 else f"{name}_{i}": leaf
             for name, leaves in self.rows.items()
@@ -189,13 +190,13 @@ class Given:
     def draws(
         self, latents: Mapping[str, Tensor], count: int, sites: Collection[str] = ()
     ) -> dict[str, Tensor]:
-        """What the model samples, (count, ...) by site, for draws of the global latents.
+        """The model's samples, (count, ...) by site, for draws of the global latents.
 
         Latents of the records come from the guide, where it computes them from arguments that are
         all there, and else from the model.
 
         :param latents: (count, ...) each.
-        :param sites: what is asked for; of nothing, all.
+        :param sites: sites to return; if empty, all.
         :raises ModelError: the model fails; it has no such site.
         """
         amortised = self.complete and not isinstance(self.new.guide, AutoGuide)
@@ -230,7 +231,8 @@ class Given:
 
     def _traced(self, function: Callable, varies: str | None = None) -> poutine.Trace:
         """
-        :param varies: of what is missing, what has rows that differ, and no placeholders.
+        :param varies: replacements of absent arguments, whose rows differ, and which are no
+            placeholders.
         """
         values = dict(self.found)
         for name, (row, places) in self.filled.items():
@@ -275,7 +277,7 @@ class _NoRows(Messenger):
 
 
 def _require_whole_plates(trace: poutine.Trace, private: str) -> None:
-    """Of other plates than the private one; whose indices are no sites of interest."""
+    """Sites of other plates than the private one, without the plates' indices."""
     for name, site in list(trace.nodes.items()):
         if site["type"] != "sample" or not isinstance(site["fn"], _Subsample):
             continue
@@ -285,7 +287,7 @@ def _require_whole_plates(trace: poutine.Trace, private: str) -> None:
 
 
 def _values(trace: poutine.Trace, names: Collection[str]) -> dict[str, Tensor]:
-    """Of these sites, or of all."""
+    """Draws of these sites, or of all."""
     found = {n: site["value"] for n, site in trace.nodes.items() if site["type"] == "sample"}
     if absent := set(names) - found.keys():
         listed, known = (", ".join(map(repr, each)) for each in (sorted(absent), found))
@@ -319,7 +321,7 @@ def _repeated(row: Any, is_data: bool, size: int, varies: bool) -> Any:
 
 
 def _defaults(model: Callable) -> dict[str, Any]:
-    """Of the arguments of its signature that have one."""
+    """The defaults in its signature, by argument."""
     function = model.forward if isinstance(model, torch.nn.Module) else model
     try:
         parameters = inspect.signature(function).parameters.values()

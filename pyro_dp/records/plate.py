@@ -23,8 +23,8 @@ from pyro_dp.utils.torch_state import forked_rng
 
 _LONGER = (
     "The private plate {plate.name!r} has size {plate.size}, but the longest argument has "
-    "{longest} rows: arguments that are longer than the data must be such that the model runs "
-    "where all tensors are placeholders. " + PLACEHOLDERS
+    "{longest} rows. If an argument is longer than the data, the model must run on placeholders "
+    "for all tensors. " + PLACEHOLDERS
 )
 _NOT_OBSERVED = "The model has no observed site: pass the data with obs= inside a pyro.plate."
 _LOOPS = (
@@ -34,7 +34,7 @@ _LOOPS = (
     "poutine.mask(mask=t < {name})."
 )
 Sites = dict[str, dict]
-Traces = dict[str, poutine.Trace]  # of guide and model
+Traces = dict[str, poutine.Trace]  # the guide's and the model's
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PrivatePlate:
     :param name: its name.
     :param size: N, a public constant.
     :param subsample_size: the batch size that the plate declares (N if none).
-    :param enumerates: whether the model marks latents that are to be summed out.
+    :param enumerates: whether the model marks latents to sum out.
     """
 
     name: str
@@ -98,10 +98,10 @@ def traced(model: Callable, guide: Callable, args: tuple, kwargs: dict) -> Trace
 def find_plate(model: Callable, args: tuple, kwargs: dict, name: str | None) -> PrivatePlate:
     """Run the model once, on placeholders, and find the plate that holds the observations.
 
-    Every tensor is replaced by a placeholder of its shape; where the model does not run on these,
-    square matrices by identities; where it does not run on these, either, only tensors that are as
-    long as the longest are replaced. Of very many records a few are shown: first as if there were
-    no more, then, if the model needs to know how many there are, as a few of the plate's indices.
+    Placeholders of the same shape replace all tensors. If the model does not run on them,
+    identities replace square matrices. If that fails, too, only the longest tensors are replaced.
+    A large plate shows a few records. The first try hides the others. If the model needs their
+    number, the few are some of the plate's indices.
 
     Random state and parameter store are restored.
 
@@ -136,7 +136,7 @@ def _find_plate(
     model: Callable, args: tuple, kwargs: dict, name: str | None, rows: int
 ) -> PrivatePlate:
     """
-    :param rows: of the longest argument, before it was cut to a few.
+    :param rows: those of the longest argument, before the cut.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     lengths = [len(x) for x in leaves if is_table(x)]
@@ -190,7 +190,7 @@ def _other(leaf: Any) -> Any:
     """Other numbers than those of a placeholder."""
     if not is_table(leaf):
         return leaf
-    row = leaf[:1] if leaf.stride(0) == 0 else leaf  # of a placeholder
+    row = leaf[:1] if leaf.stride(0) == 0 else leaf  # a placeholder's
     return (row / 2 if leaf.is_floating_point() else torch.ones_like(row)).expand(leaf.shape)
 
 
@@ -211,7 +211,7 @@ def _plate_of(
     trace: poutine.Trace, name: str | None, lengths: Collection[int], rows: int
 ) -> PrivatePlate:
     """
-    :param lengths: of the arguments.
+    :param lengths: the arguments' lengths.
     """
     observed = _observed(trace)
     if not observed:
@@ -220,8 +220,8 @@ def _plate_of(
     listed = ", ".join(map(repr, sorted(candidates)))
     if not candidates:
         raise ModelError(
-            "plate: no pyro.plate holds the observed sites; put them inside one, with one element "
-            "per individual: with pyro.plate('data', len(x)) as idx: pyro.sample(..., obs=y[idx])."
+            "plate: no pyro.plate holds the observed sites. Put them inside one, with one element "
+            "per individual, and index the data by it: with pyro.plate('data', len(x)) as idx."
         )
     if name is None:
         name = _outermost(observed, candidates, lengths, rows)
@@ -256,7 +256,7 @@ def _outermost(
 
     An element of the outer plate is protected with all that lies within it. No argument may have
     rows for another plate. If an inner plate is longer than every argument, the rows may be times
-    and the inner plate the individuals, as in data of shape (times, people): that is not guessed.
+    and the inner plate the people. Then nothing is guessed.
     """
     if len(candidates) == 1:
         return next(iter(candidates))
@@ -298,7 +298,7 @@ def _require_outside_is_public(
 
 
 def latents_alone(trace: poutine.Trace) -> poutine.Trace:
-    """Of a run, to be replayed."""
+    """A run's draws, for a replay."""
     latents = poutine.Trace()
     for name, site in random_sites(trace).items():
         if not site["is_observed"]:

@@ -1,6 +1,6 @@
 """Made-up outcomes: what a model's prior says of records that nobody has seen.
 
-No data are read: the arguments are made up, and shown to the model as a whole.
+No data are read. The arguments are made up, so the model sees all of them.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,12 +27,12 @@ _FACTOR = (
     "statement with obs=, to forecast."
 )
 _NOT_FINITE = (
-    "The prior predictive of site {name!r} is not finite in places: a narrower prior, or features "
-    "of smaller size, would help."
+    "The prior predictive of site {name!r} has values that are not finite. Use a narrower prior "
+    "or smaller features."
 )
 _NOT_FOUND = (
-    "Site {name!r} observes something else than an argument, or a column of one, as it stands: "
-    "made-up outcomes cannot take its place. Pass what it observes as an argument of its own."
+    "Site {name!r} observes something else than an argument, or a column of one, as it stands. "
+    "Made-up outcomes cannot replace it. Pass what it observes as an argument of its own."
 )
 
 
@@ -93,7 +93,7 @@ class PriorPredictive:
         for candidate in _replaced(given, drawn):
             try:
                 shown = self._traced(model, candidate).nodes[name]["value"]
-            except ModelError:  # it was no place for outcomes
+            except ModelError:  # it cannot hold outcomes
                 continue
             if _same(shown, drawn):
                 return candidate
@@ -130,7 +130,7 @@ def _replaced(given: Arguments, outcomes: Tensor) -> Iterator[Arguments]:
 
 
 def _columns(table: Tensor, outcomes: Tensor) -> list[Any]:
-    """Where in the table outcomes have room, as indices."""
+    """Indices of the table's free cells for outcomes."""
     if table.shape == outcomes.shape:
         return [...]
     if table.shape[:-1] == outcomes.shape:

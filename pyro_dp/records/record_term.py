@@ -4,8 +4,7 @@
 :meth:`RecordTerm.vectorized` takes all at once with ``torch.func``, and is tested against it.
 
 Both differentiate with respect to the unconstrained global latents u and to the parameters used
-inside the plate, at the same u for all records (the public draw) and with local draws of each
-record's own (private).
+inside the plate. All records share the public draw u. Local draws are each record's own (private).
 """
 
 import contextlib
@@ -44,7 +43,7 @@ class Batch:
     :param rows: their rows of every data tensor, each (B, ...).
     :param local: for the draws of their own latents.
     :param tables: these draws, where they were made already.
-    :param values: what torch's samplers drew, where they have; each (B, ...).
+    :param values: draws of torch's samplers, if any; each (B, ...).
     :param local_rows: their rows of the local parameters, each (B, ...).
     """
 
@@ -56,7 +55,7 @@ class Batch:
     local_rows: dict[str, Tensor] = field(default_factory=dict)
 
     def draws(self, requested: tuple[Draw, ...]) -> list[Tensor]:
-        """What was requested by each record, (B, ...) each."""
+        """The results requested for each record, (B, ...) each."""
         if self.tables is not None:
             return self.tables
         local = self.local
@@ -65,7 +64,7 @@ class Batch:
         return [draw.sample(local, self.indices, i) for i, draw in enumerate(requested)]
 
     def at(self, places: Tensor) -> "Batch":
-        """Some of these records, of which torch's samplers have drawn nothing yet."""
+        """Some of these records, before torch's samplers have drawn anything."""
         local_rows = {name: rows[places] for name, rows in self.local_rows.items()}
         rows = [row[places] for row in self.rows]
         return Batch(self.indices[places], rows, self.local, local_rows=local_rows)
@@ -81,8 +80,8 @@ class RecordGradients:
     :param local: (B, ...) per local parameter, with respect to the record's own row: never
         released.
     :param sampled: (B, ...) each, what torch's samplers drew.
-    :param otherwise: of those with branches on a record's values whether a record takes others than
-        the public ones, (B,): its numbers do not count. Else empty.
+    :param otherwise: for terms that branch on a record's values: whether a record takes other
+        branches than a placeholder, (B,). Its numbers do not count. Else empty.
     """
 
     latents: dict[str, Tensor]
@@ -109,21 +108,21 @@ class RecordGradients:
 
 @dataclass(frozen=True, eq=False)
 class RecordTerm:
-    """One record's term of the negative ELBO, given the global latents.
+    """One record's term of the negative ELBO, at the global latents.
 
     :param loss: the user's, for one particle.
     :param guide: its sites inside the plate; without any, :func:`no_sites`.
     :param records: whose terms these are.
-    :param state: what model and guide refer to: of a record they keep nothing.
+    :param state: the state of model and guide, which keeps nothing of a record.
     :param local: unconstrained parameters with a row per record.
     :param latents: names of the global latents that the term uses.
     :param parameters: unconstrained parameters that the term uses.
     :param released: those, and what the latents' draws depend on.
     :param enumerates: whether the model has latents inside the plate that are summed out.
-    :param draws: local draws of one record, but for those of torch's samplers.
+    :param draws: local draws of one record, except those of torch's samplers.
     :param samples: number of those.
     :param vectorizes: whether all records can be taken at once; else one after the other.
-    :param answers: of a public placeholder to the model's branches on a record's values.
+    :param answers: a placeholder's answers at the model's branches on a record's values.
     """
 
     loss: ELBO
@@ -142,7 +141,7 @@ class RecordTerm:
     answers: tuple[bool, ...] = ()
 
     def gradients(self, particle: Particle, batch: Batch) -> RecordGradients:
-        """By the fastest way that this model allows.
+        """By the fastest method that this model allows.
 
         A record on which the model fails (a matrix that is not positive definite, say) counts as
         broken, and its numbers are NaN. An error would tell the world that there is such a record.
@@ -221,9 +220,9 @@ class RecordTerm:
         }, loss.detach()
 
     def vectorized(self, particle: Particle, batch: Batch) -> RecordGradients:
-        """All records at once, but for those that branch otherwise than a placeholder.
+        """All records at once, except those that branch unlike a placeholder.
 
-        Which way a record is taken depends on no other record.
+        A record's method depends on no other record.
         """
         found = self.at_once(particle, batch)
         apart = [each.nonzero().squeeze(1) for each in found.otherwise]
@@ -301,7 +300,7 @@ class RecordTerm:
         :param draws: by default none.
         :param substitutes: for the parameters, by ``id``.
         :param local_rows: its rows of the local parameters; by default public constants.
-        :param decisions: of branches on its values, where it is one of many at once.
+        :param decisions: its branches on values, if it is one of many at once.
         :param public: all rows are placeholders.
         """
         plate, (args, kwargs) = self.records.plate, self.records.arguments(row)

@@ -52,7 +52,7 @@ def build_record_term(
 ) -> tuple[RecordTerm, dict[str, Tensor]]:
     """Initialise the parameters, run every check, and build the term whose gradients are released.
 
-    :returns: the term, and all unconstrained parameters of model and guide by name, but for those
+    :returns: the term, and all unconstrained parameters of model and guide by name, except those
         with a row per record, which the term holds.
     :raises ModelError: names the site, parameter or argument that does not fit, and what to do.
     """

@@ -59,9 +59,9 @@ _PART = (
     "pass the records of the plate alone, as in svi.run({name}[:{plate.size}])."
 )
 _OTHER_DATA = (
-    "The data are not those of the first step ({what}). Which records take part in a step is drawn "
-    "privately, at sample_rate: pass all data, the whole of it, to every step, as in run(x, y), "
-    "and no batches of a DataLoader. For other data make a new inference, with the same accountant "
+    "The data are not those of the first step ({what}). Each step samples its records privately, "
+    "at sample_rate. Pass the whole data to every step, as in run(x, y), and no batches of a "
+    "DataLoader. For other data make a new inference, with the same accountant "
     "if somebody can be in both."
 )
 
@@ -80,13 +80,13 @@ class Records:
     Every tensor whose first dimension is N is data: row i belongs to record i. Everything else is a
     public constant.
 
-    A model or guide is never shown the data as a whole. For record i each data tensor is either
-    that row alone, if the model reads it whole, or row i repeated N times (a view, not a copy), so
-    that whatever it reads of "other records" is record i again: by construction a record's term
-    depends on that record only. Everything outside the plate, and every initial value, is computed
-    on placeholders and depends on no record at all.
+    A model or guide never sees the data as a whole. For record i each data tensor is that row
+    alone, if the model reads it whole. Else it is row i repeated N times (a view, not a copy), so
+    "other records" are record i again. By construction a record's term depends on that record only.
+    Everything outside the plate, and every initial value, is computed on placeholders and depends
+    on no record at all.
 
-    :param args: of the step, :func:`~pyro_dp.records.arguments.as_tensors`; so are ``kwargs``.
+    :param args: the step's, :func:`~pyro_dp.records.arguments.as_tensors`; so are ``kwargs``.
     :param given: args and kwargs as the user gave them; by default these.
     :param shard: which records are here; None: all N.
     :raises ModelError: no argument is data.
@@ -126,7 +126,7 @@ class Records:
 
     @property
     def slice_data(self) -> bool:
-        """Whether the model reads its arguments whole, and is shown one row of them."""
+        """Whether the model reads its arguments whole, and sees one row of them."""
         return self.reading is not Reading.BY_INDEX
 
     @property
@@ -146,7 +146,7 @@ class Records:
 
     @property
     def shown(self) -> int:
-        """How many placeholders stand for all N records where a model is shown all."""
+        """How many placeholders stand for all N records when a model sees all."""
         return rows_shown(self.plate.size, self.row_size)
 
     @property
@@ -156,7 +156,7 @@ class Records:
 
     @property
     def places(self) -> Arguments:
-        """The arguments with, in place of each leaf, whether it is data."""
+        """The arguments' structure, with a flag for each leaf: whether it is data."""
         leaves = [i in self._data for i in range(len(self._leaves))]
         return pytree.tree_unflatten(leaves, self._spec)
 
@@ -189,7 +189,7 @@ class Records:
 
     def require_finite(self, rows: Sequence[Tensor]) -> None:
         """
-        :param rows: of every data tensor, (B, ...) each.
+        :param rows: rows of every data tensor, (B, ...) each.
         :raises ModelError: one holds NaN or infinity; names the argument only.
         """
         for name, values in zip(self.names, rows, strict=True):
@@ -211,7 +211,7 @@ class Records:
     def passes(self, indices: Indices, size: int) -> Iterator[tuple[Tensor, list[Tensor]]]:
         """At most ``size`` of these indices at a time, and their rows, which are only to be read.
 
-        Where they are all records the rows are where they were, and no copies.
+        If they are all records, the rows are the data themselves, not copies.
 
         :param indices: distinct, ascending.
         """
@@ -236,7 +236,7 @@ class Records:
         return sorted({i * last // (count - 1) for i in range(count)})
 
     def placeholder(self) -> list[Tensor]:
-        """A public row in place of data, without batch dimension: ones; zeros for integers."""
+        """A public row without batch dimension: ones; zeros for integers."""
         return [placeholder_row(like) for like in self.likes]
 
     def varied(self, length: int, seed: int, *, integers: bool = True) -> Arguments:
@@ -257,7 +257,7 @@ class Records:
             reads its arguments whole.
         """
         length = length or (1 if self.slice_data else self.plate.size)
-        # A copy of its own: the model may write into what it is shown.
+        # A copy of its own, because the model may write into it.
         own = [value if is_batchedtensor(value) else value.clone() for value in row]
         return self._with_tables([value.expand(length, *value.shape) for value in own])
 
@@ -293,13 +293,13 @@ class Records:
         return isinstance(leaf, int) and not isinstance(leaf, bool) and leaf == self.plate.size
 
     def same_as(self, args: tuple, kwargs: dict) -> bool:
-        """Whether these are the very arguments, unchanged."""
+        """Whether these are the same arguments, unchanged."""
         leaves, spec = flattened(args, kwargs)
         known = self._given, self._given_versions
         return spec == self._given_spec and all(map(_same, leaves, *known))
 
     def require_same_data(self, later: "Records") -> None:
-        """:raises ModelError: records that a later step was given are not these."""
+        """:raises ModelError: a later step has other records."""
         for size, first in ((later.count, self.count), (later.plate.size, self.plate.size)):
             if size != first:
                 raise ModelError(_OTHER_DATA.format(what=f"{size} records, and {first} at first"))
@@ -309,7 +309,7 @@ class Records:
             if _same(other, one, self._versions[i]):
                 continue
             if version(one) != self._versions[i]:
-                raise ModelError(_OTHER_DATA.format(what=f"{name!r} was changed in place"))
+                raise ModelError(_OTHER_DATA.format(what=f"{name!r} was overwritten"))
             if not equal(as_column(one), as_column(other)):
                 raise ModelError(_OTHER_DATA.format(what=f"{name!r} has other values"))
         if self._data != later._data:
@@ -318,10 +318,10 @@ class Records:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What was checked and built for the data of a step; for others all is looked at anew.
+    """The checks and the built term for the data of a step. Other data start anew.
 
     :param records: the data, seen as records.
-    :param sampler: of the records of a step.
+    :param sampler: samples the records of a step.
     """
 
     records: Records
@@ -344,6 +344,6 @@ def _same(new: Any, old: Any, known: int) -> bool:
 
 
 def _memory(tensor: Tensor) -> tuple:
-    """Where the numbers are, and how often they were changed. The old tensor keeps it taken."""
+    """Identifies the numbers' memory and version. The old tensor keeps it taken."""
     place = (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride())
     return (*place, version(tensor))

@@ -20,18 +20,16 @@ from pyro_dp.records.vectorised import OF_NUMBERS, promoted
 from pyro_dp.utils.errors import ModelError, PrivacyError
 
 PLACEHOLDERS = (
-    "Where no data may be read their rows are ones (zeros for integers): the model must run on "
-    "them."
+    "This run uses placeholders, which are ones (zeros for integers). The model must run on them."
 )
 _INDEXED = (
-    "In the private plate, read all data and rows of parameters at its indices (with "
-    "pyro.plate(...) as idx: ... x[idx]), or all of them whole, with shapes that follow from the "
+    "In the private plate, read all data and rows of parameters at its indices (x[idx]). Or read "
+    "all of them whole, with shapes that follow from the "
     "arguments (len(x))."
 )
 _WHOLE = (
-    "The data are read whole, and one row of them is shown: let all shapes follow from the "
-    "arguments (len(x), x.shape), or read all of them at the plate's indices (with "
-    "pyro.plate(...) as idx: ... x[idx])."
+    "The model reads the data whole, and sees one row of them. Let all shapes follow from the "
+    "arguments (len(x), x.shape), or read all of them at the plate's indices (x[idx])."
 )
 _WITHHELD = (
     "The text of the error is withheld because it may quote data; call the model or guide itself "
@@ -39,7 +37,7 @@ _WITHHELD = (
 )
 _DISCRETE = "Continuous inference cannot handle discrete sample site"  # Pyro's words
 _NO_PLACE = (
-    "An autoguide has no place for a discrete latent{where}: mark it in the model with "
+    "An autoguide has no factor for a discrete latent{where}. Mark it in the model with "
     "infer={{'enumerate': 'parallel'}} and hide it from the guide, as in "
     "AutoNormal(pyro.poutine.block(model, hide=[{site!r}]))."
 )
@@ -69,16 +67,16 @@ _ADVICE = (
     ),
 )
 _MISTAKES = (AttributeError, ImportError, KeyError, NameError, SyntaxError, TypeError)
-_LONGEST = 600  # of a text that is shown
+_LONGEST = 600  # characters of a message
 
 
 def whole_tensors(slice_data: bool) -> str:
-    """What to do about a model that reads its data in another way than was found, or said."""
+    """Advice for a model that does not read its data as found or declared."""
     return _WHOLE if slice_data else _INDEXED
 
 
 class RaisedOnPlaceholders(ModelError):
-    """User code failed where no data were shown."""
+    """User code failed on placeholders."""
 
 
 @contextlib.contextmanager
@@ -86,7 +84,7 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
     """Run a model or guide.
 
     * An exception becomes a :class:`ModelError` that tells its type, the Pyro site and the line of
-      user code. Its text is told where no data are shown, and withheld elsewhere: Pyro's and
+      user code. The message quotes its text for placeholders, and withholds it for data: Pyro's and
       torch's messages quote values. The text is removed from the original as well, which stays the
       new one's ``__context__``.
     * Warnings are withheld where exceptions are.
@@ -95,11 +93,11 @@ def guarded(doing: str, *, public: bool = False, hint: str = "") -> Iterator[Non
     * Batch statistics are refused: they mix records, and running averages would keep them.
     * Validation is off, also of distributions that were made with it: it reads values, which can
       be neither vectorised over records nor traced.
-    * What was given to ``torch.compile`` runs as it was written: a compiled function can be neither
-      vectorised nor traced, and would be compiled anew for each form of its arguments.
+    * A function under ``torch.compile`` runs as written. Compiled, it could not be vectorised or
+      traced, and each form of its arguments would compile anew.
 
     :param doing: the beginning of the new message.
-    :param public: only placeholders are shown.
+    :param public: the run sees only placeholders.
     :param hint: the end of the message: the remedy, where the exception itself does not tell it.
     """
     quiet = contextlib.nullcontext() if public else _no_warnings()
@@ -187,7 +185,7 @@ def _location(error: Exception) -> str:
 
 
 def _advice(error: Exception, hint: str) -> str:
-    """What to do next: what an exception surely tells, the hint, or what it may tell."""
+    """Advice: the certain diagnosis of an exception, the hint, or a possible diagnosis."""
     text = str(error)
     if re.search(_DTYPES, text):
         return _OTHER_DTYPE

@@ -33,9 +33,9 @@ class Runs:
     """Guide and model, replayed against it, for one record, as ``view`` shows them.
 
     :param view: :class:`Outside` or :class:`Inside`, for a plate.
-    :param local: parameters with a private row per record, which are shown as constants.
-    :param state: what model and guide refer to.
-    :param factor: of these constants.
+    :param local: parameters with a private row per record, which the model sees as constants.
+    :param state: objects that model and guide refer to.
+    :param factor: multiplies these constants.
     """
 
     model: Callable
@@ -58,7 +58,7 @@ class Runs:
         }
 
     def on(self, arguments: Arguments, **options: Any) -> Traces:
-        """Traces for these rows, of which model and guide keep nothing.
+        """Traces for these rows, which model and guide do not keep.
 
         :param options: ``public`` rows; ``indices`` of so many records at once, (k,), by default of
             the first one; ``replayed``, traces whose latents are used.
@@ -93,7 +93,7 @@ def _drawn(traces: Traces, part: str) -> dict[str, Tensor]:
 
 
 def check_outside(outside: Runs) -> None:
-    """What lies outside the plate must be the same whatever is inside of it."""
+    """Sites outside the plate must not depend on those inside."""
     records = outside.records
     where = f"lies outside the private plate {records.plate.name!r} but depends on"
     problem = f"{where} the data: only sites inside the plate may read them."
@@ -104,7 +104,7 @@ def check_outside(outside: Runs) -> None:
         if not records.slice_data and length < records.plate.size:  # the length is public
             alike = records.arguments(records.placeholder(), length=length)
             public = outside.on(alike, public=True)
-    except ModelError:  # rows that vary need not be in the model's domain
+    except ModelError:  # rows that vary may lie outside the model's domain
         on_others = public
     _require_same_sites(public, on_others, problem)
     for i in records.examples():
@@ -120,8 +120,8 @@ def check_outside(outside: Runs) -> None:
         whole = records.arguments(records.placeholder(), length=records.shown)
         indices = torch.arange(records.shown, device=records.device)
         problem = (
-            f"{where} the length of the data, which is 1 for a model that is shown one record: "
-            "pass N as an argument."
+            f"{where} the length of the data, which is 1 for a model that sees one record: pass N "
+            f"as an argument."
         )
         on_whole = outside.on(whole, public=True, indices=indices)
         _require_same_sites(outside.public, on_whole, problem)
@@ -150,13 +150,13 @@ def check_latents(loss: ELBO, outside: Runs, particle: Particle, privatize: str)
         if name not in in_guide:
             raise ModelError(
                 f"Global latent site {name!r} of the model is not in the guide: add it there. "
-                "(An autoguide is made from this very model: AutoNormal(model).)"
+                "(An autoguide is made from this model: AutoNormal(model).)"
             )
     for name in particle.fixed:
         if privatize == "latents":
             raise ModelError(
-                f"Global site {name!r} is not reparameterised, so that records have no gradient "
-                "with respect to it: use privatize='parameters'."
+                f"Global site {name!r} is not reparameterised. So records have no gradient with "
+                f"respect to it. Use privatize='parameters'."
             )
         if isinstance(loss, TraceMeanField_ELBO):
             raise ModelError(f"Global site {name!r} is not reparameterised: use Trace_ELBO.")
@@ -191,7 +191,7 @@ def check_inside(loss: ELBO, inside: Runs) -> None:
 
 
 def plate_nesting(loss: ELBO, inside: Runs) -> float:
-    """Number of nested plates, to the left of which latents are enumerated."""
+    """Number of nested plates. Latents are enumerated to their left."""
     sites = [site for trace in inside.public.values() for site in random_sites(trace).values()]
     frames = [frame for site in sites for frame in site["cond_indep_stack"]]
     depth = max((-frame.dim for frame in frames if frame.dim is not None), default=0)

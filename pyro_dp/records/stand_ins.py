@@ -1,4 +1,4 @@
-"""Public rows in place of data, and a plate of very many elements that shows a model a few."""
+"""Placeholders for data, and a large plate that shows a model a few elements."""
 
 import contextlib
 import math
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_dp.utils.errors import ModelError
 
-_LEAST = 0.25  # of varied rows: in (0.25, 1) there are logarithms, roots and probabilities
+_LEAST = 0.25  # varied rows lie in (0.25, 1), where logarithms, roots and probabilities exist
 _MOST = 2**22  # numbers of rows that do not overlap
 _APART = 4
 _MOST_SHOWN = 2**20  # numbers of placeholders that stand for all records
@@ -46,7 +46,7 @@ def placeholder_row(table: Tensor) -> Tensor:
 
 
 def placeholder(leaf: object) -> object:
-    """The same row as often as there are rows; what has no rows stays what it is."""
+    """The same row for all rows; a leaf without rows stays as it is."""
     if not is_table(leaf):
         return leaf
     return placeholder_row(leaf).expand(leaf.shape)
@@ -62,7 +62,7 @@ def identity(leaf: object) -> object:
 def on_varied(run: Callable[[bool], T]) -> T | None:
     """The result of a run on :func:`varied` rows, with integers that vary, or else without.
 
-    None: it raises :class:`ModelError` on both, for they need not be in the model's domain.
+    None: it raises :class:`ModelError` on both, because they may lie outside the model's domain.
     """
     for integers in (True, False):
         with contextlib.suppress(ModelError):
@@ -79,8 +79,8 @@ def spacing(table: Tensor, length: int) -> int:
 def varied(table: Tensor, length: int, seed: int, *, integers: bool = True) -> Tensor:
     """(length, ...): rows that differ from each other. For all seeds the first one is the same.
 
-    Numbers lie in (0.25, 1); integers are 0 or 1. Where there are many rows, they overlap in
-    memory: each has one number that the row before has not.
+    Numbers lie in (0.25, 1); integers are 0 or 1. Many rows overlap in memory. Each has one number
+    more than the row before.
 
     :param integers: whether integers vary; else they are 0.
     """
@@ -102,7 +102,7 @@ def varied(table: Tensor, length: int, seed: int, *, integers: bool = True) -> T
 class FewIndices:
     """Within: plates of this size have the first ``count`` indices, also within Pyro's blocks.
 
-    :param size: of the plates.
+    :param size: the plates' size.
     :ivar declared: the batch size that each of them declares, by name.
     """
 

@@ -1,7 +1,7 @@
 """Structural checks of a record's term: its own row only, no coupling of records, vectorisation.
 
-What its sites are is looked at before (:mod:`pyro_dp.records.site_checks`). All of it is for the
-curator, before any budget is spent (:mod:`pyro_dp.records.record_term_builder`).
+:mod:`pyro_dp.records.site_checks` checks its sites first. All of it is for the curator, before any
+    budget is spent (:mod:`pyro_dp.records.record_term_builder`).
 """
 
 import warnings
@@ -29,37 +29,37 @@ from pyro_dp.utils.linalg import agree
 
 _COUNT = 3
 _COUPLED = (
-    "Site {name!r} of the {part}: the term of a record in plate {plate!r} moves when other records "
-    "change, because other rows are read (a mean or maximum over the data, a shifted index, batch "
-    "statistics). {shown} A record may read its own row only: standardise before, with public "
+    "Site {name!r} of the {part}: the term of a record in plate {plate!r} moves when other "
+    "records change. It reads other rows: a mean or maximum over the data, a shifted index, batch "
+    "statistics. {shown} A record may read its own row only: standardise before, with public "
     "constants or a DPStandardScaler."
 )
 _SHOWN = {
-    False: "The model is shown one record at a time.",
-    True: "The model is shown one row of the data, which is its own mean and maximum.",
+    False: "The model sees one record at a time.",
+    True: "The model sees one row of the data, which is its own mean and maximum.",
 }
 _SQUARE = (
-    "Site {name!r} of the {part} has a term for every pair of records: something of shape (N, 1) "
-    "meets something of shape (N,), and they broadcast to N x N. Make both (N,), one number per "
+    "Site {name!r} of the {part} has a term for every pair of records. Shapes (N, 1) and (N,) "
+    "broadcast to N x N. Make both (N,), one number per "
     "record, as in y.squeeze(-1)."
 )
 _REMEMBERS = (
-    "The term of a record changes after another record was looked at: the model keeps something of "
-    "the data that it is shown. Compute it from the record each time, in a local variable."
+    "The term of a record changes after another record's run: the model keeps some of its data. "
+    "Compute it from the record each time, in a local variable."
 )
 
 _APART = (
-    "The model branches on values of a record, and records that go another way than a placeholder "
-    "of ones and zeros are taken one at a time, which is slow: torch.where computes both ways for "
-    "all. (This message depends on the data: it is for the curator only.)"
+    "The model branches on values of a record. Records that branch unlike a placeholder of ones "
+    "and zeros run one at a time, which is slow. Use torch.where, which computes both branches "
+    "for all. (This message depends on the data: it is for the curator only.)"
 )
 
 
 def check_coupling(inside: Runs) -> None:
-    """Rows of which the first one stays: its terms must stay, too, whatever the others are.
+    """Rows whose first one stays. Its terms must stay, too, for all values of the others.
 
-    A model that is shown one record does not fail where it should not read others: it computes
-    something else, such as x - x.mean(0) = 0.
+    A model that reads other records does not fail on a single one. It computes something else, such
+    as x - x.mean(0) = 0.
 
     :param inside: runs that show the plate's sites.
     :raises ModelError: a site of the first record moves; names it.
@@ -126,13 +126,13 @@ def check_isolation(term: RecordTerm, particle: Particle) -> None:
             if not agree(gradients[name], moved[name]):
                 raise ModelError(
                     f"Parameter {name!r} has values that depend on the record's index in plate "
-                    f"{records.plate.name!r}, but not one row per record, at its index: make it "
-                    "so (loc[idx]), or compute the values from the record (amortisation)."
+                    f"{records.plate.name!r}, but not one row per record, at its index. Make it "
+                    f"so (loc[idx]), or compute the values from the record (amortisation)."
                 )
         if not agree(loss, moved_loss):
             raise ModelError(
                 f"The term of a record changes with its index in plate {records.plate.name!r} "
-                "although its row does not: the model reads data that are no argument of step(), "
+                "although its row does not. The model reads data that are no argument of step(), "
                 "or not indexed along their first dimension. Pass them as a tensor with one row "
                 "per record."
             )
@@ -152,7 +152,7 @@ def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
 
     The choice, and what a record's gradient consists of, are made on placeholders: they are public.
 
-    :raises ModelError: what is the same on placeholders is not on the data.
+    :raises ModelError: terms that agree on placeholders differ on the data.
     """
     records = term.records
     indices = torch.tensor(records.examples(), device=records.device)
@@ -218,8 +218,8 @@ def _largest(rows: Sequence[Tensor]) -> float:
 def _same_gradients(one: RecordGradients, other: RecordGradients, scale: float) -> bool:
     """Equal up to rounding, relative to the largest gradient of all.
 
-    :param scale: of the rows: what cancels in a gradient, as where an outcome is all but certain,
-        leaves their rounding.
+    :param scale: the rows' scale. Terms that cancel in a gradient, as for a nearly certain outcome,
+        leave rounding of this size.
     """
     parts = [
         (getattr(one, kind), getattr(other, kind)) for kind in ("latents", "parameters", "local")
@@ -239,10 +239,10 @@ def _same_gradients(one: RecordGradients, other: RecordGradients, scale: float) 
 def check_values(term: RecordTerm, particle: Particle, size: int) -> None:
     """All numbers are finite, and observations lie in the support of their distributions.
 
-    Of the latter, where Pyro's validation would ask. Both in one pass over the data, a part of them
-    in memory at a time.
+    Values outside a support count if Pyro's validation would check them. Both in one pass over the
+    data, a part of them in memory at a time.
 
-    :param size: so many records are looked at at once.
+    :param size: records in one pass
     """
     records, support = term.records, _Support.of(term, particle)
     for chosen in records.blocks(size):
@@ -284,7 +284,7 @@ class _Support:
 
     @property
     def vectorizes(self) -> bool:
-        """Whether all records go one way."""
+        """Whether all records take the same branch."""
         return self.term.vectorizes and not self.term.answers
 
     def check(self, indices: Tensor, rows: list[Tensor]) -> None:
@@ -294,8 +294,8 @@ class _Support:
         for name, supported in found.items():
             if name not in self.trusted and not supported.all():
                 raise ModelError(
-                    f"Site {name!r} observes values outside the support of its distribution: "
-                    "recode or scale them (a Bernoulli takes 0 and 1), or make it with "
+                    f"Site {name!r} observes values outside the support of its distribution. "
+                    f"Recode or scale them (a Bernoulli takes 0 and 1), or make it with "
                     "validate_args=False if they are meant. (This message depends on the data: it "
                     "is for the curator only.)"
                 )

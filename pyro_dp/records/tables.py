@@ -1,4 +1,4 @@
-"""What has a row per record, in the forms in which people have it, as one tensor.
+"""Data with a row per record, in the usual forms, as one tensor.
 
 Floats get torch's default dtype, integers int64, booleans stay; rows keep their order.
 """
@@ -26,7 +26,7 @@ _LOADER = (
 )
 DISTRIBUTED = (
     "Argument {name!r} {has} a DistributedSampler, which repeats records so that all processes "
-    "have equally many: a repeated record would count twice, and the guarantee is for once. Pass "
+    "have equally many. The guarantee would not cover a repeated record. Pass "
     "the dataset itself; which records take part in a step is drawn privately."
 )
 _SAMPLER = (
@@ -38,15 +38,15 @@ _DATASET = (
     "passed by position, as in svi.run(dataset)."
 )
 _ONCE = (
-    "Argument {name!r} is a {kind}, which can be read once, and only from its beginning: pass all "
-    "records, as a tensor or a list, as in svi.run(list({name}))."
+    "Argument {name!r} is a {kind}, which can be read only once. Pass all records, as a tensor or "
+    "a list, as in svi.run(list({name}))."
 )
 _SPARSE = (
-    "Argument {name!r} is a sparse {kind}: pass it dense, as in svi.run({name}.toarray()), or the "
-    "places and values of what is not zero, as arrays with a row per record."
+    "Argument {name!r} is a sparse {kind}. Pass it dense, as in svi.run({name}.toarray()), or the "
+    "indices and values of what is not zero, as arrays with a row per record."
 )
 _KIND = (
-    "Argument {name!r} holds {kind}{where}: encode them as numbers first (a category as integers "
+    "Argument {name!r} holds {kind}{where}. Encode them as numbers first (a category as integers "
     "0, 1, ..., by a rule that was fixed before the data, as in {column}.map({{'no': 0, 'yes': "
     "1}}))."
 )
@@ -79,7 +79,7 @@ def is_rows(value: Any, size: int) -> bool:
 
 
 def lengths(value: Any) -> Iterator[int]:
-    """Of what may have a row per record, in an argument or within its containers."""
+    """The possible tables with a row per record, in an argument or within its containers."""
     if _is_listed(value) or isinstance(value, Column):
         yield len(value)
     elif isinstance(value, dict):
@@ -95,11 +95,11 @@ def lengths(value: Any) -> Iterator[int]:
 def as_tensor(name: str, value: Any, *, size: int = 0) -> Any:
     """A tensor or a column, if the value has rows; else what it is.
 
-    A NumPy array that is mapped from a file is used where it lies: as a tensor, if it cannot be
-    written to and has the right dtype, else as a column, which converts the rows that are read.
-    Everything else is copied: what is done to it later has no effect.
+    A NumPy array that is mapped from a file is not copied. It becomes a tensor, if it is read-only
+    and has the right dtype. Else it becomes a column, which converts the rows that are read.
+    Everything else is copied, so later changes have no effect.
 
-    :param name: of the argument.
+    :param name: the argument's.
     :param size: how many elements a list has that is rows.
     :raises ModelError: it has rows, and cannot be read as numbers; names the argument.
     """
@@ -108,7 +108,7 @@ def as_tensor(name: str, value: Any, *, size: int = 0) -> Any:
     if is_rows(value, size):
         return _listed(name, value)
     _refuse_others(name, value)
-    if hasattr(value, "iloc"):  # of pandas
+    if hasattr(value, "iloc"):  # pandas
         return _tensor(_frame(name, value) if value.ndim == 2 else _column(name, value))
     if hasattr(value, "to_numpy"):
         value = value.to_numpy()
@@ -150,7 +150,7 @@ def _is_listed(value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    """Of NumPy, pandas, or a file format that can be read as an array."""
+    """Whether it is NumPy's, pandas', or from a file format that reads as an array."""
     return isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "__array__")
 
 
@@ -163,7 +163,7 @@ def is_numeric(value: Any) -> bool:
 
 def no_numbers(name: str, found: str) -> ModelError:
     """
-    :param found: what there is instead.
+    :param found: the object found instead.
     """
     return ModelError(_KIND.format(name=name, kind=found, where="", column=name))
 
@@ -213,12 +213,12 @@ def _frame(name: str, frame: Any) -> np.ndarray:
 
 
 def _column(name: str, column: Any, label: str | None = None) -> np.ndarray:
-    """Of pandas, also of a dtype of its own; what is missing becomes NaN."""
+    """A column of pandas, also of its own dtypes; missing values become NaN."""
     label, kind = label or name, column.dtype.kind
     if kind in "fiub" and not isinstance(column.dtype, np.dtype):
         missing = kind == "f" or column.isna().any()
         dtype = float if missing else {"b": bool}.get(kind, np.int64)
-        # A nullable column has its own way to say that a number is missing.
+        # A nullable column marks missing numbers by itself.
         return column.to_numpy(dtype=dtype, na_value=math.nan if missing else None)
     return _numbers(name, column.to_numpy(), label)
 

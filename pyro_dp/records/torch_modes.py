@@ -27,10 +27,10 @@ _OTHERS = "its branches on values of a record depend on public draws"
 
 
 class Decisions:
-    """What a model asks of a record by ``if``, ``while``, ``assert`` or ``bool``.
+    """A model's branches on a record: ``if``, ``while``, ``assert`` or ``bool``.
 
-    All records go the way of a public placeholder. Those of which the answer is another one are
-    marked, each by its own values: what comes out for them does not count.
+    All records take the branches of a placeholder. A record that would answer differently is
+    marked, by its own values. Its result does not count.
 
     :param answers: the placeholder's, in order of use. None: these records are placeholders, and
         what they answer is kept in :attr:`answers`.
@@ -44,7 +44,7 @@ class Decisions:
     def __call__(self, condition: Tensor) -> bool:
         """The answer to go on with.
 
-        :param condition: of one record, under ``torch.vmap``.
+        :param condition: one record's, under ``torch.vmap``.
         """
         if condition.numel() != 1:
             raise NotVectorizable(_SEVERAL)
@@ -72,7 +72,7 @@ def _of_all(value: Tensor) -> Tensor:
 
 
 class Substitution(TorchFunctionMode):
-    """Torch functions get other tensors in place of some, also of those in tuples and lists.
+    """Torch functions get replacements for some tensors, also within tuples and lists.
 
     :param substitutes: by ``id``.
     """
@@ -97,17 +97,17 @@ class Substitution(TorchFunctionMode):
 
 
 class RecordMode(Substitution):
-    """What torch functions see while a model runs on one record.
+    """The view of torch functions while a model runs on one record.
 
-    * Parameters are substituted by identity: by name, ``pyro.module`` and flows that alias a weight
-      would go on using their own tensors, and their gradients would silently be zero.
-    * Draws come from :class:`LocalDraws`; normals and uniforms that are drawn in place cannot be
-      vectorised otherwise, and what is drawn by rejection cannot be traced.
-    * Where all records run at once, some functions are others (:mod:`.vectorised`). A tensor that
-      is alike for all of them, and into which something of each is written, becomes one of each.
-      Views of it that were made before are not told: the check against the one-record loop notices.
-      A number that is written where a mask is true is chosen by ``torch.where``. Where a model
-      branches on what differs between records, :class:`Decisions` answers.
+    * Parameters are substituted by identity. By name, ``pyro.module`` and flows that alias a weight
+      would keep their own tensors, and their gradients would silently be zero.
+    * Draws come from :class:`LocalDraws`; normals and uniforms that overwrite a tensor cannot be
+      vectorised otherwise, and rejection samplers cannot be traced.
+    * When all records run at once, :mod:`.vectorised` replaces some functions. A tensor that is
+      alike for all of them, and into which something of each is written, becomes one of each.
+      Earlier views of it do not follow. The check against the one-record loop notices. A number
+      that is written where a mask is true is chosen by ``torch.where``. If a model branches on
+      values of records, :class:`Decisions` answers.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ def _is_masked(tensor: Any, index: Any, value: Any) -> bool:
 
 
 def _differs(value: Any) -> bool:
-    """Whether this is a tensor of which ``torch.vmap`` has one for each record."""
+    """Whether ``torch.vmap`` has one of this tensor for each record."""
     if not isinstance(value, Tensor):
         return False
     while is_gradtrackingtensor(value):

@@ -1,12 +1,12 @@
 """Torch functions where all records run at once, as others that ``torch.vmap`` knows.
 
-What vmap does not know as a whole is taken apart, or done for one record after the other.
+Functions that vmap does not support are split into parts, or run for one record after the other.
 
-Torch's own recurrent layers write in place, and cannot be vectorised over records. Packed
+Torch's own recurrent layers overwrite tensors, and cannot be vectorised over records. Packed
 sequences, whose lengths are data, are left to torch.
 
-Integer labels meet a Bernoulli's float logits, integer features a float weight: what sums do in
-torch by themselves, promote, is done here for the functions that do not.
+Integer labels meet a Bernoulli's float logits, and integer features a float weight. Torch promotes
+them in sums, and this module in the functions that do not.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ OF_NUMBERS = frozenset(
     ]
 )
 State = tuple[Tensor, ...]  # hidden, and in an LSTM the cell's
-Cell = Callable[[Tensor, State, Sequence[Any]], State]  # of the input's part, state and weights
+Cell = Callable[[Tensor, State, Sequence[Any]], State]  # from the input's part, state and weights
 _IN_PLACE = (
     *("addcdiv_", "addcmul_", "clamp_", "clip_", "cumprod_", "cumsum_", "fmod_", "lerp_"),
     *("remainder_", "tril_", "triu_", "xlogy_"),
@@ -122,7 +122,8 @@ def _layers(
 
 
 def _by_run(flat: Sequence[Tensor], bias: bool, runs: int) -> list[list[Any]]:
-    """Of each layer and way: both matrices, both biases, the projection; None where there is no."""
+    """For each layer and direction: both matrices, both biases, the projection; None for missing
+    ones."""
     size, found = len(flat) // runs, []
     for start in range(0, len(flat), size):
         own: list[Any] = list(flat[start : start + size])

@@ -1,14 +1,14 @@
-r"""The counts that are released: all 1- and 2-way margins, within each level of one column.
+r"""The released counts: all one- and two-column margins, within each level of one column.
 
-**Sensitivity.** Let P be the number of margins that are counted in one level: one for each column
-beside the tied one, and one for each pair of these. A row lies in one cell of each of the P margins
-of its own level, and in none of another level: its indicator x has P ones, and norm sqrt(P). The
-part of a unit with rows 1..m, m <= ``rows``, is their sum, and by the triangle inequality
+**Sensitivity.** Let P be the number of margins in one level: one for each column beside the tied
+one, and one for each pair of these. A row lies in one cell of each of the P margins of its own
+level, and in no cell of other levels. So its indicator x has P ones, and norm sqrt(P). The part of
+a unit with rows 1..m, m <= ``rows``, is their sum, and by the triangle inequality
 
     \|x_1 + ... + x_m\| <= \|x_1\| + ... + \|x_m\| = m sqrt(P) <= rows sqrt(P),
 
 with equality for a unit of ``rows`` equal rows. So the bound is linear in the number of rows, and
-no smaller one holds. Where there may be several rows, one more cell says how many the unit has, and
+no smaller one holds. If there may be several rows, one more cell says how many the unit has, and
 the bound is sqrt(rows^2 P + 1). Adding or removing a unit moves the sum by at most the bound, and
 replacing one by at most twice the bound.
 """
@@ -24,11 +24,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Cells:
-    """Where which count lies in the vector that is released: all of it public.
+    """Positions of the counts in the released vector; all public.
 
     :param sizes: codes of each column.
     :param tied: the column within whose levels all margins are counted; None: there is one level.
-    :param rows: of a unit, at most.
+    :param rows: a unit's, at most.
     """
 
     sizes: tuple[int, ...]
@@ -46,7 +46,7 @@ class Cells:
 
     @functools.cached_property
     def starts(self) -> dict[tuple[int, ...], int]:
-        """Where each margin begins in a level, by its columns, ascending."""
+        """The start of each margin in a level, by its columns, ascending."""
         found, start = {}, 0
         for of in (1, 2):
             for columns in itertools.combinations(self.others, of):
@@ -62,8 +62,8 @@ class Cells:
 
     @property
     def size(self) -> int:
-        """Of the vector: its last ``rows`` cells, where there may be several rows, count units by
-        their number of rows."""
+        """Its length. If units may have several rows, the last ``rows`` cells count units by their
+        number of rows."""
         return self.levels * self.per_level + (self.rows if self.rows > 1 else 0)
 
     @property

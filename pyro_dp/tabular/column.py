@@ -1,7 +1,7 @@
-"""What a column of a frame may hold, as declared: everything in a column is public.
+"""The declared contents of a frame's column; everything declared is public.
 
-Nothing is learnt from data. Bounds, levels, bins, and the values that stand where one is missing,
-are those of the declaration; what lies out of bounds is clipped, and nobody counts how often.
+Nothing is learnt from data. Bounds, levels, bins, and the values that replace missing ones, come
+from the declaration. Values out of bounds are clipped, and nothing counts how often.
 """
 
 import abc
@@ -23,7 +23,7 @@ class Column(abc.ABC):
     """One column of a :class:`~pyro_dp.tabular.Schema`: how it is read, written, and coded.
 
     :ivar missing: values may be missing.
-    :ivar dtype: of pandas, that :meth:`decode` gives.
+    :ivar dtype: the dtype of pandas that :meth:`decode` gives.
     :ivar discrete: a code is a value.
     :ivar fill: the value that stands where none is observed: public, the same for all data.
 
@@ -38,7 +38,7 @@ class Column(abc.ABC):
 
     def encode(self, series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
         """
-        :param name: of the column, for errors.
+        :param name: the column's, for errors.
         :returns: values, (rows,), float64 for a :class:`Number` or :class:`Date`, else int64;
             and where there are any, (rows,), bool. Row b depends on row b of the series alone.
         :raises SchemaError: the series is of another kind; or it has missing values, or unknown
@@ -49,7 +49,7 @@ class Column(abc.ABC):
         return np.where(observed, values, self.fill), observed
 
     def decode(self, values: np.ndarray, observed: np.ndarray) -> pd.Series:
-        """A series of the declared dtype; what is not observed is missing."""
+        """A series of the declared dtype, with missing values where nothing is observed."""
         return self._write(self._bounded(np.where(observed, values, self.fill)), observed)
 
     def codes(self, values: np.ndarray, observed: np.ndarray) -> np.ndarray:
@@ -70,7 +70,7 @@ class Column(abc.ABC):
 
     @property
     def code_labels(self) -> list[str]:
-        """What each code stands for."""
+        """The label of each code."""
         return [*self._labels, "missing"] if self.missing else list(self._labels)
 
     @property
@@ -86,7 +86,7 @@ class Column(abc.ABC):
         """Which codes lie wholly within levels, or a pair (low, high), (size,); for rules."""
 
     def holds(self, values: np.ndarray, observed: np.ndarray, allowed: Any) -> np.ndarray:
-        """Where a value is among levels, or in a pair (low, high); for rules."""
+        """Whether a value is among levels, or in a pair (low, high); for rules."""
         return self.within(allowed)[self.codes(values, observed)]
 
     @property

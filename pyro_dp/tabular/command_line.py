@@ -1,10 +1,10 @@
 """``python -m pyro_dp synthesize``: from a schema and a CSV file to a synthetic file and a report.
 
-Exit codes: 0 done; 1 it failed, or what was made could not be written; 2 arguments, schema or data
-are not right, and nothing was spent; 3 the budget does not cover it, and nothing was spent.
+Exit codes: 0 done; 1 failed, or could not write; 2 arguments, schema or data are wrong; 3 over
+budget. Codes 2 and 3 spend nothing.
 
-No text that is printed shows a value of the data. What is wrong with the data depends on them,
-though, and so do how long it takes and whether it fails: messages are for the curator.
+No text that is printed shows a value of the data. An error in the data depends on them, though, and
+so do its time and its failures. Messages are for the curator.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _FORMATS = {".html": "html", ".htm": "html", ".md": "markdown"}
 
 def main(arguments: list[str]) -> int:
     """
-    :param arguments: what follows ``synthesize``.
+    :param arguments: the arguments after ``synthesize``.
     :returns: an exit code.
     """
     options = _parsed(arguments)
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         )
     except Exception as error:
         kind = type(error).__name__
-        return _told(f"It failed with {kind}, whose text is not shown: it may hold data.", FAILED)
+        return _told(f"It failed with {kind}, whose text stays hidden: it may hold data.", FAILED)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
         begin("reading")
         schema = Schema.load(options.schema)
         frame = read_csv(options.data, schema)
-        codes = schema.codes(frame)  # and what is wrong is told before a journal is made
+        codes = schema.codes(frame)  # faults are reported before a journal is made
         if options.keep not in (None, *schema.names):
             raise ConfigurationError(
                 f"--keep {options.keep} is no column of the schema: it has "
@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
         begin("fitting")
         accountant = PrivacyAccountant(options.epsilon, options.delta)
         if options.seed is None:
-            torch.seed()  # of the rows that are drawn, which are public; the noise has its own
+            torch.seed()  # seeds the rows drawn, which are public; the noise has its own
         else:
             torch.manual_seed(options.seed)
         synthesizer = Synthesizer(
@@ -106,8 +106,8 @@ def _run(options: argparse.Namespace) -> int:
 def _description(
     options: argparse.Namespace, schema: Schema, units: int, stated: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """For the report. The file's name and the number of units are public; what a journal says
-    already stands, but for what is said now."""
+    """For the report. The file's name and the number of units are public; entries of an existing
+    journal stay, unless the call replaces them."""
     unit = schema.protected
     said = {name: getattr(options, name) for name in _SAID}
     title = f"Synthetic rows of {options.data.name}"
@@ -115,7 +115,8 @@ def _description(
     given = {name: text for name, text in said.items() if text is not None}
     found = known | dict(stated) | given
     if schema.unit is None:
-        # Whatever a journal says of persons: without their column in the schema rows are protected.
+        # Without a column of persons in the schema, rows are protected, even if a journal mentions
+        # persons.
         found["unit"] = unit
     if options.unit is not None:
         found["unit"] = f"{options.unit} ({unit})"
@@ -170,7 +171,7 @@ def _there(text: str) -> Path:
 
 
 def _writable(text: str) -> Path:
-    """A path that can be written to, known before anything is spent."""
+    """A path that can be written to, checked before anything is spent."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a folder; name a file in it.")

@@ -1,7 +1,7 @@
 """Derived columns: expressions of other columns, which a frame gets when it is decoded.
 
-An expression is read as a small language of its own, not run as Python: a schema that somebody else
-saved can compute with columns, and do nothing else.
+An expression is a small language of its own, not run as Python. So somebody else's saved schema can
+compute with columns, and do nothing else.
 """
 
 import ast
@@ -36,7 +36,7 @@ _UNARY: dict[type, Callable] = {ast.USub: operator.neg, ast.Not: operator.invert
 
 
 def _where(condition: pd.Series, one: Any, other: Any) -> pd.Series:
-    """Where the condition is missing, the other."""
+    """A missing condition chooses the other."""
     chosen = condition.fillna(False).to_numpy(dtype=bool)
     return pd.Series(np.where(chosen, one, other), index=condition.index)
 
@@ -58,7 +58,7 @@ _GRAMMAR = (
 
 def require_expression(name: str, expression: Any, known: Collection[str]) -> None:
     """
-    :param name: of the derived column.
+    :param name: the derived column's.
     :param known: the columns that it may use.
     :raises ConfigurationError: it is none, or uses other columns.
     """

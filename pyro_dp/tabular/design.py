@@ -1,9 +1,8 @@
 """A formula, and the matrix of its right side: a row's columns follow from row and schema.
 
-Formulaic makes the columns, and gets contrasts and levels from a public frame that is drawn from
-the schema: a level that no row has still has its column. Numbers are shown to a model as
-(age - 50) / 30, by their declared bounds; what it finds is brought back to the user's columns by a
-public matrix.
+Formulaic makes the columns, and gets contrasts and levels from a public frame drawn from the
+schema. So an unused level still has its column. A model sees numbers as (age - 50) / 30, by their
+declared bounds. A public matrix transforms its result back to the user's columns.
 """
 
 import ast
@@ -34,16 +33,16 @@ Term = tuple[str, ...]  # texts of its factors; () is the intercept
 
 
 def levels(column: Column) -> list[Any]:
-    """Of a column of levels, in the order of its codes."""
+    """The levels of a column, in the order of its codes."""
     assert isinstance(column, (Category, Binary))
     return [*column.levels, *(["other"] if getattr(column, "other", False) else [])]
 
 
 class Design:
     """
-    :param terms: of the right side.
-    :param columns: of the schema.
-    :ivar names: of the matrix' K columns, as the user reads them.
+    :param terms: those of the right side.
+    :param columns: the schema's.
+    :ivar names: names of the matrix' K columns, as the user reads them.
     :ivar variables: columns of the schema that it reads.
     :ivar to_user: (K, K): coefficients b of :meth:`matrix` are ``to_user @ b`` of the columns that
         the names say.
@@ -67,7 +66,7 @@ class Design:
     def matrix(self, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         """(rows, K).
 
-        :param rows: of the variables, as :meth:`Schema.encode` gives them, (rows,) each.
+        :param rows: the variables' rows, as :meth:`Schema.encode` gives them, (rows,) each.
         """
         return self._matrix(rows, self.scaled)
 
@@ -87,7 +86,7 @@ class Design:
             self._levels.append(name)
 
     def _settle(self, right_side: str) -> None:
-        """Names, and the way back, by rows that are drawn from the schema."""
+        """Names, and the inverse map, by rows drawn from the schema."""
         from formulaic import model_matrix
 
         rows = self._public_rows()
@@ -196,7 +195,7 @@ class Formula:
     """
     :param text: as the user wrote it.
     :param outcome: column on the left side.
-    :param terms: of the right side.
+    :param terms: those of the right side.
     """
 
     text: str
@@ -249,7 +248,7 @@ class Formula:
             texts = tuple(each.expr for each in term.factors)
             if any(each.startswith("offset(") for each in texts):
                 raise ConfigurationError(
-                    f"The formula has the term {str(term)!r}: say exposure='column' in its place."
+                    f"The formula has the term {str(term)!r}: say exposure='column' instead."
                 )
             if texts == ("1",):
                 texts = ()

@@ -1,8 +1,8 @@
 """Rows of codes from a mixture, whose counts are as near to its probabilities as whole numbers are.
 
-Independent draws would add the noise of sampling to that of the release: here the counts of
-components, and of codes within each, are within one of their expectations, and who has which is
-random. Each row by itself has the mixture's distribution.
+Independent draws would add sampling noise to that of the release. Here the counts of components,
+and of codes within each, are within one of their expectations. Their assignment to rows is random.
+Each row by itself has the mixture's distribution.
 """
 
 import numpy as np
@@ -40,9 +40,10 @@ def unit_rows(
 ) -> np.ndarray:
     """Codes (rows, columns) of units with so many rows each, one unit after the other.
 
-    Rows of a unit are independent given its constant columns: the first one is drawn from the
-    mixture, and the others given what is constant in it, so that each row by itself has the
-    mixture's distribution. A row for which that leaves nothing possible is the first one again.
+    Rows of a unit are independent, conditional on its constant columns. The first one is a draw
+    from the mixture, and the others are draws conditional on its constant columns. So each row by
+    itself has the mixture's distribution. A row for which that leaves nothing possible is the first
+    one again.
     """
     if not schema.constant:
         return possible_rows(mixture, int(per_unit.sum()), rng, schema)
@@ -64,7 +65,7 @@ def unit_rows(
 def _given(
     mixture: Mixture, rows: np.ndarray, constant: list[int], rng: np.random.Generator
 ) -> np.ndarray:
-    """Rows whose other columns are drawn given the constant ones of these."""
+    """Rows whose other columns are drawn conditional on the constant ones of these."""
     kinds, kind = np.unique(rows[:, constant], axis=0, return_inverse=True)
     kind, component = kind.reshape(-1), np.zeros(len(rows), dtype=np.int64)
     for place, codes in enumerate(kinds):
@@ -90,7 +91,7 @@ def possible_rows(
 ) -> np.ndarray:
     """As :func:`drawn_rows`, with rows that the schema says are impossible drawn anew.
 
-    :raises ConfigurationError: what the mixture says is impossible nearly everywhere.
+    :raises ConfigurationError: nearly all draws of the mixture are impossible.
     """
     rules = (schema.impossible, schema.columns)
     codes = drawn_rows(mixture, number, rng)

@@ -17,7 +17,7 @@ ROW_OBSERVED = "row_observed"  # beside the columns, where a unit has several ro
 
 
 class Encoded(dict[str, Tensor]):
-    """What :meth:`~pyro_dp.tabular.Schema.encode` makes of a frame: ``data["age"]`` in a model.
+    """A frame as :meth:`~pyro_dp.tabular.Schema.encode` returns it: ``data["age"]`` in a model.
 
     It is one argument of ``run``; a model sees an ordinary dictionary of the rows of its records.
     Names, dtypes and shapes follow from the schema and the number of units alone. **The numbers
@@ -57,7 +57,7 @@ def arrays(
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray]:
     """Values, and where they are observed, of each column; and which slots hold a row.
 
-    :param slots: of a unit; None: tensors have one dimension.
+    :param slots: a unit's; None: tensors have one dimension.
     :raises SchemaError: a tensor is missing, is not finite, or has another shape.
     """
     dims = 1 if slots is None else 2
@@ -102,15 +102,15 @@ pytree.register_pytree_node(
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """Where each row goes.
+    """The position of each row.
 
     Units are in order of their first row. A unit keeps its first ``max_rows`` rows, in the order
     of the frame: a rule that looks at no value, and at no other unit.
 
     :param units: how many.
     :param rows: which rows of the frame are kept, (kept,).
-    :param unit: of each row that is kept, (kept,).
-    :param slot: of each row that is kept, (kept,).
+    :param unit: each kept row's, (kept,).
+    :param slot: each kept row's, (kept,).
     """
 
     units: int
@@ -123,7 +123,7 @@ class Slots:
     def of(cls, series: pd.Series, name: str, max_rows: int) -> "Slots":
         """
         :param series: the unit of each row.
-        :raises SchemaError: a row has no unit, or units cannot be told apart.
+        :raises SchemaError: a row has no unit, or units cannot be distinguished.
         """
         unit, found = _factorized(series, name)
         slot = pd.Series(unit).groupby(unit, sort=False).cumcount().to_numpy()
@@ -156,12 +156,12 @@ def _factorized(series: pd.Series, name: str) -> tuple[np.ndarray, int]:
         )
     try:
         unit, found = pd.factorize(series)
-    except TypeError:  # of what cannot be compared; its text shows a value
+    except TypeError:  # values cannot be compared; its text shows one
         raise SchemaError(
             f"Unit column {name!r} holds objects that are no ids: pass text or integers. {CURATOR}"
         ) from None
     if (unit < 0).any():
         raise SchemaError(
-            f"Unit column {name!r} has missing values: whose row it is must be known. {CURATOR}"
+            f"Unit column {name!r} has missing values. Each row needs its unit. {CURATOR}"
         )
     return unit, len(found)

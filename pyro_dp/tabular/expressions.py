@@ -1,8 +1,8 @@
 """Expressions within a formula: row by row from declared columns, and from nothing else.
 
-What an expression makes of a row may depend on that row and on the schema alone. So only
-operators and functions of single numbers are let through: ``age - age.mean()`` is refused, and so
-are ``center(age)`` or splines with knots at quantiles, which look at all rows.
+An expression's value at a row may depend on that row and on the schema alone. So only operators and
+functions of single numbers are allowed. ``age - age.mean()`` is refused, and so are ``center(age)``
+or splines with knots at quantiles, which look at all rows.
 """
 
 import ast
@@ -67,10 +67,10 @@ _MOST_POINTS = 4096
 class Expression:
     """A number that is made of each row.
 
-    :param text: of Python, as in the formula, or the name of a column.
-    :param columns: of the schema.
+    :param text: Python, as in the formula, or the name of a column.
+    :param columns: the schema's.
     :ivar variables: the columns that it reads.
-    :ivar centre: of the range that it has within the declared bounds.
+    :ivar centre: the middle of its range within the declared bounds.
     :ivar half: half the width of that range.
     :raises ConfigurationError: it is none that can be taken row by row, or is not finite within
         the declared bounds.
@@ -101,9 +101,9 @@ class Expression:
             raise ConfigurationError(f"{text!r} is the same for all rows: leave it out.")
 
     def values(self, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Of each row, in the range that it has at points within the declared bounds.
+        """The value of each row, in the range at points within the declared bounds.
 
-        :param rows: of the variables, as encoded.
+        :param rows: the variables' rows, as encoded.
         """
         given = {name: np.asarray(rows[name], dtype=np.float64) for name in self.variables}
         if self._code is None:
@@ -171,7 +171,7 @@ def require_column(name: str, columns: Mapping[str, Column]) -> None:
 
 
 def bounds(column: Column) -> tuple[float, float]:
-    """Of the numbers that :meth:`Column.encode` gives."""
+    """The range of the numbers that :meth:`Column.encode` gives."""
     if isinstance(column, Date):
         ends = pd.Series(pd.to_datetime([column.lower, column.upper]))
         low, high = column.encode(ends, "date")[0]

@@ -19,10 +19,10 @@ from pyro_dp.utils.validation import require_choice
 class Family:
     """
     :param name: as :class:`~pyro_dp.tabular.PrivateGLM` takes it.
-    :param distribution: of the outcome, code in which ``eta`` is the linear predictor.
+    :param distribution: the outcome's, code in which ``eta`` is the linear predictor.
     :param latents: beside the coefficients: their priors, code by name of the site.
-    :param start: of these latents.
-    :param ratios: what exp(coefficient) is; None: nothing that has a name.
+    :param start: start values of these latents.
+    :param ratios: the name of exp(coefficient), or None.
     """
 
     name: str

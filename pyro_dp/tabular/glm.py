@@ -29,7 +29,7 @@ from pyro_dp.tabular.schema import ROW_OBSERVED, Schema
 from pyro_dp.tabular.user_scale import UserScale
 from pyro_dp.utils.errors import ConfigurationError
 
-# Of the first q. Where sites come of derivatives at draws, the draws should not be far off.
+# The first q's. If sites come from derivatives at draws, the draws should be near.
 _WIDE, _NARROW = 0.1, 0.02
 _guides = itertools.count(1)
 
@@ -45,16 +45,16 @@ class PrivateGLM:
         result = glm.fit(frame)
         result.summary()
 
-    A record is a unit of the schema: a person with all rows that it keeps. Given the coefficients,
-    rows are independent. Contrasts, levels and scales come from the schema: numbers are seen as
-    (age - 50) / 30 by their declared bounds, and priors are Normal(0, 2.5) there and Normal(0, 5)
-    for the intercept; the result is in the frame's own units.
+    A record is a unit of the schema: a person with all rows that it keeps. Conditional on the
+    coefficients, rows are independent. Contrasts, levels and scales come from the schema. Numbers
+    enter as (age - 50) / 30 by their declared bounds. Their priors are Normal(0, 2.5), and
+    Normal(0, 5) for the intercept. The result is in the frame's own units.
 
-    **Missing values**, where the schema declares them: a row without an outcome says nothing of it;
-    a covariate that is missing is summed out, with its probabilities given the covariates that are
-    never missing, whose model is fitted along (:mod:`pyro_dp.tabular.incomplete`). No row is
-    dropped. It holds where what is missing depends on what is observed; several incomplete
-    covariates are taken to be independent given the complete ones.
+    **Missing values**, if the schema declares them. A row without an outcome says nothing about it.
+    A missing covariate is summed out, by its probabilities conditional on the covariates that are
+    never missing. Their model is fitted along (:mod:`pyro_dp.tabular.incomplete`). No row is
+    dropped. This holds if missingness depends on observed values only. Several incomplete
+    covariates are assumed independent, conditional on the complete ones.
 
     **Guarantee.** That of :class:`~pyro_dp.DPSEP`, for one unit of the schema. The record of a unit
     depends on that unit's rows and on the schema alone, as :meth:`Schema.encode` says. Formulae
@@ -63,18 +63,18 @@ class PrivateGLM:
     **Not protected.** The schema, the formula, and choices among formulae that were made by looking
     at the data; errors that say so are for the curator.
 
-    :param schema: of the frame.
-    :param formula: of formulaic: columns of the schema, ``+ - * : /``, ``C(column, contrast)``,
-        and functions of single numbers such as ``log(age)`` and ``I(age ** 2)``.
+    :param schema: the frame's.
+    :param formula: formulaic's: columns of the schema, ``+ - * : /``, ``C(column, contrast)``, and
+        functions of single numbers such as ``log(age)`` and ``I(age ** 2)``.
     :param family: "poisson" or "negative_binomial" (of a ``Count``, log link), "logistic" (of a
         ``Binary``), "linear" (of a ``Number`` or ``Count``), "ordinal" (of an ordered
         ``Category``, proportional odds).
     :param accountant: as for :class:`~pyro_dp.DPSEP`.
     :param exposure: a column, ``Number`` or ``Count`` with a lower bound above 0, such as hours at
-        work: counts are a rate times it, and its logarithm is added to the linear predictor.
-    :param group: a column of levels, each with an intercept of its own; these are normal around
-        the common one, with a standard deviation that is unknown, and summed out of the prior.
-    :param settings: of :class:`~pyro_dp.DPSEP`, such as ``generator`` and ``secure``.
+        work. Counts are a rate times it, so its logarithm is added to the linear predictor.
+    :param group: a column of levels, each with an intercept of its own. These are normal around the
+        common one. Their standard deviation is unknown, and integrated out of the prior.
+    :param settings: those of :class:`~pyro_dp.DPSEP`, such as ``generator`` and ``secure``.
     :ivar model: the Pyro model.
     :ivar source: its code.
     :raises ConfigurationError: formula, family, group and schema do not fit; the text names the
@@ -151,7 +151,7 @@ class PrivateGLM:
         :raises PrivacyBudgetExceeded: as of :class:`~pyro_dp.DPSEP`.
         """
         tensors = self._tensors(self.schema.encode(frame))
-        # Of a name of its own, so that a second fit does not start where the first one ended.
+        # A name of its own, because a second fit must not start at the end of the first.
         kind = type(f"PrivateGLM{next(_guides)}", (AutoMultivariateNormal,), {})
         guide = kind(
             self.model,
@@ -180,7 +180,7 @@ class PrivateGLM:
         return f"PrivateGLM({self._formula.text!r}, family={self._family.name!r})"
 
     def _shown_columns(self) -> list[int]:
-        """Of the design: thresholds of ordered levels stand for the intercept."""
+        """The design's names; thresholds of ordered levels replace the intercept."""
         names = self._design.names
         if self._family.name != "ordinal":
             return list(range(len(names)))
@@ -318,7 +318,7 @@ def _exposure(
 ) -> tuple[str, float, float, float] | None:
     """Name, bounds, and the unit in which the model has it: the bounds' geometric mean.
 
-    Where the intercept is 0, so that a fit starts near rates of one in that unit.
+    The unit in which the intercept is 0. A fit starts near rates of one in it.
     """
     if name is None:
         return None
@@ -343,8 +343,8 @@ def _group(name: str | None, schema: Schema) -> tuple[str, int] | None:
     if name == schema.unit:
         raise ConfigurationError(
             f"group={name!r} is the schema's unit: an intercept for each of them would be a "
-            "latent of each record, which is not private. What the rows of one unit have in "
-            "common needs no term: a unit is one record with all of its rows."
+            "latent of each record, which is not private. Effects common to the rows of one unit "
+            "need no term: a unit is one record with all of its rows."
         )
     if name not in columns:
         raise ConfigurationError(f"group={name!r} is no column of the schema.")

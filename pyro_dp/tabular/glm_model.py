@@ -16,18 +16,18 @@ from pyro_dp.tabular.incomplete import Incomplete, combinations
 
 COEFFICIENTS = "coefficients"
 _INTERCEPT_SD, _SD = 5.0, 2.5
-GROUP_DF, GROUP_SCALE = 4.0, 0.5  # of the Student t that groups' intercepts have together
+GROUP_DF, GROUP_SCALE = 4.0, 0.5  # the joint Student t of groups' intercepts
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What is written: names, shapes and settings, all public.
+    """The model's text: names, shapes and settings, all public.
 
     :param notes: lines of comment.
     :param terms: names of the matrix' columns.
     :param outcome: its name.
-    :param family: of the outcome.
+    :param family: the outcome's.
     :param slotted: a record is a unit with several rows, and not one row.
     :param masked: some rows have no outcome.
     :param exposed: counts are rates times an exposure.
@@ -48,7 +48,7 @@ class Source:
     complete: Sequence[str]
 
     def text(self) -> str:
-        """Of ``def model(...)``."""
+        """The lines of ``def model(...)``."""
         lines = [f"def model({', '.join(self.arguments)}):"]
         # A formula may have several lines, and names of columns come from a file of somebody's:
         # whatever they hold, they stay comments.
@@ -70,7 +70,7 @@ class Source:
 
     @property
     def arguments(self) -> list[str]:
-        """Of the model: x, y, then what there is."""
+        """The model's arguments: x, y, then the optional ones."""
         found = ["x", "y"]
         found += ["observed"] if self.masked else []
         found += ["log_exposure"] if self.exposed else []
@@ -81,7 +81,7 @@ class Source:
         return found
 
     def start(self) -> dict[str, torch.Tensor]:
-        """Where a guide starts: at the middle of the priors."""
+        """A guide's start, at the middle of the priors."""
         found = {COEFFICIENTS: torch.zeros(len(self.terms)), **self.family.start}
         if self.group:
             found[self.group[0]] = torch.zeros(self.group[1])
@@ -96,7 +96,7 @@ class Source:
 
     @property
     def scales(self) -> list[float]:
-        """Of the coefficients' priors."""
+        """Standard deviations of the coefficients' priors."""
         return [_INTERCEPT_SD if name == "Intercept" else _SD for name in self.terms]
 
     def _latents(self) -> list[str]:

@@ -51,7 +51,7 @@ def zeros(rules: Sequence[Rule], columns: Mapping[str, Column]) -> list[dict[str
 def possible_codes(
     codes: np.ndarray, rules: Sequence[Rule], columns: Mapping[str, Column]
 ) -> np.ndarray:
-    """Where a row of codes has a possible value, (...,) of (..., columns)."""
+    """Whether a row of codes has a possible value, (...,) from (..., columns)."""
     place = {name: j for j, name in enumerate(columns)}
     found = np.ones(codes.shape[:-1], dtype=bool)
     for rule in zeros(rules, columns):
@@ -63,7 +63,7 @@ def possible_codes(
 def possible_values(
     values: Values, rules: Sequence[Rule], columns: Mapping[str, Column]
 ) -> np.ndarray:
-    """Where a row of values is possible."""
+    """Whether a row of values is possible."""
     first, _ = values[next(iter(columns))]
     found = np.ones(first.shape, dtype=bool)
     for rule in rules:

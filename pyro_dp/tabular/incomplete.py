@@ -1,12 +1,12 @@
 """Covariates with missing values: what they could be, and how they follow from the others.
 
-A row in which one is missing counts with the average of its likelihood over all values that it
-could have, each with its probability given the covariates that are never missing; the model of
-these probabilities is fitted along, from all rows. So no row is dropped, and estimates hold where
-what is missing depends on what is observed, the outcome included (missing at random).
+A row with a missing covariate counts with its average likelihood over all possible values. Each
+value is weighted by its probability, conditional on the covariates that are never missing. The
+model of these probabilities is fitted along, from all rows. So no row is dropped, and estimates
+hold where what is missing depends on what is observed, the outcome included (missing at random).
 
-Levels are summed over one by one. A number is a Gaussian given the others, summed over at the
-nodes of Gauss and Legendre between its declared bounds.
+Levels are summed over one by one. A number is a Gaussian conditional on the others, summed over at
+the nodes of Gauss and Legendre between its declared bounds.
 """
 
 import itertools
@@ -29,7 +29,7 @@ _MOST = 64
 class Incomplete:
     """A covariate that is declared with missing values.
 
-    :param name: of its column.
+    :param name: its column's.
     :param values: that it could have, as encoded, (V,).
     :param weights: logarithms of the quadrature's weights, (V,); None: it has levels.
     :param scale: centre and half width in which the model sees it.
@@ -80,7 +80,7 @@ def filled(
     """Rows in which what is missing has the chosen values.
 
     :param rows: as encoded, (rows,) each.
-    :param observed: where each incomplete covariate is, (rows,).
+    :param observed: whether each incomplete covariate is observed, (rows,).
     """
     found = dict(rows)
     for each, place in zip(incomplete, chosen, strict=True):

@@ -1,4 +1,4 @@
-"""Columns of levels: categories, and what is one of two."""
+"""Columns of levels: categories and binary values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _UNKNOWN = (
 
 
 class _Levels(Column):
-    """Levels, by their place in the declaration."""
+    """Levels, in the order of their declaration."""
 
     levels: tuple[Any, ...]
     _dtypes: ClassVar[tuple[str, ...]] = (
@@ -117,8 +117,8 @@ class Category(_Levels):
         missing, where that is declared, and otherwise refused.
     :param missing: values may be missing.
     :param ordered: from low to high.
-    :param dtype: of pandas, in the frame that comes back: by default that of the levels, and
-        "category" where they are ordered, or integers with "other" among them.
+    :param dtype: the dtype of pandas in the decoded frame. By default that of the levels, or
+        "category" for ordered levels and for integers with "other".
     :raises ConfigurationError: levels or dtype do not fit.
 
     >>> from pyro_dp.tabular import Category
@@ -159,9 +159,9 @@ class Category(_Levels):
 class Binary(_Levels):
     """One of two levels, 0 and 1 for a model.
 
-    :param levels: what is 0, and what is 1: of the type that the frame has.
+    :param levels: the values for 0 and 1, in the frame's type.
     :param missing: values may be missing; where that is so, all other levels are.
-    :param dtype: of pandas, in the frame that comes back; by default that of the levels.
+    :param dtype: the dtype of pandas in the decoded frame; by default that of the levels.
     :raises ConfigurationError: levels or dtype do not fit.
 
     >>> from pyro_dp.tabular import Binary

@@ -1,26 +1,26 @@
 """The synthesizer's model: a mixture of independent columns, learnt from noisy margins by VIPS.
 
-The margins of a mixture are sums over its components of products of two tables. Of all mixtures of
-so many components the fit seeks the posterior mode given the margins: their noise is Gaussian, of a
-known size, and each table has a Dirichlet prior worth one row, around the level's own margin. So
-margins stay consistent with each other and are never negative, and noise is averaged over all
-margins that a table takes part in. (That product distributions can be fitted to noisy margins by
-gradients, which holds with any number of columns, is from Liu, Vietri & Wu 2021, arXiv 2106.07153;
-theirs come from a network, and margins are chosen one after the other.)
+The margins of a mixture are sums over its components of products of two tables. Among mixtures of a
+fixed number of components, the fit seeks the posterior mode for the margins. Their noise is
+Gaussian, with a public size. Each table has a Dirichlet prior worth one row, around the level's own
+margin. So margins stay consistent with each other and are never negative, and noise is averaged
+over all margins that a table takes part in. (Liu, Vietri & Wu 2021, arXiv 2106.07153, fit product
+distributions to noisy margins by gradients, for any number of columns. Theirs come from a network,
+and choose margins one after the other.)
 
 A single fit of few components meets the margins by sharp components, which say more of three
 columns together than the margins do. Several fits from different starts agree in the margins and
-differ there: their average is smoother. (RAND HIE and Fair's survey, epsilon 1, area under the
-curve of boosted trees that learn from the rows: 0.606 and 0.677 for one fit, 0.634 and 0.706 for
-five. Where margins are counted within the levels of the outcome there is less to gain: 0.642 and
+differ there: their average is smoother. (Boosted trees learn from the rows of RAND HIE and Fair's
+survey at epsilon 1. Their area under the curve is 0.606 and 0.677 for one fit, 0.634 and 0.706 for
+five. If margins are counted within the levels of the outcome, several fits gain less: 0.642 and
 0.706, 0.645 and 0.707. All constants were chosen on these two sets, and none on those that
 benchmarks/synthetic.py reports.)
 
-Where there is little noise, steps that stop early are what is left of the misfit: 400 steps, or up
-to four times as many, in proportion to the rows over the noise of a cell. (At epsilon 10 and 100
-two-way total variation on RAND HIE falls from 0.0058 and 0.0055 to 0.0031 and 0.0027, and on Fair's
-survey from 0.017 and 0.016 to 0.015 and 0.013, with predictions as good as before; at epsilon 1
-nothing is gained.)
+At little noise, the misfit comes from stopping early. So there are 400 steps, or up to four times
+as many, in proportion to the rows over the noise of a cell. (At epsilon 10 and 100 the total
+variation on RAND HIE falls from 0.0058 and 0.0055 to 0.0031 and 0.0027. On Fair's survey it falls
+from 0.017 and 0.016 to 0.015 and 0.013. Predictions are as good as before. At epsilon 1 there is no
+gain.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ _MOST_TIMES = 4.0
 _NOISY = 1000.0  # rows over the noise of a cell, up to which these steps are enough
 _STEP_SIZE = 0.1
 _DECAY = (0.9, 0.99)
-_SPREAD = 0.5  # of the logits at the start
+_SPREAD = 0.5  # standard deviation of the logits at the start
 _PRIOR = 1.0  # rows
 _LEAST_NOISE = 0.5  # counts are whole
 
@@ -55,7 +55,7 @@ class Mixture:
     """Components with one table for each column, within which columns are independent.
 
     :param weights: (K,).
-    :param tables: of each column, (K, size): rows that sum to 1.
+    :param tables: one for each column, (K, size): rows that sum to 1.
     """
 
     weights: np.ndarray
@@ -68,10 +68,10 @@ def fitted(
     """
     :param counts: as they were released, the vector of :class:`Cells`.
     :param noise: standard deviation in each of them.
-    :param components: of each level and member.
+    :param components: how many for each level and member.
     :param members: how many fits are averaged.
     :param total: number of rows.
-    :returns: members x levels x components components.
+    :returns: a mixture of members x levels x components.
     """
     problem = _Problem(counts.detach().cpu(), max(noise, _LEAST_NOISE), cells, total)
     # The same start for the same release, and torch's global generator as it was.
@@ -112,7 +112,7 @@ class _Problem:
         self.width = sum(self.sizes)
         place, counted = _places(cells)
         levels = cells.in_levels(counts)
-        # In units of the noise, so that no number overflows, however much of it there is.
+        # In units of the noise, to avoid overflow at any noise.
         self.target = (levels[:, place] * counted / noise).float()  # (levels, width, width)
         self.scale = (counted * (total / noise)).float()
         singles = levels[:, place.diagonal()].clamp(min=noise).split(self.sizes, dim=1)
@@ -139,7 +139,8 @@ class _Problem:
         return (misfit - prior) / self.width
 
     def joined(self, share: Tensor, tables: Tensor) -> Mixture:
-        """Of all members and levels, in double precision; the tied column has one level each."""
+        """Tables of all members and levels, in double precision; the tied column has one level
+        each."""
         level = torch.arange(self.cells.levels)[:, None].expand(share.shape).flatten().numpy()
         parts = iter(tables.flatten(0, 2).double().split(self.sizes, dim=1))
         found = []
@@ -154,8 +155,8 @@ class _Problem:
 
 
 def _places(cells: Cells) -> tuple[Tensor, Tensor]:
-    """Of the matrix of all columns' codes: which cell of a level stands where; and where one was
-    released that no other entry repeats, (width, width) each."""
+    """Two matrices over all columns' codes, (width, width) each. One holds the cell of a level at
+    each entry, the other whether the entry is the first of a released cell."""
     sizes = [cells.sizes[j] for j in cells.others]
     starts = dict(zip(cells.others, np.cumsum([0, *sizes]), strict=False))
     width = sum(sizes)
@@ -178,8 +179,8 @@ def _places(cells: Cells) -> tuple[Tensor, Tensor]:
 class RowMixture(TorchDistribution):
     """Rows of codes, each from a component of its own, over which their density sums.
 
-    :param weights: of the components, (K,).
-    :param tables: of each column, (K, size).
+    :param weights: the components', (K,).
+    :param tables: one for each column, (K, size).
     :param rows: None: a value is a row, (columns,); else (rows, columns), and rows of -1 count
         nothing.
     :param batch_shape: each of the batch is from the same mixture.
@@ -280,8 +281,8 @@ class MarginMixture(ConjugateModel):
         width = sum(self.cells.sizes[j] for j in self.cells.others)
         if self.members * self.cells.levels * self.components * width > _MOST_NUMBERS:
             raise ConfigurationError(
-                f"components: {self.components} for each of {self.cells.levels} levels are too "
-                "many to be held: choose fewer."
+                f"components: {self.components} for each of {self.cells.levels} levels need too "
+                f"much memory. Choose fewer."
             )
 
     @property
@@ -342,7 +343,7 @@ class MarginMixture(ConjugateModel):
 
 
 class MarginPosterior:
-    """What was released, and the mixture that fits it, found where it is asked for.
+    """The release, and the mixture that fits it, computed on demand.
 
     :ivar rows: estimated number of rows of all units.
     """

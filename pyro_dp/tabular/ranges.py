@@ -20,7 +20,7 @@ class Bins:
     """Bin i is [edges[i], edges[i + 1]); the last one has its end, too.
 
     :param edges: ascending; of whole numbers the last one is one more than the largest number.
-    :param whole: of whole numbers.
+    :param whole: numbers are whole.
     """
 
     edges: tuple[float, ...]
@@ -148,7 +148,7 @@ class _Binned(Column):
 
 @dataclass(frozen=True, repr=False)
 class Number(_Binned):
-    """Numbers between two bounds; what lies beyond is clipped to them, infinities too.
+    """Numbers between two bounds. Values beyond are clipped to them, infinities too.
 
     Rows that are drawn have fractions, 37.42 years, of few decimals: whole numbers are a
     :class:`Count`, or a number with an integer ``dtype``.
@@ -158,8 +158,8 @@ class Number(_Binned):
     :param bins: for margins and rules: how many of equal width, or their edges from ``lower`` to
         ``upper``. A bin has its lower edge, and the last one both.
     :param missing: values may be missing (NaN, None, NA).
-    :param dtype: of pandas, in the frame that comes back; of integers, numbers are rounded, and
-        those that are drawn are whole and lie within their bins.
+    :param dtype: the dtype of pandas in the decoded frame. If it is of integers, numbers are
+        rounded, and those that are drawn are whole and lie within their bins.
     :raises ConfigurationError: bounds, bins or dtype do not fit.
 
     >>> from pyro_dp.tabular import Number
@@ -220,7 +220,7 @@ class Number(_Binned):
 
 @dataclass(frozen=True, repr=False)
 class Count(_Binned):
-    """Whole numbers between two bounds, both included; what lies beyond is clipped to them.
+    """Whole numbers between two bounds, both included. Values beyond are clipped to them.
 
     Numbers that are not whole are rounded to the nearest. Ages in years are one, too:
     ``Count(18, 100, bins=(18, 30, 45, 65, 100))``, which models read as numbers.
@@ -230,7 +230,7 @@ class Count(_Binned):
     :param bins: None: each number has a code of its own, 200 at most. Or how many, or their edges
         from ``lower`` to ``upper``: (0, 1, 5, 20) are 0, 1 to 4, and 5 to 20.
     :param missing: values may be missing.
-    :param dtype: of pandas, in the frame that comes back; by default "int64", with missing values
+    :param dtype: the dtype of pandas in the decoded frame; by default "int64", with missing values
         "Int64".
     :raises ConfigurationError: bounds, bins or dtype do not fit.
 
@@ -304,13 +304,13 @@ class Count(_Binned):
 class Date(_Binned):
     """Dates between two bounds, both included, as days since the first of them.
 
-    A time of day is left out, and a time zone: what counts is the date on the wall.
+    Time of day and time zone are left out. Only the local date counts.
 
     :param lower: first date, as "2020-01-31".
     :param upper: last date.
     :param bins: how many of equal width, or their edges, dates from ``lower`` to ``upper``.
     :param missing: values may be missing (NaT, None, NA).
-    :param dtype: of pandas, in the frame that comes back; with a time zone it is midnight there.
+    :param dtype: the dtype of pandas in the decoded frame; with a time zone it is midnight there.
     :raises ConfigurationError: bounds, bins or dtype do not fit.
 
     >>> from pyro_dp.tabular import Date

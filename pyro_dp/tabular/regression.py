@@ -1,4 +1,4 @@
-"""What a private regression found: a table, a posterior, and a form for ArviZ."""
+"""The result of a private regression: a table, a posterior, and a form for ArviZ."""
 
 import html
 from collections.abc import Callable
@@ -22,8 +22,8 @@ from pyro_dp.utils.validation import require_count, require_number
 
 _DRAWS = 10_000  # for intervals of what is not Gaussian
 _PRIOR = (
-    "the records say less than the prior about {some} of {all} coefficients (few records have "
-    "them, noise hides them, or a column is outside its declared units and bounds): {names}"
+    "the records say less than the prior about {some} of {all} coefficients. Few records have "
+    "them, noise hides them, or a column is outside its declared units and bounds: {names}"
 )
 
 
@@ -32,13 +32,13 @@ class Regression:
 
     :param text: the formula and the family.
     :param inference: that was run.
-    :param run: what it told of itself.
+    :param run: its account of itself.
     :param scale: from the model's latents to the user's.
     :param outcome: its name.
-    :param ratios: what exp(coefficient) is; None: it has no name.
+    :param ratios: the name of exp(coefficient), or None.
     :param encoded: arguments of the model, of a frame.
     :param masked: whether the third of them says which slots have an outcome.
-    :ivar posterior: of the model's own latents, a :class:`~pyro_dp.Posterior`.
+    :ivar posterior: the posterior of the model's own latents, a :class:`~pyro_dp.Posterior`.
 
     >>> import numpy as np
     >>> import pandas as pd
@@ -87,10 +87,10 @@ class Regression:
         """A row for each coefficient, and for what else is unknown.
 
         Columns: ``mean``, ``sd``; ``lower`` and ``upper``, an interval that includes the privacy
-        noise; and ``privacy``, the share of the interval's squared width that the noise makes.
+        noise; and ``privacy``, the noise's share of the interval's squared width.
         :attr:`status` says whether the table can be published.
 
-        :param level: of the intervals, in (0, 1).
+        :param level: the intervals' level, in (0, 1).
         :param ratios: coefficients as odds or rate ratios, exp(coefficient): ``median`` instead of
             mean and sd.
         :raises ConfigurationError: level is out of range, or the family has no ratios.
@@ -107,12 +107,12 @@ class Regression:
         return found.join(table[["privacy"]])
 
     def explain(self) -> Explanation:
-        """What limits the intervals of the table, and which epsilon or number of units would help.
+        """The limits of the table's intervals, and the epsilon or number of units that would help.
 
-        As ``inference.explain()``, by the names of the terms and on their scale: its shares of
-        noise are those of the table where nothing but noise is added. What stands below the
-        coefficients there (thresholds, standard deviations) is told by the model's unconstrained
-        latents: ``cutpoints[1]`` is the logarithm of a gap. Costs nothing.
+        As ``inference.explain()``, by the names of the terms and on their scale. Its shares of
+        noise are those of the table if only noise is added. Rows below the coefficients there
+        (thresholds, standard deviations) use the model's unconstrained latents: ``cutpoints[1]`` is
+        the logarithm of a gap. Costs nothing.
         """
         found = replace(self.inference.explain(), status=self.status)
         return by_terms(found, self.posterior, self._scale)
@@ -121,11 +121,11 @@ class Regression:
         """An ``arviz.InferenceData`` of one chain: ``az.plot_forest`` and the like take it.
 
         :param frame: new or public records: then there are also ``posterior_predictive`` draws of
-            their outcomes, and ``observed_data``, for ``az.plot_ppc``. Where units have several
-            rows, or outcomes may be missing, both are of the rows that have one, unit by unit; if
-            none has, draws are of all slots, and nothing was observed. The frame of the fit is
-            refused, as far as it is recognised.
-        :param num_samples: of draws.
+            their outcomes, and ``observed_data``, for ``az.plot_ppc``. If units have several rows,
+            or outcomes may be missing, both hold the rows with an outcome, unit by unit. If no row
+            has one, draws are for all slots, without observations. The frame of the fit is refused,
+            as far as it is recognised.
+        :param num_samples: number of draws.
         :raises PrivacyError: the frame holds records of the fit.
         :raises ConfigurationError: ArviZ is not installed.
         """

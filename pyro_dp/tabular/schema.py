@@ -1,4 +1,4 @@
-"""A schema: the columns of a frame as they were declared, and what is made of a frame by them."""
+"""A schema: the declared columns of a frame, and how they encode a frame."""
 
 import dataclasses
 import json
@@ -42,12 +42,12 @@ _Read = dict[str, tuple[np.ndarray, np.ndarray]]
 class Schema:
     """Columns by name, and whose rows they are: all of it public, declared before the data is seen.
 
-    Guarantee: the record of a unit in what :meth:`encode` returns depends on the schema and on the
-    rows of that unit alone, and names, dtypes and shapes on the schema and the number of units. So
-    a mechanism that protects one record protects a person with all of their rows.
+    Guarantee: a unit's record in the result of :meth:`encode` depends on the schema and on the rows
+    of that unit alone. Names, dtypes and shapes depend on the schema and the number of units. So a
+    mechanism that protects one record protects a person with all of their rows.
 
-    Not protected: errors, which depend on the data where they say so, and are for the curator; and
-    whatever was put into the schema after a look at the data.
+    Not protected: errors, which may depend on the data and are for the curator, and declarations
+    chosen after a look at the data.
 
     :param columns: in the order in which they come back.
     :param unit: name of the column that says whose row it is; the protected unit. None: each row
@@ -55,8 +55,8 @@ class Schema:
     :param max_rows: so many rows of a unit are kept, the first ones of the frame: to be said with
         ``unit``. A unit's part of a release, and so the noise, grows with it.
     :param constant: names of columns that are the same in all rows of a unit, such as ``["sex"]``.
-        Where a unit's rows differ, that of its first row holds in all of them; and synthetic units
-        have one value.
+        If a unit's rows differ, the first row's value holds in all of them. Synthetic units have
+        one value.
     :param derived: expressions of columns, by name, such as ``{"bmi": "weight / height / height"}``
         (:mod:`~pyro_dp.tabular.derived`): in frames that come back, and not read where they are in
         one that is encoded.
@@ -105,13 +105,13 @@ class Schema:
     ) -> "Schema":
         """A draft, to be printed as code and edited.
 
-        Bounds and levels are those of the frame. **Not private**: whoever reads the schema reads
-        smallest and largest values and all levels, so the frame must be public, such as a public
-        sample or last year's publication.
+        Bounds and levels are those of the frame. **Not private**: the schema contains smallest and
+        largest values and all levels. So the frame must be public, such as a public sample or last
+        year's publication.
 
         :param public_df: to read bounds and levels from.
         :param unit: name of the column that says whose row it is.
-        :param max_rows: of a unit, which is not read from the frame.
+        :param max_rows: a unit's, which is not read from the frame.
         :raises SchemaError: a column is of no kind that can be declared; the unit's is missing.
         """
         return cls(drafted(public_df, unit), unit=unit, max_rows=max_rows)
@@ -132,7 +132,7 @@ class Schema:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Schema":
         """
-        :param path: of a file that :meth:`save` wrote.
+        :param path: a file that :meth:`save` wrote.
         """
         return cls.from_json(Path(path).read_text(encoding="utf-8"))
 
@@ -141,13 +141,13 @@ class Schema:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """
-        :param path: of the file, which is JSON.
+        :param path: the file, which is JSON.
         """
         write_file(path, self._state())
 
     @property
     def names(self) -> list[str]:
-        """Of the declared columns, in order."""
+        """Names of the declared columns, in order."""
         return list(self.columns)
 
     @property
@@ -157,7 +157,7 @@ class Schema:
 
     @property
     def protected(self) -> str:
-        """What one record is, and so whom a guarantee protects, in words."""
+        """The record that a guarantee protects, in words."""
         if self.unit is None:
             return "a row"
         return f"all rows with the same {self.unit}, and only the first {self.max_rows} count"
@@ -173,9 +173,9 @@ class Schema:
     def encode(self, frame: pd.DataFrame) -> Encoded:
         """
         :param frame: with all declared columns and the unit's, in any order, and no others.
-        :returns: for each column its values, (units,), or with a unit column (units, max_rows):
-            floats of torch's default dtype of a ``Number`` and a ``Date`` (days since its
-            ``lower``); int64 of a ``Count``, and of a ``Category`` and a ``Binary`` as codes. With
+        :returns: for each column its values, (units,), or with a unit column (units, max_rows). A
+            ``Number`` or ``Date`` (days since its ``lower``) gives floats of torch's default dtype.
+            A ``Count``, or the codes of a ``Category`` or ``Binary``, are int64. With
             missing values, ``name_observed`` says where there are any, and the value elsewhere is
             the column's public ``fill``. With a unit column, ``row_observed`` says which slots
             hold a row.
@@ -212,8 +212,8 @@ class Schema:
     def codes(self, data: pd.DataFrame | Mapping[str, Tensor]) -> np.ndarray:
         """
         :param data: a frame, or an encoded one.
-        :returns: int64, (units, columns), each column in [0, size); with a unit column (units,
-            max_rows, columns), and -1 in all columns of a slot without a row.
+        :returns: int64, (units, columns), each column in [0, size). With a unit column (units,
+            max_rows, columns), and -1 in all columns of an empty slot.
         :raises SchemaError: as of :meth:`encode`.
         """
         if isinstance(data, Mapping):
@@ -230,7 +230,7 @@ class Schema:
         Values that are ``impossible`` are drawn anew, unless all of their bins are.
 
         :param codes: as :meth:`codes` gives them.
-        :param rng: of NumPy.
+        :param rng: NumPy's.
         :raises SchemaError: another shape, or no codes.
         """
         codes = np.asarray(codes)
@@ -253,15 +253,15 @@ class Schema:
     def to_pyro(self, components: int = 30) -> tuple[Callable[[Tensor], None], AutoGuide]:
         """The mixture of the :class:`~pyro_dp.tabular.Synthesizer` as a Pyro model, for DPSVI.
 
-        Rows of a unit are independent in it given its component; ``constant`` and ``impossible``
-        are for what is drawn by :meth:`from_codes`. ::
+        Rows of a unit are independent in it, conditional on its component; ``constant`` and
+        ``impossible`` are for what is drawn by :meth:`from_codes`. ::
 
             model, guide = schema.to_pyro()
             DPSVI(model, guide, accountant=accountant).run(torch.from_numpy(schema.codes(df)))
 
-        :param components: of the mixture.
-        :returns: a model of codes, in which assignments are summed out, and a mean-field guide that
-            starts at a draw from the prior: equal components would stay equal.
+        :param components: the mixture's number of components.
+        :returns: a model of codes, in which assignments are summed out, and a mean-field guide. It
+            starts at a draw from the prior, because equal components would stay equal.
         """
         model = MarginMixture(self.sizes, components, rows=self.max_rows).model
         return model, AutoNormal(model, init_loc_fn=init_to_sample)
@@ -317,7 +317,7 @@ class Schema:
 
     def _drawn(self, codes: np.ndarray, rng: np.random.Generator, unit: np.ndarray) -> _Read:
         """
-        :param unit: of each row.
+        :param unit: each row's.
         """
         columns = enumerate(self.columns.items())
         found = {name: column.draw(codes[:, j], rng) for j, (name, column) in columns}
@@ -329,7 +329,7 @@ class Schema:
 
     def _frame(self, read: _Read, rows: np.ndarray) -> pd.DataFrame:
         """
-        :param read: of each column what is in its rows.
+        :param read: the values in each column's rows.
         :param rows: which slots these are.
         """
         series = {name: column.decode(*read[name]) for name, column in self.columns.items()}
@@ -403,15 +403,15 @@ class Schema:
 
 
 def _max_rows(max_rows: int | None, unit: Any) -> int:
-    """Of a unit; 1 where each row is one.
+    """Rows of a unit; 1 if each row is one.
 
     :raises ConfigurationError: one of both is not said.
     """
     if max_rows is None and unit is not None:
         raise ConfigurationError(
             f"unit={unit!r} needs max_rows: how many rows of one unit count, the first ones of the "
-            "frame. Rows beyond it are left out, and noise grows with it; so say how many nearly "
-            "everybody has, from what is known without these data."
+            "frame. Rows beyond it are left out, and noise grows with it. So state how many "
+            "nearly everybody has, from public knowledge."
         )
     if max_rows is not None and unit is None and max_rows != 1:
         raise ConfigurationError("max_rows needs unit, the column that says whose row it is.")
@@ -431,8 +431,8 @@ def require_columns(
 ) -> None:
     """All columns that are declared, once, and no others.
 
-    Names of columns that are not declared are not shown: a file that was read without its head has
-    the values of its first person there.
+    Names of undeclared columns stay hidden. If a file was read without its head, they are the
+    values of its first person.
 
     :param unread: names of columns that may be there, and are not read.
     :raises SchemaError: names the column, or says where it is.
@@ -470,9 +470,9 @@ def require_columns(
 
 
 def guarded(name: str, frame: pd.DataFrame, read: Callable[[pd.Series, str], T]) -> T:
-    """What is read from a column.
+    """The values read from a column.
 
-    :raises SchemaError: whatever pandas raised, whose text may show a value.
+    :raises SchemaError: an error of pandas, whose text may show a value.
     """
     try:
         return read(frame[name], name)

@@ -1,8 +1,8 @@
 """Series of pandas as arrays of NumPy, and arrays as series.
 
-What kind a series is, is read off its dtype, never off its values: what is refused, is refused for
-all data of that dtype. No text that leaves here shows a value; of dtypes only the kind is told,
-since those of categories show their values.
+The kind of a series follows from its dtype, never from its values. So a refusal applies to all data
+of that dtype. No message shows a value. It names only the kind of a dtype, because a categorical
+one shows its values.
 """
 
 import datetime
@@ -24,7 +24,7 @@ _MISSING = (
 
 
 def kind(series: pd.Series | pd.Index) -> str:
-    """Of what a series is by its dtype, in words."""
+    """The kind of a series by its dtype, in words."""
     dtype = series.dtype
     types = pd.api.types
     if isinstance(dtype, pd.CategoricalDtype):
@@ -57,7 +57,7 @@ def require_complete(observed: np.ndarray, name: str, missing: bool) -> None:
 
 
 def numbers(series: pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """As float64, or int64 if they are integers (beyond its range the nearest), and what is there.
+    """As float64, or int64 if they are integers (clipped to its range), and which values are there.
 
     :raises SchemaError: it has another dtype.
     """
@@ -99,13 +99,13 @@ def days(series: pd.Series, name: str, origin: datetime.date) -> tuple[np.ndarra
 
 
 def levels(series: pd.Series, name: str, declared: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the declared levels each value is, -1 for none of them, and what is there.
+    """The index of each value's level, -1 for none of them, and which values are there.
 
-    A level is equal by value and type: ``1``, ``True`` and ``"1"`` are three levels; a float is
-    the integer that it equals, since integers are floats where one is missing.
+    A level is equal by value and type: ``1``, ``True`` and ``"1"`` are three levels. A float is the
+    integer that it equals, because a missing value turns integers into floats.
 
     :param declared: all text, all integers or all booleans.
-    :raises SchemaError: it is of numbers where levels are text, or the other way round.
+    :raises SchemaError: it holds numbers and levels are text, or vice versa.
     """
     observed = ~series.isna().to_numpy(dtype=bool)
     table = {level: code for code, level in enumerate(declared)}
@@ -187,7 +187,7 @@ def require_dtype(dtype: str, kinds: Sequence[str], missing: bool, probe: np.nda
         raise ConfigurationError(f"dtype={dtype!r} does not hold what this column declares.")
     if missing and isinstance(empty.dtype, np.dtype) and empty.dtype.kind in "iub":
         raise ConfigurationError(
-            f"dtype={dtype!r} has no way to say that a value is missing: say 'Int64' or 'boolean'."
+            f"dtype={dtype!r} cannot mark a missing value. Use 'Int64' or 'boolean'."
         )
 
 

@@ -41,34 +41,34 @@ class _MarginRelease(VIPS):
 class Synthesizer:
     """Synthetic rows that have the margins of private ones: ``Synthesizer(...).fit(df).sample(n)``.
 
-    :meth:`fit` makes *one* release: the counts of all codes and of all pairs of codes of two
-    columns, by :class:`~pyro_dp.vips.VIPS`; with ``keep``, within each level of one column, so that
-    what rows say of that column together is kept as well. To these counts a mixture of independent
-    columns is fitted (:mod:`pyro_dp.tabular.margin_mixture`), from which the rows are drawn.
-    Numbers are uniform within their bins; rows that the schema says are impossible are drawn anew.
+    :meth:`fit` makes *one* release, by :class:`~pyro_dp.vips.VIPS`: the counts of all codes and of
+    all pairs of codes of two columns. With ``keep``, it counts within each level of one column.
+    Then joint effects on that column are kept as well. To these counts a mixture of independent
+    columns is fitted (:mod:`pyro_dp.tabular.margin_mixture`), from which the rows are drawn. Numbers
+    are uniform within their bins; rows that the schema says are impossible are drawn anew.
 
     **Guarantee.** All results are made of the release. The accountant's (epsilon, delta) covers it
-    for one record: a row, or with a unit column a person with all of their rows, under both
-    neighbouring relations. A person's part of the counts has norm at most max_rows sqrt(P), for P
-    margins (:mod:`pyro_dp.tabular.cells`, with the proof). Which margins are counted, and how long
-    the fit runs, is public: nothing is chosen by looking at the data.
+    for one record, under both neighbouring relations. A record is a row, or with a unit column a
+    person with all of their rows. A person's part of the counts has norm at most max_rows sqrt(P),
+    for P margins (:mod:`pyro_dp.tabular.cells`, with the proof). Which margins are counted, and how
+    long the fit runs, is public: nothing is chosen by looking at the data.
 
     **Not protected.** The number of units; the schema and all settings; the frame's errors, which
     are for the curator. The first ``max_rows`` rows of a person count, and nothing of the others.
 
-    **What it keeps and what it does not.** One- and two-way margins are kept, up to noise; of three
-    columns together only what follows from these, or goes with the kept column. Rows of one person
-    have in common what the schema declares as ``constant``, and are drawn independently of each
-    other otherwise: synthetic persons have the right number of rows, and age in no order.
+    **What it keeps and what it does not.** Margins of one and two columns are kept, up to noise.
+    Joint effects of three columns are lost, unless they follow from these or involve the kept
+    column. Rows of one person share the columns that the schema declares as ``constant``, and are
+    independent otherwise. So synthetic persons have the right number of rows, and age in no order.
 
-    **Uncertainty.** :meth:`margin` gives intervals, of released counts. There are no others:
-    analyses of several synthetic sets, combined by the rules of multiple imputation with redrawn
-    noise, covered the truth 44% of the time where 95% was claimed, because the model's own error is
-    in none of them. :meth:`sample_sets` shows how much the drawing of rows does, and no more.
+    **Uncertainty.** :meth:`margin` gives intervals, of released counts. There are no others.
+    Analyses of several synthetic sets, combined by the rules of multiple imputation with redrawn
+    noise, covered the truth 44% of the time instead of 95%. None of them includes the model's own
+    error. :meth:`sample_sets` shows how much the drawing of rows does, and no more.
 
-    :param schema: of the frames.
+    :param schema: the frames'.
     :param accountant: keeps the ledger and the budget.
-    :param components: of the mixture, for each level of the kept column, in each of five fits that
+    :param components: the mixture's, for each level of the kept column, in each of five fits that
         are averaged.
     :param keep: ``[("income", "*")]``: the column whose relations to all others matter most, such
         as the outcome of later regressions. All pairs are counted in any case.
@@ -154,7 +154,7 @@ class Synthesizer:
     def sample_sets(self, m: int, n: int | None = None) -> list[pd.DataFrame]:
         """
         :param m: how many sets of rows.
-        :param n: of each, as for :meth:`sample`.
+        :param n: each one's, as for :meth:`sample`.
         :returns: sets that differ in how rows were drawn, and not in the release: their spread is
             no measure of uncertainty.
         """
@@ -163,8 +163,8 @@ class Synthesizer:
     def margin(self, *columns: str, level: float = 0.95) -> pd.DataFrame:
         """Counts of a column, or of a pair, as they were released, with intervals.
 
-        Each interval covers the count in the private frame (of its first ``max_rows`` rows of each
-        person) with probability ``level``: the noise is Gaussian, and its size is public. It says
+        Each interval covers the count in the private frame (its first ``max_rows`` rows of each
+        person) with probability ``level``. The noise is Gaussian, and its size is public. It says
         nothing of a larger population.
 
         :param columns: names of one or two columns.
@@ -188,7 +188,7 @@ class Synthesizer:
         state = "not fitted"
         if self._posterior is not None:
             half = half_width(self._posterior, 0.95, self._model.cells.levels)
-            of = "" if self.keep is None else f", but for those of {self.keep},"
+            of = "" if self.keep is None else f", except those of {self.keep},"
             state = f"fitted: released counts{of} have 95% intervals of +-{half:,.0f}"
         return (
             f"Synthesizer({len(self.schema.columns)} columns, "
@@ -256,7 +256,7 @@ def margin_table(
 ) -> pd.DataFrame:
     """
     :param columns: one or two names.
-    :param level: of the intervals.
+    :param level: the intervals' level.
     :returns: a row for each code, or pair of codes.
     """
     cells = posterior.model.cells
@@ -273,14 +273,14 @@ def margin_table(
 
 
 def half_width(posterior: MarginPosterior, level: float, added: int) -> float:
-    """Of the interval of a count that is the sum of so many released cells."""
+    """Half width of the interval of a count that sums ``added`` released cells."""
     return float(norm.ppf((1 + level) / 2) * posterior.noise * math.sqrt(added))
 
 
 def all_margins(schema: Schema, margin: Callable[..., pd.DataFrame]) -> pd.DataFrame:
-    """Of all columns, and then of all pairs, in one long frame.
+    """Margins of all columns, and then of all pairs, in one long frame.
 
-    :param margin: of one name or two, as :func:`margin_table` gives it.
+    :param margin: a function of one name or two, as :func:`margin_table` gives it.
     :returns: ``column_1``, ``value_1``, ``column_2``, ``value_2``, ``count``, ``lower``, ``upper``,
         to one decimal; the second pair is empty where there is one column.
     """

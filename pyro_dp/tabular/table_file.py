@@ -1,9 +1,8 @@
 """CSV files as a schema reads them: text, made into what each column is declared to be.
 
-What is read how follows from the schema alone. An empty cell is missing, unless the empty text is a
-declared level. Text where a number or a date is declared is missing, too, where the column may be;
-otherwise it is refused, as is whatever else does not fit, and no text that leaves here shows a
-value.
+The reading follows from the schema alone. An empty cell is missing, unless the empty text is a
+declared level. Text in a column of numbers or dates counts as missing, if the column may be.
+Otherwise it is refused, like all other misfits. No message shows a value.
 """
 
 from pathlib import Path
@@ -23,7 +22,7 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 def read_csv(path: Path, schema: Schema) -> pd.DataFrame:
     """
-    :param path: of a file in UTF-8, with commas, whose first line names the columns.
+    :param path: a file in UTF-8, with commas, whose first line names the columns.
     :returns: the frame that ``schema`` reads; columns that it does not name stay, to be refused.
     :raises SchemaError: it cannot be read, or a column holds text where it may not.
     :raises OSError: there is no such file, or no permission.

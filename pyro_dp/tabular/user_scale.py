@@ -17,10 +17,10 @@ _SEED = 0
 @dataclass(frozen=True, eq=False)
 class UserScale:
     """
-    :param names: of the user's K coefficients.
+    :param names: names of the user's K coefficients.
     :param matrix: (K, k): of the model's coefficients they are ``matrix @ b``.
     :param prior: standard deviations of these before the data, (k,).
-    :param centre: of the outcome, which the intercept takes up.
+    :param centre: the outcome's, which the intercept takes up.
     :param half: half width of the outcome, which scales all.
     :param ordinal: levels of the outcome, between which thresholds lie; None: there are none.
     :param positive: names of the family's other latents.
@@ -40,7 +40,7 @@ class UserScale:
 
     @property
     def coefficients(self) -> list[str]:
-        """Names of those that are shown: thresholds stand for the intercept of ordered levels."""
+        """Names in the table: thresholds replace the intercept of ordered levels."""
         return [name for name in self.names if self.ordinal is None or name != "Intercept"]
 
     @property
@@ -61,7 +61,7 @@ class UserScale:
 
     @property
     def sites(self) -> list[str]:
-        """Of the model, which have rows of their own beside the coefficients."""
+        """The model's latents with rows of their own beside the coefficients."""
         ordinal = [] if self.ordinal is None else ["cutpoints"]
         return [*ordinal, *self.positive, *([] if self.group is None else [self.group])]
 
@@ -71,13 +71,13 @@ class UserScale:
         return f"{site}[{self.group_levels[int(place[:-1])]}]" if site == self.group else name
 
     def mean(self, posterior: Posterior) -> Tensor:
-        """Of the coefficients."""
+        """Means of the coefficients."""
         found = self.matrix @ posterior[COEFFICIENTS].mean.double()
         found = found + self.centre * self._is_intercept
         return found[self._kept]
 
     def covariance(self, posterior: Posterior) -> Tensor:
-        """Of the coefficients, which are Gaussian."""
+        """Covariance of the coefficients, which are Gaussian."""
         covariance = posterior[COEFFICIENTS].covariance_matrix.double()
         return (self.matrix @ covariance @ self.matrix.mT)[self._kept][:, self._kept]
 
@@ -90,8 +90,8 @@ class UserScale:
     def draws(self, posterior: Posterior, num: int) -> dict[str, Tensor]:
         """By variable, (num, ...), always the same ones: coefficients, thresholds, and the others.
 
-        The standard deviation of groups' intercepts given these is inverse gamma, squared: that is
-        what Student's t is a mixture of.
+        Student's t mixes normals over an inverse gamma variance. So, conditional on these, the
+        squared standard deviation of groups' intercepts is inverse gamma.
         """
         with forked_rng():
             torch.manual_seed(_SEED)
@@ -130,11 +130,11 @@ def by_terms(found: Explanation, posterior: Posterior, scale: UserScale) -> Expl
 
     A coefficient of the user's is a sum of the model's: the intercept takes up where numbers were
     centred. Its share of noise is that of the table. How sampling, clipping and noise divide it
-    follows from theirs, weighted by the squares in that sum, as if they were uncorrelated. What has
-    no row in the table (coefficients of what a missing value may be) is left out.
+    follows from theirs, weighted by the squares in that sum, as if they were uncorrelated. Latents
+    without a row in the table (coefficients of missing values) are left out.
 
-    :param found: of the model's latents.
-    :param posterior: of the same.
+    :param found: the explanation of the model's latents.
+    :param posterior: that of the same latents.
     """
     own = [place for place, name in enumerate(found.names) if _site(name) == COEFFICIENTS]
     others = [j for j, name in enumerate(found.names) if _site(name) in scale.sites]

@@ -1,1 +1,1 @@
-"""What has nothing to do with privacy or Pyro: errors, validation, linear algebra, files."""
+"""Helpers without privacy or Pyro: errors, validation, linear algebra, files."""

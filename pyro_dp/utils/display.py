@@ -36,7 +36,7 @@ def spent(epsilon: float, budget: float | None) -> str:
 
 
 def spent_and_left(spent: float, budget: float) -> tuple[str, str]:
-    """Two texts that add up to the budget as it is shown, :func:`of_budget`.
+    """Two texts that add up to the budget as printed, :func:`of_budget`.
 
     :param spent: epsilon in nats.
     :param budget: in nats, > 0.
@@ -132,7 +132,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def figure(call: str, height: float = _HEIGHT, width: float = _WIDTH) -> Any:
     """
-    :param call: of the user's, for an error.
+    :param call: the user's call, for an error.
     :param height: in inches, as is the width.
     :returns: a ``matplotlib.figure.Figure``.
     :raises ConfigurationError: matplotlib is not installed.
@@ -152,5 +152,5 @@ def with_rows(call: str, rows: int) -> Any:
 
 
 def first_of(count: int) -> str:
-    """A title that says if not all rows are shown."""
+    """A title that says if rows are left out."""
     return f"The first {MOST_ROWS} of {count}" if count > MOST_ROWS else ""

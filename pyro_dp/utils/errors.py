@@ -137,8 +137,8 @@ def warn_not_private(function: str, about: str, instead: str) -> None:
     """For functions that know no ledger; to be called by the function itself.
 
     :param function: its name.
-    :param about: what its result tells about.
-    :param instead: of what else it should be computed.
+    :param about: the subject of its result.
+    :param instead: data to use instead.
     """
     warnings.warn(
         f"{function}() adds no noise, and no ledger counts what it reveals about the {about}. "

@@ -50,7 +50,7 @@ def sync_folder(path: Path) -> None:
 
 def read_file(path: str | os.PathLike[str]) -> Any:
     """
-    :param path: of a file that :func:`write_file` wrote.
+    :param path: a file that :func:`write_file` wrote.
     :raises ConfigurationError: if it is not JSON.
     """
     try:

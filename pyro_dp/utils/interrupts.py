@@ -10,7 +10,7 @@ _Handler = Callable[[int, Any], Any]
 
 
 class Interrupts:
-    """Of work that has stages, and a point of no return.
+    """Delays interrupts during work with stages and a point of no return.
 
     Within :meth:`within` a Ctrl-C waits for the next :meth:`check`, as what torch keeps of the
     process (modes, levels of vmap) may be left behind where an exception comes from anywhere. A
@@ -61,7 +61,7 @@ class Interrupts:
             self._before(signal.SIGINT, None)
 
     def hold(self) -> None:
-        """The last such point: what is begun here must be finished."""
+        """The last such point. Work begun here must finish."""
         self.check()
         self._held = True
 

@@ -60,7 +60,7 @@ def times(rows: Tensor, matrix: Tensor) -> Tensor:
     """rows @ matrix, of many rows; NumPy's library is faster on some processors than torch's."""
     if not in_memory(rows):
         return rows @ matrix
-    with np.errstate(all="ignore"):  # a warning would tell of a broken record
+    with np.errstate(all="ignore"):  # a warning would reveal a broken record
         return torch.from_numpy(rows.numpy() @ matrix.numpy())
 
 
@@ -80,14 +80,14 @@ def covariance(rows: Tensor) -> Tensor:
 
 
 def inverse(matrix: Tensor) -> Tensor:
-    """Of a positive definite matrix, full or diagonal."""
+    """The inverse of a positive definite matrix, full or diagonal."""
     return 1.0 / matrix if matrix.dim() == 1 else torch.cholesky_inverse(cholesky(matrix))
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower triangular factor of matrices (..., d, d), positive definite but for rounding.
+    """Lower triangular factor of matrices (..., d, d), positive definite up to rounding.
 
-    Of others, the factor of the matrix with its eigenvalues raised.
+    For others, the factor of the matrix with its eigenvalues raised.
     """
     size = matrix.diagonal(dim1=-2, dim2=-1).abs().amax(dim=-1)[..., None, None]
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)

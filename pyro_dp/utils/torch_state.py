@@ -27,7 +27,7 @@ def forked_rng() -> Iterator[None]:
 
 
 def torch_states() -> list[torch.Tensor]:
-    """Of torch's global generators: the host's, and those of devices in use."""
+    """States of torch's global generators: the host's, and those of devices in use."""
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *devices]
 
@@ -42,7 +42,8 @@ def set_torch_states(states: list[torch.Tensor]) -> None:
 
 @contextlib.contextmanager
 def private_rng(stream: np.random.Generator) -> Iterator[None]:
-    """Within: the global generators are seeded privately. Public state is restored on exit."""
+    """Within: the global generators are seeded privately. The state, which is public, is restored
+    on exit."""
     with forked_rng():
         # The whole Mersenne Twister state: manual_seed() would keep 32 bits of its argument.
         words = stream.integers(2**32, size=_MT19937_WORDS, dtype=np.uint64)
@@ -76,7 +77,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 def rows_on(device: torch.device, numbers: int) -> int | None:
     """How many records of so many numbers an accelerator works on at a time; None: no limit.
 
-    It follows from its whole memory, which is public: how much is free tells of earlier batches.
+    It follows from its whole memory, which is public. Free memory would reveal earlier batches.
 
     :param numbers: of a record's data and of its part of a release.
     """
@@ -87,7 +88,7 @@ def rows_on(device: torch.device, numbers: int) -> int | None:
 
 
 def signed(word: int) -> int:
-    """The number of int64 with the same 64 bits: what torch computes with in place of words.
+    """The int64 number with the same 64 bits, because torch has no unsigned words.
 
     :param word: in [0, 2^64).
     """
@@ -95,20 +96,20 @@ def signed(word: int) -> int:
 
 
 def version(value: Any) -> int:
-    """How often a tensor was changed in place; 0 for whatever does not tell."""
+    """How often a tensor was overwritten; 0 if it does not count."""
     if not isinstance(value, Tensor) or is_lazy(value):
         return 0
     return 0 if value.is_inference() else value._version
 
 
 def address(tensor: Tensor) -> int:
-    """Of the memory that a tensor and its views share; -1 for what has no such place."""
+    """The address of the memory that a tensor and its views share; -1 without one."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else -1
 
 
 def rows_in_cache(size: int) -> int:
-    """How many rows of so many numbers to work on at a time: fewer take longer for Python's part,
-    and more do not stay in the processor's cache.
+    """How many rows of this many numbers to work on at a time. Fewer take longer in Python, and
+    more exceed the processor's cache.
     """
     return max(1024, min(32768, 2**20 // size))
 
@@ -117,9 +118,9 @@ def rows_in_cache(size: int) -> int:
 def one_thread() -> Iterator[None]:
     """Within: torch uses one thread for an operation.
 
-    A microbatch is too small for more to gain: they wait for each other, and for the threads of
-    NumPy's library, up to ten times as long as one takes. (Python threads, one microbatch each,
-    were not faster than one: operations so short wait for the interpreter.)
+    A microbatch is too small for more threads. They wait for each other and for NumPy's, up to ten
+    times as long as one takes. (Python threads, one microbatch each, were not faster than one:
+    operations so short wait for the interpreter.)
     """
     count = torch.get_num_threads()
     torch.set_num_threads(1)

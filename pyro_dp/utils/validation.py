@@ -57,7 +57,7 @@ def require_scale(name: str, value: Any, *, infinite: bool = False) -> float:
 
 
 def value_at(name: str, function: Callable[[int], Any], step: int) -> Any:
-    """What a setting that is a function of the step is now.
+    """The present value of a setting that is a function of the step.
 
     :raises ConfigurationError: it failed.
     """

@@ -1,4 +1,4 @@
-"""What VIPS asks of a model: which statistics it takes from a record, their bounds, its M-step."""
+"""The interface of a model of VIPS: statistics of a record, their bounds, the M-step."""
 
 import abc
 import math
@@ -21,7 +21,7 @@ from pyro_dp.utils.validation import require_count, require_number
 class Statistic:
     """One block of sufficient statistics: a sum over records.
 
-    :param shape: of the sum.
+    :param shape: the sum's.
     :param bound: Euclidean norm that one record's part has at most, and to which it is clipped;
         ``math.inf`` only without noise.
     :param static: a record's part does not depend on the posterior. Such a statistic is released
@@ -51,10 +51,10 @@ class Statistic:
 class Draws:
     """Random numbers for the local latents of a batch of records.
 
-    They are a function of a private key and of the record's index, so that one record more or less
-    leaves all others' as they are.
+    They are a function of a private key and of the record's index. So adding or removing a record
+    does not change those of others.
 
-    :param stream: of this step.
+    :param stream: this step's.
     :param indices: the records, (B,).
 
     >>> import numpy as np
@@ -101,20 +101,20 @@ class ConjugateModel(abc.ABC):
 
     Variational Bayes for such a model needs the data only through sums over records of expected
     sufficient statistics (Park, Foulds, Chaudhuri & Welling 2020, section 3). A model declares
-    these with a bound each, computes one record's part (the E-step), and turns the sums into a
+    these with a bound each and computes one record's part (the E-step). From the sums it computes a
     posterior of the global latents (the M-step).
 
-    **The E-step is behind the privacy wall.** Row b of what :meth:`expected_statistics` returns may
-    depend on row b of the data and of the draws, and on the posterior, which is public; on no other
-    record. A loop over local latents must therefore run a fixed number of times: one that stops
-    when the batch has converged tells records about each other. A model of your own is shown one
-    record at a time (vectorised where ``torch.vmap`` can), and nothing that it keeps of a record
-    reaches the next. What exceeds the bound is clipped; a record with a NaN or infinite part, or on
-    which the E-step fails, counts as zero.
+    **The E-step is behind the privacy wall.** Row b of the result of :meth:`expected_statistics`
+    may depend on row b of the data and draws, and on the public posterior, but on no other record.
+    A loop over local latents must therefore run a fixed number of times. A loop that stops when the
+    batch has converged would pass information between records. Your own model sees one record at a
+    time (vectorised if ``torch.vmap`` can). Nothing that it keeps of a record reaches the next.
+    Parts above the bound are clipped. A record with a NaN or infinite part, or on which the E-step
+    fails, counts as zero.
 
-    **The M-step sees what was released only**, and may do with it whatever it likes. Sums are
-    noisy: counts may be negative, second moments not positive definite. How large the noise is, is
-    public; how large the data are, is not.
+    **The M-step sees released numbers only**, and may use them freely. Sums are noisy: counts may
+    be negative, second moments not positive definite. How large the noise is, is public; how large
+    the data are, is not.
 
     A model also has the Pyro model that it stands for, so that DPSVI, DPSEP and VIPS can be run on
     one and the same. Its site names are those of the posterior, and its only plate with data is
@@ -153,7 +153,7 @@ class ConjugateModel(abc.ABC):
     def check(self, *data: Tensor) -> None:
         """Refuse data that do not fit. Spends nothing, and is for the curator.
 
-        Of large data it is called for one part after the other.
+        For large data it is called for one part after the other.
 
         :param data: finite tensors with a row per record, all of one length.
         :raises ModelError: their number, shapes or values do not fit.
@@ -169,7 +169,7 @@ class ConjugateModel(abc.ABC):
     def expected_statistics(self, posterior: Any, draws: Draws, *rows: Any, **named: Any) -> Parts:
         """Parts of B records of all other statistics, ``(B, *shape)`` each: the E-step, if any.
 
-        :param posterior: of the global latents, from :meth:`posterior`.
+        :param posterior: the global latents', from :meth:`posterior`.
         :param draws: random numbers for local latents, of these records.
         :param rows: of the data, (B, ...) each.
         """
@@ -214,9 +214,9 @@ class ConjugateModel(abc.ABC):
         Noise moves the posterior, and with it the next E-step: intervals that are to hold need to
         know by how much.
 
-        :param posterior: what :meth:`posterior` made of the others.
+        :param posterior: the result of :meth:`posterior` for the others.
         :returns: by names of a statistic and of a site, the matrix (size of the statistic, size of
-            the site) of its derivatives, on flattened tensors; what does not move is left out.
+            the site) of its derivatives, on flattened tensors. Zero matrices are left out.
             ``None``, for a model that does not know: its intervals leave the answer of the E-step
             out, and the status says so. It is not asked where all statistics are static.
         """
@@ -225,7 +225,8 @@ class ConjugateModel(abc.ABC):
     def hidden(
         self, posterior: Any, statistics: Mapping[str, Tensor], noise: Mapping[str, float]
     ) -> Mapping[str, Tensor]:
-        """Elements of which the noise hides what the records say, where the M-step can tell.
+        """Elements whose information from the records is below the noise, if the M-step can detect
+        it.
 
         :returns: by site, booleans of its shape. The posterior's status counts them.
         """

@@ -4,7 +4,7 @@ Algorithm 2 of Park, Foulds, Chaudhuri & Welling 2020 (Variational Bayes in Priv
 JAIR 68; arXiv 1611.00340), for any :class:`ConjugateModel`.
 
 The algorithm mixes natural parameters, (1 - rho_t) old + rho_t new. Those of a conjugate posterior
-are the prior's plus the sums of the statistics, and the prior stays what it is: the state here is
+are the prior's plus the sums of the statistics, and the prior never changes. So the state here is
 the mixture of the statistics, and the posterior is a function of it.
 """
 
@@ -52,10 +52,10 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     """Differentially private variational Bayes for a conjugate-exponential model.
 
     Each step samples records and takes from each its expected sufficient statistics under the
-    current posterior. Every statistic is clipped to the bound that the model declares; all of them
-    are released together, as one Gaussian event in which they have equal shares; the sums are
-    divided by the public sample rate and mixed into those of the steps before, s <- (1 - rho_t) s +
-    rho_t s_hat. The posterior is what the model makes of s.
+    current posterior. Every statistic is clipped to the bound that the model declares. All of them
+    are released together, as one Gaussian event with equal shares. The sums are divided by the
+    public sample rate and mixed into those of earlier steps, s <- (1 - rho_t) s + rho_t s_hat. The
+    model computes the posterior from s.
 
     Statistics that the model declares static are released once, in the first step, where all
     records take part in every step. They serve all of them, and so they get as much of the budget
@@ -66,31 +66,31 @@ class VIPS(IterativeMechanism, Explained, Predicted):
     relation, for finite data.
 
     **Not protected.** The number N of records, the sample rate, the model's bounds and all other
-    settings; the choice of model and settings, where it was made by looking at the data; running
-    times; errors of the checks of data, which are for the curator.
+    settings. Choices of model and settings after looking at the data. Running times. Errors of the
+    checks of data, which are for the curator.
 
     **Uncertainty.** :meth:`posterior` includes the uncertainty that noise adds, to first order. Its
     status says where that will not do. In simulated regressions 95% intervals covered the truth in
     94 to 96% of the cases. It does not include what clipping does, nor the sampling of records.
 
     :param model: one of :mod:`pyro_dp.vips`, or another :class:`ConjugateModel`.
-    :param accountant: as for :class:`DPSVI`, as are sampling, generator and secure. What a model
-        starts from is public, and comes from torch's global generator, not from ``generator``.
+    :param accountant: as for :class:`DPSVI`, as are sampling, generator and secure. A model's start
+        is public, and comes from torch's global generator, not from ``generator``.
     :param num_steps: number of steps of :meth:`run`; with ``noise_multiplier=None`` also the most
         steps there can be. 1 where all statistics are static.
     :param noise_multiplier: standard deviation sigma of a step's noise in units of the bounds, were
         there one statistic; with K of them each has sqrt(K) sigma. ``None``: the smallest with
-        which the steps, and the release of what is static, fit what remains of the budget; with
-        such a release it is larger than what the accountant gives for the steps alone. 0: plain
-        variational Bayes, not private.
+        which the steps, and the release of static statistics, fit the remaining budget. With such a
+        release it is larger than the accountant's for the steps alone. 0: plain variational Bayes,
+        not private.
     :param sample_rate: expected fraction of the records in a step, in (0, 1].
     :param step_size: (tau0, kappa) of rho_t = (tau0 + t)^-kappa, t = 1, 2, ...; tau0 >= 0, kappa in
-        [0, 1]. kappa = 0 forgets all earlier steps, (0, 1) averages them all; between them, noise
-        is averaged and what early, poorer posteriors said is forgotten. ``None``: the model's own.
+        [0, 1]. kappa = 0 forgets all earlier steps, (0, 1) averages them all. Values in between
+        average the noise and forget early, poorer posteriors. ``None``: the model's own.
     :param microbatch_size: at most so many records are worked on at a time; the result is the same.
         ``None``: as the model says.
-    :param cluster: processes that share the work, each with its own records: :class:`Cluster`; or
-        owners who do not show them to each other: :class:`pyro_dp.federated.Federation`.
+    :param cluster: processes that share the work, each with its own records (:class:`Cluster`), or
+        owners who keep theirs from each other (:class:`pyro_dp.federated.Federation`).
     :raises ConfigurationError: a setting is out of range or does not fit the others.
     :raises ClusterError: another process of the cluster failed, or is lost.
 
@@ -152,7 +152,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         full = sampling == "full" or sample_rate == 1.0
         once = {name: each for name, each in self._declared.items() if full and each.static}
         each = {n: x for n, x in self._declared.items() if n not in once}
-        # What users write is behind a wall; what this package has was written for one.
+        # Models of users run behind a wall; those of this package are written for one.
         self._own = None if is_reviewed(model) else CapturedState(*_methods(model))
         e_step: Any = model if self._own is None else IsolatedModel(model, self._own)
         self._e_step = e_step
@@ -165,20 +165,20 @@ class VIPS(IterativeMechanism, Explained, Predicted):
                 "one release of all records is all that there is to know."
             )
         self._prepared: Prepared | None = None  # for the arguments of the last step
-        self._first: Records | None = None  # of the first step
+        self._first: Records | None = None  # the first step's
         self._size: int | None = None
         self._mixed: MixedStatistics | None = None
         self._start: MixedStatistics | None = None  # after the first step
         self._static: MixedStatistics | None = None  # what was released once
         self._posterior: Any = None
-        self._aware: SitePosterior | None = None  # of this posterior, once it was asked for
+        self._aware: SitePosterior | None = None  # for this posterior, once computed
 
     _measure = "change of the statistics"
 
     @whole_step
     @torch.no_grad()
     def step(self, *data: Tensor) -> float:
-        """One private update of the posterior, given the full data.
+        """One private update of the posterior, from the full data.
 
         :param data: tensors of length N, as the model's Pyro model takes them.
         :returns: by how much the mixed statistics changed: Euclidean norm, each in units of its
@@ -297,7 +297,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         self._posterior, self._aware = posterior, None
 
     def _once_multiplier(self, sigma: float) -> float:
-        """Noise multiplier of the release of what is static, given that of a step."""
+        """Noise multiplier of the release of static statistics, from that of a step."""
         return sigma / math.sqrt(self.num_steps)
 
     def _to_release(self, rate: float, sigma: float) -> Counter[Event]:
@@ -374,7 +374,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
         refuse_captured_data(state.references, records)
         with state.pristine() as kept:
             for chosen in records.blocks(records.block):
-                rows = records.rows(chosen)  # copies: it may write into what it is shown
+                rows = records.rows(chosen)  # copies: it may write into them
                 records.require_finite(rows)
                 self.model.check(*rows)
         require_no_changes(kept)
@@ -431,7 +431,7 @@ class VIPS(IterativeMechanism, Explained, Predicted):
 
 
 def _methods(model: ConjugateModel) -> tuple[Callable, ...]:
-    """Which are shown data."""
+    """Methods that see data."""
     return model.expected_statistics, model.static_statistics, model.check
 
 

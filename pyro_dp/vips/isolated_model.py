@@ -30,10 +30,10 @@ EStep = Callable[..., Parts]  # from (draws, *rows)
 class IsolatedModel:
     """Statistics of a :class:`ConjugateModel`, as of a batch of one for every record.
 
-    Whatever its E-step reads of "other records" is not there. It runs on all records at once by
-    ``torch.vmap`` where that is possible, else in a loop. What it keeps of a record is put back.
+    Its E-step cannot read other records. It runs on all records at once by ``torch.vmap`` if
+    possible, else in a loop. State that it keeps of a record is put back.
 
-    :param state: what the model refers to.
+    :param state: objects that the model refers to.
     """
 
     def __init__(self, model: ConjugateModel, state: CapturedState):
@@ -102,7 +102,7 @@ class IsolatedModel:
     def _alone(
         self, e_step: EStep, draws: Draws | None, rows: tuple[Tensor, ...], *, static: bool
     ) -> Parts:
-        rows = tuple(row.clone() for row in rows)  # it may write into what it is shown
+        rows = tuple(row.clone() for row in rows)  # it may write into them
         try:
             return self._vectorized(e_step, draws, rows)
         except Exception:  # it cannot be vectorised, or fails on some record

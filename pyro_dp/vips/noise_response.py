@@ -2,16 +2,16 @@
 
 With s the mixed statistics and theta the means of all sites, let D = d theta / d s be the slope of
 the M-step. Noise does not only enter through D: it moves the posterior, with which the next E-step
-is made, which moves the next statistics. With J = D d s_hat / d theta, s_hat the exact sums of the
-E-step, and weights rho_t of the steps, a deviation of the means goes on as
+is made, which moves the next statistics. Let J = D d s_hat / d theta, s_hat the exact sums of the
+E-step, and rho_t the weights of the steps. A deviation of the means goes on as
 
     delta_t = (1 - rho_t) delta_(t-1) + rho_t (J delta_(t-1) + D e_t),
 
-e_t the noise of step t; what is static is the same in every step, and its noise acts as a deviation
-D b that the E-step answers in every step. At a fixed point both end up as (I - J)^-1 D times the
-mean noise. The same response corrects variational Bayes itself, whose covariance V leaves out what
-sites and records' latents say of each other: (I - J)^-1 V (linear response, Giordano, Broderick &
-Jordan 2018, arXiv 1709.02536).
+e_t the noise of step t. Static statistics are the same in every step. Their noise acts as a
+deviation D b, to which the E-step responds in every step. At a fixed point both end up as (I -
+J)^-1 D times the mean noise. The same response corrects variational Bayes itself, whose covariance
+V leaves out dependence between sites and records' latents. The corrected one is (I - J)^-1 V
+(linear response, Giordano, Broderick & Jordan 2018, arXiv 1709.02536).
 
 D comes from finite differences of the M-step, which is public code on released numbers. J needs the
 records: a model tells it, as well as it can, from what was released
@@ -38,9 +38,9 @@ from pyro_dp.utils.linalg import cholesky, floored
 from pyro_dp.vips.site_posterior import SitePosterior, centre, covariance, widened
 from pyro_dp.vips.statistics_sum import MixedStatistics
 
-_STEP = 1e-3  # of the noise, in finite differences
-_MOST_DIRECTIONS = 300  # of the noise; where it has more, random ones stand for them
-_RANDOM = 200  # of these
+_STEP = 1e-3  # share of the noise, in finite differences
+_MOST_DIRECTIONS = 300  # noise with more directions is represented by random ones
+_RANDOM = 200  # number of random directions
 _ROUGH = 30  # the same, where the answer of the E-step is left out
 _TINY = 1e-100  # no direction at all
 _BENDS = 8
@@ -54,12 +54,12 @@ _ON_THEIR_WAY = (
 _LEFT_OUT = "{some} of {all} intervals leave out the noise, whose effect on their family is unknown"
 _UNANSWERED = "{some} of {all} intervals leave out how the E-step responds to the noise"
 _BENT = "the noise is too large for a first-order estimate in {some} of {all} intervals"
-_MUCH = 0.5  # of a standard deviation
+_MUCH = 0.5  # standard deviations
 
 
 @dataclass(frozen=True)
 class Moved:
-    """Of each site whose marginal can be widened, by name.
+    """The widening of each site whose family allows it, by name.
 
     :param spread: root (*site shape, R) of the covariance that linear response adds.
     :param noise: root of the covariance of the noise in its centre.
@@ -79,7 +79,7 @@ class NoiseResponse:
     :param mixed: statistics as they are now, and the noise in them.
     :param static: names of statistics whose noise is the same in every step.
     :param weights: rho_t of the steps so far.
-    :param first: values of the statistics after the first step, if they are known.
+    :param first: values of the statistics after the first step, or None.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class NoiseResponse:
         self._m_step, self._mixed, self._weights, self._first = m_step, mixed, weights, first
         self._static = [name for name in mixed.values if name in static]
         self._fresh = [name for name in mixed.values if name not in static]
-        # Of torch, and not the global one: the same numbers whenever a posterior is asked for.
+        # A generator of its own gives the same numbers for each call of a posterior.
         self._generator = torch.Generator().manual_seed(0)
         self._shapes = {site: point.shape for site, point in self._centres(mixed.values).items()}
         self._theta = self._flat(mixed.values)
@@ -102,8 +102,8 @@ class NoiseResponse:
         self, feedback: Mapping[tuple[str, str], Tensor] | None, marginals: Covariances
     ) -> Moved:
         """
-        :param feedback: d s_hat / d theta by statistic and site: (size of statistic, size of site);
-            None: not known, and left out.
+        :param feedback: d s_hat / d theta by statistic and site: (size of statistic, size of site),
+            or None to leave it out.
         :param marginals: covariances V of the sites that are named there, (n, n) each.
         """
         none = torch.zeros_like(self._theta).unsqueeze(1)
@@ -145,7 +145,7 @@ class NoiseResponse:
         """From where the means would end up, (n, 1): what the steps left of the first deviation.
 
         With P the product of I - rho_t (I - J) over all steps but the first, theta_T - theta_1 is
-        (P - I) times the first deviation, and P times it remains.
+        (P - I) times the first deviation. P times it remains.
         """
         if self._first is None:
             return torch.zeros_like(self._theta).unsqueeze(1)
@@ -224,7 +224,7 @@ class NoiseResponse:
 
     @property
     def _places(self) -> dict[str, slice]:
-        """Of each site in the flat vector of means."""
+        """The slice of each site in the flat vector of means."""
         found, start = {}, 0
         for site, shape in self._shapes.items():
             found[site] = slice(start, start + shape.numel())
@@ -250,8 +250,8 @@ def noise_aware(
     hidden: Mapping[str, Tensor],
 ) -> SitePosterior:
     """
-    :param marginals: of variational Bayes, by site.
-    :param feedback: what :meth:`ConjugateModel.feedback` says.
+    :param marginals: variational Bayes', by site.
+    :param feedback: the result of :meth:`ConjugateModel.feedback`.
     :param hidden: what :meth:`ConjugateModel.hidden` says.
     """
     sites = {site for _, site in feedback or {}}

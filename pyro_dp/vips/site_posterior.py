@@ -19,11 +19,11 @@ _NUM_DRAWS = 10_000  # for quantiles of other families
 
 
 class Family(NamedTuple):
-    """What can be done with a distribution of a family, without ``Independent`` around it.
+    """Operations on a distribution of a family, without ``Independent`` around it.
 
     :param centre: the mean, or the location where there may be none.
-    :param widened: given a root (*shape, R) of the covariance of further noise in the centre.
-    :param quantiles: of each element, given probabilities (P, 1, ...): (P, *shape).
+    :param widened: from a root (*shape, R) of the covariance of further noise in the centre.
+    :param quantiles: each element's, (P, *shape), for probabilities (P, 1, ...).
     """
 
     centre: Callable[[Any], Tensor]
@@ -32,7 +32,7 @@ class Family(NamedTuple):
 
 
 def centre(marginal: Distribution) -> Tensor | None:
-    """Where noise acts; None for families that cannot be widened."""
+    """The parameter that noise moves; None for families that cannot be widened."""
     family = _family(marginal)
     return family.centre(_innermost(marginal)) if family else None
 
@@ -43,7 +43,7 @@ def widened(marginal: Distribution, root: Tensor) -> Distribution:
     A Dirichlet has one number for the width of all its elements: the sum of their variances is
     right.
 
-    :param root: of the covariance of the noise, (*shape, R).
+    :param root: root of the covariance of the noise, (*shape, R).
     """
     family = _family(marginal)
     if family is None or not root.any():
@@ -53,7 +53,8 @@ def widened(marginal: Distribution, root: Tensor) -> Distribution:
 
 
 def quantiles(marginal: Distribution, probabilities: Tensor) -> Tensor:
-    """Of each element: (P, *shape). From 10,000 draws with a fixed seed for other families."""
+    """Quantiles of each element: (P, *shape). From 10,000 draws with a fixed seed for other "
+    "families."""
     shape = marginal.batch_shape + marginal.event_shape
     family = _family(marginal)
     if family is not None:
@@ -67,14 +68,14 @@ def quantiles(marginal: Distribution, probabilities: Tensor) -> Tensor:
 
 
 def covariance(marginal: Distribution) -> Tensor:
-    """Of the flattened value, (d, d)."""
+    """The flattened value's covariance, (d, d)."""
     own = _innermost(marginal)
     if not own.event_shape:
         return own.variance.flatten().diag()
     if isinstance(own, torch.distributions.Dirichlet):
         mean, total = own.mean, own.concentration.sum(dim=-1)[..., None, None]
         blocks = (torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)) / (total + 1)
-    elif isinstance(own, dist.MultivariateStudentT):  # of which Pyro's is the scale, squared
+    elif isinstance(own, dist.MultivariateStudentT):  # Pyro's covariance is the squared scale
         factor = (own.df / (own.df - 2).clamp(min=0.0))[..., None, None]
         blocks = factor * own.scale_tril @ own.scale_tril.mT
     else:
@@ -210,7 +211,7 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the d elements: ``"weights[3]"``."""
+        """Names of the d elements: ``"weights[3]"``."""
         return tuple(n for site, shape in self._shapes.items() for n in element_names(site, shape))
 
     @property
@@ -238,7 +239,7 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
 
     @property
     def status(self) -> Status:
-        """Whether the intervals can be published. It was told from released numbers alone."""
+        """Whether the intervals can be published. It follows from released numbers alone."""
         return self._status
 
     @property
@@ -257,7 +258,7 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
         return {site: each.sample(torch.Size([num])) for site, each in self.items()}
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Of flat vectors (..., d)."""
+        """Log density of flat vectors (..., d)."""
         sizes = [shape.numel() for shape in self._shapes.values()]
         total = value.new_zeros(value.shape[:-1])
         for (site, shape), part in zip(
@@ -267,7 +268,7 @@ class SitePosterior(Summary, Mapping[str, Distribution]):
         return total
 
     def quantiles(self, probabilities: Sequence[float]) -> dict[str, Tensor]:
-        """Of each element of each site.
+        """Quantiles of each element of each site.
 
         :param probabilities: P numbers in (0, 1).
         :returns: by site, ``(P, *site shape)``.

@@ -126,7 +126,7 @@ class StatisticsSum:
     def estimates(self, released: Sequence[Tensor], sigma: float, rate: float) -> MixedStatistics:
         """Released sums in their declared shapes, and how noisy they are.
 
-        :param released: of all records, the sampled ones' divided by the rate.
+        :param released: sums over all records, the sampled ones' divided by the rate.
         :param sigma: noise multiplier of the release.
         """
         values, noise = {}, {}

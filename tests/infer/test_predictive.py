@@ -292,7 +292,7 @@ def test_a_feature_is_no_outcome():
     x, y = regression_data(SIZE)
     predictive = fitted(two_features, x, torch.zeros(SIZE), y).predictive(3)
     assert predictive(NEW, torch.ones(4))["y"].shape == (3, 4)
-    with pytest.raises(ModelError, match="'z' is missing, and what is predicted depends on it"):
+    with pytest.raises(ModelError, match="'z' is missing, and predictions depend on it"):
         predictive(NEW)
     with pytest.raises(ModelError, match="'x' is missing"):
         predictive(z=torch.ones(4), y=LABELS)

@@ -27,6 +27,7 @@ from pyro_dp.accounting.trade_off import best_power
 
 ROOT = Path(__file__).parents[2]
 SCROLLS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+WIDE = "[...document.querySelectorAll('.table-wrapper')].some(e => e.scrollWidth > e.clientWidth)"
 FIRST_RESULT = """new Promise(done => setInterval(() => {
     const link = document.querySelector("#search-results li a")
     if (link) done(link.href)
@@ -286,17 +287,20 @@ def browser(tmp_path):
 
 @pytest.mark.slow
 def test_in_a_browser(site, address, browser):
-    """All pages on a desk, and in the dark on a phone; colours on some of them."""
+    """All pages on a desk; in the dark on a phone and a wide screen; colours on some of them."""
     paths = sorted(page.relative_to(site).as_posix() for page in site.rglob("*.html"))
     paths.remove("index.html")  # leads to the first page
     assert len(paths) > 30
     faults = []
-    for look, searched in (({}, paths), (dict(width=390, dark=True), SOME)):
+    wide, phone = dict(width=1440, dark=True), dict(width=390, dark=True)
+    for look, searched in ((dict(width=1280), paths), (wide, SOME), (phone, SOME)):
         browser.look(**look)
         for path in paths:
             found = browser.open(f"{address}/{path}")
             if (pixels := browser.run(SCROLLS)) > 0:
                 found.append(f"scrolls sideways by {pixels} pixels")
+            if look == phone and path.startswith("docs/") and browser.run(WIDE):
+                found.append("a table scrolls sideways")
             if path in searched:
                 found.append(browser.violations(("serious", "critical"), contrast=path in SOME))
             faults += [(path, look, fault) for fault in found if fault]
@@ -326,6 +330,13 @@ def test_an_error_is_found_by_its_message(address, browser):
 def test_the_cheat_sheet_is_one_page_of_paper(address, browser):
     browser.open(f"{address}/docs/cheat_sheet.html")
     assert len(re.findall(rb"/Type\s*/Page\b", browser.printed())) == 1
+
+
+def test_the_cheat_sheet_as_pdf():
+    """`make slides` made it, of one page, from the page as it is."""
+    pdf = (DOCS / "cheat_sheet.pdf").read_bytes()
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 1 and b"file:" not in pdf
+    assert pdf.endswith(module_at(DOCS / "cheat_sheet.py").digest())
 
 
 @pytest.mark.slow

@@ -302,7 +302,7 @@ def test_a_tensor_dataset_is_its_tensors():
     assert records.same_as((TensorDataset(x, Y),), {}) and records.same_as((x, Y), {})
     x += 1
     assert not records.same_as((TensorDataset(x, Y),), {})
-    with pytest.raises(ModelError, match="'x' was changed in place"):
+    with pytest.raises(ModelError, match="'x' was overwritten"):
         records.require_same_data(records_of(x, Y))
 
 

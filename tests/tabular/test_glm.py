@@ -270,7 +270,7 @@ def test_a_column_in_other_units():
     wrong = data.assign(age=data.age / 100)
     table = fitted(without_noise(columns, "visits ~ age + chronic", family="poisson"), wrong)
     assert table.status.level == "check" and table.posterior.status.is_ok
-    assert "outside its declared units and bounds): age" in repr(table).splitlines()[-1]
+    assert "outside its declared units and bounds: age" in repr(table).splitlines()[-1]
     assert table.explain().status == table.status and table.explain().limit == "data"
 
 

@@ -296,7 +296,7 @@ class TestIntervals:
     def test_their_width_is_told(self):
         made = fitted(frame(5000), noise_multiplier=100.0)
         half = 100 * np.sqrt(6) * np.sqrt(2) * norm.ppf(0.975)
-        assert f"but for those of sick, have 95% intervals of +-{half:.0f}" in repr(made)
+        assert f"except those of sick, have 95% intervals of +-{half:.0f}" in repr(made)
 
     def test_labels(self):
         table = fitted().margin("sick", "marital")

@@ -393,7 +393,7 @@ def test_changed_data_are_checked_again():
     )
     vips.step(x, y)
     y[3] = 7.0
-    with pytest.raises(ModelError, match="'y' was changed in place"):
+    with pytest.raises(ModelError, match="'y' was overwritten"):
         vips.step(x, y)
     assert vips.accountant.num_releases == 2
 

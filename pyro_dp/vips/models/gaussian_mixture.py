@@ -86,7 +86,7 @@ class GaussianMixture(ConjugateModel):
     ['-0.5', '0.5']
     """
 
-    step_size = (0.0, 0.5)  # components first have to find their places
+    step_size = (0.0, 0.5)  # components first have to find their clusters
 
     def __init__(
         self,

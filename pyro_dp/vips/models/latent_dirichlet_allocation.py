@@ -19,15 +19,15 @@ from pyro_dp.utils.validation import require_count, require_number, require_scal
 from pyro_dp.vips.conjugate_model import ConjugateModel, Draws, Statistic, require_data, reviewed
 from pyro_dp.vips.models.noisy_sums import expected_counts
 
-_TINY = 1e-290  # in place of a probability that is zero in floating point
+_TINY = 1e-290  # replaces a probability that is zero in floating point
 
 
 @dataclass(frozen=True)
 class Documents:
     """The words that occur in B documents; no room is taken by those that do not.
 
-    The T pairs of document and word are sorted by document, so that all sums over a document run
-    over its own words in their order, whatever other documents there are.
+    The T pairs of document and word are sorted by document. So sums over a document run over its
+    own words in their order, and do not depend on other documents.
 
     :param document: index of each pair's document, (T,).
     :param word: (T,).
@@ -102,9 +102,9 @@ class WordCounts:
 
 @dataclass(frozen=True)
 class LocalPosterior:
-    """What variational Bayes says about documents, given the topics.
+    """The variational posterior of documents for these topics.
 
-    :param weights: of the Dirichlet of each document's topic weights, (B, K).
+    :param weights: parameters of the Dirichlet of each document's topic weights, (B, K).
     :param counts: expected tokens of each word by topic, (T, K).
     """
 
@@ -177,7 +177,7 @@ def completion_perplexity(
     iterations: int,
     seed: int,
 ) -> float:
-    """exp(- mean log probability of a token of the second half, given the first).
+    """exp(- mean log probability of a token of the second half, conditional on the first).
 
     :param topics: word probabilities, (V, K).
     :param log_topics: expectation of their log, (V, K).
@@ -189,7 +189,7 @@ def completion_perplexity(
     return math.exp(-(scored.count @ probability.log()).item() / scored.count.sum().item())
 
 
-_INITIAL_SHAPE = 100.0  # of the Gamma of the initial counts, as in Hoffman et al. 2010
+_INITIAL_SHAPE = 100.0  # shape of the initial counts' Gamma, as in Hoffman et al. 2010
 _COMPLETION_ITERATIONS = 100
 _OTHERS = "some that need no protection"
 
@@ -290,7 +290,8 @@ class LatentDirichletAllocation(ConjugateModel):
             )
 
     def initial_statistics(self, size: int) -> dict[str, Tensor]:
-        """As many tokens as there will be, spread evenly but for what tells topics apart."""
+        """The expected number of tokens, spread nearly evenly; small differences separate
+        topics."""
         cells = self.topics * self.words
         mean = 1.0 if self.length is None else size * self.length / cells
         shape = torch.full((self.topics, self.words), _INITIAL_SHAPE, dtype=torch.float64)
@@ -334,7 +335,7 @@ class LatentDirichletAllocation(ConjugateModel):
         with pyro.plate("data", len(counts)) as idx:
             prior = dist.Dirichlet(self.alpha * ones[:, 0])
             probabilities = pyro.sample("topic_weights", prior) @ topics
-            # Of several lengths there is a density, and validation would refuse it.
+            # Several lengths have a density, but validation would refuse them.
             documents = dist.Multinomial(
                 round(self.length or 1), probabilities, validate_args=False
             )
@@ -346,14 +347,14 @@ class LatentDirichletAllocation(ConjugateModel):
     ) -> float:
         """Held-out perplexity by document completion: lower is better.
 
-        Half of a document's tokens, drawn at random, say what it is about; the others are
-        predicted, by the posterior means of its topic weights and of the topics. Documents keep
-        their lengths. **The result is not private: use documents that need no protection.** A
+        A random half of a document's tokens determines its topic weights. The others are predicted,
+        by the posterior means of these weights and of the topics. Documents keep their lengths.
+        **The result is not private: use documents that need no protection.** A
         :class:`NotPrivateWarning` says so.
 
         :param posterior: of ``topics``: ``vips.posterior(noise_aware=False)``.
         :param documents: counts of shape (M, words) of documents that were not learned from.
-        :param seed: of the halves.
+        :param seed: the halves'.
         :raises ModelError: no document has two words, or they do not fit.
         """
         self.check(documents)
@@ -368,7 +369,7 @@ class LatentDirichletAllocation(ConjugateModel):
     def topic_weights(
         self, posterior: Mapping[str, Distribution], documents: Tensor
     ) -> dist.Dirichlet:
-        """What documents are about: the variational posterior of each one's topic weights.
+        """The variational posterior of each document's topic weights.
 
         **The result is not private**: it tells what the documents hold. It is for the curator, or
         for documents that need no protection. A :class:`NotPrivateWarning` says so.

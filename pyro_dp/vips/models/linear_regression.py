@@ -44,7 +44,7 @@ class NormalGamma:
 
 @reviewed
 class LinearRegression(ConjugateModel):
-    """Real labels given features, with noise of unknown precision::
+    """Real labels regressed on features, with noise of unknown precision::
 
         precision ~ Gamma(concentration, rate)
         weights_j ~ Normal(0, (weight_precision precision)^-1/2)     j = 1..dim
@@ -113,7 +113,7 @@ class LinearRegression(ConjugateModel):
         joint = floored(unstacked(statistics["second_moment"], self.dim + 1), 0.0)
         features, products, labels = joint[:-1, :-1], joint[:-1, -1], joint[-1, -1]
         prior = self.weight_precision / self.x_bound**2 * torch.eye(self.dim).to(joint)
-        # In directions where the features cannot be told from noise, the mean is kept small.
+        # In directions where the features are below the noise, the mean is kept small.
         raised = floored(features, noise_radius(sd, self.dim))
         mean = inverse(prior + raised) @ products
         residual = labels - 2 * mean @ products + mean @ (prior + features) @ mean
@@ -136,7 +136,7 @@ class LinearRegression(ConjugateModel):
         sd = noise["second_moment"]
         features = NoisySecondMoment.of(stacked(joint[:-1, :-1]), self.dim, sd)
         weights = features.hides(joint.new_tensor(self.weight_precision / self.x_bound**2))
-        # What the features do not explain is the noise's.
+        # Variance that the features do not explain belongs to the noise.
         return {"weights": weights, "precision": weights.any()}
 
     def marginals(self, posterior: NormalGamma) -> dict[str, Distribution]:

@@ -1,13 +1,13 @@
 """Logistic regression by Pólya-Gamma augmentation.
 
-Algorithm 5 of Park et al. 2020 (VIPS, arXiv 1611.00340); the augmentation is that of Polson, Scott
-& Windle 2013 (arXiv 1205.0310), with which the likelihood is conjugate to a Gaussian.
+Algorithm 5 of Park et al. 2020 (VIPS, arXiv 1611.00340). The augmentation of Polson, Scott & Windle
+2013 (arXiv 1205.0310) makes the likelihood conjugate to a Gaussian.
 
 Fisher's information follows from the released curvature. With c^2 = u^2 + t, u = x . w, the E-step
-of a record is E[omega] = g(c^2), and it moves with the weights: the information is sum_n h(u_n) x_n
-x_n', h(u) = g(c^2) + 2 u^2 g'(c^2), which for t = 0 is that of the logistic likelihood. What was
-released is sum_n g(c_n^2) x_n x_n'. The step from one to the other needs the rows, or their
-distribution: here they count as Gaussian, with the second moments that give what was released.
+of a record is E[omega] = g(c^2). It moves with the weights. The information is sum_n h(u_n) x_n
+x_n', h(u) = g(c^2) + 2 u^2 g'(c^2). For t = 0 it is that of the logistic likelihood. The release is
+sum_n g(c_n^2) x_n x_n'. The step from one to the other needs the rows, or their distribution. Here
+they count as Gaussian, with second moments that match the release.
 """
 
 from collections.abc import Mapping
@@ -33,13 +33,13 @@ from pyro_dp.vips.conjugate_model import (
 from pyro_dp.vips.models.noisy_sums import NoisySecondMoment, WeightedSquares, stacked_size
 
 _FARTHEST, _NODES = 8.0, 1001  # standard deviations, for sums over a Gaussian's density
-_SMALL = 1e-5  # of a difference of c^2
+_SMALL = 1e-5  # a difference of c^2
 _BISECTIONS = 60
 _TOLERANCE, _MOST_ITERATIONS = 1e-13, 1000
 
 
 def polya_gamma_mean(squared: Tensor) -> Tensor:
-    """Mean of PG(1, c), tanh(c / 2) / (2 c), given c^2: at most 1/4."""
+    """Mean of PG(1, c), tanh(c / 2) / (2 c), from c^2: at most 1/4."""
     c = squared.clamp(min=0.0).sqrt()
     near_zero = 0.25 - squared / 48  # the next term is c^4 / 480
     return torch.where(c < 1e-3, near_zero, torch.tanh(c / 2) / (2 * c))
@@ -49,8 +49,8 @@ def logit_information(curvature: Tensor, mean: Tensor, covariance: Tensor, size:
     """(d, d), nowhere larger than the curvature.
 
     :param curvature: positive definite, (d, d).
-    :param mean: of the weights, (d,).
-    :param covariance: of the weights, (d, d).
+    :param mean: the weights', (d,).
+    :param covariance: the weights', (d, d).
     :param size: number of records.
     """
     nodes = torch.linspace(-_FARTHEST, _FARTHEST, _NODES).to(mean)
@@ -65,7 +65,7 @@ def logit_information(curvature: Tensor, mean: Tensor, covariance: Tensor, size:
         h = g + 2 * variance * squared * slope
         return weights @ g, weights @ (g * squared), weights @ h, weights @ (h * squared)
 
-    # Of u: from E[g u^2], which was released, and no row is longer than 1.
+    # The variance of u follows from the released E[g u^2], and no row is longer than 1.
     released = (mean @ curvature @ mean).item() / size
     least, most = 0.0, max((mean @ mean).item(), 1e-12)
     for _ in range(_BISECTIONS):
@@ -103,7 +103,7 @@ class LogisticPosterior:
 
 @reviewed
 class LogisticRegression(ConjugateModel):
-    """Binary labels given features, with a Gaussian prior of unknown precision::
+    """Binary labels regressed on features, with a Gaussian prior of unknown precision::
 
         precision ~ Gamma(concentration, rate)
         weights_j ~ Normal(0, precision^-1/2)                  j = 1..dim
@@ -195,8 +195,8 @@ class LogisticRegression(ConjugateModel):
         noise: Mapping[str, float],
         size: int,
     ) -> dict[tuple[str, str], Tensor]:
-        """A change dA of the curvature acts on the mean as one of the labels' sums by -dA mean:
-        that is (A - H) times the change of the mean, H the information of the likelihood.
+        """A change dA of the curvature acts on the mean as one of the labels' sums by -dA mean.
+        That is (A - H) times the change of the mean, H the information of the likelihood.
         """
         known = NoisySecondMoment.of(statistics["curvature"], self.dim, noise["curvature"])
         curvature = known.matrix(known.stepping)

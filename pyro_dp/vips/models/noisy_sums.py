@@ -15,11 +15,11 @@ _FAR = 50.0  # standard deviations below zero
 def expected_counts(noisy: Tensor, sd: float, prior_mean: Tensor) -> Tensor:
     """E[x | noisy] for x ~ Exponential with this mean and noisy ~ N(x, sd^2).
 
-    This is the mean of N(noisy - sd^2 / prior_mean, sd^2), truncated to what is positive. Where the
-    count stands out of the noise, it is the released one; where it drowns, the prior's mean.
+    This is the mean of N(noisy - sd^2 / prior_mean, sd^2), truncated to what is positive. The
+    released count if it exceeds the noise, the prior's mean if not.
 
     :param noisy: any shape.
-    :param sd: of the noise; 0 for none.
+    :param sd: the noise's; 0 for none.
     :param prior_mean: > 0, of a shape that broadcasts.
     :returns: >= 0.
     """
@@ -76,7 +76,7 @@ class WeightedSquares:
         return (self.weights.abs() * self.rows.square().sum(dim=1)).unsqueeze(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        # What does not count is zero before anything can overflow.
+        # Masked elements become zero before anything can overflow.
         rows = counted(self.rows, weights)
         own = counted(self.weights.unsqueeze(1), weights) * weights
         total = weighted_gram(rows, own)
@@ -89,16 +89,16 @@ class WeightedSquares:
 
 @dataclass(frozen=True)
 class NoisySecondMoment:
-    """A sum of outer products, positive semidefinite but for noise.
+    """A sum of outer products, positive semidefinite except for noise.
 
     Two matrices can be had from it. :attr:`known` has no negative eigenvalue: that much the records
-    say. In :attr:`stepping` eigenvalues below the spectral radius of the noise are raised to it:
-    they cannot be told from zero, and to divide by them would blow up a mean. That makes the mean
-    smaller; it is no information about the latents. Without noise both are what was released.
+    say. In :attr:`stepping` eigenvalues below the spectral radius of the noise are raised to it.
+    The noise hides whether they are zero, and dividing by them would blow up a mean. That makes the
+    mean smaller; it is no information about the latents. Without noise both are what was released.
 
     :param values: eigenvalues, ascending, (d,).
     :param vectors: eigenvectors in columns, (d, d).
-    :param radius: of the noise.
+    :param radius: the noise's.
     """
 
     values: Tensor
@@ -125,9 +125,9 @@ class NoisySecondMoment:
         return self.values.clamp(min=self.radius)
 
     def hides(self, precision: Tensor) -> Tensor:
-        """Coordinates most of whose variance lies where eigenvalues cannot be told from zero, (d,).
+        """Coordinates with most of their variance at eigenvalues below the noise, (d,).
 
-        :param precision: of the prior, a number.
+        :param precision: the prior's, a number.
         """
         variances = 1 / (precision + self.known)
         return mostly_in(self.vectors, variances, self.values < self.radius)

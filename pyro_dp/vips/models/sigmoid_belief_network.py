@@ -1,7 +1,7 @@
 """Sigmoid belief network: binary images from binary hidden units.
 
-Algorithm 6 of Park et al. 2020 (VIPS, arXiv 1611.00340); model and prior are those of Gan et al.
-2015 (AISTATS), the augmentation is that of Polson, Scott & Windle 2013 (arXiv 1205.0310).
+Algorithm 6 of Park et al. 2020 (VIPS, arXiv 1611.00340). Model and prior are those of Gan et al.
+2015 (AISTATS). The augmentation is that of Polson, Scott & Windle 2013 (arXiv 1205.0310).
 """
 
 import math
@@ -105,17 +105,17 @@ class ShrinkagePrior:
 _ROUNDS = 60
 _MOST_SHORTENING = 0.9
 _LEAST_CURVATURE = 0.005  # at a logit of 100
-_GROUPS = 10  # of pixels, for the accuracy
+_GROUPS = 10  # groups of pixels, for the accuracy
 _INITIAL_WEIGHT = 0.5  # standard deviation of the weights that the first E-step is made with
 
 
 def hidden_units(field: Tensor, coupling: Tensor, sweeps: int) -> Tensor:
     """Means of independent hidden units of value -1/2 or 1/2, (B, K).
 
-    Variational Bayes for p(x) proportional to exp(field . x - x' coupling x / 2): one unit after
-    the other is updated given the others, from zero on, for a fixed number of sweeps.
+    Variational Bayes for p(x) proportional to exp(field . x - x' coupling x / 2): units start at
+    zero and are updated in turn, for a fixed number of sweeps.
 
-    :param field: of each image, (B, K).
+    :param field: each image's, (B, K).
     :param coupling: (K, K), symmetric; its diagonal does not matter, since x^2 is 1/4.
     """
     between = coupling - torch.diag(coupling.diagonal())
@@ -142,7 +142,7 @@ class NetworkPosterior:
 
 @reviewed
 class SigmoidBeliefNetwork(ConjugateModel):
-    """Binary images given hidden units, one layer of them::
+    """Binary images with one layer of hidden units::
 
         weights          ~ ShrinkagePrior(a, b), (J, K)
         biases_j         ~ Normal(0, bias_scale)                         j = 1..pixels
@@ -350,8 +350,8 @@ class SigmoidBeliefNetwork(ConjugateModel):
         :class:`NotPrivateWarning` says so.
 
         :param posterior: of ``weights``, ``biases`` and ``hidden_biases``: ``vips.posterior()``.
-        :param images: of shape (M, pixels), not learned from.
-        :param seed: of the groups.
+        :param images: shape (M, pixels), not learned from.
+        :param seed: the groups'.
         :raises ModelError: the images do not fit.
         """
         self.check(images)
