@@ -44,8 +44,8 @@ class Synthesizer:
     :meth:`fit` makes *one* release, by :class:`~pyro_dp.vips.VIPS`: the counts of all codes and of
     all pairs of codes of two columns. With ``keep``, it counts within each level of one column.
     Then joint effects on that column are kept as well. To these counts a mixture of independent
-    columns is fitted (:mod:`pyro_dp.tabular.margin_mixture`), from which the rows are drawn. Numbers
-    are uniform within their bins; rows that the schema says are impossible are drawn anew.
+    columns is fitted (:mod:`pyro_dp.tabular.margin_mixture`), from which the rows are drawn.
+    Numbers are uniform within their bins; rows that the schema says are impossible are drawn anew.
 
     **Guarantee.** All results are made of the release. The accountant's (epsilon, delta) covers it
     for one record, under both neighbouring relations. A record is a row, or with a unit column a
