@@ -337,7 +337,7 @@ class TestSettings:
             Synthesizer(schema(), accountant=None)
         with pytest.raises(ConfigurationError, match="components"):
             Synthesizer(schema(), accountant=PrivacyAccountant(1.0), components=0)
-        with pytest.raises(ConfigurationError, match="choose fewer"):
+        with pytest.raises(ConfigurationError, match="Choose fewer"):
             Synthesizer(schema(), accountant=PrivacyAccountant(1.0), components=10**9)
         with pytest.raises(ConfigurationError, match="beside the one"):
             of = Schema({"sick": Binary(("no", "yes"))})
