@@ -62,7 +62,7 @@ def regression(kind: str) -> Callable:
 
 
 class Regression:
-    """Ten coefficients; the log likelihood of a linear predictor."""
+    """Ten coefficients and a linear predictor."""
 
     def __init__(self, kind: str, seed: int, size: int = 20_000):
         rng = torch.Generator().manual_seed(seed)
