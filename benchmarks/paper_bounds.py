@@ -52,8 +52,8 @@ def sep_kl_bound(
     probability. If it fails there is no bound, and this returns ``math.inf``.
 
     *Tightness*, in simulations (d = 1 to 20, condition numbers 1 to 10^4, beta = 0.05). It is 1.2
-    to 2.7 times the 0.95-quantile of the KL where ``s sqrt(2 |L^-1| tr L^-1)`` is 0.02; at 0.25 up to 5
-    times and, reversed, up to 9. It grows without limit as r approaches 1.
+    to 2.7 times the 0.95-quantile of the KL where ``s sqrt(2 |L^-1| tr L^-1)`` is 0.02; at 0.25
+    up to 5 times and, reversed, up to 9. It grows without limit as r approaches 1.
 
     *Not covered*: clipping (:func:`clipped_kl`); how the noise of one step changes the sites of
     later ones (exact for the noise of the last step, or where sites do not depend on the cavity, as
