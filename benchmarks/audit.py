@@ -116,7 +116,7 @@ class Repeated:
     """Runs of DPSVI from the same start; noise and sampling are fresh in each.
 
     A DPSVI for each of the two data sets takes all steps, since its first step takes as long as a
-    thousand later ones; the parameters are set back before each run. Plain gradient ascent has no
+    thousand later ones. Each run resets the parameters. Plain gradient ascent has no
     other state.
 
     :param event: of each step.
@@ -207,7 +207,7 @@ class WhitenedRelease:
         )
         prepared = sep._prepare((x, y), {})
         known = replace(sep._approximation, frame=self.frame)
-        # Without the canary, its place is nobody's.
+        # Without the canary, its slot is empty.
         batch = torch.arange(len(x)) if x[0].any() else torch.arange(1, len(x))
         clipped = clipping.ClippedSum(known.blocks)
         prepared.sites.add(clipped, known.at(len(x)), batch, np.random.default_rng(0))

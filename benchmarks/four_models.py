@@ -11,8 +11,8 @@ rate .05, a narrow start at zero; C of each model's own (3, 12, 4.5, 3). DPSVI: 
 
 KL(q || exact posterior) in nats: that from the Laplace posterior in closed form, what the exact one
 differs by from 300 draws of q in pairs, and the exact one's constant by importance sampling. The
-mixture's posterior is no Gaussian: there it is how much the log density of new records falls behind
-the truth's, in nats per 1000 records.
+mixture's posterior is no Gaussian. There it is the loss in log density of new records against the
+truth, in nats per 1000 records.
 
     python benchmarks/four_models.py
 """
@@ -62,7 +62,7 @@ def regression(kind: str) -> Callable:
 
 
 class Regression:
-    """Ten coefficients; of a linear predictor's log likelihood all is known."""
+    """Ten coefficients and a linear predictor."""
 
     def __init__(self, kind: str, seed: int, size: int = 20_000):
         rng = torch.Generator().manual_seed(seed)
@@ -113,7 +113,7 @@ class Hierarchy:
             pyro.sample("y", dist.Bernoulli(logits=logits), obs=y[i])
 
     def log_joint(self, z: Tensor) -> Tensor:
-        """Of the latents in the model's order: beta, mu, log tau, b."""
+        """The latents in the model's order: beta, mu, log tau, b."""
         beta, mu, log_tau, b = z.split([FEATURES, 1, 1, GROUPS])
         x, group, y = self.data
         logits = x @ beta + b[group]

@@ -55,9 +55,9 @@ class Row:
 
 
 def fitted(name: str, fit: str, seed: int, **more) -> Row:
-    """One fit; an error is told among the warnings.
+    """One fit; an error joins the warnings.
 
-    :param more: arguments of DPSVI in place of those of the fit.
+    :param more: arguments of DPSVI instead of those of the fit.
     """
     example, row = EXAMPLES[name], Row(name, fit, seed)
     data = example.data()
@@ -95,7 +95,7 @@ def learn(example: Example, fit: str, seed: int, model, guide, data: tuple, **mo
 
 
 def elbo(example: Example, model, guide, data: tuple) -> float:
-    """Of the guide on all records. Nothing is dropped out, and what is no number is the least."""
+    """The guide's, on all records. Nothing is dropped out, and NaN counts as the least."""
     for part in (model, guide):
         module = getattr(part, "__self__", part)
         if isinstance(module, torch.nn.Module):
@@ -120,7 +120,7 @@ def known() -> pd.DataFrame:
 
 
 def measure(names: list[str], fits: tuple[str, ...], seeds: int) -> None:
-    """What is not yet in the file; written after each fit."""
+    """The fits missing from the file; written after each fit."""
     cells = known().dropna(subset="elbo")[["example", "fit", "seed"]]
     done = set(cells.itertuples(index=False, name=None))
     cells = ((n, f, seed) for seed, n, f in itertools.product(range(seeds), names, fits))

@@ -3,7 +3,7 @@
 The bounds are like those of appendix A of Vinaroz & Park 2022 (arXiv 2111.13219). No inference uses
 them.
 
-Gaussians are given by their natural parameters: precision L, eta = L mean. A symmetric matrix is
+Gaussians have natural parameters: precision L, eta = L mean. A symmetric matrix is
 noised in the coordinates in which its Euclidean norm is its Frobenius norm (off-diagonals times
 sqrt 2): N(0, s^2) per coordinate is a matrix E with variance s^2 on the diagonal, s^2/2 off it.
 """
@@ -51,17 +51,17 @@ def sep_kl_bound(
     *Condition*: r < 1, that is, the noise leaves the precision positive definite with the stated
     probability. If it fails there is no bound, and this returns ``math.inf``.
 
-    *Tightness*, in simulations (d = 1 to 20, condition numbers 1 to 10^4, beta = 0.05): 1.2 to 2.7
-    times the 0.95-quantile of the KL where ``s sqrt(2 |L^-1| tr L^-1)`` is 0.02; at 0.25 up to 5
-    times and, reversed, up to 9. It grows without limit as r approaches 1.
+    *Tightness*, in simulations (d = 1 to 20, condition numbers 1 to 10^4, beta = 0.05). It is 1.2
+    to 2.7 times the 0.95-quantile of the KL where ``s sqrt(2 |L^-1| tr L^-1)`` is 0.02; at 0.25
+    up to 5 times and, reversed, up to 9. It grows without limit as r approaches 1.
 
     *Not covered*: clipping (:func:`clipped_kl`); how the noise of one step changes the sites of
     later ones (exact for the noise of the last step, or where sites do not depend on the cavity, as
     in linear-Gaussian models); an eigenvalue floor that is active; noise with one standard
     deviation for all entries on and above the diagonal, as in the authors' code.
 
-    *The paper* (Vinaroz & Park 2022) has such a bound as Theorem 4.1. Its text was not at hand when
-    this was written: what is above is a derivation of its own. No argument can bound the
+    *The paper* (Vinaroz & Park 2022) has such a bound as Theorem 4.1. We did not have its text, so
+    the derivation above is our own. No argument can bound the
     expectation over the noise: L + E is indefinite with positive probability, and even where it is
     not, its smallest eigenvalue has positive density at 0, so that g' (L+E)^-1 g has no mean unless
     g = 0. Nor may E[log det(L+E)] be replaced by log det L in KL(q || q'), where it enters negated:
@@ -149,7 +149,7 @@ def clipped_kl(
     :param prior_eta: (d,).
     :param prior_precision: (d, d), symmetric.
     :param site_eta: (N, d).
-    :param site_precision: (N, d, d), symmetric; a site need not be positive definite.
+    :param site_precision: (N, d, d), symmetric; a site may be indefinite.
     :param max_factor_norm: C > 0; ``math.inf`` clips nothing.
     :param centre: (d,), the public point of a centred release; None is zeros, the paper's.
     :param weight: public weight of the precision block, > 0.
@@ -262,7 +262,8 @@ def _require_symmetric(name: str, value: Tensor) -> None:
 
 
 def _cholesky(name: str, value: Tensor) -> Tensor:
-    """Of a matrix's symmetric part. :raises ConfigurationError: it is not positive definite."""
+    """Acts on a matrix's symmetric part. :raises ConfigurationError: it is not positive
+    definite."""
     root, failed = torch.linalg.cholesky_ex((value + value.mT) / 2.0)
     if bool(failed):
         raise ConfigurationError(f"{name} must be positive definite.")

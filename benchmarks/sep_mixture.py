@@ -2,25 +2,25 @@
 
 Vinaroz & Park 2022 (TMLR; arXiv 2111.13219): the squared error (Frobenius norm, mean over the
 components) of the means and covariances of the posterior over four component means in four
-dimensions, against the exact posterior. N=1000, equal known weights, known standard deviation 0.5,
+dimensions, against the exact posterior. N=1000, equal fixed weights, fixed standard deviation 0.5,
 prior N(0, 10 I) for each mean, delta=1e-6, replace one record.
 
 The means lie around public anchors, 1.5 times the unit vectors, with standard deviation 0.5. All
 inferences and the reference start there, so that the labels agree; another labelling is an equally
 good mode of the posterior, which neither leaves. The reference is a Gibbs sampler, exact here. NUTS
-on the Pyro model itself, assignments enumerated, is shown beside it, with its Monte Carlo error.
+on the Pyro model itself, assignments enumerated, is beside it, with its Monte Carlo error.
 
-What differs from the authors' published script: their means are drawn around N(0, I) and their
-prior around a random mean; the data there are N=200 by default. They take one record per step for
+The authors' published script draws its means from N(0, I) and centres its prior at a random mean,
+with N=200 by default. They take one record per step for
 200 passes, we take all records in every one of 15 steps. Clipping is of eta and precision together.
 
 DP-EM (Park, Foulds, Chaudhuri & Welling 2017), the table's other baseline, starts at the anchors
-and the known variance. It is a maximum-likelihood estimate with rows clipped to norm 3, and has to
+and the true variance. It is a maximum-likelihood estimate with rows clipped to norm 3, and has to
 find weights and covariances, too. It has no posterior covariance; its locations are compared with
 the posterior's mean. Without noise ("clipped SEP") it shows how far its few steps go.
 
 Each seed is a data set of its own, with its own noise. Settings beside the paper's C were chosen
-once for all epsilons, on data sets with other seeds; a first look at kappa used seeds 0 to 3, too.
+once for all epsilons, on data sets with other seeds. A first look at kappa used seeds 0 to 3, too.
 """
 
 import argparse
@@ -54,7 +54,7 @@ INITIAL_SCALE = 0.3
 EPSILONS = (50.0, 5.0, 1.0)
 DELTA = 1e-6
 STEPS = 15
-# C, and what is not default: the paper's three bounds, and two choices of ours.
+# C and settings besides the defaults: the paper's three bounds, and two choices of ours.
 SETTINGS = {
     "C=20": (20.0, {}),
     "C=10": (10.0, {}),
@@ -184,7 +184,7 @@ def errors(mean: Tensor, covariance: Tensor, reference: Tensor) -> dict[str, flo
 
 
 def check_reference(x: Tensor, reference: Tensor, draws: int, seed: int) -> dict[str, float]:
-    """NUTS against Gibbs, and what differences Monte Carlo error explains."""
+    """NUTS against Gibbs, with the differences that Monte Carlo error explains."""
     chain = nuts(x, draws, seed)
     found = errors(chain.mean(dim=0), torch.cov(chain.T), reference)
     size = effective_sample_size(chain.unsqueeze(0), 0, 1).min().item()

@@ -2,8 +2,9 @@
 
 Adult (first 32,561 rows; "?" is a level), Abalone and Protein are what is reported. All settings of
 the Synthesizer are its defaults, which were chosen on RAND HIE and on Fair's survey (statsmodels),
-at epsilon 1 alone; bins are round numbers, public. Figures are means (standard deviations) over
-seeds of the noise. One- and two-way: total variation to the training rows, mean of columns and
+at epsilon 1 alone. Bins are round numbers, public. Figures are means (standard deviations) over
+seeds of the noise. Marginals of one and two columns: total variation to the training rows, mean of
+columns and
 pairs. LR: scikit-learn's logistic regression on indicators of all codes, boosting: its
 HistGradientBoostingClassifier on codes, both with their defaults, learnt from as many synthetic
 rows as there are training rows, and tested on real ones: accuracy and area under the ROC curve.
@@ -188,7 +189,7 @@ def synthesized(
 
 
 def results(sets: dict, epsilons: tuple, seeds: int, codes: Path) -> pd.DataFrame:
-    """What was made before is scored again, and not made again."""
+    """Earlier rows are scored again, not made again."""
     found = []
     codes.mkdir(parents=True, exist_ok=True)
     for name, make in sets.items():
@@ -215,7 +216,7 @@ def results(sets: dict, epsilons: tuple, seeds: int, codes: Path) -> pd.DataFram
 
 
 def variants(seeds: int) -> pd.DataFrame:
-    """What the settings were chosen on."""
+    """Data that the settings were chosen on."""
     found = []
     for name, make in CHOSEN_ON.items():
         learnt_frame, tested_frame, schema = make()

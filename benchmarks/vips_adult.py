@@ -2,20 +2,20 @@
 
 Park, Foulds, Chaudhuri & Welling 2020 (JAIR 68; arXiv 1611.00340): area under the ROC curve on test
 rows of a logistic regression, after 100 steps with sampling rate 0.004, for noise multipliers 0, 1,
-6 and 12. Here these are multiples of a record's bound, add or remove one record, delta=1e-5; the
-epsilon of VIPS's ledger is what all others spend at that noise. Data, splits and scores are those
+6 and 12. Here these are multiples of a record's bound, add or remove one record, delta=1e-5. All
+others spend the epsilon of VIPS's ledger at that noise. Data, splits and scores are those
 of sep_adult.py, the prior is N(0, I) for all: VIPS's hyperprior is concentrated on it.
 
-As in the paper rows are scaled to norm at most 1, but by a public constant: they are clipped to
-norm 6, for all methods, and for VIPS divided by 6 (3.7% of the rows that --tune sees are longer).
+As in the paper rows are scaled to norm at most 1, but by a public constant. All methods clip them
+to norm 6, and VIPS divides by 6 (3.7% of the rows that --tune sees are longer).
 
-Two settings of each but DPSEP: "same steps" has the figure's rate, steps and noise multiplier; "own
+Two settings of each but DPSEP: "same steps" has the figure's rate, steps and noise multiplier. "own
 steps" has others, with the noise that spends the same epsilon. DPSEP has full batches only. DPVI
 is DPSVI with a diagonal Gaussian guide, releasing gradients of all parameters, as in the paper, or
 of the latents. Without noise there is no clipping of gradients and sites.
 
-Settings were chosen once for all noise multipliers by --tune: mean AUC on held-out rows at noise
-multipliers 1, 6 and 12, two noise seeds; it saw only rows that are training data in every split,
+Settings were chosen once for all noise multipliers by --tune, by mean AUC on held-out rows at noise
+multipliers 1, 6 and 12, two noise seeds. It saw only rows that are training data in every split,
 half of all, with the sampling rate doubled for it (own steps: epsilon).
 
     python benchmarks/vips_adult.py
@@ -57,7 +57,7 @@ METHODS = (
     "DPVI latents, own steps",
     "DPSEP",
 )
-# What --tune chooses from. VIPS: kappa; own: steps on full batches, kappa. DPVI: step size, C.
+# The candidates of --tune. VIPS: kappa; own: steps on full batches, kappa. DPVI: step size, C.
 DPVI = list(itertools.product((0.03, 0.1, 0.3), (1.0, 3.0)))
 CANDIDATES = {
     "VIPS, same steps": [(0.5,), (0.7,), (0.85,), (1.0,)],
