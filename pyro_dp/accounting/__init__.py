@@ -1,4 +1,4 @@
-"""What was released, and what it costs. Nothing here touches data.
+"""All releases, and their cost. Nothing here touches data.
 
 :class:`PrivacyAccountant` keeps the ledger and the budget; the events are what a ledger lists.
 """

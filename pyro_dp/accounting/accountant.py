@@ -172,8 +172,8 @@ class PrivacyAccountant:
     def position(self) -> int:
         """The number of the next release, from which its random streams are derived.
 
-        It starts at 0, and at a random number of 128 bits when a ledger was loaded or resumed: who
-        knows what was released after the ledger was written, with which noise?
+        It starts at 0, or at a random number of 128 bits if a ledger was loaded or resumed. Nobody
+        knows the releases after the ledger was written, or their noise.
         """
         with self._lock:
             return self._start + self.num_releases
@@ -408,8 +408,8 @@ class PrivacyAccountant:
         :raises PrivacyBudgetExceeded: if the budget does not cover it; nothing has changed then.
         :raises ConfigurationError: if the event is unknown or does not fit the relation, or a
             mechanism has no cost that is certain.
-        :raises PrivacyError: if a run with adaptive noise would meet an open loop on samples, if
-            the journal cannot be used, or in a forked process; nothing has changed then.
+        :raises PrivacyError: a run with adaptive noise would meet an open loop on samples, the
+            journal is unusable, or the process was forked; nothing has changed then.
         :raises OSError: if the journal could not be written. Nothing may be released, but the
             ledger counts it: the line may be on the disk.
         """
@@ -605,7 +605,7 @@ class PrivacyAccountant:
         return sigma
 
     def _beside(self, reservation: str | None) -> Counter[Event]:
-        """What counts beside a reservation."""
+        """The counts beside a reservation."""
         with self._lock:
             return self._counted() - self._origins.reserved_as(reservation)
 
@@ -627,8 +627,8 @@ class PrivacyAccountant:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a ledger that contains this one. Nothing changes if anything is wrong.
 
-        With a :meth:`journal` it is the other way round: the journal counts every release, so its
-        ledger stays, and must contain the state's.
+        With a :meth:`journal` the reverse holds: the journal counts every release. Its ledger
+        stays, and must contain the state's.
 
         :param state: from :meth:`state_dict`.
         :raises PrivacyError: if it lacks something that this ledger has: releases that happened
@@ -653,7 +653,7 @@ class PrivacyAccountant:
     def _adopt(self, saved: Saved) -> None:
         """Go on from a ledger that was saved: nobody knows what was released after that.
 
-        What was said of it here stays, and what was not said is taken over.
+        Facts stated here stay, and missing ones are taken over.
         """
         origins = saved.origins.copy()
         origins.keep_reserved(self._origins)
@@ -668,12 +668,12 @@ class PrivacyAccountant:
         """Write every release and note to a file, from now on and before it happens.
 
         If there is no such file, it is made; call this before the first release then. If there is
-        one, this accountant goes on with its ledger: a process that was killed at any moment goes
-        on with a ledger that counts whatever it released. A state that was saved before the last
-        release can then be loaded into an inference, which goes on from there; what was released
-        after it is lost, but counted. See :mod:`pyro_dp.accounting.journal`.
+        one, this accountant goes on with its ledger. A process killed at any moment goes on with a
+        ledger that counts all its releases. A state that was saved before the last release can then
+        be loaded into an inference, which goes on from there. Later releases are lost, but counted.
+        See :mod:`pyro_dp.accounting.journal`.
 
-        :param path: of the file, on a local file system.
+        :param path: the file's, on a local file system.
         :returns: the open journal. Keep the file, and do not copy it back and forth.
         :raises ConfigurationError: the file is damaged, in use, or of other settings; there is a
             journal already; or the system has no file locks. Nothing was changed.
@@ -712,11 +712,11 @@ class PrivacyAccountant:
         self.load_state_dict(read_file(path))
 
     def report(self, format: str = "markdown") -> str:
-        """The guarantee in words, every release, and what is not covered.
+        """The guarantee in words, every release, and the limits of the guarantee.
 
         :param format: "markdown" or "html", a page of its own.
-        :returns: text to be saved and shown. Nothing is spent, and it contains nothing of the data
-            that was not released.
+        :returns: text to save and show. Nothing is spent. It contains nothing of the data that was
+            not released.
         :raises ConfigurationError: the format is another one.
         :raises PrivacyError: it is not this one that counts (:meth:`follow`).
         """
@@ -739,11 +739,10 @@ class PrivacyAccountant:
         """Two panels: epsilon against the number of releases, and the trade-off curve.
 
         Epsilon is that of the first n releases in the order of the ledger, where equal ones are
-        listed together. The trade-off curve is :func:`~pyro_dp.accounting.trade_off.trade_off`:
-        whatever an attacker who tests "without this record" against "with it" does, both of his
-        error rates together lie on it or above. Where a look without noise, or a release without
-        it, leaves no guarantee, the curves end there and the title says so. Nothing is spent; it
-        takes seconds for long ledgers.
+        listed together. The trade-off curve is :func:`~pyro_dp.accounting.trade_off.trade_off`. Any
+        attacker who tests "without this record" against "with it" has error rates on or above it.
+        If a look or a release without noise leaves no guarantee, the curves end there and the title
+        says so. Nothing is spent; it takes seconds for long ledgers.
 
         :returns: a ``matplotlib.figure.Figure``, which belongs to no window.
         :raises ConfigurationError: matplotlib is not installed.
@@ -772,22 +771,22 @@ class PrivacyAccountant:
         ``num_draws`` draws.
 
         **Guarantee.** Nothing is recorded here: each run has an accountant of its own, of the same
-        delta, relation and engine. What comes out is a function of the arguments: it says nothing
-        of the data, *provided that none of them is made from the data*.
+        delta, relation and engine. The result is a function of the arguments. It says nothing about
+        the data, *provided that none of them is made from the data*.
 
         :param model: Pyro model, as is ``guide``; both, and Pyro's parameters, stay what they are.
-        :param args: made-up arguments of the model, as are ``kwargs``. What observed sites observe
+        :param args: made-up arguments of the model, as are ``kwargs``. The values of observed sites
             must be an argument, or a column of one.
         :param inference: the class that will be run, :class:`DPSVI` or :class:`DPSEP`.
         :param epsilons: budgets, in nats, > 0.
-        :param num_draws: of the prior predictive.
-        :param seed: of these, and of the runs: equal seeds make equal forecasts.
+        :param num_draws: number of draws from the prior predictive.
+        :param seed: for these and for the runs: equal seeds make equal forecasts.
         :param settings: further arguments of ``inference``, such as ``{"slice_data": True}``.
         :param progress: show a progress bar; there are (len(epsilons) + 1) num_draws runs.
         :returns: a :class:`Forecast`; it prints as a table.
-        :raises ConfigurationError: a setting is out of range, or the guide's posterior is not to be
-            had, with or without noise.
-        :raises ModelError: model or guide do not fit, or the outcomes are not to be drawn.
+        :raises ConfigurationError: a setting is out of range, or the guide's posterior is not
+            available, with or without noise.
+        :raises ModelError: model or guide do not fit, or the outcomes cannot be drawn.
         """
         if not (isinstance(inference, type) and hasattr(inference, "_forecast")):
             raise ConfigurationError("inference must be a class, pyro_dp.DPSEP or pyro_dp.DPSVI.")

@@ -1,6 +1,6 @@
-"""What fits a budget: further releases, by a plan, and the least noise.
+"""Fit releases into a budget: further releases, by a plan, and the least noise.
 
-The plan are counts that are known to fit, so that most releases need no engine.
+The plan holds counts that fit for sure; most releases then need no engine.
 
 Epsilon grows with every count, so a ledger within the plan fits. Only when the plan has run out an
 engine is asked, for as much more of the recent mix of events as may fit.

@@ -1,4 +1,4 @@
-"""What the events of a ledger cost: epsilon(delta) and delta(epsilon) under a relation.
+"""The cost of a ledger's events: epsilon(delta) and delta(epsilon) under a relation.
 
 Two engines, each a valid upper bound on the cost of ``{event: count}``:
 
@@ -64,7 +64,7 @@ def epsilon(ledger: Mapping[Any, int], delta: float, neighboring: str, engine: s
     :param delta: in (0, 1).
     :param neighboring: the relation, see :data:`NEIGHBORING`.
     :param engine: see :data:`ENGINES`.
-    :returns: an epsilon (nats) such that the ledger is (epsilon, delta)-DP; inf without noise.
+    :returns: an epsilon (nats) that makes the ledger (epsilon, delta)-DP; inf without noise.
     :raises ConfigurationError: if an event is unknown or does not fit the relation.
     """
     return _of_parts(_EPSILON[engine], ledger, delta, neighboring)
@@ -88,10 +88,10 @@ def _of_parts(
 
 
 def delta(ledger: Mapping[Any, int], epsilon: float, neighboring: str, engine: str) -> float:
-    """The other way round, otherwise as :func:`epsilon`.
+    """The inverse, otherwise as :func:`epsilon`.
 
     :param epsilon: in nats, >= 0.
-    :returns: a delta such that the ledger is (epsilon, delta)-DP.
+    :returns: a delta that makes the ledger (epsilon, delta)-DP.
     """
     steps, added, lost = _parts(ledger, neighboring)
     if steps is None or epsilon < added:
@@ -232,11 +232,11 @@ def _pld_delta(steps: Side, eps: float) -> float:
 def _refine(
     side: Side, rate: float, log_delta: float, read: Callable[[Curve], float | None]
 ) -> float:
-    """What ``read`` finds, on ever finer grids, until it moves by less than the tolerance.
+    """The result of ``read`` on ever finer grids, until it moves by less than the tolerance.
 
     Every grid gives an upper bound, and the least is returned. The error falls at least in
-    proportion to the grid (with its square, unless losses bunch up between two points), so that
-    what is left is about a third of the last move, and mostly a fifteenth.
+    proportion to the grid (with its square, unless losses bunch up between two points). The
+    remaining error is about a third of the last move, and mostly a fifteenth.
     """
     best, refined = math.inf, 1.0
     while all(step.on_grids for step, _ in side):

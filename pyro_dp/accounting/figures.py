@@ -29,7 +29,7 @@ def plot(accountant: PrivacyCurve) -> Any:
 def growth(accountant: PrivacyCurve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Epsilon of the first n releases in the order of the ledger, at about 30 values of n.
 
-    What runs have reserved counts as released. No epsilon is above the accountant's own, which has
+    Reserved releases count as made. No epsilon is above the accountant's own, which has
     them all.
 
     :returns: n, from 0, and epsilon in nats; inf once there is no guarantee.
@@ -109,7 +109,7 @@ def pictures(accountant: PrivacyCurve) -> list[Pictures]:
 
 
 class _Axes:
-    """A frame with ticks, and what is drawn in it."""
+    """A frame with ticks, and its contents."""
 
     def __init__(
         self, x_end: float, y_end: float, x_label: str, y_label: str, *, whole: bool = False
@@ -182,7 +182,7 @@ class _Axes:
 
 
 def _text(left: float, top: float, text: str, anchor: str) -> str:
-    """Of this module's own words and numbers."""
+    """A label of this module's own words and numbers."""
     return f'<text x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{text}</text>'
 
 

@@ -1,17 +1,17 @@
 """The ledger on disk, ahead of every release.
 
 A journal is a text file that is only ever appended to. Its first line holds the accountant's
-settings; each line after it is what one call added: a release, what a run has reserved, a note, or
-a remark for the report. Remarks say to which run a release belongs, which fraction of its records
-was clipped, whether its result can be published, and what the data are. A line is a digest and a
-JSON value; the digest covers the line and, through the digest before it, all lines above.
+settings. Each later line holds one call's entry: a release, a run's reservation, a note, or a
+remark for the report. Remarks say to which run a release belongs, which fraction of its records was
+clipped, whether its result can be published, and what the data are. A line is a digest and a JSON
+value; the digest covers the line and, through the digest before it, all lines above.
 
 **Why a killed process never counts less than it released.** ``record`` returns, and a value can be
 released, only after the whole line, its newline last, was written and ``fsync`` has returned. So
 the lines of all releases that happened are complete. A process that dies in between leaves at most
 one line that is not: the last one, without its newline. Its ``record`` had not returned and nothing
-was released, so that line may be dropped when the journal is opened next (if only the newline is
-missing, it is kept: counting too much is safe). A complete line counts whether or not its release
+was released. That line may be dropped at the next opening of the journal. (If only the newline is
+missing, it stays: counting too much is safe.) A complete line counts whether or not its release
 still happened. Anything else that is wrong is damage and refused, also in the last line: a complete
 line that does not match its digest may have been released.
 
@@ -53,15 +53,15 @@ class Journal:
     **Guarantee.** Opened again, it counts every value that was released, at whatever moment the
     process was killed or the power failed.
 
-    **Not protected.** An older copy in the place of the file; somebody who edits it on purpose, as
-    the digests have no key; disks, network folders and systems where ``fsync`` returns before the
-    data are safe (on macOS they may still be in the drive's cache), which matters when the power
-    fails, not when the process is killed.
+    **Not protected.** An older copy that replaces the file; deliberate edits, as the digests have
+    no key. A power failure, if a disk, network folder or system returns from ``fsync`` before the
+    data are safe. (On macOS they may still be in the drive's cache.) A killed process does no such
+    harm.
 
-    :param path: of the file; for this, and what raises, see :meth:`PrivacyAccountant.journal`.
-    :param settings: of the accountant, by name.
+    :param path: the file's; for this, and the exceptions, see :meth:`PrivacyAccountant.journal`.
+    :param settings: the accountant's, by name.
     :param counts: the accountant's ledger, which the file's must contain.
-    :param notes: of the accountant; those that the file lacks are added to it.
+    :param notes: the accountant's; those that the file lacks are added to it.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class Journal:
 
     @property
     def digest(self) -> str:
-        """Of the last line, and through it of the whole file."""
+        """The digest of the last line, and through it of the whole file."""
         return self._digest
 
     def record(self, event: Event, count: int, source: Source | None = None) -> None:
         """Write a release. When this returns, it is on the disk.
 
-        :param source: the run that it belongs to, where one is known.
+        :param source: the run that it belongs to, if there is one.
         :raises PrivacyError: see :meth:`require_usable`.
         :raises OSError: it could not be written, or perhaps it was; nothing more can be recorded.
         """
@@ -190,7 +190,7 @@ class Journal:
     def _append(self, value: Any) -> None:
         self.require_usable()
         line, digest = line_of(value, self._digest)
-        # Whatever ends this early: nothing may be appended to a line that was only begun.
+        # If anything ends this early, nothing may be appended to a line that was only begun.
         self._problem = "could not be written"
         _write(self._file, line)
         self._problem = None
@@ -350,7 +350,7 @@ _OPEN: "weakref.WeakSet[Journal]" = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """In a forked process: one journal, one process. What the child holds would stay locked."""
+    """In a forked process: one journal, one process. The child's files would stay locked."""
     for journal in list(_OPEN):
         journal._problem = "belongs to the process that forked this one"
         journal.close()

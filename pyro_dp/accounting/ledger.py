@@ -19,7 +19,7 @@ LONGEST = 1000  # characters of a text
 
 @dataclass(frozen=True)
 class Description:
-    """What :meth:`PrivacyAccountant.describe` was told: public texts, on which no cost depends.
+    """The arguments of :meth:`PrivacyAccountant.describe`: public texts, on which no cost depends.
 
     :raises ConfigurationError: a text is no line of at most 1000 characters, or the number is none.
     """
@@ -42,13 +42,13 @@ class Description:
             object.__setattr__(self, "units", require_count("units", self.units))
 
     def stated(self) -> dict[str, Any]:
-        """What is not left open, by name: the saved form."""
+        """The filled-in fields, by name: the saved form."""
         return {name: value for name, value in asdict(self).items() if value not in ("", None)}
 
 
 def described(said: Any) -> Description:
     """
-    :param said: from :meth:`Description.stated`; what a later version adds is not known here.
+    :param said: from :meth:`Description.stated`; fields of later versions are ignored.
     :raises ConfigurationError: it is damaged.
     """
     if not isinstance(said, Mapping):
@@ -99,12 +99,12 @@ class LedgerEntry(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What is saved of an accountant, beside its settings.
+    """The saved part of an accountant, beside its settings.
 
     :param counts: the ledger.
     :param notes: in their order.
     :param origins: which run released what, and what it has reserved; older versions saved none.
-    :param description: what it is about; an older version saved none.
+    :param description: its description; an older version saved none.
     """
 
     counts: Mapping[Event, int]
@@ -188,7 +188,7 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> Saved:
     if not isinstance(lines, list) or not all(isinstance(line, Mapping) for line in lines):
         raise ConfigurationError(_DAMAGED + "ledger must be a list of dictionaries.")
     counts: dict[Event, int] = {}
-    events: list[Event] = []  # by the places of their lines
+    events: list[Event] = []  # in the order of their lines
     try:
         for line in lines:
             event, count = from_line(line)
@@ -217,7 +217,7 @@ def _take_reserved(saved: Any, runs: Origins, neighboring: str) -> None:
 
 
 def require_settings(found: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> None:
-    """:raises ConfigurationError: what was found there differs from the accountant's settings."""
+    """:raises ConfigurationError: the settings found there differ from the accountant's."""
     for name, value in settings.items():
         if name == "engine" and any(same(found[name], each) for each in _RETIRED):
             continue
@@ -229,7 +229,7 @@ def require_settings(found: Mapping[str, Any], settings: Mapping[str, Any], wher
 
 
 def first_missing(counts: Mapping[Event, int], of: Mapping[Event, int]) -> Event | None:
-    """An event of which ``of`` counts less; None if it contains these counts."""
+    """An event that ``of`` counts less often; None if it contains these counts."""
     return next((event for event, n in counts.items() if of.get(event, 0) < n), None)
 
 

@@ -1,6 +1,6 @@
 """Documents of paragraphs, lists, tables and pictures, as Markdown or HTML.
 
-The templates lie in ``pages``. Texts are plain: all their characters are shown as they are.
+The templates lie in ``pages``. Texts are plain: all their characters appear as they are.
 """
 
 import functools

@@ -1,10 +1,9 @@
 r"""Privacy loss distributions: of one step on a grid of losses, and of many steps by FFT.
 
 A pair (P, Q) of output distributions dominates a mechanism if delta(epsilon) = sup_A P(A) -
-e^epsilon Q(A) is at least the mechanism's for every epsilon; pairs of steps compose as products,
-also when what a step computes depends on earlier outputs, as long as its pair does not (Zhu, Dong &
-Wang 2022, Theorem 10). With the loss L = log(P/Q) under P, delta(epsilon) is the mean of
-max(0, 1 - e^(epsilon - L)).
+e^epsilon Q(A) is at least the mechanism's for every epsilon; pairs of steps compose as products. A
+step may depend on earlier outputs as long as its pair does not (Zhu, Dong & Wang 2022, Theorem 10).
+With the loss L = log(P/Q) under P, delta(epsilon) is the mean of max(0, 1 - e^(epsilon - L)).
 
 Connect-the-Dots (Doroshenko et al. 2022, Algorithm 1) splits the mass between two grid points so
 that P and Q both keep theirs. That only spreads P/Q, so delta(epsilon) rises everywhere. Interval
@@ -77,7 +76,7 @@ class DominatingPair(NamedTuple):
         n_k Gaussians of noise s_k are one Gaussian with s^-2 = sum n_k s_k^-2 (Dong, Roth & Su
         2022).
 
-        :raises PrivacyError: full batches are of a kind that is not known to be a Gaussian.
+        :raises PrivacyError: full batches are of a kind that may not be Gaussian.
         """
         merged = sorted((pair, n) for pair, n in counts.items() if pair.rate < 1.0)
         full = sorted((pair.noise, n) for pair, n in counts.items() if pair.rate == 1.0)
@@ -162,7 +161,7 @@ def connect_dots(step: DominatingPair, losses: Floats, x: Floats) -> Distributio
 
     Mass below the first loss is moved up to it, mass above the last one to infinity.
 
-    :param losses: of the ``remove`` or ``replace`` pair, ascending; from 0 for ``fixed``.
+    :param losses: those of the ``remove`` or ``replace`` pair, ascending; from 0 for ``fixed``.
     :param x: the outcomes that have these losses, ascending.
     """
     p, q = masses_between(step, x)
@@ -188,7 +187,7 @@ def onto_dots(losses: Floats, p: Floats, q: Floats) -> Floats:
     gap = np.diff(losses)
     with np.errstate(over="ignore", invalid="ignore"):
         lower = (q * np.exp(losses[:-1]) - p * np.exp(-gap)) / -np.expm1(-gap)
-    # Where exp overflows, moving all of the mass up is the safe side.
+    # If exp overflows, moving all of the mass up is the safe side.
     lower = np.clip(np.nan_to_num(lower, nan=0.0, posinf=0.0), 0.0, p)
     probs = np.zeros_like(losses)
     probs[:-1] += lower
@@ -228,7 +227,7 @@ def _moments(step: DominatingPair) -> tuple[Floats, float]:
 
 
 def _cumulant(grid: Distribution, rates: Floats) -> Floats:
-    # By hand and in place: a ledger of many kinds spends most of its time here.
+    # By hand, without copies: a ledger of many kinds spends most of its time here.
     some = grid.probs > 0.0
     terms: Floats = np.multiply.outer(rates, grid.losses[some])
     terms += np.log(grid.probs[some])
@@ -245,12 +244,12 @@ def log_moments(side: Side) -> tuple[Floats, float]:
 
 
 _LARGEST = 1 << 21  # grid points: about 0.5 GiB at the peak
-_NEGLIGIBLE = math.log(1e-7)  # of delta, for what is cut off and put at infinity
+_NEGLIGIBLE = math.log(1e-7)  # a share of delta, to cut off and put at infinity
 _BLOCK = 30.0  # nats: powers of e that lose no digits
 
 
 class Curve(NamedTuple):
-    """delta of a composition at the losses ``gap * (low + i)``; nothing is known below them.
+    """delta of a composition at the losses ``gap * (low + i)``; it is undefined below them.
 
     All of the mass lies on the grid, so between its points delta is linear in exp(epsilon).
     """
@@ -293,7 +292,7 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
     """Tilt, convolve, tilt back.
 
     :param side: pairs and counts.
-    :param rate: of the tilt, Rényi order - 1.
+    :param rate: the tilt's, Rényi order - 1.
     :param log_delta: to order of magnitude: what may be cut off is relative to it.
     :param spread: relative rise of delta that the grid may cause, about.
     :returns: an upper bound of delta at the losses that decide epsilon.
@@ -302,7 +301,7 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
     log_cut = log_delta + _NEGLIGIBLE
     tail = log_cut - math.log(sum(counts))
     ranges = [step.span(tail) for step, _ in side]
-    # Connect-the-Dots spreads a loss over a grid cell, a variance of gap^2/6 on average; that
+    # Connect-the-Dots spreads a loss over a grid cell, a variance of gap^2/6 on average. That
     # raises the log moment, hence log(delta), by rate (rate + 1) / 2 times as much per step.
     wanted = math.sqrt(12.0 * spread / (sum(counts) * rate * (rate + 1.0)))
     widest = float(max(map(np.ptp, ranges)))
@@ -330,8 +329,8 @@ def compose(side: Side, rate: float, log_delta: float, spread: float) -> Curve:
         offset += round(grid.losses[0] / gap) * count
         log_scale += scale * count
         log_finite += count * math.log1p(-grid.infinity)
-    # The FFT is circular: what lay outside the window is added inside, which is pessimistic. What
-    # lay above is also counted at infinity; what lay below matters to no epsilon in the window.
+    # The FFT is circular: what lay outside the window is added inside, which is pessimistic. Mass
+    # above is also counted at infinity; mass below matters to no epsilon in the window.
     tilted = np.maximum(np.roll(scipy.fft.irfft(spectrum, size), offset - first), 0.0)
     probs = tilted * np.exp(-np.minimum(rate * gap * np.arange(size), 700.0))  # never underflows
     above = np.cumsum(probs[::-1])

@@ -1,4 +1,4 @@
-"""What a ledger guarantees, in words: for whoever must decide whether results may be published."""
+"""A ledger's guarantee in words, for the person who decides on publication."""
 
 import importlib.metadata
 import math
@@ -19,8 +19,8 @@ from pyro_dp.accounting.second_opinion import TOLERANCE, second_opinion, third_o
 from pyro_dp.accounting.trade_off import FALSE_POSITIVES, PrivacyCurve, best_power
 from pyro_dp.utils.display import of_budget, spent, spent_and_left, up
 
-_MOST_SUMS = 40  # rows of which each is composed with all above it
-_MOST_KINDS = 12  # of these, where records are sampled: many take seconds to compose
+_MOST_SUMS = 40  # rows, each composed with all above it
+_MOST_KINDS = 12  # kinds that sample records: many take seconds to compose
 _UNKNOWN = "not recorded"
 _SAMPLING = {
     "poisson": "each record on its own, rate {rate:.6g}",
@@ -62,7 +62,7 @@ _RESERVED = (
 
 
 class Reported(PrivacyCurve, Protocol):
-    """What a report reads of a :class:`PrivacyAccountant`."""
+    """The part of a :class:`PrivacyAccountant` that a report reads."""
 
     @property
     def description(self) -> Description: ...
@@ -75,7 +75,7 @@ class Reported(PrivacyCurve, Protocol):
 
 @dataclass(frozen=True)
 class Row:
-    """What one run released of one kind, or has planned and not released.
+    """One run's releases of one kind, made or still planned.
 
     :param looks: how many sums these are, which cost as much as one; 0: as many as ``count``.
     """
@@ -105,7 +105,7 @@ class Row:
 
 
 def rows_of(accountant: Reported) -> list[Row]:
-    """All but the looks at the data without noise; what is planned comes last."""
+    """All but the looks at the data without noise; planned releases come last."""
     made = [row for origin, part in accountant.runs() for row in _of_run(origin, part)]
     planned = [
         Row(origin, event, count, None, None, planned=True)
@@ -145,7 +145,7 @@ def releases(accountant: Reported) -> list[Block]:
 
 
 def _planned(accountant: Reported) -> list[Block]:
-    """In words: what runs have planned and not released."""
+    """In words: the runs' planned releases."""
     left = [
         f"{origin.method} (began {_began(origin)}) has planned {sum(left.values()):,} more."
         for origin, left in accountant.reserved
@@ -154,7 +154,7 @@ def _planned(accountant: Reported) -> list[Block]:
 
 
 def _so_far(accountant: Reported, rows: Sequence[Row]) -> list[str]:
-    """Of each row with those above it; the last has all, as :meth:`get_epsilon` says."""
+    """The cost of each row with those above it; the last has all, as :meth:`get_epsilon` says."""
     counts: dict[Event, int] = {}
     found = []
     kinds = {row.event for row in rows if getattr(row.event, "sample_rate", 1.0) < 1.0}

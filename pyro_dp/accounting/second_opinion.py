@@ -1,10 +1,10 @@
 """A second opinion on epsilon, by ``dp_accounting``: another implementation, by other people.
 
-It gets what the ledger says, not what :mod:`pyro_dp.accounting.composition` makes of it, so that a
-release which is misread there is noticed as well. Its PLD accountant composes Gaussian sums, of all
-records or of Poisson samples, Laplace noise, and what is (epsilon, delta)-DP by itself; it is
-pessimistic, and tight. Random subsets of fixed size are known to its RDP accountant only, whose
-bound is loose. A third opinion is that of autodp's Rényi divergences, which are loose as well.
+It reads the ledger, not the output of :mod:`pyro_dp.accounting.composition`, and so it also notices
+a release that is misread there. Its PLD accountant composes Gaussian sums (of all records or
+Poisson samples), Laplace noise, and releases that are (epsilon, delta)-DP by themselves. It is
+pessimistic, and tight. Only its RDP accountant handles random subsets of fixed size, with a loose
+bound. A third opinion is that of autodp's Rényi divergences, which are loose as well.
 
 Bounds are in units of C: under ``replace_one`` the PLD accountant compares sums that are 2C apart
 at noise in units of C, as the ledger does, and the RDP accountant takes noise in units of 2C.
@@ -23,17 +23,17 @@ from pyro_dp.accounting import composition
 from pyro_dp.accounting.events import Event, NonPrivateLook, SubsampledGaussian
 from pyro_dp.accounting.events.subsampled_gaussian import together
 
-TOLERANCE = 0.005  # relative: what grids and rounding explain, four times over
+TOLERANCE = 0.005  # relative: four times the effect of grids and rounding
 
 _FINENESS = 1e-3  # relative rise of epsilon that the grid may cause, about
 _LARGEST = 700.0  # epsilon: exp(-epsilon) must be a number
-_MOST_KINDS = 30  # of releases
+_MOST_KINDS = 30  # kinds of releases
 _MOST_STEPS = 500_000
-_MOST_POINTS = 250_000  # of the grids of single releases, and a part of those of their sums
+_MOST_POINTS = 250_000  # on the grids of single releases, and on part of those of their sums
 _LEAST_DELTA = 1e-10  # its rounding errors in delta are below a hundredth of these two
 _LEAST_DELTA_PER_STEP = 2e-14
 
-# Where an empty record takes the place of one, it is "special" in the words of ``dp_accounting``.
+# An empty record that replaces a record is "special" in the words of ``dp_accounting``.
 _RELATIONS = {"add_or_remove_one": "REPLACE_SPECIAL", "replace_one": "REPLACE_ONE"}
 
 
@@ -48,7 +48,7 @@ class SecondOpinion(NamedTuple):
 
 
 def second_opinion(ledger: Mapping[Event, int], delta: float, neighboring: str) -> SecondOpinion:
-    """What ``dp_accounting`` finds. Nothing is raised where it fails or is missing.
+    """The result of ``dp_accounting``. Nothing is raised if it fails or is missing.
 
     Arguments as for :func:`pyro_dp.accounting.composition.epsilon`.
     """
@@ -166,7 +166,7 @@ def _gap(
 
     Connect-the-Dots adds a variance of gap^2/6 to each of n losses. The variance of their sum is
     about mu^2, if a Gaussian mechanism of that mu has the same epsilon = mu^2/2 + mu sqrt(2 log
-    1/delta), about; with heavier tails the rise is less. What is stated is rounded up to the grid.
+    1/delta), about; with heavier tails the rise is less. It is rounded up to the grid.
 
     :param composed: epsilon of the sums at delta ``left``; ``whole`` is that of all releases.
     """

@@ -132,7 +132,7 @@ def step_divergences(step: DominatingPair) -> Floats:
         found = np.array([float(mechanism.get_RDP(order)) for order in ORDERS])
     if step.kind == "replace":
         return found
-    # The theorem for subsets is not tight near rate 1; sampling never costs more than all records
+    # The theorem for subsets is not tight near rate 1. Sampling never costs more than all records
     # do, as the divergence of mixtures is at most the largest of its parts (quasi-convexity).
     bounded: Floats = np.minimum(found, ORDERS / (2.0 * noise**2))
     return bounded
@@ -141,13 +141,13 @@ def step_divergences(step: DominatingPair) -> Floats:
 def replacement_divergence(step: DominatingPair, order: float) -> float:
     """Rényi divergence of the Poisson replace-one pair (-C, +C), by the trapezoidal rule.
 
-    The integrand is a bump of width s between -1 and its peak for q = 1, and analytic in a strip of
-    width pi s^2, so nodes a fraction of s and s^2 apart leave no error to speak of.
+    The integrand is a bump of width s between -1 and its peak for q = 1. It is analytic in a strip
+    of width pi s^2. So nodes a fraction of s and s^2 apart leave a negligible error.
     """
     s, reach = step.noise, 1.0 + 12.0 * step.noise
     spacing = min(s, s * s) / 16.0
     if (2.0 * reach + 2.0 * order) / spacing > 4e5:
-        return 2.0 * order / s**2  # of the full batch: sampling never costs more
+        return 2.0 * order / s**2  # the full batch's cost: sampling never costs more
     x = np.arange(-reach, reach + 2.0 * order, spacing)
     centre = -0.5 * (x / s) ** 2 - math.log(s * math.sqrt(2.0 * math.pi))
     upper = np.logaddexp(math.log1p(-step.rate), math.log(step.rate) + (x - 0.5) / s**2)

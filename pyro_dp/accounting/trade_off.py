@@ -15,12 +15,12 @@ FALSE_POSITIVES = 0.05  # the attacker's, in the sentence about the power
 
 _SUPPORTS = 33
 _LARGEST = 700.0  # epsilon whose exponential is a number; each gives a bound of its own
-_LEAST_DELTA = 1e-6  # of the last epsilon: no smaller false-positive rate can be told from zero
+_LEAST_DELTA = 1e-6  # at the last epsilon: smaller false-positive rates count as zero
 
 
 @runtime_checkable
 class PrivacyCurve(Protocol):
-    """What pictures and reports read of a :class:`PrivacyAccountant`."""
+    """The part of a :class:`PrivacyAccountant` that pictures and reports read."""
 
     @property
     def epsilon(self) -> float | None: ...
@@ -88,8 +88,8 @@ def trade_off(accountant: PrivacyCurve, alpha: ArrayLike) -> NDArray[np.float64]
         f(alpha) >= max(0, 1 - delta - e^epsilon alpha, e^-epsilon (1 - delta - alpha))
 
     and this is the largest of these over 33 values of epsilon from 0 to that at delta = 1e-6: a
-    valid lower bound, for both directions of the relation. Of a Gaussian's curve it misses at most
-    0.002 where that last epsilon is 5, and 0.006 where it is 20.
+    valid lower bound, for both directions of the relation. It misses at most 0.002 of a Gaussian's
+    curve if that last epsilon is 5, and 0.006 if it is 20.
 
     :param accountant: its ledger is read; nothing is spent.
     :param alpha: false-positive rates in [0, 1], of any shape.

@@ -1,1 +1,1 @@
-"""The only place where data becomes public: clip, sum, sample, noise, release."""
+"""The only code that makes data public: clip, sum, sample, noise, release."""

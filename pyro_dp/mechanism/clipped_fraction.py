@@ -11,8 +11,8 @@ from pyro_dp.mechanism.contributions import LEAST_BOUND
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_number
 
-SHARE = 0.01  # of the privacy cost, that the bit takes
-MANY = 0.25  # of the records
+SHARE = 0.01  # the bit's share of the privacy cost
+MANY = 0.25  # a fraction of the records
 _HIDDEN = 0.5  # standard error
 _SIGNIFICANT = 3.0  # standard errors
 _MOST_PENDING = 1000
@@ -22,7 +22,7 @@ class ClippedFraction(NamedTuple):
     """A released estimate of the fraction of records whose part was clipped.
 
     :param fraction: in [0, 1].
-    :param standard_error: of it, by the noise and by the sampling of records.
+    :param standard_error: its standard error, from the noise and the sampling of records.
 
     >>> from pyro_dp import ClippedFraction
     >>> clipped = ClippedFraction(fraction=0.4, standard_error=0.02)  # as svi.clipped_fraction is
@@ -60,8 +60,8 @@ class ClippedFractions:
         :param released: estimate of the sum of all records' bits, (1,).
         :param size: number N of records.
         :param rate: sample rate.
-        :param noise_multiplier: of the whole release.
-        :param share: of the bit in its cost.
+        :param noise_multiplier: the whole release's.
+        :param share: the bit's share of its cost.
         """
         noise = noise_multiplier / (2 * math.sqrt(share) * rate * size)
         # A sum of Poisson sampled +-1/2 has variance N rate (1 - rate) / 4, whatever they are.
@@ -100,7 +100,7 @@ class ClippedFractions:
 
 
 def require_fractions(state: Any) -> Tensor:
-    """What a state has of :meth:`ClippedFractions.state`: nothing, if it is of an older version.
+    """The part of a state that :meth:`ClippedFractions.state` wrote: nothing in older versions.
 
     :raises ConfigurationError: it is something else.
     """
@@ -116,7 +116,7 @@ class AdaptiveClip:
     """A clipping bound that follows a quantile of the per-record norms.
 
     Andrew et al. 2021 (arXiv 1905.03871): in each step every record adds the bit [norm <= C],
-    centred to +-1/2, to the same release; the noisy fraction b of records within the bound moves
+    centred to +-1/2, to the same release. The noisy fraction b of records within the bound moves
     it, C <- C exp(-learning_rate (b - quantile)).
 
     :param initial: the bound of the first step.
@@ -154,7 +154,7 @@ class AdaptiveClip:
             require_number(f"AdaptiveClip.{name}", getattr(self, name), above=0.0, below=upper)
 
     def updated(self, bound: float, within: float) -> float:
-        """The next bound, given the released fraction of records ``within`` the present one."""
+        """The next bound, from the released fraction of records ``within`` the present one."""
         # Clamping is post-processing: one unlucky draw cannot throw the bound away.
         change = -self.learning_rate * (min(max(within, 0.0), 1.0) - self.quantile)
         return max(LEAST_BOUND, bound * math.exp(change))

@@ -112,9 +112,9 @@ class ClippedSum:
         raise ConfigurationError("Only sums of integers meet those of other owners: secure=True.")
 
     def require_same_as(self, other: "ClippedSum", *, count: int, exact: bool) -> None:
-        """Compare first blocks that two ways of computing gave. No sum leaves this class for it.
+        """Compare the first blocks of two computations. No sum leaves this class for it.
 
-        :param other: of the same records and bounds.
+        :param other: computed from the same records and bounds.
         :param count: number of the records.
         :param exact: whether the model computes in float64.
         :raises ModelError: they differ by more than rounding explains.

@@ -3,9 +3,9 @@
 The engine is ``torch.distributed``. A launcher (``torchrun``, Spark, Ray, a scheduler) makes the
 processes.
 
-A step, when all goes well: each rank computes its sums; all agree that they have them, that they
-are at the same step with the same settings, parameters and public draws; the sums are added up on
-rank 0; ledger, journal and noise there; what was released goes to all. Three collectives.
+In a step without failures, each rank computes its sums. All agree that they have them, at the same
+step with the same settings, parameters and public draws. Rank 0 adds up the sums, enters the ledger
+and journal, adds noise and sends the release to all. Three collectives.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ _REFUSED = (
     "accountant's budget, journal and settings decide.)"
 )
 _SPENT = "Rank 0 failed after its ledger had counted the release, and nothing came of it."
-_FEW_STEPS = 10  # of which a mean says nothing yet
+_FEW_STEPS = 10  # too few for a mean
 _SMALL = (
     "A step of this cluster took {step:.2g} ms, and the slowest process computed for {own:.2g} "
     "ms of it. The rest is communication. Use larger batches, or fewer processes."
@@ -69,31 +69,30 @@ class Cluster:
     own rows to ``run``. Shards may have any sizes, also none (a tensor of shape (0, ...)). Model
     and guide see N, the sum of all: ``len(x)``, and so the plate's size, is that of the whole.
 
-    In a step each process draws records from its shard and adds up what they contribute. The sums
-    of all go to rank 0, whose accountant records the release before its noise is drawn there, once;
-    what was released goes to all, and all do the same with it. At most three collectives a step.
+    In a step each process draws records from its shard and adds up what they contribute. All sums
+    go to rank 0. Its accountant records the release before the noise is drawn there, once. The
+    release goes to all, and all do the same with it. At most three collectives a step.
 
     Make it before model and guide: torch's global generators become those of rank 0 in all
-    processes, so that networks start at equal weights. Public draws (of a guide's latents) then
-    come from a generator of the cluster's own, which goes on from there; private ones never agree
-    between processes, also where ``generator`` is the same seed for all.
+    processes, so that networks start at equal weights. From then on, public draws (of a guide's
+    latents) come from the cluster's own generator. Private draws never agree between processes,
+    even if ``generator`` is the same seed for all.
 
-    **Guarantee.** As of one process with all records, to whoever sees what is released: sums over
-    shards are the sum over records, each process samples with the public rate and from its own
-    private stream, and there is one noise, one event and one ledger.
+    **Guarantee.** The same as for one process with all records, against anybody who sees the
+    releases. Sums over shards are the sum over records. Each process samples at the public rate
+    from its own private stream. There is one noise, one event and one ledger.
 
-    **Not protected.** What the processes send each other: rank 0 sees the exact sums, others see
-    parts of them, and none of it is encrypted. All ranks, the network between them and their disks
-    are trusted, as one machine is. The number of records of each shard.
+    **Not protected.** Messages between the processes: rank 0 sees the exact sums, others see parts
+    of them, and none of it is encrypted. All ranks, the network between them and their disks are
+    trusted, as one machine is. The number of records of each shard.
 
-    **What goes wrong.** Where a process fails, all leave the step undone, and each other one gets a
-    :class:`ClusterError` that says which and why. Where one dies, stops or stays away, the others
-    get one within ``timeout``, and the cluster is of no more use. A release counts in rank 0's
-    ledger, and journal, before it leaves that process.
+    **What goes wrong.** If a process fails, all leave the step undone, and each other one gets a
+    :class:`ClusterError` that says which and why. If one dies, stops or stays away, the others get
+    one within ``timeout``, and the cluster is of no more use. A release counts in rank 0's ledger,
+    and journal, before it leaves that process.
 
-    :param timeout: in seconds, > 0 and < 1e6: so long does a process wait for the others, and so it
-        must be longer than what one of them computes in a step, the first one's preparation
-        included.
+    :param timeout: in seconds, > 0 and < 1e6: the time a process waits for the others. It must
+        exceed the time any of them computes in a step, including the first one's preparation.
     :raises ConfigurationError: there is no process group, and none is described by the environment.
     :raises ClusterError: the others did not come.
 
@@ -112,7 +111,7 @@ class Cluster:
         if not (dist.is_available() and dist.is_gloo_available()):
             raise ConfigurationError("Cluster: this torch was built without torch.distributed.")
         self._problem: str | None = None
-        self.rank = self.size = 0  # until they are known
+        self.rank = self.size = 0  # until they are set
         limit = timedelta(seconds=self.timeout)
         if not dist.is_initialized():
             if not all(name in os.environ for name in _LAUNCHED):
@@ -178,8 +177,8 @@ class Cluster:
 class Ranks(Peers):
     """One inference in a cluster, seen from one of its processes. The ledger is that of rank 0.
 
-    :param cluster: of the processes.
-    :param accountant: of this rank.
+    :param cluster: the processes' cluster.
+    :param accountant: this rank's.
     """
 
     note = _CLUSTER
@@ -188,7 +187,7 @@ class Ranks(Peers):
         super().__init__(cluster)
         self._cluster = cluster
         self._accountant = accountant
-        self._times: list[tuple[float, float]] = []  # of a step, and the longest own part
+        self._times: list[tuple[float, float]] = []  # a step's, and the longest own part
 
     def add_up(
         self, clipped: ClippedSum, event: Event, step: int, public: Sequence[Tensor]
@@ -200,7 +199,7 @@ class Ranks(Peers):
     def released(
         self, make: Callable[[], list[Tensor]], clipped: ClippedSum, event: Event
     ) -> list[Tensor]:
-        """What rank 0 releases, where alone it is made."""
+        """Rank 0 alone makes the release; all get it."""
         sizes = [block.size for block in clipped.blocks]
         shared = torch.zeros(1 + sum(sizes), dtype=torch.float64)
         if self.leads:

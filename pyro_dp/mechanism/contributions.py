@@ -19,7 +19,7 @@ class Block:
     """One block of a joint release.
 
     A release of several blocks is *one* Gaussian event. With noise multipliers sigma_k in units of
-    each block's own bound it costs sigma = (sum_k sigma_k^-2)^(-1/2); a block with share s_k of the
+    each block's own bound it costs sigma = (sum_k sigma_k^-2)^(-1/2). A block with share s_k of the
     cost has sigma_k = sigma / sqrt(s_k).
 
     :param size: number of coordinates.
@@ -80,8 +80,8 @@ class Divisible(Contributions, Protocol):
         """Sum of the rows times their weights, each coordinate rounded towards zero first: (size,)
         in int64.
 
-        :param weights: (B, 1) in float64; no row times its weight is longer than 2^30. Where a
-            weight is zero, the row does not matter.
+        :param weights: (B, 1) in float64; no row times its weight is longer than 2^30. If a weight
+            is zero, the row does not matter.
         :param fused: it will be compiled, and holds nothing between.
         """
 
@@ -96,7 +96,7 @@ def divisible(block: Contributions) -> Divisible:
 
 
 class Measured(Contributions, Protocol):
-    """A block whose norms are known."""
+    """A block with stored norms."""
 
     def norms(self) -> Tensor: ...
 
@@ -104,7 +104,7 @@ class Measured(Contributions, Protocol):
 class Rows:
     """A block that is held as it is.
 
-    All in float64: the norm of a float32 vector overflows at 1e19, and the scale of a long
+    All in float64. The norm of a float32 vector overflows at 1e19. The scale of a long
     half-precision one is too coarse for the bound to hold.
 
     :param values: (B, ...), which are flattened.
@@ -143,7 +143,7 @@ def few_rows(count: int, size: int, fused: bool) -> int:
 
 
 def whole_total(parts: Iterable[Tensor]) -> Tensor:
-    """Of numbers of at most 2^30, each rounded towards zero: (...) in int64.
+    """The sum of numbers of at most 2^30, each rounded towards zero: (...) in int64.
 
     :param parts: (rows, ...) each.
     """

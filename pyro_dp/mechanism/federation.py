@@ -1,9 +1,9 @@
 """A federation: owners who fit one model together, and show each other only releases.
 
-A step, when all goes well: each holder computes its sums and sees that its budget allows the
-release; all agree that they are at the same step with the same settings, parameters and public
-draws; each enters the release in its own ledger and journal, and uploads its sums with its share of
-the noise; the total goes to all. Two rounds.
+In a step without failures, each holder computes its sums and checks its budget. All agree that they
+are at the same step with the same settings, parameters and public draws. Each enters the release in
+its ledger and journal, and uploads its sums with its share of the noise. The total goes to all. Two
+rounds.
 
 Others learn that a holder failed, and not why: what an error says is for the owner of the data.
 """
@@ -61,8 +61,8 @@ class Channel(Protocol):
 
     All holders make the same calls in the same order, and each call waits for the others.
 
-    :ivar index: of the holder, from 0 to K - 1.
-    :ivar note: for the ledger: towards whom the guarantee holds; a text with places for
+    :ivar index: the holder's, from 0 to K - 1.
+    :ivar note: for the ledger: towards whom the guarantee holds; a text to fill in with
         ``holders``, ``dropouts`` and ``colluders``.
 
     >>> from pyro_dp.federated import Federation
@@ -86,7 +86,7 @@ class Channel(Protocol):
         """
 
     def talk(self, public: bytes) -> dict[int, bytes]:
-        """What each holder that is present says.
+        """The messages of all present holders.
 
         :raises ClusterError: too few are left, or the line is lost.
         """
@@ -111,36 +111,36 @@ class Federation:
     Records and exact sums never leave their owner.
 
     In a step each holder draws records from its own and adds up what they contribute, in integers.
-    Its own accountant, and journal, counts the release, and refuses it beyond its own budget,
-    whatever others ask for. Then it adds its share of the noise, discrete Gaussian of variance
-    sigma^2 / (K - t - c), and only that is uploaded: the channel adds up, and tells all the total.
-    With t drop-outs the shares of those that are left, and that do not collude, still make sigma^2;
-    with none there is more noise than sigma^2, which posteriors count in.
+    Its own accountant and journal count the release. They refuse it beyond its own budget, even if
+    others ask for it. Then it adds its share of the noise, discrete Gaussian of variance sigma^2 /
+    (K - t - c), and uploads only that. The channel adds up, and sends all the total. With t
+    drop-outs, the shares of the others that do not collude still make sigma^2. With none there is
+    more noise than sigma^2, and posteriors allow for it.
 
     Make it before model and guide: torch's global generators are set to numbers that all holders
-    have agreed on, and whatever is drawn from them afterwards is known to all. Prepare data before,
-    or with a generator of your own.
+    have agreed on. All can predict later draws from them. Prepare data before, or with a generator
+    of your own.
 
-    **Guarantee.** For one record of one holder, as each holder's own accountant states it, towards
-    whoever sees all that is released: also towards the other holders, each of whom can subtract its
-    own share of the noise, and at most c of whom work together. Shares are drawn as in
-    :mod:`pyro_dp.mechanism.fixed_point`: each is continuous Gaussian noise of variance at least
-    sigma^2 / (K - t - c) and further processing, up to the factor stated there, once for each
-    share. The sum of continuous shares is Gaussian noise of variance at least sigma^2, and the
+    **Guarantee.** It holds for one record of one holder, as that holder's accountant states it,
+    against anybody who sees all releases. This includes the other holders. Each can subtract its
+    own share of the noise, and at most c of them work together. Shares are drawn as in
+    :mod:`pyro_dp.mechanism.fixed_point`: each is processed continuous Gaussian noise of variance at
+        least sigma^2 / (K - t - c). The factor stated there applies once to each share. The sum of
+        continuous shares is Gaussian noise of variance at least sigma^2, and the
     ledger's event states an upper bound as ever. (Kairouz, Liu & Steinke 2021, arXiv 2102.06387,
-    compare the sum of n discrete Gaussians of scale s with one: their densities differ by a factor
-    of at most exp(10 n exp(-pi^2 s^2)), and s is at least 2^13 units of the grid.)
+    compare the sum of n discrete Gaussians of scale s with one. Their densities differ by a factor
+    of at most exp(10 n exp(-pi^2 s^2)). Here s is at least 2^13 units of the grid.)
 
     **Towards who adds up.** :class:`ShamirSums` shows nobody an upload: the holders add up among
-    themselves. With :class:`AtTrustedAggregator` the aggregator sees each upload, under a share of
-    the noise alone, and towards it the guarantee is weaker: its name and the ledger say so.
+    themselves. With :class:`AtTrustedAggregator` the aggregator sees each upload under a share of
+    the noise alone. Towards it the guarantee is weaker, as its name and the ledger say.
 
     **Not protected.** Each holder's number of records, column types, the time at which it answers,
-    and whether its part of a step failed; all that :class:`DPSEP` and its like do not protect.
+    and whether its part of a step failed. Also all that :class:`DPSEP` and its like do not protect.
 
-    **What goes wrong.** Who stays away for longer than the channel waits is left out for good; its
-    records count as absent from then on. With more than t of them nothing is opened, and all get a
-    :class:`ClusterError`. A release counts in a holder's ledger before it leaves that holder.
+    **What goes wrong.** A holder that stays away for longer than the channel waits is left out for
+    good. Its records then count as absent. With more than t of them nothing is opened, and all get
+    a :class:`ClusterError`. A release counts in a holder's ledger before it leaves that holder.
 
     :param channel: to the others.
     :param holders: K, at least 2.
@@ -222,7 +222,7 @@ class Federation:
         return [said[holder] for holder in range(self.size)]
 
     def agreed_states(self) -> list[Tensor]:
-        """Of torch's generators, from random numbers of all holders."""
+        """The states of torch's generators, from random numbers of all holders."""
         said = Seed(int.from_bytes(os.urandom(8), "little")).of_all(self.exchange, "holder")
         seed = hashlib.sha256(repr([each.bits for each in said]).encode()).digest()[:8]
         with forked_rng():
@@ -265,7 +265,7 @@ class Federation:
 
     @contextlib.contextmanager
     def _in_step(self) -> Iterator[None]:
-        """Who is interrupted within is out of step with the others, for good."""
+        """A holder interrupted within is out of step with the others, for good."""
         if self._over:
             raise ClusterError(_OVER)
         try:
@@ -287,7 +287,7 @@ class Federation:
 
 
 def _read(holder: int, content: bytes) -> Any:
-    """What a holder sent: plain values and tensors, and no code."""
+    """A holder's message: plain values and tensors, and no code."""
     try:
         return torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:
@@ -297,8 +297,8 @@ def _read(holder: int, content: bytes) -> Any:
 class Holders(Peers):
     """One inference in a federation, seen from one of its holders.
 
-    :param federation: of the holders.
-    :param accountant: of this holder.
+    :param federation: the holders' federation.
+    :param accountant: this holder's.
     """
 
     _speaker = "holder"
@@ -311,7 +311,7 @@ class Holders(Peers):
         self.note, self.noise_factor = federation.note, federation.noise_factor
 
     def common(self, settings: Settings, ledger: Ledger) -> Ledger:
-        """Public draws are those of a generator that all have agreed on, and none has chosen.
+        """A generator that all have agreed on, and none has chosen, makes public draws.
 
         :returns: this holder's.
         """
@@ -321,7 +321,7 @@ class Holders(Peers):
         return ledger
 
     def agreed_noise(self, noise_multiplier: float) -> float:
-        """The largest: budgets may differ, and what is left of them."""
+        """The largest: budgets may differ, and so may their remainders."""
         return max(each.sigma for each in self.exchange(CalibratedNoise(noise_multiplier)))
 
     def add_up(
@@ -329,7 +329,7 @@ class Holders(Peers):
     ) -> None:
         """:raises PrivacyBudgetExceeded: this holder's budget has no room for the release."""
         self._accountant.require_room(event)
-        # How long it computed is for nobody to know: it tells of the number of sampled records.
+        # Its computing time stays secret: it reveals something about the number of sampled records.
         self._agree_on(clipped, event, step, public, 0.0)
         clipped.in_shares(self._federation.honest, self._federation.add)
 
@@ -340,7 +340,7 @@ class Holders(Peers):
         return make()
 
     def warnings(self) -> list[Warning]:
-        """Of a run that some holders left."""
+        """Notes on a run that some holders left."""
         left = len(self._federation.present)
         if left == self._federation.size:
             return []

@@ -1,17 +1,17 @@
 """Secure mode: sums of integers with integer noise, from the operating system's generator.
 
-A real number has no exact place in a computer, and what rounding does to a sum or to noise can tell
-what the noise should hide. ``secure=True`` answers these attacks:
+A computer cannot hold every real number. Rounding a sum or noise can reveal what the noise should
+hide. ``secure=True`` answers these attacks:
 
 * *Which numbers are possible* (Mironov 2012; Haney et al. 2022, Precision-based attacks, arXiv
-  2207.13793). Noise in floating point reaches other numbers from a sum of 0 than from a sum of 1:
-  with one release of a coordinate, an attacker is sometimes certain. Here sum and noise are
+  2207.13793). Noise in floating point reaches other numbers from a sum of 0 than from a sum of 1.
+  With one release of a coordinate, an attacker is sometimes certain. Here sum and noise are
   integers, multiples of a public grid, and from any sum every integer is possible.
 * *Sums whose rounding depends on their order and on other records* (Casacuberta et al. 2022,
   Widespread underestimation of sensitivity, arXiv 2207.10635). A record can then change a sum by
   more than its bound. Here each record's coordinates are rounded towards zero, one record at a
-  time, so that its norm stays within the bound; integers are added exactly, in any order; and
-  should they ever overflow, they do so modulo 2^64, as the noise does: nothing is learnt from it.
+  time, and its norm stays within the bound. Integers are added exactly, in any order. Should they
+  ever overflow, they do so modulo 2^64, as the noise does, and reveal nothing.
 * *Noise with other probabilities than it should have.* The discrete Gaussian is drawn exactly
   (:mod:`pyro_dp.mechanism.system_random`), and so is who takes part in a step.
 * *Prediction of the generator* from its state, its seed, earlier output, a fork, a copied or
@@ -19,23 +19,23 @@ what the noise should hide. ``secure=True`` answers these attacks:
   comes from the operating system's cryptographic generator when it is needed, and nothing is kept
   (:mod:`pyro_dp.mechanism.system_random`). A ``generator=`` is refused.
 
-Not answered: what a record's part is before it is clipped and rounded is computed in floating
-point, together with others, and in some libraries the last bits of a row of a matrix product depend
-on its place in the batch. One record more or less may so move the parts of others: by a unit where
-a coordinate lies on the grid, and by more where a model makes much of last bits, as with features
-of 1e8 and more under a sine. Nor answered are running time and memory (a step takes longer for a
-larger batch, and rejection takes a random time, which does not depend on the sum); who reads the
-process's memory or the disk; faults of the hardware; an operating system whose generator is broken.
+Not answered: before clipping and rounding, a record's part is computed in floating point, together
+with others. In some libraries the last bits of a row of a matrix product depend on its position in
+the batch. One record more or less may so move the parts of others. It moves them by a unit if a
+coordinate lies on the grid. It moves them more if a model amplifies last bits, as with features of
+1e8 and more under a sine. Running time and memory leak, too: a step takes longer for a larger
+batch. (Rejection takes a random time, independent of the sum.) Secure mode does not stop readers of
+memory or disk, faulty hardware or a broken generator.
 
 **Accounting.** The discrete Gaussian of scale s (Canonne, Kamath & Steinke 2020, arXiv 2004.00010)
-costs what the continuous one of variance s^2 - 16 costs: continuous noise N(x, s^2 - 16), followed
-by a discrete Gaussian of variance 16 around the real number that came out, gives an integer n with
-probability proportional to exp(-(n - x)^2 / (2 s^2)), but for the normalising sum of the second
-draw, which depends on its place by a factor of at most 1 +- 4 exp(-32 pi^2) (Poisson's summation).
-That is below 1 +- 1e-136 per coordinate and step. What comes of continuous noise costs no more than
-it (post-processing), subsampled and composed too, and so the ledger's event, whose noise is at most
-the square root of s^2 - 16 grid units, states an upper bound: but for a factor of 1 +- 1e-120 in
-probabilities, and 1e-40 in delta for the precision of the sampler, over 1e12 coordinates and steps.
+costs what the continuous one of variance s^2 - 16 costs. Draw continuous noise N(x, s^2 - 16), and
+then a discrete Gaussian of variance 16 around the result. This gives an integer n with probability
+proportional to exp(-(n - x)^2 / (2 s^2)), up to the second draw's normalising sum. That sum varies
+with the centre by a factor of at most 1 +- 4 exp(-32 pi^2) (Poisson's summation). That is below 1
++- 1e-136 per coordinate and step. Post-processing continuous noise adds no cost, subsampled and
+composed too. The noise of the ledger's event is at most the square root of s^2 - 16 grid units. So
+the event states an upper bound. Over 1e12 coordinates and steps, it holds up to a factor of 1 +-
+1e-120 in probabilities, and 1e-40 in delta for the sampler's precision.
 """
 
 import functools
@@ -52,8 +52,8 @@ from pyro_dp.mechanism.system_random import MOST, Stream, discrete_gaussian
 from pyro_dp.utils.errors import ConfigurationError, PrivacyError
 from pyro_dp.utils.torch_state import sent
 
-_UNITS = 2**30  # of the grid in a block's bound: 2^32 records fit into 63 bits
-_MOST_NUMBERS = 2**24  # that are held at a time: sums by matrix products are not to be had
+_UNITS = 2**30  # grid units in a block's bound: 2^32 records fit into 63 bits
+_MOST_NUMBERS = 2**24  # held at a time: matrix products cannot make these sums
 
 
 def rounded_sums(
@@ -90,7 +90,7 @@ class FixedPointSum(ClippedSum):
     compiled_sums = staticmethod(functools.partial(rounded_sums, fused=True))
     dtype = torch.int64
     _shares = 1
-    _total: Callable[[Tensor], Tensor] | None = None  # there is one owner, who has all
+    _total: Callable[[Tensor], Tensor] | None = None  # for a single owner of all records
 
     @staticmethod
     def most_records(size: int, limit: int | None) -> int:
@@ -118,7 +118,7 @@ class FixedPointSum(ClippedSum):
         )
 
     def in_shares(self, shares: int, add: Callable[[Tensor], Tensor]) -> None:
-        """From here on noise is a share of what hides a record, and what is released is a total.
+        """From here on, noise is one share of the noise that hides a record; a release is a total.
 
         :param shares: so many together make the whole noise, by their variances.
         :param add: from this owner's noisy units, of all blocks one after the other, to the sum of

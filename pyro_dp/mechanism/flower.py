@@ -41,19 +41,19 @@ class FlowerLine:
     """A holder's line to the aggregator of its federation, through Flower.
 
     ``line = FlowerLine("/run/fit/line", index=0)`` in the process that has the data; the holder's
-    SuperNode is told the same address, and :mod:`pyro_dp.mechanism.flower_relay` runs there.
+    SuperNode gets the same address, and :mod:`pyro_dp.mechanism.flower_relay` runs there.
     Flower's processes see what is passed to :meth:`ask`, and nothing else of the holder.
 
-    **Who may speak on it.** Who may enter the folder of the socket: it is made for its owner alone,
-    and one that all may enter is refused. A SuperNode runs the code that comes with a run of the
-    federation. Let it run as another user, who cannot read the data, with a group that may enter
-    this folder.
+    **Who may speak on it.** Anybody who may enter the folder of the socket. It is made for its
+    owner alone, and one that all may enter is refused. A SuperNode runs the code that comes with a
+    run of the federation. Let it run as another user, who cannot read the data, with a group that
+    may enter this folder.
 
-    **Not protected.** Nothing is encrypted here, and whoever runs the SuperNode or the SuperLink
+    **Not protected.** Nothing is encrypted here. Anybody who runs the SuperNode or the SuperLink
     sees messages, and can answer what they like.
 
     :param address: the path of the socket, at most 107 bytes. Its folder is made if it is missing.
-    :param index: of this holder, from 0 to K - 1.
+    :param index: this holder's, from 0 to K - 1.
     :param timeout: in seconds, > 0 and < 1e6: so long does :meth:`ask` wait. It must be longer than
         the aggregator waits for the slowest holder, and than it takes until the run begins.
     :raises ConfigurationError: a setting is out of range, all may enter the folder, or another
@@ -80,7 +80,7 @@ class FlowerLine:
         """The aggregator's answer to a message, of less than 2 GiB. It waits until there is one.
 
         :raises ClusterError: the line is lost or closed, nothing came within ``timeout``, the
-            aggregator failed, or it has given its last answer before.
+            aggregator failed, or it has already sent its last answer.
         """
         if self._over:
             raise ClusterError(f"Holder {self.index}'s line is over: make a new one.")
@@ -116,7 +116,7 @@ class FlowerLine:
             except ConnectionError:
                 if self._begun:
                     raise
-                continue  # of a run that ended before it began: the next one asks again
+                continue  # from a run that ended before it began: the next one asks again
             if kind == BEGIN:
                 raise self._lost("another run began while this fit was in the middle of one")
             if kind == FAILED:
@@ -175,7 +175,7 @@ def _require_private_folder(address: Path) -> None:
 
 
 def _listen(address: Path) -> socket.socket:
-    if address.is_socket():  # of a fit that was killed, unless somebody answers
+    if address.is_socket():  # left by a killed fit, unless somebody answers
         with socket.socket(socket.AF_UNIX) as there:
             if there.connect_ex(os.fspath(address)) == 0:
                 raise ConfigurationError("address: another process listens there.")
@@ -203,7 +203,7 @@ class Aggregator(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether the last answers have been given."""
+        """Whether the last answers have been sent."""
 
     def answer(self, messages: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """One round: the messages of the holders that are there, and the answer to each."""
@@ -212,9 +212,9 @@ class Aggregator(Protocol):
 def server_app(aggregator: Aggregator) -> "ServerApp":
     """Flower's ServerApp with an aggregator in it: it goes round by round until that is done.
 
-    In a round each holder sends one message and gets one answer. A holder whose process is gone,
-    or whose message does not come within ``aggregator.timeout`` (which includes what Flower takes,
-    seconds), is left out from then on.
+    In a round each holder sends one message and gets one answer. A holder is left out from then on
+    if its process is gone, or its message does not come within ``aggregator.timeout``. Flower
+    itself takes seconds of that.
 
     :raises ClusterError: (within the run) too few SuperNodes came within the time of a round, two
         holders have one index, or no holder is left.

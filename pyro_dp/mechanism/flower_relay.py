@@ -1,13 +1,13 @@
-"""What Flower runs at a holder: a relay between its messages and the process that has the data.
+"""Flower runs this at a holder: a relay between its messages and the process that has the data.
 
-In Flower the server asks, and what answers is a new process for each message. A holder's fit is one
+In Flower the server asks, and a new process answers each message. A holder's fit is one
 process that keeps its data. So the fit listens at a local socket, as a
 :class:`~pyro_dp.mechanism.flower.FlowerLine`, and a relay brings it what the aggregator
 answered and takes its next message. Bytes go over the socket, with their length before them; no
 object is unpickled at either end.
 
-This module imports nothing of the package, so that it can be loaded alone: torch would take seconds
-in each round.
+This module imports nothing of the package and can be loaded alone: torch would take seconds in each
+round.
 """
 
 import socket
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
     from flwr.clientapp import ClientApp
 
-NAME = "line"  # of what a Flower message holds
-# With what a relay comes: the first message is wanted, an answer, the last one, why there is none.
+NAME = "line"  # the key in a Flower message
+# A relay asks for the first message, or brings an answer, the last one, or the cause of none.
 BEGIN, ANSWER, LAST, FAILED = b"B", b"A", b"L", b"F"
 LONGEST = 2**31 - 2**16  # bytes: Flower carries objects below 2 GiB
 _INDEX_BYTES = 8
@@ -28,8 +28,8 @@ _INDEX_BYTES = 8
 def client_app() -> "ClientApp":
     """Flower's ClientApp of a holder: a relay to the holder's process, and nothing else.
 
-    The SuperNode says where that listens: ``--node-config 'line="/run/fit/line"'``. Where that
-    process is gone, or sends nothing in time, Flower gets an error in place of a reply.
+    The SuperNode says where that listens: ``--node-config 'line="/run/fit/line"'``. If that process
+    is gone, or sends nothing in time, Flower gets an error instead of a reply.
 
     >>> from pyro_dp.federated import client_app
     >>> app = client_app()  # named in pyproject.toml, as Flower asks

@@ -1,14 +1,14 @@
 """Numbers of an inference's data without noise, for somebody who insists.
 
-Whoever asks leaves a line in the ledger first, and epsilon is infinite from then on. What else is
-exported and gives such numbers says so in one of these ways:
+Each request first adds a line to the ledger, and epsilon is infinite from then on. Other exported
+code with such numbers is marked by one of these:
 
 * ``noise_multiplier=0`` is an event of the ledger whose epsilon is infinite.
 * ``perplexity``, ``topic_weights`` and ``pixel_accuracy`` of models, :func:`audit` and
   :func:`audit_one_run` know no ledger. They are for other data, which need no protection, and give
   a :class:`NotPrivateWarning` at the call.
-* What holds rows of the records is the curator's: parameters per record, which are never released
-  (:mod:`pyro_dp.records.local_parameters`), and data that :class:`DPStandardScaler` has
+* Objects with rows of the records belong to the curator: parameters per record, which are never
+  released (:mod:`pyro_dp.records.local_parameters`), and data that :class:`DPStandardScaler` has
   transformed.
 
 tests/package/test_one_door.py states who may touch the exact sums, the ledger and the noise.
@@ -52,7 +52,7 @@ class Readable(abc.ABC):
 
 
 class NonPrivate:
-    """What :func:`nonprivate` returns."""
+    """The result of :func:`nonprivate`."""
 
     def __init__(self, inference: IterativeMechanism | Readable):
         if not isinstance(inference, IterativeMechanism | Readable):
@@ -76,8 +76,8 @@ class NonPrivate:
     def gradient_norms(self, *args: Any, **kwargs: Any) -> Tensor | dict[str, Tensor]:
         """Norms of what each record would add to the next release, before it is clipped.
 
-        Of a :class:`DPSVI` these are norms of gradients, with the draws of latents that the next
-        step would make; of a :class:`DPSEP` norms of sites; of a :class:`VIPS` norms of statistics.
+        For :class:`DPSVI` these are norms of gradients, with the latents that the next step would
+        draw. For :class:`DPSEP` they are norms of sites, and for :class:`VIPS` norms of statistics.
 
         :param args: the data, as for ``step``; so are kwargs.
         :returns: (N,), in float64; of a :class:`VIPS` one for each statistic, by name.
@@ -91,9 +91,9 @@ class NonPrivate:
     def _read(
         self, name: str, kinds: str, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The ledger first. Public generators are left as they were.
+        """The ledger first. This leaves the public generators as they were.
 
-        :param kinds: of inferences that have such numbers.
+        :param kinds: inferences that have such numbers.
         """
         inference = self._inference
         if isinstance(inference, Readable):
@@ -118,10 +118,10 @@ def nonprivate(inference: IterativeMechanism | Readable) -> NonPrivate:
     """Numbers of the data without noise: ``nonprivate(svi).loss(x, y)``.
 
     **No guarantee.** Each read enters a :class:`NonPrivateLook` into the accountant's ledger before
-    it happens: ``get_epsilon()`` is infinite for good, with a budget every further release is
-    refused, and ``accountant.report()`` says what was read and when. Nothing undoes that, as
-    nobody can forget what was seen. The run itself goes on as it would have without the look, but
-    for the noise of seeded runs, which depends on the position in the ledger.
+    it happens. ``get_epsilon()`` is infinite for good, and a budget refuses every further release.
+    ``accountant.report()`` says what was read and when. Nothing undoes that, as nobody can forget
+    what was seen. The run itself goes on as without the look. Only the noise of seeded runs
+    changes, as it depends on the position in the ledger.
 
     For a loss that is covered, see ``loss_clip`` of :class:`DPSVI`; on data that need no protection
     use ``pyro.infer.Trace_ELBO``.

@@ -1,8 +1,7 @@
 """How large the records' parts are: a histogram of their norms that joins a release.
 
 Each record adds a one to the bin of its norm before clipping, a quarter of an octave wide. As a
-block of its own with bound 1 it costs a share of the release. What is read from it, is
-post-processing.
+block of its own with bound 1 it costs a share of the release. Reading from it is post-processing.
 """
 
 import functools
@@ -20,16 +19,16 @@ from pyro_dp.mechanism.contributions import Contributions, Kept, Measured
 Floats = npt.NDArray[np.float64]
 
 SIZE = 160  # bins
-SHARE = 0.05  # of the privacy cost of a release that has other blocks too
+SHARE = 0.05  # its share of the cost of a release with other blocks too
 _PER_OCTAVE = 4
-EDGES = (np.arange(SIZE + 1) - SIZE / 2) * math.log(2) / _PER_OCTAVE  # of log norms
+EDGES = (np.arange(SIZE + 1) - SIZE / 2) * math.log(2) / _PER_OCTAVE  # log norms
 MIDDLES = (EDGES[:-1] + EDGES[1:]) / 2
-_WIDTHS = (0.25, 0.45, 0.8, 1.2)  # of the bells that are tried, in nats
+_WIDTHS = (0.25, 0.45, 0.8, 1.2)  # the widths of the bells that are tried, in nats
 _HEAVY = (0.2, 0.4)  # one over the index of a power tail; half of the bells' prior has none
 _REFUTED = 5.0  # standard deviations of what a bell leaves
 _SIGNIFICANT = 2.0  # standard deviations of four bins
 _NEIGHBOURS = np.ones(4)
-_APART = 5.5  # standard deviations of a group's bins together: some 200 places, tens of readings
+_APART = 5.5  # standard deviations of a group's bins together: some 200 positions, tens of readings
 _GROUPS = (4, 8, 16)  # bins
 _LONGEST_TAIL = 40  # bins
 _TAIL = 0.55  # the slowest fall of a tail, from bin to bin: to a tenth in an octave
@@ -60,7 +59,7 @@ class Bins:
 
 
 class MeasuredBins(Bins):
-    """The same, of which the norms are told: a broken record's part is broken.
+    """The same, from the norms themselves: a broken record's part is broken.
 
     :param norms: (B, 1).
     """
@@ -105,19 +104,19 @@ class Norms:
     def read(
         counts: Floats, sd: float, size: int, *, typical: float, spread: float, tail: bool = False
     ) -> "Norms":
-        """Of noisy counts: a bell in the logarithm where they fit one, or else a single peak.
+        """Fit noisy counts: a bell in the logarithm if they fit one, or else a single peak.
 
-        A bell has few numbers to learn, and the prior of its place decides where noise hides all.
-        Where what it leaves is more than noise, the closest counts with one peak are taken, as far
-        out as they stand out of the noise.
+        A bell has few numbers to learn, and the prior of its centre decides if noise hides all. If
+        its residual exceeds the noise, the closest counts with one peak are taken, as far out as
+        they stand out of the noise.
 
         :param counts: (SIZE,), released.
-        :param sd: of the noise in a bin.
+        :param sd: standard deviation of the noise in a bin.
         :param size: N.
         :param typical: a public guess of the norms.
         :param spread: standard deviation of its logarithm.
-        :param tail: whether to go on with the peak's tail where it gets lost in the noise: for a
-            bound that costs bias by what is beyond it.
+        :param tail: whether to extend the peak's tail where the noise hides it: for a bound whose
+            bias grows with the norms beyond it.
         """
         shares, medians, log_prior = _bells()
         bells = size * shares
@@ -135,7 +134,7 @@ class Norms:
 
     @staticmethod
     def places_above(bound: float) -> slice:
-        """Of the bins whose norms are above the bound, about."""
+        """The bins whose norms are above the bound, about."""
         return slice(int(np.searchsorted(MIDDLES, math.log(bound))), SIZE)
 
     @property
@@ -144,11 +143,11 @@ class Norms:
         return float(self.norms[np.searchsorted(self.counts.cumsum(), half)])
 
     def share_above(self, bound: float) -> float:
-        """Of the records."""
+        """A fraction of the records."""
         return float(self.counts[self.norms > bound].sum() / self.counts.sum())
 
     def excess(self, bounds: Floats) -> Floats:
-        """What clipping takes away, in units of norm: sum of (norm - bound)+, one for each."""
+        """The clipped excess, in units of norm: sum of (norm - bound)+, one for each bound."""
         return np.maximum(self.norms - bounds[:, None], 0.0) @ self.counts
 
     def weight(self, bounds: Floats, power: int = 1) -> Floats:
@@ -160,8 +159,8 @@ class Norms:
 
 @functools.cache
 def _bells() -> tuple[Floats, Floats, Floats]:
-    """Each bell's share of each bin, (n, SIZE), with and without a power tail; the medians of their
-    log norms, (n,), and the log prior of their tails, (n,).
+    """Each bell's share of each bin, (n, SIZE), with and without a power tail. Then the medians of
+    their log norms, (n,), and the log prior of their tails, (n,).
     """
     places, widths = (each.ravel() for each in np.meshgrid(EDGES[1:-1], _WIDTHS))
     cumulative = scipy.special.ndtr((EDGES - places[:, None]) / widths[:, None])
@@ -201,7 +200,7 @@ def within_noise(fitted: Floats, counts: Floats, sd: float, tail: bool = False) 
     :param tail: or above the peak the tail, as it fell in the two octaves before.
     """
     top, least = int(fitted.argmax()), _SIGNIFICANT * 2.0 * sd
-    ahead = np.convolve(counts, _NEIGHBOURS)[3:]  # of each bin and the three after it
+    ahead = np.convolve(counts, _NEIGHBOURS)[3:]  # sums over each bin and the three after it
     behind = np.convolve(counts, _NEIGHBOURS)[: len(counts)]
     fitted = fitted.copy()
     quiet = np.nonzero(ahead[top:] < least)[0]
@@ -216,7 +215,7 @@ def within_noise(fitted: Floats, counts: Floats, sd: float, tail: bool = False) 
 
 
 def _group(counts: Floats, sd: float, start: int) -> int:
-    """Where the bins end that stand out most from this one on, or 0 if that may be noise."""
+    """The end of the bins that stand out most from this one on, or 0 if that may be noise."""
     best, end = _APART * sd, 0
     for width in _GROUPS:
         heights = np.convolve(counts[start:], np.full(width, width**-0.5), "valid")

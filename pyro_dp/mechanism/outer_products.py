@@ -68,7 +68,7 @@ class OuterProducts:
 
     :param left: (B, p, k).
     :param right: (B, k, q).
-    :param transposed: of each record; before it is flattened.
+    :param transposed: transpose each record's matrix before it is flattened.
     """
 
     left: Tensor
@@ -118,7 +118,7 @@ class OuterProducts:
             return Rows(self.dense()).whole_sum(weights, fused)
         left, right = self.left.flatten(1).double(), self.right.flatten(1).double()
         # Lengths beyond these are those of no gradient, and their squares may be lost: such a
-        # record counts as zero. Of others no product leaves the range of numbers.
+        # record counts as zero. No product of others overflows or underflows.
         kept = weights > 0
         for factor in (left, right):
             length = torch.linalg.vector_norm(factor, dim=1, keepdim=True)
@@ -162,7 +162,7 @@ class Joined:
 
 
 def _of_weight(values: Tensor, weights: Tensor) -> Tensor:
-    """Zero in place of records of weight (B, 1) zero, which may be NaN; values are (B, p, q)."""
+    """Set records of weight (B, 1) zero, which may be NaN, to zero; values are (B, p, q)."""
     return torch.where(weights.unsqueeze(2) > 0, values, 0.0)
 
 

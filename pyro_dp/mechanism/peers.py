@@ -1,10 +1,10 @@
-"""The steps of one inference in several processes or at several owners: who says what, and when.
+"""The messages of one inference's steps among several processes or owners.
 
 The hard part of several is not the sum, but that nobody waits for what never comes. So there is one
 rule: *whatever leads to a collective is agreed by an agreement first*. An agreement is one small
-message of each rank to all, always of the same form, and so a rank may say something else than the
-others expect: that it needs to look at its data anew, that a callback stopped it, that it failed.
-Who fails, wherever that is, says so in the next agreement, and no other collective begins.
+message of each rank to all, always of the same form. So a rank may say something unexpected: it
+needs to look at its data anew, a callback stopped it, or it failed. A rank that fails anywhere says
+so in the next agreement, and no other collective begins.
 
 A rank whose arguments or model changed says so in the agreement. Then all leave the step undone,
 begin it again, and look at their data together.
@@ -57,14 +57,14 @@ _DIFFER = {
 
 
 class Says(enum.IntEnum):
-    """In an agreement. Where ranks differ, the least counts."""
+    """A rank's word in an agreement. If ranks differ, the least counts."""
 
     FAILED = 0
     STOPPED = 1
     LOOKS_ANEW = 2
     READY = 3
     EXCHANGES = 4
-    HAS = 5  # and more: what is compared by number
+    HAS = 5  # and more: these are compared by number
 
 
 class Stopped(ClusterError):
@@ -78,7 +78,7 @@ class _LooksAnew(Exception):
 class Group(Protocol):
     """Those who talk: what one of them says reaches all.
 
-    :ivar rank: of this one, from 0.
+    :ivar rank: this one's, from 0.
     """
 
     rank: int
@@ -117,7 +117,7 @@ class Alone:
         """The ledger that counts, on all; from here on public draws agree.
 
         :param settings: that all must have in common.
-        :param ledger: of this rank.
+        :param ledger: this rank's.
         :raises ClusterError: a setting differs between ranks; names it.
         """
         return ledger
@@ -161,14 +161,14 @@ class Alone:
         return make()
 
     def warnings(self) -> list[Warning]:
-        """Of a run."""
+        """Notes on a run."""
         return []
 
 
 class Peers(Alone, abc.ABC):
     """One inference on all ranks, seen from one of them.
 
-    :param group: of the ranks.
+    :param group: the ranks' group.
     """
 
     alone = False
@@ -178,11 +178,11 @@ class Peers(Alone, abc.ABC):
         self._group = group
         self.rank = group.rank
         self.counts = self.leads or self.own_ledgers
-        self._draws: list[Tensor] | None = None  # of public draws, from the first look on
+        self._draws: list[Tensor] | None = None  # states of public draws, from the first look on
         self._asked = False  # whether another rank is waiting for a common look
         self.due = False  # whether this one needs one, as a state was loaded
         self._depth = 0
-        self._told: BaseException | None = None  # an error of which all know
+        self._told: BaseException | None = None  # an error that all have seen
         self._began = self._longest = 0.0
 
     @property
@@ -201,7 +201,7 @@ class Peers(Alone, abc.ABC):
         except (ClusterError, _LooksAnew):
             raise
         except BaseException as error:
-            # That the others cannot be told, they find out; this one has an error of its own.
+            # The others find out without a message; this one has its own error.
             if error is not self._told:
                 with contextlib.suppress(ClusterError):
                     self._agree(Says.FAILED, error=error)
@@ -220,7 +220,7 @@ class Peers(Alone, abc.ABC):
 
     @contextlib.contextmanager
     def _public_draws(self) -> Iterator[None]:
-        """The global generators are the cluster's; what is left undone has drawn nothing."""
+        """The global generators are the cluster's; an undone step has drawn nothing."""
         own, before = torch_states(), self._draws
         if before is not None:
             set_torch_states(before)
@@ -302,9 +302,9 @@ class Peers(Alone, abc.ABC):
             self._say_elsewhere()
 
     def _agree(self, says: int, *digests: int, error: BaseException | None = None) -> list[int]:
-        """What each rank says.
+        """The message of each rank.
 
-        :raises ClusterError: one failed, or not all are at the same place.
+        :raises ClusterError: one failed, or not all are at the same point.
         """
         numbers = [says, *digests, *[0] * (4 - len(digests))]
         said = self._group.tell_all(numbers)
@@ -322,7 +322,7 @@ class Peers(Alone, abc.ABC):
     def _say_failed(self, ranks: list[int], error: BaseException | None) -> None:
         """
         :param ranks: that failed.
-        :param error: that is known to this rank, if it is one of them.
+        :param error: this rank's own, if it failed.
         :raises ClusterError: on the ranks that did not fail.
         """
 

@@ -1,7 +1,7 @@
-"""Release: the one place where data becomes public.
+"""Release: the only code that makes data public.
 
-An inference hands per-record quantities to a :class:`ClippedSum`, which bounds what one record can
-add, and that to :func:`release`, which records the event in the ledger and adds the noise.
+An inference hands per-record quantities to a :class:`ClippedSum`, which bounds one record's part.
+It hands that to :func:`release`, which records the event in the ledger and adds the noise.
 """
 
 import math
@@ -24,10 +24,10 @@ def release(
 ) -> list[Tensor]:
     """Record the event, then make the noisy sums public.
 
-    Guarantee: with clipped blocks of norms at most C_k and noise of standard deviation sigma_k C_k,
-    sigma_k = sigma / sqrt(share_k), the joint release is the Gaussian mechanism of noise multiplier
-    sigma on records of norm at most 1 (each block divided by its noise), subsampled as the event
-    says.
+    Guarantee: let the clipped blocks have norms at most C_k and noise of standard deviation sigma_k
+    C_k, with sigma_k = sigma / sqrt(share_k). The joint release is a Gaussian mechanism of noise
+    multiplier sigma on records of norm at most 1 (each block divided by its noise). It is
+    subsampled as the event says.
 
     :param clipped: sums over the sampled records; an empty batch is a sum of zeros.
     :param event: noise multiplier sigma, and how the records were sampled.

@@ -14,7 +14,7 @@ from pyro_dp.utils.validation import require_choice, require_count, require_flag
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseSettings:
-    """How records are sampled, how much noise each release has, and who keeps the ledger.
+    """The sampling of records, the noise of each release, and the keeper of the ledger.
 
     They mean what they mean for :class:`DPSVI`.
 

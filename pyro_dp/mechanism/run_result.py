@@ -28,25 +28,25 @@ _NO_ANSWER = (
 DONE = "all steps are done"
 BY_CALLBACK = "a callback stopped it"
 _RUNNING = "it is not finished"
-_READINGS = 30  # of the clipped fraction, which takes longer than a bound
+_READINGS = 30  # readings of the clipped fraction, which takes longer than a bound
 
 
 @dataclass(frozen=True, eq=False)
 class ReleasedStep:
     """A step of ``run(..., callbacks=[...])``, after all that follows from its release.
 
-    What else was released so far is in the inference itself: a callback may ask for its
+    The inference itself has all other releases so far: a callback may ask for its
     ``posterior()``, or save its ``state_dict()``.
 
     :param step: its number, from 1.
     :param num_steps: how many are planned.
-    :param value: what the step returned: of :class:`DPSVI` the private loss in nats, NaN without
+    :param value: the step's result: for :class:`DPSVI` the private loss in nats, NaN without
         ``loss_clip``.
     :param bound: C, to which a record's part is clipped in the next step; where a release has
         several blocks with bounds of their own, the largest.
     :param noise_multiplier: sigma.
     :param noise: standard deviation of the noise in a coordinate of the sum over the step's
-        records, before it is divided by the sample rate; of several blocks, the first.
+        records, not yet divided by the sample rate; with several blocks, the first's.
 
     >>> import torch
     >>> from pyro_dp import VIPS, PrivacyAccountant
@@ -72,7 +72,8 @@ class ReleasedStep:
 
     @property
     def epsilon(self) -> float:
-        """Of the accountant's whole ledger when it is asked for, with all steps that are planned.
+        """The accountant's value for its whole ledger at the time of the call, with all planned
+        steps.
 
         It takes up to a second.
         """
@@ -80,7 +81,7 @@ class ReleasedStep:
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
-        """Of the inference, when it is asked for; None where it is not known."""
+        """The inference's value at the time of the call; None if there is none."""
         return self._clipped()
 
 
@@ -111,17 +112,17 @@ class RunResult(Sequence[float]):
     they may depend on the data, and are for the curator.
 
     :ivar inference: name of its class.
-    :ivar measure: what the steps return.
+    :ivar measure: the name of the steps' result.
     :ivar earlier: number of steps before this call.
     :ivar num_steps: number of steps that are planned, earlier ones included.
     :ivar returned: by each step, NaN where there is no such number.
     :ivar bounds: C after each step, as :attr:`ReleasedStep.bound`.
     :ivar noise_multiplier: sigma, of the last step; NaN before the first, as is
-    :ivar noise: of the last step, as :attr:`ReleasedStep.noise`.
+    :ivar noise: the last step's, as :attr:`ReleasedStep.noise`.
     :ivar clipped: clipped fractions by the number of the step after which they were read: about 30
-        of them, and the last; empty where none is known.
-    :ivar seconds: of the whole call, callbacks included.
-    :ivar step_seconds: of each step.
+        of them, and the last; empty if there is none.
+    :ivar seconds: duration of the whole call, callbacks included.
+    :ivar step_seconds: duration of each step.
     :ivar stopped: why there were no more steps.
 
     >>> import torch
@@ -149,7 +150,7 @@ class RunResult(Sequence[float]):
 
     @property
     def values(self) -> list[float]:
-        """What the steps returned, where that is a number."""
+        """The steps' results that are numbers."""
         return [each for each in self.returned if not math.isnan(each)]
 
     @property
@@ -159,7 +160,7 @@ class RunResult(Sequence[float]):
 
     @property
     def clipped_fraction(self) -> ClippedFraction | None:
-        """The last that was read; None where none is known."""
+        """The last that was read; None if there is none."""
         return list(self.clipped.values())[-1] if self.clipped else None
 
     def __len__(self) -> int:
@@ -219,8 +220,7 @@ class RunResult(Sequence[float]):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """As it prints, for notebooks, but for the times: these are not private, and notebooks are
-        passed on."""
+        """As it prints, for notebooks, without the times, which are not private."""
         facts = [("steps", self.headline)]
         if self.steps:
             facts += [
@@ -254,13 +254,13 @@ class RunResult(Sequence[float]):
             self.seconds = time.perf_counter() - start
 
     def add(self, step: ReleasedStep, seconds: float) -> None:
-        """One more. What it says is kept, and not itself, which has the inference behind it."""
+        """One more. Its numbers are kept, and not the object, which holds the inference."""
         self.returned.append(step.value)
         self.bounds.append(step.bound)
         self.noise_multiplier, self.noise = step.noise_multiplier, step.noise
         self.step_seconds.append(seconds)
         every = max(1, (self.num_steps - self.earlier) // _READINGS)
-        every -= every % 10 if every > 10 else 0  # where a device is waited for anyway
+        every -= every % 10 if every > 10 else 0  # as the run waits for the device there anyway
         if self.steps % every == 0 or step.step == self.num_steps:
             self.read_clipped(step)
 

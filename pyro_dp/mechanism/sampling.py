@@ -1,13 +1,12 @@
 """The records of a step: Poisson, fixed-size or all; samples of coming steps, drawn at once.
 
-Who takes part in a step is drawn without the data, from a private stream that belongs to the step's
-position in the ledger (:mod:`pyro_dp.mechanism.streams`) and to no other draw. So it does not
-matter when it is drawn: the samples have the same joint distribution, independent of all data and
-all releases, and with a seed they are the same records. Each is handed out once. None is part of a
-state, or shown to anybody: whoever goes on from a state draws anew. A forked process cannot use
-them either, for its accountant refuses it.
+A step's sample is drawn without the data, from the private stream of the step's position in the
+ledger (:mod:`pyro_dp.mechanism.streams`). So the time of the draw does not matter: the samples have
+the same joint distribution, independent of all data and all releases. With a seed they are the same
+records. Each is handed out once. None is part of a state or visible: a run that continues from a
+state draws anew. A forked process cannot use them either, for its accountant refuses it.
 
-Not protected: who reads the memory of the process learns who takes part in steps to come. Secure
+Not protected: a reader of the process's memory learns the samples of steps to come. Secure
 mode, which also stands up to copies of a machine, does not draw ahead.
 """
 
@@ -30,7 +29,7 @@ MOST = 4096  # steps: the first of them waits for all
 
 @dataclass(frozen=True)
 class AllRecords:
-    """The indices 0, ..., size - 1, of which only a part is ever written down.
+    """The indices 0, ..., size - 1, never all written down.
 
     It has what a tensor of indices is asked for.
     """
@@ -105,11 +104,11 @@ class RecordSampler:
         """Indices of the sampled records, ascending.
 
         Poisson sampling takes memory for the batch and :data:`BLOCK` numbers, at any rate. It goes
-        block by block: in each, a binomial number of distinct uniform records. Given their number,
-        those that n independent coins of one bias choose are a uniform subset, and coins of
-        different records are independent: so this is Poisson sampling, whatever the blocks are. At
-        a small rate all records are one block, and time is that of the batch, too; but not in
-        secure mode, which counts coins.
+        block by block: in each, a binomial number of distinct uniform records. Let n independent
+        coins of one bias choose records: conditional on their number, they are a uniform subset.
+        Coins of different records are independent, so this is Poisson sampling for any blocks. At a
+        small rate all records are one block, and time is that of the batch, too; but not in secure
+        mode, which counts coins.
 
         :param stream: the private stream of this step.
         """
@@ -136,7 +135,7 @@ class Held(Protocol):
     """Rows of some records, in memory."""
 
     def hold(self, indices: Tensor) -> None:
-        """Read these and keep them, in place of those that were kept.
+        """Read these and keep them, instead of those that were kept.
 
         :param indices: ascending.
         """
@@ -144,24 +143,24 @@ class Held(Protocol):
     def choose(self, indices: Tensor, places: Tensor) -> None:
         """Some of them are asked for next.
 
-        :param places: where they are among those that are held.
+        :param places: their positions among those that are held.
         """
 
 
 class DrawnAhead:
     """
-    :param steps: of how many steps to draw the samples at a time, a public number; with 1 each is
-        drawn when it is needed.
-    :param held: told, before the first of these steps, who takes part in any of them.
+    :param steps: the number of steps whose samples are drawn at a time, a public number; with 1
+        each is drawn when it is needed.
+    :param held: gets the records of all these steps before the first of them.
     """
 
     def __init__(self, steps: int, held: Sequence[Held]):
         self._steps, self._held = min(steps, MOST), held
-        # By position, of steps that have not begun: who takes part, and where their rows are.
+        # By position, for steps that have not begun: their records and the rows of these.
         self._samples: dict[int, tuple[Tensor, Tensor]] = {}
 
     def sample(self, draw: Callable[[int], Indices], position: int, left: int | None) -> Indices:
-        """Who takes part in the step at this position. A step that begins again draws again.
+        """The records of the step at this position. A step that begins again draws again.
 
         :param draw: a sample, by position.
         :param left: how many steps there can be, this one included; None: any number.

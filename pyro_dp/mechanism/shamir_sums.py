@@ -1,14 +1,14 @@
-"""Sums of which nobody sees a part: Shamir's secret sharing among the holders, by MPyC.
+"""Sums whose parts nobody sees: Shamir's secret sharing among the holders, by MPyC.
 
 The protocol is the textbook's (Shamir 1979, How to share a secret; its use for sums: Ben-Or,
-Goldwasser & Wigderson 1988), and the implementation MPyC's, whose shares come from the operating
-system's generator and are elements of a prime field. Each holder splits its upload into K shares of
-which K - 1 are uniform whatever the upload is, and sends one to each; each adds up the shares that
-it got, and tells all the result; K results make the total. So K - 1 holders together see of the
-last one's upload what the total tells them, and no more, also where they break the rules, for
-nothing that a holder sends depends on more than its upload, fresh random numbers, and sums of the
-shares that it was sent. A holder that breaks the rules can make the total wrong. (The total is that
-of integers, not modulo 2^64: it also tells how often sums of 2^33 records and more have wrapped.)
+Goldwasser & Wigderson 1988). The implementation is MPyC's. Its shares come from the operating
+system's generator and are elements of a prime field. Each holder splits its upload into K shares,
+and sends one to each. Any K - 1 of them are uniform for every upload. Each adds up the shares that
+it got, and sends all the result; K results make the total. So K - 1 holders together learn no more
+about the last one's upload than the total says, even if they break the rules. A holder's messages
+depend only on its upload, fresh random numbers, and sums of the shares it received. A holder that
+breaks the rules can make the total wrong. (The total is that of integers, not modulo 2^64: it also
+tells how often sums of 2^33 records and more have wrapped.)
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from pyro_dp.utils.validation import require_count, require_flag, require_number
 T = TypeVar("T")
 _LONGEST = 1e6  # seconds
 _PRIME = 2**89 - 1  # sums of 2^24 integers of 64 bits do not wrap
-_BYTES = 8  # of what is said, in a number
+_BYTES = 8  # bytes of a message in a number
 _AT_A_TIME = 500  # numbers: MPyC takes more than twice as long for twice as many
 _MOST = 2**32  # twice the bytes, or numbers, in a message
 _ELSEWHERE = (
@@ -52,11 +52,11 @@ class ShamirSums:
     with ``dropouts`` it is refused.
 
     :param addresses: "host:port" of each holder, the same list for all; each listens at its own.
-    :param index: of this holder among them.
-    :param encrypted: connections are by TLS, both sides with certificates, which MPyC reads from
-        the folder ``.config``: ``party_<index>.crt`` and ``.key`` and ``mpyc_ca.crt``, the
-        certificate of "MPyC party <index>". False: anybody on the way can read and change what is
-        sent, all shares of an upload among it: for one machine.
+    :param index: this holder's among them.
+    :param encrypted: connections are by TLS, both sides with certificates. MPyC reads
+        ``party_<index>.crt``, the certificate of "MPyC party <index>", ``.key`` and ``mpyc_ca.crt``
+        from the folder ``.config``. If False, anybody in between can read and change all messages,
+        all shares of an upload among them. That is for one machine.
     :param timeout: in seconds: so long does a holder wait for the others; longer than a step.
     :raises ConfigurationError: MPyC is not installed, or an argument is out of range.
     :raises ClusterError: the others did not come within the timeout.
@@ -107,8 +107,8 @@ class ShamirSums:
             )
 
     def talk(self, public: bytes) -> dict[int, bytes]:
-        """What is said to all is shared and opened as well: MPyC's messages to one would be pickles
-        of Python objects, which must never be read from others.
+        """Messages to all are shared and opened as well. MPyC's messages to one would be pickles of
+        Python objects, which must never be read from others.
         """
         lengths = self._sizes(len(public), adds=False)
         length = max(lengths) + _BYTES
@@ -140,7 +140,7 @@ class ShamirSums:
         return list(range(len(self._addresses)))
 
     def _sizes(self, own: int, *, adds: bool) -> list[int]:
-        """What each holder is about to send, if all are about to do the same.
+        """The length of each holder's next message, if all are about to do the same.
 
         :raises ClusterError: they are not.
         """
@@ -184,7 +184,7 @@ def _party(addresses: list[str], index: int, encrypted: bool) -> Any:
         raise ConfigurationError(_NO_MPYC) from None
     finally:
         sys.argv = before
-    party.threshold = len(addresses) - 1  # of sums alone, which need no majority
+    party.threshold = len(addresses) - 1  # enough for sums alone, which need no majority
     return party
 
 

@@ -1,4 +1,4 @@
-"""Streams of random numbers: who draws what from where.
+"""Streams of random numbers, and the draws that come from each.
 
 * *Privacy noise* and *record sampling* are private: each has a stream of its own, from 256 bits of
   operating-system entropy, made afresh for every release. A stream is never saved, restored or
@@ -7,10 +7,10 @@
   (:func:`counted_normals`).
 * *Local draws* (of latents that belong to one record): normals and uniforms are a function of a
   private key and the record's index. One record more or less in the batch leaves all other records'
-  draws as they are, so that the bound on what a record can change holds for any fixed draws. What
-  else a model draws for a record (gammas, categoricals, dropout) comes from private generators in
-  order of use: there the bound holds because the draws are independent and never seen, so that
-  those of two neighbouring batches can be matched record by record.
+  draws as they are. So the bound on a record's effect holds for any fixed draws. Other draws for a
+  record (gammas, categoricals, dropout) come from private generators in order of use. There the
+  bound holds because the draws are independent and never seen: those of two neighbouring batches
+  can be matched record by record.
 * *Global draws* (the guide's latents, initial values) are public and come from torch's global
   generator. No private draw touches it: its state after a step must not tell anything about the
   batch.
@@ -46,8 +46,8 @@ class Randomness:
         same object get different streams.
     :param secure: noise and sampling come from the operating system's generator, not from one that
         it seeds.
-    :param rank: of the process in a cluster. Who takes part on one rank must say nothing of who
-        does on another: with equal seeds, too, each has streams of its own.
+    :param rank: the process's in a cluster. The sample of one rank must reveal nothing about
+        another's. So each has streams of its own, even with equal seeds.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ def _key(generator: torch.Generator | int) -> int:
 
 class LocalStream:
     """Random numbers of single records: one SplitMix64 sequence (Steele, Lea & Flood 2014) for each
-    draw of a record, which starts at a hash of a key, the record's index and the draw's number.
+    draw of a record. It starts at a hash of a key, the record's index and the draw's number.
 
     The key need not stand up to guessing: no guarantee rests on it.
 
@@ -141,9 +141,9 @@ class LocalStream:
         return normals
 
     def drawn(self, kind: str, indices: Tensor, draw: int, size: int) -> Tensor:
-        """What these methods draw, as a tensor where the indices are: nothing is sent there.
+        """The draws as a tensor on the device of the indices: nothing is sent there.
 
-        :param kind: "uniform" or "normal", the same on every device but for rounding.
+        :param kind: "uniform" or "normal", the same on every device up to rounding.
         """
         if indices.device.type == "cpu":
             return torch.from_numpy(getattr(self, kind)(indices.numpy(), draw, size))
@@ -164,7 +164,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Each word hashed, in place: the output function of SplitMix64."""
+    """Hash each word, in place: the output function of SplitMix64."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)
@@ -174,7 +174,7 @@ def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _mixed_words(words: Tensor) -> Tensor:
-    """As :func:`_mixed`, of the same 64 bits in int64; not in place."""
+    """As :func:`_mixed`, on the same 64 bits in int64; not in place."""
     words = (words ^ _shifted(words, 30)) * signed(0xBF58476D1CE4E5B9)
     words = (words ^ _shifted(words, 27)) * signed(0x94D049BB133111EB)
     return words ^ _shifted(words, 31)

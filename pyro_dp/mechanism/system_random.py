@@ -1,18 +1,18 @@
 """Random numbers of the operating system, with exact probabilities.
 
-Where a library's generator computes its distributions in floating point, every draw here compares
-random bits with integers. Nothing is kept between two draws: what the operating system hands out is
-never handed out twice, so that forked, copied, restored or twice imported processes cannot share a
-stream, and a process's memory holds nothing from which other draws could be computed.
+A library's generator computes its distributions in floating point; every draw here compares random
+bits with integers. Nothing is kept between two draws. The operating system never hands out the same
+bits twice: forked, copied, restored or twice imported processes cannot share a stream. A process's
+memory holds nothing that would allow computing other draws.
 
-Integers with probabilities proportional to exp(-n^2 / (2 s^2)): Algorithm D of Karney 2016
-(Sampling exactly from the normal distribution, ACM TOMS 42, arXiv 1303.6257), n = +-(k s + j) with
-k from the half-normal weights exp(-k^2 / 2), j uniform in [0, s), and accepted with probability
-exp(-x (2 k + x) / 2), x = j / s. The product of the two weights is exp(-(k + x)^2 / 2).
+Integers have probabilities proportional to exp(-n^2 / (2 s^2)). Algorithm D of Karney 2016 draws
+them (Sampling exactly from the normal distribution, ACM TOMS 42, arXiv 1303.6257). Let n = +-(k s +
+j), k from the half-normal weights exp(-k^2 / 2), and j uniform in [0, s). It is accepted with
+probability exp(-x (2 k + x) / 2), x = j / s. The product of the two weights is exp(-(k + x)^2 / 2).
 
-A probability is compared with a uniform number of 192 bits, of which the first 64 nearly always
-decide; where they cannot, given how a floating-point exponential is rounded, the rest is drawn and
-the comparison made in decimal arithmetic. What a number's probability is off by is below 2^-180.
+A probability is compared with a uniform number of 192 bits. The first 64 nearly always decide. If a
+floating-point exponential's rounding leaves it open, the rest is drawn and compared in decimal
+arithmetic. The error of a number's probability is below 2^-180.
 """
 
 import decimal
@@ -24,7 +24,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-MOST = 2**57  # of the scale: 18 times it are integers of 63 bits
+MOST = 2**57  # the largest scale: 18 times it are integers of 63 bits
 _REST = 128  # bits of a uniform number after the first 64
 _DOUBT = 2.0**-44  # a float64 exp(-r) is closer than that, for r below 20
 _DIGITS = decimal.Context(prec=70)
@@ -48,7 +48,7 @@ class SystemGenerator:
         bits = (limit - 1).bit_length()
         dtype = np.uint16 if bits <= 16 else np.uint32 if bits <= 32 else np.uint64
         found = np.empty(0, dtype)
-        while len(found) < count:  # of words of so many bits, at least half are below the limit
+        while len(found) < count:  # at least half the words of so many bits are below the limit
             missing = count - len(found)
             spare = math.ceil(missing * 2**bits / limit) + 8
             words = self.words(spare, dtype) & dtype(2**bits - 1)
@@ -58,8 +58,8 @@ class SystemGenerator:
     def binomial(self, n: int, p: float) -> int:
         """How many of ``n`` come up, each with probability ``p`` in (0, 1).
 
-        With p = f 2^-k, f in [1/2, 1): those that show heads k times, and then pass a test of
-        probability f, which is a multiple of 2^-53.
+        Let p = f 2^-k, f in [1/2, 1). It counts those that show heads k times and then pass a test
+        of probability f, a multiple of 2^-53.
         """
         f, exponent = math.frexp(p)
         for _ in range(-exponent):
@@ -157,7 +157,7 @@ def _accepts(
 
 
 def _continued(word: int) -> int:
-    """A uniform number of 192 bits, given its first 64."""
+    """A uniform number of 192 bits that starts with these 64."""
     return int(word) << _REST | int.from_bytes(os.urandom(_REST // 8), "little")
 
 

@@ -56,7 +56,7 @@ class Message:
     """
     :param kind: "talk", "add" or "leave"; of an answer also "failed", with the reason in ``facts``.
     :param facts: numbers and texts.
-    :param content: what follows the line.
+    :param content: the bytes that follow the line.
     """
 
     kind: str
@@ -84,16 +84,16 @@ class TrustedAggregator:
     """Adds up what K holders of data send, and opens nothing but the total.
 
     **It is trusted.** It sees each holder's sum under that holder's share of the noise, which is
-    less noise than the guarantee has: who runs it must be somebody to whom every holder would show
-    such numbers, a trusted third party, and the lines to it must be encrypted. It sees no record,
-    needs no ledger, and can neither draw more from a holder than its accountant allows, nor
-    choose what holders compute. Whether what comes from it is the true total, nobody checks.
+    less noise than the guarantee has. A trusted third party must run it, to whom every holder would
+    show such numbers. The lines to it must be encrypted. It sees no record, needs no ledger, and
+    can neither draw more from a holder than its accountant allows, nor choose what holders compute.
+    Whether what comes from it is the true total, nobody checks.
 
-    Once a holder has stayed away it is left out for good. Where fewer than ``holders - dropouts``
-    are left, nothing more is opened: their shares of the noise would be too little.
+    Once a holder has stayed away it is left out for good. If fewer than ``holders - dropouts`` are
+    left, nothing more is opened: their shares of the noise would be too little.
 
     :param holders: K, at least 2.
-    :param dropouts: t: so many may stay away. The holders must have been told the same numbers.
+    :param dropouts: t: so many may stay away. The holders must get the same numbers.
     :param timeout: in seconds: so long does a round wait for messages.
     :raises ConfigurationError: one is out of range.
 
@@ -122,7 +122,7 @@ class TrustedAggregator:
     def answer(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
         """One round.
 
-        :param messages: of the holders that are there, by their index from 0 to K - 1.
+        :param messages: those of the present holders, by their index from 0 to K - 1.
         :returns: the answer to each.
         """
         there = {index: _read(each) for index, each in messages.items() if index in self._left}
@@ -173,7 +173,7 @@ def _read(data: bytes) -> Message:
 class AtTrustedAggregator:
     """A channel of a :class:`~pyro_dp.federated.Federation` through a :class:`TrustedAggregator`.
 
-    The aggregator sees this holder's uploads, sums under a share of the noise alone: a release
+    The aggregator sees this holder's uploads, sums under a share of the noise alone. A release
     counts towards it as one of noise multiplier sigma / sqrt(K - t - c).
 
     :param line: to the aggregator; it must be encrypted where it leaves the machine.

@@ -11,7 +11,7 @@ from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import LARGEST, require_choice, require_number
 
 SAMPLING = ("poisson", "fixed", "full")
-_LEAST_NOISE = 1e-9  # below there is no privacy to speak of, and there would be an overflow
+_LEAST_NOISE = 1e-9  # below it there is practically no privacy, and there would be an overflow
 
 
 @dataclass(frozen=True)
