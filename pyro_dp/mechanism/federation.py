@@ -125,8 +125,8 @@ class Federation:
     against anybody who sees all releases. This includes the other holders. Each can subtract its
     own share of the noise, and at most c of them work together. Shares are drawn as in
     :mod:`pyro_dp.mechanism.fixed_point`: each is processed continuous Gaussian noise of variance at
-        least sigma^2 / (K - t - c). The factor stated there applies once to each share. The sum of
-        continuous shares is Gaussian noise of variance at least sigma^2, and the
+    least sigma^2 / (K - t - c). The factor stated there applies once to each share. The sum of
+    continuous shares is Gaussian noise of variance at least sigma^2, and the
     ledger's event states an upper bound as ever. (Kairouz, Liu & Steinke 2021, arXiv 2102.06387,
     compare the sum of n discrete Gaussians of scale s with one. Their densities differ by a factor
     of at most exp(10 n exp(-pi^2 s^2)). Here s is at least 2^13 units of the grid.)
