@@ -188,7 +188,7 @@ DECK = (
         "The mean is Σ times that parameter. So noise adds the covariance v Σ²:\n\n\n"
         "        $\\Sigma_{\\mathrm{aware}} = \\Sigma + v \\, \\Sigma^2$\n\n\n"
         "If people say much about a coefficient, Σ² is tiny, and privacy is nearly free.\n\n"
-        "This covers no clipping bias, and no wrong model.",
+        "It does not cover the bias of clipping, or a wrong model.",
     ),
     Slide(
         "Does the run say ok?",
