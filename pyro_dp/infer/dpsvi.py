@@ -73,6 +73,8 @@ class Looks(DPSEP):
 
         :returns: nan.
         """
+        if self._loaded is not None:
+            self._look_at(args, kwargs)  # takes up the state
         if self._steps and self._finished:
             self._look_at(args, kwargs)  # other data are refused
             return math.nan

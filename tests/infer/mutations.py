@@ -546,6 +546,13 @@ MUTATIONS = [
         "test_automatic_dpsep.py",
     ),
     Mutation(
+        "DPSEP: a new object goes beyond the looks of its state",
+        "DPSEP._prepare",
+        "self._refuse_steps_beyond_calibration()",
+        "pass",
+        "test_automatic_dpsep.py",
+    ),
+    Mutation(
         "a scale's score leaves the location's uncertainty out",
         "_scaled",
         "precise * (away.square() + spread) - 1",

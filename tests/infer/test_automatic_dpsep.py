@@ -446,6 +446,19 @@ def test_a_finished_run_is_taken_up_at_no_cost():
         assert torch.equal(again.guide.median(*data)[name], value)
 
 
+def test_a_step_after_a_finished_run_is_refused_also_by_a_new_object():
+    data = gaussian_data(1000)
+    sep = fitted(linear, data)
+    accountant = PrivacyAccountant(epsilon=10.0, delta=1e-5)
+    again = DPSEP(linear, AutoMultivariateNormal(linear), accountant=accountant)
+    state = sep.state_dict()
+    state["accountant"] = state["accountant"] | {"epsilon": 10.0}
+    again.load_state_dict(state)
+    with pytest.raises(PrivacyBudgetExceeded, match="All looks are done"):
+        again.step(*data)
+    assert accountant.get_epsilon() == sep.accountant.get_epsilon()
+
+
 def test_too_many_latents_are_refused_before_anything_is_spent():
     def wide(x, y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([1201]).to_event(1))

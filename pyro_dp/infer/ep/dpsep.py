@@ -22,7 +22,7 @@ from pyro_dp.infer.ep.look_plan import MOST_LOOKS, MOST_WITHOUT_NOISE
 from pyro_dp.infer.ep.paper_dpsep import PaperDPSEP
 from pyro_dp.infer.ep.problem import EPProblem
 from pyro_dp.infer.ep.site_sum import OpeningSum, WhitenedSum
-from pyro_dp.infer.ep.stochastic_ep import StochasticEP
+from pyro_dp.infer.ep.stochastic_ep import PreparedSites, StochasticEP
 from pyro_dp.infer.posterior.evidence import Cost, Evidence, Part
 from pyro_dp.infer.posterior.posterior import Posterior
 from pyro_dp.infer.posterior.summary import Status
@@ -264,9 +264,14 @@ class DPSEP(StochasticEP[EPState]):
         frame = self._approximation.frame
         return math.inf if frame is None else frame.bound
 
+    def _prepare(self, args: tuple, kwargs: dict) -> PreparedSites:
+        prepared = super()._prepare(args, kwargs)
+        self._refuse_steps_beyond_calibration()  # a state taken up here may have no look left
+        return prepared
+
     def _planned(self, args: tuple, kwargs: dict) -> int:
         loaded = self._loaded is not None
-        self._prepare(args, kwargs)
+        (self._look_at if loaded else self._prepare)(args, kwargs)
         if loaded and self._finished:  # the state is taken up, and nothing is left to release
             return self._steps
         return super()._planned(args, kwargs)

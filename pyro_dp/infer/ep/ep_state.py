@@ -245,7 +245,9 @@ class EPState:
             self.problem.groups,
             self.problem.places,
         )
-        if slope is None or slope.nonzero().squeeze(1).tolist() != groups[-1].tolist():
+        if slope is None or len(groups) == 1:
+            return self, medians
+        if slope.nonzero().squeeze(1).tolist() != groups[1].tolist():
             return self, medians
         along = root @ slope
         length = along.norm().item()

@@ -14,7 +14,9 @@ from pyro_dp.infer.svi.saved_run import SavedRun
 from pyro_dp.infer.svi.stochastic_gradient_vi import StochasticGradientVI
 from pyro_dp.mechanism.clipped_fraction import SHARE, AdaptiveClip, ClippedFraction
 from pyro_dp.mechanism.contributions import Block, with_bit
+from pyro_dp.mechanism.iterative import IterativeMechanism
 from pyro_dp.records.losses import Loss
+from pyro_dp.records.plate import PrivatePlate
 from pyro_dp.utils.errors import ConfigurationError
 from pyro_dp.utils.validation import require_flag
 
@@ -63,6 +65,7 @@ class PaperDPSVI(StochasticGradientVI):
     _known_as = ""
     _report_name = "report_clipping"
     _plans = False
+    _usual_steps = None
     _report = staticmethod(with_bit)
 
     def __init__(
@@ -134,9 +137,30 @@ class PaperDPSVI(StochasticGradientVI):
         state = super().state_dict(include_private_local_state=include_private_local_state)
         return {name: value for name, value in state.items() if name not in _OF_PLAN}
 
+    @property
+    def _saved_plan(self) -> tuple[str, ...]:
+        return ()
+
     def _require_plan(self, saved: SavedRun) -> None:
         if saved.num_steps is not None:
             raise ConfigurationError("load_state_dict: this state has a plan. DPSVI takes it.")
+
+    def _rate(self, plate: PrivatePlate) -> float:
+        return PrivateInference._rate(self, plate)
+
+    def _row_adam(self, name: str) -> RowAdam:
+        return self._local_optim or RowAdam.like(self.optim, name)
+
+    def _refuse_steps_beyond_calibration(self) -> None:
+        IterativeMechanism._refuse_steps_beyond_calibration(self)
+
+    def _move(
+        self, prepared: PreparedGradient, gradients: dict[str, Tensor | None], size: int
+    ) -> None:
+        self._optimizer.step(prepared.parameters, gradients, rarely=self._rarely)
+
+    def _conclude(self, prepared: PreparedGradient) -> None:
+        """The guide holds the last iterate."""
 
     def _warnings(self) -> list[Warning]:
         return [] if self._adaptive else PrivateInference._warnings(self)

@@ -193,7 +193,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     _measure = "private loss (nats)"
     _report_name = "the histogram of the norms"
     _report = staticmethod(with_bins)  # makes the block of the norms
-    _plans = True  # the run's steps, their number and size, and ends with means of the iterates
+    _plans = True  # the noise is for a planned number of steps
+    _usual_steps: int | None = USUAL_STEPS
 
     @property
     def _measures(self) -> bool:
@@ -285,9 +286,8 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
     def _conclude(self, prepared: PreparedGradient) -> None:
         """Let the guide hold what the run has found."""
-        if self._plans:
-            averages = self._averages or IterateAverages(1)
-            self._concluded = _IN_ITS_PLACE.format(what=averages.conclude(prepared.parameters))
+        averages = self._averages or IterateAverages(1)
+        self._concluded = _IN_ITS_PLACE.format(what=averages.conclude(prepared.parameters))
 
     def posterior(self, noise_aware: bool = True) -> Posterior:
         """The guide as it is. No interval of gradient steps includes the noise."""
@@ -378,7 +378,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
     @property
     def _saved_plan(self) -> tuple[str, ...]:
         """Names of what a state must have for a run to go on as planned."""
-        return ("averages", "num_steps") * self._plans + ("histogram",) * self._measures
+        return ("averages", "num_steps") + ("histogram",) * self._measures
 
     def _require_plan(self, saved: SavedRun) -> None:
         if self.num_steps is not None and not same(self.num_steps, saved.num_steps):
@@ -437,22 +437,20 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         kind = None if step is None else type(step)
         if not self._ranks.all_have(kind):
             step = None
-        if self.num_steps is None and self._plans:
-            self.num_steps = USUAL_STEPS
+        if self.num_steps is None:
+            self.num_steps = self._usual_steps
         if self._averages is None and self.num_steps is not None:
             self._averages = IterateAverages(self.num_steps)
         return PreparedGradient(records, sampler, term, parameters, step or eager)
 
     def _rate(self, plate: PrivatePlate) -> float:
         rate = super()._rate(plate)
-        chosen = self._plans and self.sample_rate is None and self.sampling != "full"
+        chosen = self.sample_rate is None and self.sampling != "full"
         return usual_rate(plate.size) if chosen and rate == 1.0 else rate
 
     def _row_adam(self, name: str) -> RowAdam:
-        """Moves the rows of this parameter."""
-        if self._plans:
-            return self._local_optim or RowAdam()  # its step size is chosen in each step
-        return self._local_optim or RowAdam.like(self.optim, name)
+        """Moves the rows of this parameter. If nobody set it, each step chooses its step size."""
+        return self._local_optim or RowAdam()
 
     def _move(
         self, prepared: PreparedGradient, gradients: dict[str, Tensor | None], size: int
@@ -461,13 +459,16 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         plan = self._plan(size, prepared.sampler)
         if self._plans_adam:
             self._optimizer.set(lr=plan.step_size(self._steps - 1), betas=BETAS)
-        # In these steps a device may be waited for.
-        rarely = self._steps <= 3 or self._steps % 10 == 0 or self._steps == self.num_steps
-        self._optimizer.step(prepared.parameters, gradients, rarely=rarely)
+        self._optimizer.step(prepared.parameters, gradients, rarely=self._rarely)
         if self._plans_adam:
             self._optimizer.set(lr=plan.step_size(self._steps))  # which a state must know
-        if self._plans and self._local_optim is None:
+        if self._local_optim is None:
             self._rows.set_step_size(plan.row_step_size(self._steps - 1))
+
+    @property
+    def _rarely(self) -> bool:
+        """Whether a device may be waited for in this step."""
+        return self._steps <= 3 or self._steps % 10 == 0 or self._steps == self.num_steps
 
     def _plan(self, dim: int, sampler: RecordSampler) -> StepPlan:
         """
@@ -490,9 +491,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         return self.loss, self.optim.pt_optim_args, self.optim.pt_clip_args
 
     def _refuse_steps_beyond_calibration(self) -> None:
-        if not self._plans:
-            super()._refuse_steps_beyond_calibration()
-        elif self._finished:
+        if self._finished:
             raise ConfigurationError(_DONE.format(steps=self.num_steps))
 
     def _public(self) -> Sequence[Tensor]:
