@@ -995,16 +995,16 @@ MUTATIONS = [
     ),
     Mutation(
         "PaperDPSVI: it chooses the number of steps",
-        "StochasticGradientVI._build",
-        "if self.num_steps is None and self._plans:",
-        "if self.num_steps is None:",
+        "PaperDPSVI",
+        "_usual_steps = None",
+        "_usual_steps = 500",
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(
         "steps of the automatic DPSVI without an end",
         "StochasticGradientVI._refuse_steps_beyond_calibration",
-        "elif self._finished:",
-        "elif False:",
+        "if self._finished:",
+        "if False:",
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(
