@@ -28,8 +28,8 @@ from pyro_dp.utils.files import read_file, write_file
 from pyro_dp.utils.validation import require_choice, require_count, require_number
 
 _STAYS = (
-    "what was released stays released. Load it into a new accountant, or a later state into this "
-    "one. (An accountant with a journal keeps its ledger, and takes older states.)"
+    "a release cannot be undone. Load it into a new accountant, or a later state into this one. "
+    "(An accountant with a journal keeps its ledger, and takes older states.)"
 )
 _OLDER_JOURNAL = (
     "the journal must count every release, so it is an older copy, or that of another ledger. Put "
@@ -698,7 +698,7 @@ class PrivacyAccountant:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as JSON; the file is the old one or the new one, never half of it.
 
-        :param path: of the file.
+        :param path: the file to write.
         :raises PrivacyError: it is not this one that counts (:meth:`follow`).
         """
         self._refuse_mirror("save()")
@@ -707,7 +707,7 @@ class PrivacyAccountant:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read what :meth:`save` wrote; see :meth:`load_state_dict`.
 
-        :param path: of the file.
+        :param path: the file to read.
         """
         self.load_state_dict(read_file(path))
 
@@ -764,11 +764,11 @@ class PrivacyAccountant:
     ) -> Any:
         """How wide a posterior's intervals would be at several budgets, without touching the data.
 
-        ``accountant.forecast(model, guide, x, y, inference=DPSEP)``, where ``x`` and ``y`` are
-        *made up*: of the shapes and types of the data, features drawn as public knowledge has them,
-        outcomes of any values. Outcomes are drawn from the prior predictive, ``inference`` is run
-        on them at each budget and without noise, and the widths of its intervals are averaged over
-        ``num_draws`` draws.
+        In ``accountant.forecast(model, guide, x, y, inference=DPSEP)``, ``x`` and ``y`` are *made
+        up*. They have the shapes and types of the data. Draw the features from public knowledge;
+        the outcomes may have any values. The forecast draws outcomes from the prior predictive and
+        runs ``inference`` on them, at each budget and without noise. It averages the widths of the
+        intervals over ``num_draws`` draws.
 
         **Guarantee.** Nothing is recorded here: each run has an accountant of its own, of the same
         delta, relation and engine. The result is a function of the arguments. It says nothing about

@@ -88,7 +88,7 @@ def audit(
     :param delta: at which epsilon is bounded, in [0, 1).
     :param confidence: in (0, 1).
     :param claim: the accountant of one run, whose epsilon and trade-off curve the audit tests.
-    :param seed: of the coins, for an audit that can be repeated.
+    :param seed: the coins' seed, for an audit that can be repeated.
     :param progress: whether to show a progress bar.
     :raises ConfigurationError: an argument is not as stated, or a score is not a finite number.
 
@@ -96,7 +96,7 @@ def audit(
     >>> import numpy as np
     >>> from pyro_dp import NotPrivateWarning, audit
     >>> noise = np.random.default_rng(1)  # another seed than that of the coins
-    >>> def forgot_the_noise(x):  # and so its result tells who is there
+    >>> def forgot_the_noise(x):  # so its result reveals who is in the data
     ...     return x.sum() + 1e-3 * noise.standard_normal()
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore", NotPrivateWarning)  # these data are made up
@@ -184,7 +184,7 @@ def audit_one_run(
     :param delta: in [0, 1); far below 1 / m, or the bound is 0.
     :param confidence: in (0, 1).
     :param claim: the accountant of the run. It may be the one that the run itself records in.
-    :param seed: of the coins, for an audit that can be repeated.
+    :param seed: the coins' seed, for an audit that can be repeated.
     :raises ConfigurationError: an argument is not as stated, or a score is not a finite number.
 
     >>> import warnings

@@ -38,9 +38,9 @@ _NO_GROUP = (
 )
 _LOST = (
     "Rank {rank} lost the others while {doing}: one of them died, stopped, left the run, or "
-    "computed longer than timeout={timeout:g} seconds ({kind}). What rank 0's ledger counts may "
-    "have been released, and no more. Start the processes anew, open the journal on rank 0, and "
-    "load the last state on all; there may be more or fewer of them."
+    "computed longer than timeout={timeout:g} seconds ({kind}). At most the releases in rank 0's "
+    "ledger happened. Start the processes anew (more or fewer), open the journal on rank 0, and "
+    "load the last state on all."
 )
 _BROKEN = "Rank {rank} cannot go on in a cluster that failed before. Start the processes anew."
 _CLUSTER = (

@@ -41,7 +41,7 @@ _TOO_FEW = (
     "states."
 )
 _OVER = "This holder left the federation, or was interrupted: make a new one, at all holders."
-_DAMAGED = "What the channel added up is no sum of what was uploaded."
+_DAMAGED = "The channel's total is not the sum of the uploads."
 _ABSENT = (
     "Holder {holder} is missing, and the data can only be looked at together: start all anew, "
     "without it."

@@ -147,8 +147,8 @@ class FlowerLine:
     def _lost(self, why: str) -> ClusterError:
         self.close()
         return ClusterError(
-            f"Holder {self.index} lost the aggregator: {why}. What this holder's ledger counts may "
-            "have left it, and no more. The logs of its SuperNode and of Flower's run say more."
+            f"Holder {self.index} lost the aggregator: {why}. At most the uploads in this holder's "
+            "ledger have left it. The logs of its SuperNode and of Flower's run say more."
         )
 
     def __enter__(self) -> "FlowerLine":

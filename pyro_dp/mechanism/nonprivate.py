@@ -28,7 +28,7 @@ from pyro_dp.utils.errors import ConfigurationError, NotPrivateWarning
 from pyro_dp.utils.torch_state import forked_rng
 
 _AT_A_TIME = 4096  # records
-_PEERS = "nonprivate() reads from one process: make an inference without a cluster there."
+_PEERS = "nonprivate() reads from one process: use an inference without a cluster there."
 
 
 class Readable(abc.ABC):

@@ -46,7 +46,7 @@ class ReleasedStep:
         several blocks with bounds of their own, the largest.
     :param noise_multiplier: sigma.
     :param noise: standard deviation of the noise in a coordinate of the sum over the step's
-        records, not yet divided by the sample rate; with several blocks, the first's.
+        records, before division by the sample rate. With several blocks, the first's.
 
     >>> import torch
     >>> from pyro_dp import VIPS, PrivacyAccountant

@@ -40,7 +40,7 @@ _NO_MPYC = (
 )
 _LOST = (
     "Holder {index} lost the others while {doing}: one of them died, stopped, or computed longer "
-    "than timeout={timeout:g} seconds ({kind}). What the ledger counts may have been released. "
+    "than timeout={timeout:g} seconds ({kind}). Releases in the ledger may have happened. "
     "Start all anew, with journals and the last states."
 )
 

@@ -35,20 +35,20 @@ _NOTE = (
 _WHY = {
     "too few": (
         "Only {left} holders are left, fewer than holders - dropouts: their shares of the noise "
-        "would be too little, and nothing is opened any more. What the ledger counts may have been "
-        "released. Start all anew, with journals and the last states, or with fewer holders."
+        "would be too little, and nothing is opened any more. Releases in the ledger may have "
+        "happened. Start all anew, with journals and the last states, or with fewer holders."
     ),
     "left out": (
-        "This holder stayed away for longer than the aggregator waits, and was left out. What the "
-        "others find does not count its records any more."
+        "This holder stayed away for longer than the aggregator waits, and was left out. The "
+        "others' results no longer count its records."
     ),
     "mixed": (
         "The holders are not at the same point of the run, or one of them failed. All must make "
         "the same calls, in the same order, on the same inference. Nothing was opened."
     ),
-    "other numbers": "holders or dropouts differ from what the aggregator was told.",
+    "other numbers": "holders or dropouts differ from those at the aggregator.",
 }
-_DAMAGED = "What the aggregator answered cannot be read, or does not belong to what was asked."
+_DAMAGED = "The aggregator's answer cannot be read, or does not match the question."
 
 
 @dataclass(frozen=True)

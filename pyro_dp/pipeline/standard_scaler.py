@@ -31,13 +31,13 @@ class DPStandardScaler:
 
     **Guarantee.** ``mean_``, ``var_`` and ``scale_`` are covered by the accountant's
     (epsilon, delta) for one row of the data, under both neighbouring relations, for finite data.
-    Every call of :meth:`fit` is a release of its own, and pays; so does every one that
-    cross-validation makes on a clone, which keeps the same accountant. A pickled or copied scaler
-    transforms, but is without accountant and generator, and cannot be fitted.
+    Every call of :meth:`fit` is a release of its own, and pays. Calls of cross-validation on clones
+    pay too, because clones keep the accountant. A pickled or copied scaler transforms, but has no
+    accountant and no generator, and cannot be fitted.
 
-    **Not protected.** The number of rows and features, their names and the bounds: bounds must not
-    be looked up in the data. What :meth:`transform` returns is as private as what it is given.
-    Errors about the data are for the curator.
+    **Not protected.** The number of rows and features, their names and the bounds. Do not look
+    bounds up in the data. The output of :meth:`transform` is as secret as its input. Errors about
+    the data are for the curator.
 
     :param bounds: (lower, upper), public: numbers, or arrays with one number per feature. Values
         beyond them are clipped for the means and variances, and only there. Noise grows with their

@@ -104,8 +104,8 @@ class ConjugateModel(abc.ABC):
     these with a bound each and computes one record's part (the E-step). From the sums it computes a
     posterior of the global latents (the M-step).
 
-    **The E-step is behind the privacy wall.** Row b of the result of :meth:`expected_statistics`
-    may depend on row b of the data and draws, and on the public posterior, but on no other record.
+    **The E-step is behind the privacy wall.** Row b of :meth:`expected_statistics` may depend on
+    row b of the data and draws and on the public posterior. It must not depend on another record.
     A loop over local latents must therefore run a fixed number of times. A loop that stops when the
     batch has converged would pass information between records. Your own model sees one record at a
     time (vectorised if ``torch.vmap`` can). Nothing that it keeps of a record reaches the next.
@@ -162,7 +162,7 @@ class ConjugateModel(abc.ABC):
     def static_statistics(self, *rows: Any, **named: Any) -> Parts:
         """Parts of B records of the statistics that are declared static, ``(B, *shape)`` each.
 
-        :param rows: of the data, (B, ...) each.
+        :param rows: rows of the data, (B, ...) each.
         """
         return {}
 
@@ -171,7 +171,7 @@ class ConjugateModel(abc.ABC):
 
         :param posterior: the global latents', from :meth:`posterior`.
         :param draws: random numbers for local latents, of these records.
-        :param rows: of the data, (B, ...) each.
+        :param rows: rows of the data, (B, ...) each.
         """
         return {}
 

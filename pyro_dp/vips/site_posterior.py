@@ -53,8 +53,7 @@ def widened(marginal: Distribution, root: Tensor) -> Distribution:
 
 
 def quantiles(marginal: Distribution, probabilities: Tensor) -> Tensor:
-    """Quantiles of each element: (P, *shape). From 10,000 draws with a fixed seed for other "
-    "families."""
+    """Quantiles of each element: (P, *shape). Other families use 10,000 draws with a fixed seed."""
     shape = marginal.batch_shape + marginal.event_shape
     family = _family(marginal)
     if family is not None:

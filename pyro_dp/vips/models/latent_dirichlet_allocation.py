@@ -326,7 +326,7 @@ class LatentDirichletAllocation(ConjugateModel):
         return {"topics": posterior.to_event(1)}
 
     def model(self, counts: Tensor) -> Tensor:
-        """The Pyro model. Where ``words`` is not observed, documents have the fixed length.
+        """The Pyro model. If ``words`` is not observed, documents have the fixed length.
 
         :returns: probabilities of the words, (N, V).
         """
@@ -352,9 +352,9 @@ class LatentDirichletAllocation(ConjugateModel):
         **The result is not private: use documents that need no protection.** A
         :class:`NotPrivateWarning` says so.
 
-        :param posterior: of ``topics``: ``vips.posterior(noise_aware=False)``.
-        :param documents: counts of shape (M, words) of documents that were not learned from.
-        :param seed: the halves'.
+        :param posterior: that of ``topics``: ``vips.posterior(noise_aware=False)``.
+        :param documents: counts of shape (M, words) of documents outside the fit.
+        :param seed: seed for the halves.
         :raises ModelError: no document has two words, or they do not fit.
         """
         self.check(documents)
@@ -371,10 +371,10 @@ class LatentDirichletAllocation(ConjugateModel):
     ) -> dist.Dirichlet:
         """The variational posterior of each document's topic weights.
 
-        **The result is not private**: it tells what the documents hold. It is for the curator, or
+        **The result is not private**: it reveals the documents' contents. It is for the curator, or
         for documents that need no protection. A :class:`NotPrivateWarning` says so.
 
-        :param posterior: of ``topics``: ``vips.posterior(noise_aware=False)``.
+        :param posterior: that of ``topics``: ``vips.posterior(noise_aware=False)``.
         :param documents: counts of shape (M, words).
         :returns: batch shape (M,), event shape (topics,).
         :raises ModelError: they do not fit.

@@ -73,7 +73,7 @@ def logit_information(curvature: Tensor, mean: Tensor, covariance: Tensor, size:
         below = variance * moments(variance)[1].item() < released
         least, most = (variance, most) if below else (least, variance)
     g, g_along, h, h_along = moments(most)
-    # The rows' second moments S: curvature / N = S g + along along' (g_along - g) / variance.
+    # The rows' second moments S: `curvature / N = S g + along along' (g_along - g) / variance`.
     along = curvature @ mean / (size * g_along)  # S mean
     outer = torch.outer(along, along) / most
     second_moment = (curvature / size - outer * (g_along - g)) / g

@@ -112,8 +112,8 @@ _INITIAL_WEIGHT = 0.5  # standard deviation of the weights that the first E-step
 def hidden_units(field: Tensor, coupling: Tensor, sweeps: int) -> Tensor:
     """Means of independent hidden units of value -1/2 or 1/2, (B, K).
 
-    Variational Bayes for p(x) proportional to exp(field . x - x' coupling x / 2): units start at
-    zero and are updated in turn, for a fixed number of sweeps.
+    It is variational Bayes for p(x) proportional to exp(field . x - x' coupling x / 2). Units start
+    at zero and are updated in turn, for a fixed number of sweeps.
 
     :param field: each image's, (B, K).
     :param coupling: (K, K), symmetric; its diagonal does not matter, since x^2 is 1/4.
@@ -342,16 +342,17 @@ class SigmoidBeliefNetwork(ConjugateModel):
     def pixel_accuracy(
         self, posterior: Mapping[str, Distribution], images: Tensor, *, seed: int = 0
     ) -> float:
-        """Fraction of hidden pixels of new images that are predicted rightly.
+        """Fraction of hidden pixels of new images that are predicted correctly.
 
-        The pixels are dealt at random into ten groups. Each group is hidden in all images and
-        predicted from the others: they tell the hidden units, and these the pixel. All of it is at
-        the posterior means. **The result is not private: use images that need no protection.** A
+        The pixels are dealt at random into ten groups. Each group is hidden in all images. The
+        other pixels determine the hidden units, and these predict the group. All of it is at the
+        posterior means. **The result is not private: use images that need no protection.** A
         :class:`NotPrivateWarning` says so.
 
-        :param posterior: of ``weights``, ``biases`` and ``hidden_biases``: ``vips.posterior()``.
-        :param images: shape (M, pixels), not learned from.
-        :param seed: the groups'.
+        :param posterior: those of ``weights``, ``biases`` and ``hidden_biases``:
+            ``vips.posterior()``.
+        :param images: images outside the fit, (M, pixels).
+        :param seed: seed for the groups.
         :raises ModelError: the images do not fit.
         """
         self.check(images)
