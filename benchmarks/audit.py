@@ -658,7 +658,9 @@ def table(results: dict) -> str:
     below = sum(row["points_below"] for row in results["curve"])
     above = sum(row["points_above"] for row in results["curve"])
     points = sum(row["points"] for row in results["curve"])
-    lines.append(f"Of {points} points {below} lie below the claimed curve and {above} above it.")
+    lines.append(
+        f"The audit has {points} points: {below} lie below the claimed curve and {above} above it."
+    )
     return "\n".join(lines)
 
 

@@ -80,7 +80,7 @@ def measure(size: int, dim: int, repeats: int) -> dict[str, list[float]]:
         "NumPy, clipped": lambda: lambda: clipped(x.numpy(), y.numpy(), start),
         "NumPy, Newton": lambda: lambda: newton(x.numpy(), y.numpy(), start),
         "DPSEP": lambda: partial(dpsep(DPSEP, dim), x, y),
-        "DPSEP, C given": lambda: partial(
+        "DPSEP, C set": lambda: partial(
             dpsep(PaperDPSEP, dim, max_factor_norm=10.0, num_steps=30), x, y
         ),
         "VIPS": lambda: partial(vips.step, short, y),

@@ -1,4 +1,4 @@
-"""Effects of ten clinics: two ways to write them, by DPSVI, beside the exact posterior.
+"""Effects of ten clinics in two parametrisations, by DPSVI, beside the exact posterior.
 
 12,000 people in ten clinics of 100 to 2,300, an outcome of yes or no, log odds N(-.5, .5^2) by
 clinic, drawn anew for each seed. Prior of w0 N(0, 1.5^2). Written as "plus" (w0 + a[clinic], a ~

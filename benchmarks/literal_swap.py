@@ -238,9 +238,9 @@ def report() -> None:
         rows.append(f"| {name}, {epsilon:g} | " + " | ".join(shown) + " |")
     text = [
         "`python benchmarks/literal_swap.py`: a user changes `SVI` to `DPSVI` and keeps the "
-        "optimizer. Median KL of the guide to the exact posterior in nats, and in brackets the "
-        f'share of 95% intervals that hold its mean; {len(SEEDS)} seeds a cell. "before" is '
-        "`DPSVI` with nothing set in version 0.1.",
+        "optimizer. Cells have the median KL of the guide to the exact posterior in nats. In "
+        "brackets is the share of 95% intervals that hold its mean. Each cell has "
+        f'{len(SEEDS)} seeds. Column "before" is `DPSVI` with nothing set in version 0.1.',
         "\n".join(rows),
         "\n".join(f"* {line}" for line in promises(frame)),
     ]

@@ -126,7 +126,7 @@ def _peak() -> float:
 def table(found: dict) -> str:
     lines = [
         "| method | data | records | first step, s | later steps, s | records a processor second "
-        "| of in memory | private memory, MB |",
+        "| rate / in memory | private memory, MB |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for method in STEPS:

@@ -211,13 +211,13 @@ def repeat(names: list[str], seeds: int, path) -> pd.DataFrame:
 
 
 def report(runs: pd.DataFrame) -> str:
-    """A Markdown table: KL, and in the last columns what of it is the mean's at epsilon = 1."""
+    """A Markdown table of the KL, with the mean's part and the ratio of sds at epsilon = 1."""
     wide = summarise(runs, ["method", "epsilon"], "kl").set_index(["method", "epsilon"])
     mean_part = runs.groupby(["method", "epsilon"])["kl_of_mean"].mean()
     ratio = runs.groupby(["method", "epsilon"])["sd_ratio"].mean()
     epsilons = (*EPSILONS, math.inf)
     header = ["method", *(f"epsilon = {e:g}" for e in EPSILONS), "infinity"]
-    header += ["of the mean, epsilon = 1", "sd ratio, epsilon = 1"]
+    header += ["mean's part, epsilon = 1", "sd ratio, epsilon = 1"]
     lines = [header, ["---"] * len(header)]
     for method in ROWS:
         cells = []

@@ -273,7 +273,11 @@ def in_process(setting: str, batch: int, device: str, names: list[str]) -> dict:
 
 def table(cells: dict[tuple[str, int], dict]) -> str:
     head = ["setting", "batch", *CONTENDERS, "trace / SVI", "compile / SVI", "clipped sum / floor"]
-    head += ["d3p: Poisson, slice", "first step: trace, compile (s)", "peak memory (MB)"]
+    head += [
+        "d3p: Poisson, slice",
+        "first step: trace, compile (s)",
+        "peak memory: SVI, compile (MB)",
+    ]
     lines = [head, ["---"] * len(head)]
     for (setting, batch), cell in cells.items():
         ms, (clipped, floor) = cell["ms"], cell["gradient"]
@@ -287,7 +291,7 @@ def table(cells: dict[tuple[str, int], dict]) -> str:
                 f"{clipped:.3g} / {floor:.3g} = {clipped / floor:.1f}",
                 ", ".join(f"{x:g}" for x in D3P.get((setting, batch), ())) or "-",
                 f"{cell['first']['trace']:.1f}, {cell['first']['compile']:.1f}",
-                ", ".join(f"{name}: {mb:.0f}" for name, mb in cell["peak"].items()),
+                ", ".join(f"{mb:.0f}" for mb in cell["peak"].values()),
             ]
         )
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -27,7 +27,7 @@ KNOWN = 1e6  # concentration of a prior that is as good as known
 CELLS = [(20_000, 1.0), (20_000, 0.3), (5_000, 1.0), (5_000, 0.3), (5_000, 0.1)]
 MODELS = {
     "logistic": lambda: LogisticRegression(DIM),
-    "logistic, known precision": lambda: LogisticRegression(
+    "logistic, fixed precision": lambda: LogisticRegression(
         DIM, concentration=KNOWN, rate=KNOWN * RADIUS**2
     ),
     "linear": lambda: LinearRegression(DIM, x_bound=1.0, y_bound=LABELS),

@@ -232,7 +232,7 @@ def top_words(topics: dict[str, Tensor], folder: Path, count: int = 8) -> str:
     parts = []
     for label, topic in topics.items():
         lines = (" ".join(words[i] for i in row.topk(count).indices.tolist()) for row in topic)
-        parts.append(f"{label}:\n\n" + "\n".join(f"- {line}" for line in lines))
+        parts.append(f"{label}:\n\n" + "\n".join(f"- `{line}`" for line in lines))
     return "\n\n".join(parts)
 
 

@@ -51,7 +51,7 @@ CODE = "Code"  # a word that stands for code, numbers and formulas
 _EXAMPLE = -1  # less than any indentation: a doctest and its output end at the next blank line
 
 RULES = {
-    "private word": r"\b(?:told|known|shown|given|places?|ways?)\b",
+    "private word": r"(?<!-)\b(?:told|known|shown|given|places?|ways?)\b",
     "of which": r"\bof which\b",
     "tell of": r"\b(?:tell|tells|told|know|knows|knew|speak|speaks) of\b",
     "such that": r"\bsuch that\b|\bso that\b.*\bit\b",

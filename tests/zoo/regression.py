@@ -274,7 +274,7 @@ ENTRIES = (
         dpsep=True,
     ),
     Entry(
-        "missing outcomes",
+        "regression with missing outcomes",
         "Pyro docs of pyro.sample: obs_mask",
         lambda: (missing, missing_guide),
         missing_data,
