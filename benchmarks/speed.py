@@ -161,7 +161,7 @@ MAKE = {"logistic": logistic, "network": network, "vae": vae, "mixture": mixture
 
 
 class Contender:
-    """One way to take steps, with a parameter store of its own."""
+    """A method of taking steps, with a parameter store of its own."""
 
     def __init__(self, name: str, setting: str, batch: int, device: str):
         self._store = pyro.get_param_store()
@@ -190,7 +190,7 @@ class Contender:
         self._state = self._store.get_state()
 
     def times(self, count: int, device: str) -> list[float]:
-        """Of so many steps, in ms."""
+        """The times of so many steps, in ms."""
         results = []
         with self._store.scope(self._state) as state, pyro.validation_enabled(self._validates):
             for _ in range(count):
