@@ -1,15 +1,15 @@
 """Find the sentences that break docs/writing.md.
 
-Each file has a stored number of violations, in tests/prose.csv. It may fall and never rise.
+Each file has a stored number of violations, in tests/prose.csv. It may fall and never rise::
 
     python tests/prose.py                  # files that have more than is stored, or fewer
     python tests/prose.py README.md docs   # every violation in these, with its line
     python tests/prose.py --words README.md  # words, sentences, and the share within 25 words
     python tests/prose.py --store          # store the numbers of today
 
-The prose of a file is its Markdown outside of code; or its docstrings and comments, and, in the
-package, its texts: errors, warnings and what is printed. General faults are proselint's; the rules
-below are for what it lacks.
+The prose of a page is its Markdown outside of code. The prose of Python code is its docstrings and
+comments; in the package also its texts: errors, warnings and printed texts. Proselint finds general
+faults. The rules below find those that it misses.
 """
 
 import argparse
