@@ -198,9 +198,9 @@ def selection_epsilon(
 ) -> float:
     """The cost of a private selection, for planning.
 
-    From the Rényi divergences of one trial, those of the best of K
-    (:mod:`pyro_dp.pipeline.trials`), and the conversion of
-    Canonne, Kamath & Steinke 2020, Proposition 12.
+    The Rényi divergences of one trial bound those of the best of K
+    (:mod:`pyro_dp.pipeline.trials`). Proposition 12 of Canonne, Kamath & Steinke 2020 converts them
+    to epsilon.
 
     :param releases: one trial's releases, with counts; or several such: the most expensive counts.
     :param trials: distribution of K. ``None``: ``TruncatedNegativeBinomial(mean=10)``.
