@@ -128,13 +128,14 @@ class ErrorRates:
 class AuditResult:
     """
     :param point_bound: epsilon in nats is above this, by the guesses that fit this delta best. It
-        says what an attack could show, not what is true: zero means that it found nothing.
-    :param delta: at which the bound is stated.
+        is what an attack could show, not the true epsilon: zero means that the attack found
+        nothing.
+    :param delta: the delta at which the bound is stated.
     :param confidence: the probability with which such an audit gives a true bound, at least.
     :param method: "repeated runs" or "one run".
-    :param coins: fair coins that the guesses were about: held-out runs, or canaries.
-    :param guesses: how many of them were guessed.
-    :param correct: how many guesses were right.
+    :param coins: number of fair coins that the guesses were about: held-out runs, or canaries.
+    :param guesses: number of coins guessed.
+    :param correct: number of correct guesses.
     :param rates: error rates at other thresholds, to be drawn.
     :param claimed_epsilon: the accountant's claim at this delta; None without one.
     :param claimed_curve: (2, P): false-positive rates and the lowest false-negative rates that the

@@ -93,7 +93,7 @@ class Explanation:
 
     @property
     def mean_shares(self) -> dict[str, float]:
-        """On average over the coordinates."""
+        """The shares on average over the coordinates."""
         return {name: share.mean().item() for name, share in self.shares.items()}
 
     @property

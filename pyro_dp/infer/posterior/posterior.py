@@ -30,9 +30,9 @@ class Posterior(Summary, MultivariateNormal):
     unconstrained latents, whose coordinates are called :attr:`names`. :meth:`draws`,
     :meth:`quantiles` and :meth:`intervals` are in the model's own space, by site.
 
-    The covariance may hold the uncertainty that the privacy noise adds; :attr:`noise_share` says
-    how much of the variance that is, and :meth:`plot` shows it. :attr:`status` says whether the
-    intervals can be published.
+    The covariance may include the uncertainty that the privacy noise adds. :attr:`noise_share` is
+    its share of the variance, and :meth:`plot` shows it. :attr:`status` says whether the intervals
+    can be published.
 
     :param latents: sites, in the order of the flat vector.
     :param mean: (d,).
@@ -139,7 +139,7 @@ class Posterior(Summary, MultivariateNormal):
         return {each.name: self._quantiles(each, at) for each in self._latents}
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> MultivariateNormal:
-        """Copies of the Gaussian, as of ``MultivariateNormal``."""
+        """Copies of the Gaussian, like those of ``MultivariateNormal``."""
         gaussian = MultivariateNormal(self.loc, scale_tril=self.scale_tril)
         return gaussian.expand(batch_shape, _instance)
 
