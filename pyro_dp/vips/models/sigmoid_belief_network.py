@@ -150,32 +150,33 @@ class SigmoidBeliefNetwork(ConjugateModel):
         hidden_nk        ~ Bernoulli(logit = hidden_biases_k)            n = 1..N
         images_nj        ~ Bernoulli(logit = weights_j . (hidden_n - 1/2) + biases_j)
 
-    That hidden units are centred is a choice of what the biases mean.
+    Hidden units are centred, which defines the meaning of the biases.
 
-    With y = image - 1/2 and x = E[hidden] - 1/2, a record's statistics are y, which is static; x;
-    x_k x_l for all pairs; and y x'. What else second moments need is known, since (hidden - 1/2)^2
-    is 1/4. All have the largest norms that a binary image can give them: sqrt(J) / 2, which is
-    every image's; sqrt(K) / 2; sqrt(K (K - 1) / 2) / 4; sqrt(J K) / 4.
+    Let y = image - 1/2 and x = E[hidden] - 1/2. A record's statistics are y, which is static; x;
+    x_k x_l for all pairs; and y x'. The other second moments are constants, since (hidden - 1/2)^2
+    is 1/4. The bounds are the largest norms for binary images: sqrt(J) / 2, which every image has;
+    sqrt(K) / 2; sqrt(K (K - 1) / 2) / 4; sqrt(J K) / 4.
 
     **One Pólya-Gamma distribution for each pixel.** The paper has one for each pixel of each
     record, and so needs a matrix of second moments for each pixel: J (K + 1) (K + 2) / 2 numbers of
     norm up to sqrt(J) (K + 1) / 4. Here the records share it, which is variational Bayes in a
-    smaller family, and K (K + 1) / 2 numbers will do. (Pixel accuracy on those digits, K = 10, no
+    smaller family, and K (K + 1) / 2 numbers suffice. (Pixel accuracy on those digits, K = 10, no
     noise: 0.879, with the paper's 0.873.)
 
-    **M-step.** Noisy second moments are projected to what has no negative eigenvalue. How noisy the
-    other statistics are is public, and enters the posterior of weights and biases as the noise of a
-    measurement. (Taken for exact, noise asks for weights without limit: on scikit-learn's digits at
-    epsilon 4 hidden pixels were predicted by chance, 0.53, instead of 0.85.)
+    **M-step.** Noisy second moments are projected to matrices without negative eigenvalues. The
+    noise of the other statistics has a public size, and enters the posterior of weights and biases
+    as the noise of a measurement. (Statistics taken as exact would make weights grow without limit.
+    On scikit-learn's digits at epsilon 4, hidden pixels were then predicted by chance, 0.53 instead
+    of 0.85.)
 
     Data: ``images`` of shape (N, pixels), each 0 or 1.
 
     :param pixels: J.
     :param units: K, number of hidden units.
-    :param a: of the prior of the weights, > 0.
-    :param b: of the prior of the weights, > 0; a = b = 1/2 is the horseshoe.
+    :param a: parameter of the prior of the weights, > 0.
+    :param b: parameter of the prior of the weights, > 0; a = b = 1/2 is the horseshoe.
     :param bias_scale: > 0.
-    :param sweeps: of the E-step over the hidden units of each record.
+    :param sweeps: number of sweeps of the E-step over the hidden units of each record.
 
     >>> import torch
     >>> from pyro_dp import VIPS, PrivacyAccountant
