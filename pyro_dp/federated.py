@@ -1,4 +1,4 @@
-"""Several owners fit one posterior, and show each other only what is released.
+"""Several owners fit one posterior, and show each other only releases.
 
 Each holder of data makes a :class:`Federation` over a channel, and passes it to an inference as its
 ``cluster``. Channels are :class:`ShamirSums`, by which nobody sees an upload, and

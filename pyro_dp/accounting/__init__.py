@@ -1,6 +1,6 @@
 """All releases, and their cost. Nothing here touches data.
 
-:class:`PrivacyAccountant` keeps the ledger and the budget; the events are what a ledger lists.
+:class:`PrivacyAccountant` keeps the ledger and the budget; events are the entries of a ledger.
 """
 
 from pyro_dp.accounting.accountant import PrivacyAccountant

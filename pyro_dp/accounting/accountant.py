@@ -189,7 +189,7 @@ class PrivacyAccountant:
         :param origin: the run to which it belongs, for the report.
         :param bound: C, to which records were clipped, if there is such a bound.
         :param reserves: all that the run will release from here on, with this release. It replaces
-            what the run has reserved. None: the run uses up what it has.
+            the run's reservation. None: the run uses up its reservation.
         """
         with self._lock:
             before = self._source
@@ -331,7 +331,7 @@ class PrivacyAccountant:
 
     @property
     def remaining(self) -> float:
-        """Budget minus what was spent, in nats, never negative; inf without a budget."""
+        """Budget minus the epsilon spent, in nats, never negative; inf without a budget."""
         return math.inf if self._epsilon is None else max(0.0, self._epsilon - self.get_epsilon())
 
     @contextlib.contextmanager
@@ -395,7 +395,7 @@ class PrivacyAccountant:
     def record(self, event: Any, count: int = 1, *, neighboring: str | None = None) -> None:
         """Enter a release, before it happens; with a :meth:`journal` also on the disk.
 
-        Within :meth:`next_position` of a run it uses up what this run has reserved.
+        Within :meth:`next_position` of a run it uses up this run's reservation.
 
         :param event: the release to come: an event, or a ``Mechanism`` of autodp (docs/autodp.md
             says what each costs). A :class:`NonPrivateLook` is never refused. With a budget,
@@ -651,7 +651,7 @@ class PrivacyAccountant:
             self._adopt(saved)
 
     def _adopt(self, saved: Saved) -> None:
-        """Go on from a ledger that was saved: nobody knows what was released after that.
+        """Go on from a ledger that was saved: later releases are unknown.
 
         Facts stated here stay, and missing ones are taken over.
         """
@@ -774,7 +774,7 @@ class PrivacyAccountant:
         delta, relation and engine. The result is a function of the arguments. It says nothing about
         the data, *provided that none of them is made from the data*.
 
-        :param model: Pyro model, as is ``guide``; both, and Pyro's parameters, stay what they are.
+        :param model: Pyro model, as is ``guide``; both, and Pyro's parameters, stay unchanged.
         :param args: made-up arguments of the model, as are ``kwargs``. The values of observed sites
             must be an argument, or a column of one.
         :param inference: the class that will be run, :class:`DPSVI` or :class:`DPSEP`.

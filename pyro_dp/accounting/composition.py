@@ -76,7 +76,7 @@ def _of_parts(
     delta: float,
     neighboring: str,
 ) -> float:
-    """Epsilon of a ledger, by a function for that of its pairs at what is left of delta."""
+    """Epsilon of a ledger, by a function for that of its pairs at the rest of delta."""
     steps, added, lost = _parts(ledger, neighboring)
     if steps is None or lost > delta:
         return math.inf

@@ -130,7 +130,7 @@ class Journal:
         self._count(event, count, source)
 
     def reserve(self, origin: Origin, releases: Mapping[Event, int]) -> None:
-        """Write what a run reserves from here on; otherwise as :meth:`record`."""
+        """Write a run's reservation from here on; otherwise as :meth:`record`."""
         run = self._run(Source(origin))
         self._append({"reserved": ledger.to_lines(releases), "run": run})
         self._reserve(origin, releases)
@@ -138,7 +138,7 @@ class Journal:
     def note_result(
         self, origin: Origin, clipped: tuple[float, float] | None, status: str | None
     ) -> None:
-        """Write what a run says about its result; otherwise as :meth:`record`."""
+        """Write facts about a run's result; otherwise as :meth:`record`."""
         if clipped is not None:
             self._append({"clipped": [self._runs[origin], *clipped]})
         if status is not None:
@@ -146,7 +146,7 @@ class Journal:
         self.origins.note_result(origin, clipped, status)
 
     def describe(self, about: Description) -> None:
-        """Write what the ledger is about, if it differs; otherwise as :meth:`record`."""
+        """Write the ledger's subject, if it differs; otherwise as :meth:`record`."""
         if about != self.description:
             self._append({"description": about.stated()})
             self.description = about
@@ -197,7 +197,7 @@ class Journal:
         self._digest, self._size = digest, self._size + len(line)
 
     def _run(self, source: Source | None) -> int | dict[str, str] | None:
-        """As a line names it: its number, or what it says of itself in its first line."""
+        """As a line names it: its number, or its description in its first line."""
         if source is None:
             return None
         known = self._runs.get(source.origin)
@@ -217,7 +217,7 @@ class Journal:
         self.origins.reserve(origin, releases)
 
     def _read(self, settings: Mapping[str, Any]) -> bytes:
-        """Take all complete lines; returns what follows the last one."""
+        """Take all complete lines, and return the bytes after the last one."""
         with open(self._file, "rb", closefd=False) as file:
             *lines, torn = file.read().split(b"\n")
         if not lines:
@@ -270,7 +270,7 @@ class Journal:
         self._count(event, require_count("count", count), source)
 
     def _named(self, run: Any) -> Origin:
-        """A run, by its number or by what its first line says of it."""
+        """A run, by its number or by its description in its first line."""
         return origin_of(run) if isinstance(run, dict) else self._known_run(run)
 
     def _known_run(self, number: Any) -> Origin:

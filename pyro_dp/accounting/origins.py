@@ -1,4 +1,4 @@
-"""Which run released what, and what it has reserved.
+"""Each run's releases and its reservation.
 
 A ledger merges equal events of different runs. This module separates them by run. A run has a
 method, a generator, a beginning and clipping bounds. If it released the fraction of clipped
@@ -153,7 +153,7 @@ class Origins:
         return found
 
     def reserve(self, origin: Origin, releases: Mapping[Event, int]) -> None:
-        """Replace what is reserved under this run's name."""
+        """Replace the reservation under this run's name."""
         self._parts.setdefault(origin, Part())
         self._reserved[origin.reservation] = Counter(releases)
 

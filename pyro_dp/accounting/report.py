@@ -129,7 +129,7 @@ def _of_run(origin: Origin | None, part: Part) -> list[Row]:
 
 
 def releases(accountant: Reported) -> list[Block]:
-    """The table, and what it means."""
+    """The table, and its meaning."""
     rows = rows_of(accountant)
     if not rows:
         return [Paragraph("Nothing.")]

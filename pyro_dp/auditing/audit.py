@@ -1,8 +1,8 @@
 """Audits: how much of a canary a real run gives away, as a lower bound on its epsilon.
 
-An audit is the counterpart of a proof. The accountant bounds epsilon from above, from what the code
-is meant to do; an audit bounds it from below, from what the code did. A bound above the claim shows
-a fault. A bound below it shows only that this attack, with so many runs, found none.
+An audit is the counterpart of a proof. The accountant bounds epsilon from above, from the design of
+the code. An audit bounds it from below, from the code's results. A bound above the claim shows a
+fault. A bound below it shows only that this attack found no violation in these runs.
 """
 
 import math
@@ -163,11 +163,11 @@ def audit_one_run(
 
     Each of m canaries replaces one of the first m records with probability 1/2. The attacker says
     "with" of those with the highest scores and "without" of those with the lowest (Steinke, Nasr &
-    Jagielski 2023, arXiv 2305.08846;
-    :func:`pyro_dp.auditing.bounds.canaries_error`). With a claim, the same guesses also test its
-        whole trade-off curve (:func:`pyro_dp.auditing.bounds.canaries_contradict`). Each test
-        rejects from some number of correct guesses on. So the one that rejects first decides, and
-        each may have all of the error probability.
+    Jagielski 2023, arXiv 2305.08846; :func:`pyro_dp.auditing.bounds.canaries_error`). With a claim,
+    the same guesses also test its whole trade-off curve
+    (:func:`pyro_dp.auditing.bounds.canaries_contradict`). Each test rejects from some number of
+    correct guesses on. So the one that rejects first decides, and each may have all of the error
+    probability.
 
     **Guarantee.** As for :func:`audit`, if the run is private for each of the first m records, and
     also if canaries disturb each other.

@@ -1,8 +1,8 @@
 """Lower confidence bounds on epsilon from guesses: which runs, or which canaries, were included.
 
-Canaries are included by fair coins. From what was released an attacker guesses some of the coins
-and abstains from the others. Under (epsilon, delta)-differential privacy few guesses can be better
-than those of randomised response, which is right with probability
+Canaries are included by fair coins. From the releases an attacker guesses some of the coins and
+abstains from the others. Under (epsilon, delta)-differential privacy few guesses can be better than
+those of randomised response, which is right with probability
 
     q = e^epsilon / (1 + e^epsilon).
 

@@ -1,1 +1,1 @@
-"""Python code turned into flat graphs, and what it refers to and keeps."""
+"""Python code turned into flat graphs, with its references and kept state."""

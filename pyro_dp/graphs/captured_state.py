@@ -83,7 +83,7 @@ class _Kept:
 
 
 class CapturedState:
-    """All that model and guide refer to, and what it was when this was made."""
+    """All that model and guide refer to, and its values when this was made."""
 
     def __init__(self, *roots: Callable | tuple[str, Any]):
         self.references = References(*roots)
@@ -106,7 +106,7 @@ class CapturedState:
 
     @property
     def changed(self) -> bool:
-        """Whether a number, string or tensor is no more what it was."""
+        """Whether a number, string or tensor has changed."""
         for read, name, value in self._plain:
             new = read(name)
             if new is not value and not (type(new) is type(value) and new == value):
@@ -135,7 +135,7 @@ class CapturedState:
 
         Within, :meth:`preserved` puts nothing back, so that kept state shows.
 
-        :returns: at the end, what had changed.
+        :returns: at the end, the changes.
         """
         changes: Changes = {}
         self._is_watched = True

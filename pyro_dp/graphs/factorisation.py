@@ -118,7 +118,7 @@ def factorised(
 ) -> tuple[GraphModule, list[Form]]:
     """Hand out the factors of all outputs but the last that are worth it.
 
-    :param others: so many last outputs stay what they are.
+    :param others: number of last outputs that stay unchanged.
     :param fused: the graph will be compiled, so that small products are never stored.
     :returns: a graph with two factors for each such output, and the form of each output. None: the
         graph hands out the output itself.

@@ -206,7 +206,7 @@ class JetGraph:
         self._nodes = [n for n in graph.graph.nodes if n in needed - set(leaves)]
 
     def __call__(self, inputs: Sequence[Tensor], leaves: Sequence[Jet], count: int) -> list[Any]:
-        """Jets of what depends on the leaves; tensors of all else, in the same axes.
+        """Jets of values that depend on the leaves; tensors of all others, in the same axes.
 
         :param inputs: the graph's, with as many records as it was traced with.
         :param count: these first records.

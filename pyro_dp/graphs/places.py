@@ -23,7 +23,7 @@ class Place:
         self.owner = owner
 
     def values(self) -> Any:
-        """A shallow copy of what is kept."""
+        """A shallow copy of the kept values."""
         return self.owner.copy()
 
     @property
@@ -47,7 +47,7 @@ class Place:
         return [value for value in values if isinstance(value, float)]
 
     def put_back(self, values: Any) -> None:
-        """Undo what happened since :meth:`values`."""
+        """Undo the changes since :meth:`values`."""
         self.owner.clear()
         (self.owner.extend if isinstance(self.owner, LISTS) else self.owner.update)(values)
 

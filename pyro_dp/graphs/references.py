@@ -230,7 +230,7 @@ class References:
         self._wait(type(thing), type(thing).__name__)
 
     def _look_at_module(self, module: torch.nn.Module, values: dict, owner: str) -> bool:
-        """Takes what modules have in common out of the values; whether it is a user's own."""
+        """Remove what all modules have from the values, and return whether it is a user's own."""
         users = is_users(type(module))
         if isinstance(module, LazyModuleMixin) and not users:
             values.clear()  # it takes shapes from its first input, and becomes another class
@@ -239,7 +239,7 @@ class References:
             own = values.pop(f"_{kind}s")
             self.places.append(Place(f"a {kind} {owner}", own))
             for name, value in own.items():
-                # A library's own buffers, such as permutations, are not what users hold.
+                # Users do not hold a library's own buffers, such as permutations.
                 self._wait(value, f"{kind} {name!r} {owner}", users)
         modules = values.pop("_modules")
         for name, value in modules.items():

@@ -1,4 +1,4 @@
-"""Fewer operations in a traced graph: what a compiler would do, for graphs that are not compiled.
+"""Fewer operations in a traced graph: a compiler's work, for graphs that are not compiled.
 
 Each operation costs a few microseconds, whatever it does. Vectorising and differentiating leave
 useless ones behind. These are views that keep the shape, multiplications with 1, repeated constants
@@ -154,7 +154,7 @@ def _counts_up(index: Any, row: Node) -> bool:
 
 
 def _fold_constants(graph: GraphModule) -> dict[Node, torch.Tensor]:
-    """Compute what depends on no input; the nodes of the results."""
+    """Compute values that depend on no input; return the nodes of the results."""
     memory = _Memory(graph)
     constants: dict[Node, torch.Tensor] = {}
     for node in _operations(graph):
@@ -214,7 +214,7 @@ def _blank(node: Node) -> torch.Tensor:
 
 
 def _share(graph: GraphModule) -> None:
-    """One node for what is computed twice."""
+    """One node for each value that is computed twice."""
     memory = _Memory(graph)
     seen: dict[Hashable, Node] = {}
     for node in _operations(graph):

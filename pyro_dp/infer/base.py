@@ -218,11 +218,11 @@ class PrivateInference(IterativeMechanism, Generic[P]):
 
     @abc.abstractmethod
     def _build(self, records: Records, sampler: RecordSampler) -> P:
-        """Check model and guide against new records, and build what a step needs."""
+        """Check model and guide against new records, and prepare a step."""
 
     @property
     def _others(self) -> tuple[Any, ...]:
-        """Objects of users, beside model and guide, that decide what is released."""
+        """Objects of users, beside model and guide, on which releases depend."""
         return ()
 
     def _public(self) -> Sequence[Tensor]:
@@ -236,7 +236,7 @@ class PrivateInference(IterativeMechanism, Generic[P]):
         return [*tensors, torch.frombuffer(bytearray(repr(numbers).encode()), dtype=torch.uint8)]
 
     def _is_current(self, prepared: P) -> bool:
-        """Whether what was built still holds."""
+        """Whether the preparation still holds."""
         return not (self._traces_left and self._watched and self._watched.changed)
 
     def _traced(self, trace: Callable[[Compiler], Any], term: RecordTerm) -> Any:

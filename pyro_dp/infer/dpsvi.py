@@ -126,7 +126,7 @@ class DPSVI(Readable, Forecasted):
     """Differentially private ``pyro.infer.SVI``: same model and guide; one accountant.
 
     Change ``SVI`` to ``DPSVI``, add an ``accountant``, and keep ``optim`` and ``loss``. After the
-    last step the guide holds what :meth:`posterior` returns. docs/dpsvi.md has examples. The first
+    last step the guide holds the result of :meth:`posterior`. docs/dpsvi.md has examples. The first
     step chooses one of two methods by the model, on placeholders:
 
     * *Looks.* A run makes some ten looks at all records, as :class:`DPSEP` does. They serve
@@ -165,9 +165,9 @@ class DPSVI(Readable, Forecasted):
     * State that a model keeps where Python cannot look (files, other processes).
     * Errors of the structural checks, which are for the curator.
     * Parameters with a row per record, in guides with latents per record. Row i is learnt from
-      record i without noise (:mod:`pyro_dp.records.local_parameters`). The rows, and what a guide
-      says of the training records' own latents, are for the curator. Results about global latents
-      are covered.
+      record i without noise (:mod:`pyro_dp.records.local_parameters`). The rows, and a guide's
+      results about the training records' own latents, are for the curator. Results about global
+      latents are covered.
 
     :param model: Pyro model; the records are the elements of a ``pyro.plate`` that holds all
         observations.
@@ -356,7 +356,7 @@ class DPSVI(Readable, Forecasted):
         return self._on_data(lambda each: each.step(*args, **kwargs))
 
     def finish(self) -> None:
-        """End a loop over :meth:`step` early: write what was found into the guide.
+        """End a loop over :meth:`step` early: write the result into the guide.
 
         The last step of the plan does so by itself. Nothing of the plan's cost is returned.
 

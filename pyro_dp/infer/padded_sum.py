@@ -29,7 +29,7 @@ class PaddedBatch:
 
     :param chosen: their indices, (B,).
     :param inputs: the graph's: indices, rows, local parameters and draws, padded.
-    :param sampled: (B, ...) each, what torch's samplers drew.
+    :param sampled: (B, ...) each, the draws of torch's samplers.
     """
 
     chosen: Tensor

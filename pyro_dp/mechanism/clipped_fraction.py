@@ -86,7 +86,7 @@ class ClippedFractions:
         return torch.tensor(self._steps, dtype=torch.float64).reshape(-1, 2)
 
     def load(self, state: Tensor) -> None:
-        """Go on from what :meth:`state` gave."""
+        """Go on from a result of :meth:`state`."""
         self._pending = []
         self._steps = [(fraction, variance) for fraction, variance in state.tolist()]
 

@@ -1,4 +1,4 @@
-"""Clip and sum: what one record can add is bounded, and the sum is private until released.
+"""Clip and sum: one record's contribution is bounded, and the sum is private until released.
 
 Both relations follow from the bound C alone: zeroing one record out moves the sum by at most C,
 replacing it by at most 2C.
@@ -85,13 +85,13 @@ class ClippedSum:
     def add_each(
         self, contribute: Callable[[S], Sequence[Tensor | Contributions]], batches: Iterable[S]
     ) -> None:
-        """As :meth:`add`, of what each of these small batches contributes."""
+        """As :meth:`add`, of the contribution of each of these small batches."""
         with one_thread():
             for batch in batches:
                 self.add(*contribute(batch))
 
     def add_sums(self, sums: Sequence[Tensor]) -> None:
-        """Add what :attr:`clipped_sums` gave for these bounds."""
+        """Add the result of :attr:`clipped_sums` for these bounds."""
         if self._totals:
             sums = [total + new for total, new in zip(self._totals, sums, strict=True)]
         self._totals = tuple(sums)

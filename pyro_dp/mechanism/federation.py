@@ -5,7 +5,7 @@ are at the same step with the same settings, parameters and public draws. Each e
 its ledger and journal, and uploads its sums with its share of the noise. The total goes to all. Two
 rounds.
 
-Others learn that a holder failed, and not why: what an error says is for the owner of the data.
+Others learn that a holder failed, and not why, because errors are for the owner of the data.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ class Channel(Protocol):
         """
 
     def add(self, upload: Numbers) -> tuple[Numbers, list[int]]:
-        """The sum of what all present holders upload, (n,), and who they are.
+        """The sum of all present holders' uploads, (n,), and the indices of these holders.
 
         :param upload: (n,) in int64; sums are those of integers modulo 2^64.
         :raises ClusterError: too few are left, the line is lost, or sizes differ.
@@ -126,10 +126,10 @@ class Federation:
     own share of the noise, and at most c of them work together. Shares are drawn as in
     :mod:`pyro_dp.mechanism.fixed_point`: each is processed continuous Gaussian noise of variance at
     least sigma^2 / (K - t - c). The factor stated there applies once to each share. The sum of
-    continuous shares is Gaussian noise of variance at least sigma^2, and the
-    ledger's event states an upper bound as ever. (Kairouz, Liu & Steinke 2021, arXiv 2102.06387,
-    compare the sum of n discrete Gaussians of scale s with one. Their densities differ by a factor
-    of at most exp(10 n exp(-pi^2 s^2)). Here s is at least 2^13 units of the grid.)
+    continuous shares is Gaussian noise of variance at least sigma^2, and the ledger's event states
+    an upper bound as always. (Kairouz, Liu & Steinke 2021, arXiv 2102.06387, compare the sum of n
+    discrete Gaussians of scale s with one. Their densities differ by a factor of at most exp(10 n
+    exp(-pi^2 s^2)). Here s is at least 2^13 units of the grid.)
 
     **Towards the adding party.** :class:`ShamirSums` shows nobody an upload: the holders add up
     among themselves. With :class:`AtTrustedAggregator` the aggregator sees each upload under a
@@ -230,7 +230,7 @@ class Federation:
             return torch_states()
 
     def add(self, upload: Tensor) -> Tensor:
-        """The sum of what all present holders upload.
+        """The sum of all present holders' uploads.
 
         :param upload: sums with this holder's share of the noise, in int64, of any size.
         """

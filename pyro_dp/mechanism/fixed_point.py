@@ -13,7 +13,7 @@ hide. ``secure=True`` answers these attacks:
   time, and its norm stays within the bound. Integers are added exactly, in any order. Should they
   ever overflow, they do so modulo 2^64, as the noise does, and reveal nothing.
 * *Noise with other probabilities than it should have.* The discrete Gaussian is drawn exactly
-  (:mod:`pyro_dp.mechanism.system_random`), and so is who takes part in a step.
+  (:mod:`pyro_dp.mechanism.system_random`), and so are the records that take part in a step.
 * *Prediction of the generator* from its state, its seed, earlier output, a fork, a copied or
   restored process (Garfinkel & Leclerc 2020, arXiv 2009.03777). Every bit of noise and of sampling
   comes from the operating system's cryptographic generator when it is needed, and nothing is kept
@@ -28,7 +28,7 @@ batch. (Rejection takes a random time, independent of the sum.) Secure mode does
 memory or disk, faulty hardware or a broken generator.
 
 **Accounting.** The discrete Gaussian of scale s (Canonne, Kamath & Steinke 2020, arXiv 2004.00010)
-costs what the continuous one of variance s^2 - 16 costs. Draw continuous noise N(x, s^2 - 16), and
+costs as much as the continuous one of variance s^2 - 16. Draw continuous noise N(x, s^2 - 16), and
 then a discrete Gaussian of variance 16 around the result. This gives an integer n with probability
 proportional to exp(-(n - x)^2 / (2 s^2)), up to the second draw's normalising sum. That sum varies
 with the centre by a factor of at most 1 +- 4 exp(-32 pi^2) (Poisson's summation). That is below 1
@@ -120,7 +120,7 @@ class FixedPointSum(ClippedSum):
     def in_shares(self, shares: int, add: Callable[[Tensor], Tensor]) -> None:
         """From here on, noise is one share of the noise that hides a record; a release is a total.
 
-        :param shares: so many together make the whole noise, by their variances.
+        :param shares: number of shares that make up the whole noise, by their variances.
         :param add: from this owner's noisy units, of all blocks one after the other, to the sum of
             those of all owners.
         """

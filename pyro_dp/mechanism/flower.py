@@ -50,7 +50,7 @@ class FlowerLine:
     group that may enter this folder.
 
     **Not protected.** Nothing is encrypted here. Anybody who runs the SuperNode or the SuperLink
-    sees messages, and can answer what they like.
+    sees messages, and can send any answer.
 
     :param address: the path of the socket, at most 107 bytes. Its folder is made if it is missing.
     :param index: this holder's, from 0 to K - 1.
@@ -192,10 +192,10 @@ def _listen(address: Path) -> socket.socket:
 
 
 class Aggregator(Protocol):
-    """Adds up what holders send; it knows nothing of how messages travel.
+    """Adds up the holders' messages. It does not depend on their transport.
 
     :ivar holders: K; their indices are 0 to K - 1.
-    :ivar timeout: in seconds: so long does a round wait for messages.
+    :ivar timeout: in seconds: the time a round waits for messages.
     """
 
     holders: int

@@ -1,10 +1,10 @@
 """Flower runs this at a holder: a relay between its messages and the process that has the data.
 
-In Flower the server asks, and a new process answers each message. A holder's fit is one
-process that keeps its data. So the fit listens at a local socket, as a
-:class:`~pyro_dp.mechanism.flower.FlowerLine`, and a relay brings it what the aggregator
-answered and takes its next message. Bytes go over the socket, with their length before them; no
-object is unpickled at either end.
+In Flower the server asks, and a new process answers each message. A holder's fit is one process
+that keeps its data. So the fit listens at a local socket, as a
+:class:`~pyro_dp.mechanism.flower.FlowerLine`, and a relay brings it the aggregator's answer and
+takes its next message. Bytes go over the socket, with their length before them; no object is
+unpickled at either end.
 
 This module imports nothing of the package and can be loaded alone: torch would take seconds in each
 round.

@@ -34,7 +34,7 @@ class Message:
     def of_all(self: M, exchange: Callable[[Any], list[Any]], speaker: str) -> list[M]:
         """This one and those of the others, by rank.
 
-        :param exchange: from what one has packed to what all have.
+        :param exchange: from the packed messages of one to those of all.
         :param speaker: "rank" or "holder".
         :raises ClusterError: one of them is no message of this kind; names its speaker.
         """

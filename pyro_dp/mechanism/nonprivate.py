@@ -74,7 +74,7 @@ class NonPrivate:
         return loss
 
     def gradient_norms(self, *args: Any, **kwargs: Any) -> Tensor | dict[str, Tensor]:
-        """Norms of what each record would add to the next release, before it is clipped.
+        """Norms of each record's part of the next release, before clipping.
 
         For :class:`DPSVI` these are norms of gradients, with the latents that the next step would
         draw. For :class:`DPSEP` they are norms of sites, and for :class:`VIPS` norms of statistics.
@@ -119,9 +119,9 @@ def nonprivate(inference: IterativeMechanism | Readable) -> NonPrivate:
 
     **No guarantee.** Each read enters a :class:`NonPrivateLook` into the accountant's ledger before
     it happens. ``get_epsilon()`` is infinite for good, and a budget refuses every further release.
-    ``accountant.report()`` says what was read and when. Nothing undoes that, because nobody can
-    forget the numbers. The run itself goes on as without the look. Only the noise of seeded runs
-    changes, as it depends on the position in the ledger.
+    ``accountant.report()`` lists these reads and their times. Nothing undoes that, because nobody
+    can forget the numbers. The run itself goes on as without the look. Only the noise of seeded
+    runs changes, as it depends on the position in the ledger.
 
     For a private loss, see ``loss_clip`` of :class:`DPSVI`. On data that need no protection use
     ``pyro.infer.Trace_ELBO``.

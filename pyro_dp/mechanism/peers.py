@@ -1,10 +1,10 @@
 """The messages of one inference's steps among several processes or owners.
 
-The hard part of several is not the sum, but that nobody waits for what never comes. So there is one
-rule: *whatever leads to a collective is agreed by an agreement first*. An agreement is one small
-message of each rank to all, always of the same form. So a rank may say something unexpected: it
-needs to look at its data anew, a callback stopped it, or it failed. A rank that fails anywhere says
-so in the next agreement, and no other collective begins.
+With several processes the sum is easy. The hard part is that nobody waits for a message that never
+comes. So there is one rule: *whatever leads to a collective is agreed by an agreement first*. An
+agreement is one small message of each rank to all, always of the same form. So a rank may say
+something unexpected: it needs to look at its data anew, a callback stopped it, or it failed. A rank
+that fails anywhere says so in the next agreement, and no other collective begins.
 
 A rank whose arguments or model changed says so in the agreement. Then all leave the step undone,
 begin it again, and look at their data together.
@@ -137,7 +137,7 @@ class Alone:
         """A callback stopped the run here: it does so everywhere."""
 
     def agreed_noise(self, noise_multiplier: float) -> float:
-        """That of all ranks, if each has calibrated it to what is left of its budget."""
+        """That of all ranks, if each has calibrated it to the rest of its budget."""
         return noise_multiplier
 
     def add_up(

@@ -31,7 +31,7 @@ MOST = 4096  # steps: the first of them waits for all
 class AllRecords:
     """The indices 0, ..., size - 1, never all written down.
 
-    It has what a tensor of indices is asked for.
+    It has the methods of a tensor of indices that are used here.
     """
 
     size: int

@@ -1,7 +1,7 @@
 """private_selection: choose among settings at a bounded privacy cost.
 
 Papernot & Steinke 2022, "Hyperparameter tuning with Rényi differential privacy" (arXiv 2110.03620);
-what it costs is the business of :mod:`pyro_dp.pipeline.trials`.
+the cost is in :mod:`pyro_dp.pipeline.trials`.
 """
 
 import contextlib

@@ -39,7 +39,8 @@ _Hide = Callable[[PrivatePlate], Messenger]
 
 
 def check_additive(loss: ELBO, inside: Runs, particle: Particle) -> None:
-    """The loss of two records must be that of what lies outside, and of both alone.
+    """The loss of two records must be the sum of the loss outside the plate and of both records'
+    own.
 
     Compared are numbers and derivatives, on the same draws of all latents that are not enumerated,
     at parameters that are moved a little.

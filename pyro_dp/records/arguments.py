@@ -62,8 +62,8 @@ def as_tensors(model: Callable, args: tuple, kwargs: dict) -> Arguments:
     Floats get torch's default dtype, also those of tensors; integers int64; booleans stay. Arrays
     and frames are tables; arrays that are mapped from a file may become columns. Lists, tuples and
     ranges are tables, if they have as many elements as the longest argument has rows. Datasets
-    stand for the arguments that their items have
-    (:func:`~pyro_dp.records.columns.with_columns`). Everything else stays what it is.
+    stand for the arguments that their items have (:func:`~pyro_dp.records.columns.with_columns`).
+    Everything else stays unchanged.
 
     :raises ModelError: an argument cannot be read record by record; names it.
     """
@@ -262,7 +262,7 @@ def as_of_all(arguments: Arguments, shard: Shard) -> Arguments:
 
 
 def with_a_row(leaves: Sequence[Any], shard: Shard) -> list[Any]:
-    """An empty shard has one public row, to look at what the model does; no step takes it."""
+    """An empty shard has one public row, to trace the model; no step takes it."""
     if shard.count:
         return list(leaves)
     rows = {i: placeholder_row(like(leaves[i]))[None] for i in shard.places}

@@ -49,7 +49,7 @@ def require_names(names: Sequence[str], known: Sequence[Any]) -> None:
 
 
 class Column(abc.ABC):
-    """One row for each record, wherever they lie: what :func:`pyro_dp.columns` returns.
+    """One row for each record, in memory or not: the result of :func:`pyro_dp.columns`.
 
     Only requested rows are in memory. A model sees one at a time, as with a tensor.
 

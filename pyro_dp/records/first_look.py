@@ -244,7 +244,7 @@ def first_look(
 def _find_plate(
     model: Callable, tensors: Arguments, shards: Sequence[Shard | None], name: str | None
 ) -> tuple[PrivatePlate, Arguments, Shard | None]:
-    """The private plate, what model and guide see there, and which records are here."""
+    """The private plate, the arguments of model and guide there, and the records that are here."""
     errors = []
     for shard in shards:
         shown = tensors if shard is None else as_of_all(tensors, shard)

@@ -150,7 +150,7 @@ def draw_particle(
     given: RecordMode | None = None,
     local: LocalParameters | None = None,
 ) -> Particle:
-    """Run guide and model on placeholders and keep what lies outside the private plate.
+    """Run guide and model on placeholders and keep the sites outside the private plate.
 
     Global latents come from torch's global generator, in the order in which ``pyro.infer.SVI``
     would draw them. No record is touched: not their draw, nor their loss, nor their count can tell

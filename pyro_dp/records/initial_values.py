@@ -180,7 +180,7 @@ def _require_same(first: FirstRun, other: FirstRun, autoguides: Sequence[str]) -
 
 
 def copied(model: Callable, guide: Callable) -> tuple[Callable, Callable] | None:
-    """Copies that may run before the originals: what they create is not theirs.
+    """Copies that may run before the originals, which do not get what the copies create.
 
     ``None`` if there is something in them that cannot be copied.
     """

@@ -315,8 +315,8 @@ def find_local_parameters(
 ) -> LocalParameters:
     """Parameters whose rows records use one by one, at their index, and the marked ones.
 
-    They are found on placeholders and constants, so that what is found is public. A parameter with
-    N rows that all records use alike is a global one.
+    They are found on placeholders and constants, so the result is public. A parameter with N rows
+    that all records use alike is a global one.
 
     :raises ModelError: records use rows of their own, but not only those at their index.
     """

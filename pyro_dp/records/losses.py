@@ -1,4 +1,4 @@
-"""A user's loss as the loss of one record, or of what lies outside, in plain tensor operations.
+"""A user's loss as the loss of one record, or of the sites outside, in plain tensor operations.
 
 transform.
 
@@ -193,7 +193,7 @@ class _SafeLog(torch.autograd.Function):
 
 
 class OwnLoss(ELBO):
-    """A loss of the user's own, for one draw: what it is now, not what it was.
+    """A loss of the user's own, for one draw, with its present state.
 
     :param loss: a function of model, guide and their arguments, or a subclass of ELBO.
     """

@@ -28,7 +28,7 @@ class OneRecord(Messenger):
     :param index: tensor of shape (1,); of the checks, (k,).
     :param parameters: the names allowed, if any: a name that only some records use would reveal
         something by its existence.
-    :param indexes: whether what is observed whole is read at the index.
+    :param indexes: whether whole observed tensors are read at the index.
     """
 
     plate: PrivatePlate

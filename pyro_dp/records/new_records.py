@@ -247,7 +247,7 @@ class Given:
         return trace
 
     def _require_outcomes(self) -> None:
-        """:raises ModelError: something that is missing decides what is predicted."""
+        """:raises ModelError: predictions depend on a missing argument."""
         for missing in self.filled:
             traces = []
             for varies in (None, missing):

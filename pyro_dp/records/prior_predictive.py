@@ -1,4 +1,4 @@
-"""Made-up outcomes: what a model's prior says of records that nobody has seen.
+"""Made-up outcomes: draws from a model's prior predictive for records that nobody has seen.
 
 No data are read. The arguments are made up, so the model sees all of them.
 """

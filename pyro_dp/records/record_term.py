@@ -79,7 +79,7 @@ class RecordGradients:
     :param losses: (B,), in nats.
     :param local: (B, ...) per local parameter, with respect to the record's own row: never
         released.
-    :param sampled: (B, ...) each, what torch's samplers drew.
+    :param sampled: (B, ...) each, the draws of torch's samplers.
     :param otherwise: for terms that branch on a record's values: whether a record takes other
         branches than a placeholder, (B,). Its numbers do not count. Else empty.
     """
@@ -117,7 +117,7 @@ class RecordTerm:
     :param local: unconstrained parameters with a row per record.
     :param latents: names of the global latents that the term uses.
     :param parameters: unconstrained parameters that the term uses.
-    :param released: those, and what the latents' draws depend on.
+    :param released: those, and the parameters of the latents' draws.
     :param enumerates: whether the model has latents inside the plate that are summed out.
     :param draws: local draws of one record, except those of torch's samplers.
     :param samples: number of those.
@@ -194,7 +194,7 @@ class RecordTerm:
         *,
         public: bool = False,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The reference: gradients of what one record uses, by name, and its loss.
+        """The reference: gradients of all that one record uses, by name, and its loss.
 
         :param row: its row of every data tensor.
         :param local_rows: its rows of the local parameters; by default public constants.

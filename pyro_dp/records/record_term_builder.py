@@ -54,7 +54,7 @@ def build_record_term(
 
     :returns: the term, and all unconstrained parameters of model and guide by name, except those
         with a row per record, which the term holds.
-    :raises ModelError: names the site, parameter or argument that does not fit, and what to do.
+    :raises ModelError: names the site, parameter or argument that does not fit, and the remedy.
     """
     examples = torch.tensor(records.examples(), device=records.device)
     records.require_finite(records.rows(examples))  # that checks run on; of all, at the end

@@ -1,4 +1,4 @@
-"""The arguments of a model, seen as records: which are data, and what one record shows of them."""
+"""The arguments of a model, seen as records: which are data, and one record's part of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -184,7 +184,7 @@ class Records:
         return block_size(self.row_size)
 
     def blocks(self, count: int) -> Iterator[Tensor]:
-        """Indices of all records that are here, so many at a time."""
+        """Indices of all records that are here, in chunks of this size."""
         return AllRecords(self.count, self.device).split(count)
 
     def require_finite(self, rows: Sequence[Tensor]) -> None:

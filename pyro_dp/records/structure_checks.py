@@ -1,7 +1,7 @@
 """Structural checks of a record's term: its own row only, no coupling of records, vectorisation.
 
 :mod:`pyro_dp.records.site_checks` checks its sites first. All of it is for the curator, before any
-    budget is spent (:mod:`pyro_dp.records.record_term_builder`).
+budget is spent (:mod:`pyro_dp.records.record_term_builder`).
 """
 
 import warnings
@@ -150,7 +150,7 @@ def check_isolation(term: RecordTerm, particle: Particle) -> None:
 def on_fastest_path(term: RecordTerm, particle: Particle) -> RecordTerm:
     """Vectorised if that gives the loop's numbers; else it says why not, once.
 
-    The choice, and what a record's gradient consists of, are made on placeholders: they are public.
+    The choice, and the parts of a record's gradient, come from placeholders: they are public.
 
     :raises ModelError: terms that agree on placeholders differ on the data.
     """

@@ -93,7 +93,7 @@ def lengths(value: Any) -> Iterator[int]:
 
 
 def as_tensor(name: str, value: Any, *, size: int = 0) -> Any:
-    """A tensor or a column, if the value has rows; else what it is.
+    """A tensor or a column, if the value has rows; else the value itself.
 
     A NumPy array that is mapped from a file is not copied. It becomes a tensor, if it is read-only
     and has the right dtype. Else it becomes a column, which converts the rows that are read.

@@ -33,7 +33,7 @@ class Decisions:
     marked, by its own values. Its result does not count.
 
     :param answers: the placeholder's, in order of use. None: these records are placeholders, and
-        what they answer is kept in :attr:`answers`.
+        their results are kept in :attr:`answers`.
     """
 
     def __init__(self, answers: Sequence[bool] | None = None):

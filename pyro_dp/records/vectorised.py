@@ -157,7 +157,7 @@ _CELLS: dict[str, Cell] = {
     "gru": _gru,
     "lstm": _lstm,
 }
-# By torch's function; each answers None to what it does not know.
+# By torch's function; each returns None for cases that it does not handle.
 RECURRENT: dict[Any, Callable[..., Any]] = {
     getattr(torch, name + ending): partial(answer, cell)
     for name, cell in _CELLS.items()

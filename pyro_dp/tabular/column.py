@@ -53,7 +53,7 @@ class Column(abc.ABC):
         return self._write(self._bounded(np.where(observed, values, self.fill)), observed)
 
     def codes(self, values: np.ndarray, observed: np.ndarray) -> np.ndarray:
-        """Bin or level of each value, int64 in [0, size); of what is missing the last code."""
+        """Bin or level of each value, int64 in [0, size). A missing value has the last code."""
         found = self._codes(self._bounded(np.where(observed, values, self.fill)))
         return np.where(observed, found, self.size - 1) if self.missing else found
 
@@ -109,7 +109,7 @@ class Column(abc.ABC):
     def _draw(self, codes: np.ndarray, rng: np.random.Generator) -> np.ndarray: ...
 
     def _declare(self, probe: np.ndarray) -> None:
-        """Check what all columns have.
+        """Check the arguments that all columns have.
 
         :param probe: values that the dtype must hold.
         """
@@ -123,7 +123,7 @@ class Column(abc.ABC):
         object.__setattr__(self, field, value)
 
     def __repr__(self) -> str:
-        """As code that makes it again, without what it would have anyway."""
+        """The code that makes it again, without default arguments."""
         said = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)

@@ -1,7 +1,7 @@
 """Structural zeros: combinations of values that nobody has, as declared rules.
 
 A rule names columns, each with levels, or with a range (low, high), both ends included; rows on
-which all of them hold are impossible. ``None`` among levels stands for what is missing.
+which all of them hold are impossible. ``None`` among levels stands for missing values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ Values = Mapping[str, tuple[np.ndarray, np.ndarray]]
 def require_rules(rules: Any, columns: Mapping[str, Column]) -> list[dict[str, tuple]]:
     """
     :returns: the rules, as plain tuples.
-    :raises ConfigurationError: a rule names what is no column, no level, or no range.
+    :raises ConfigurationError: a rule has an unknown column or level, or no valid range.
     """
     if isinstance(rules, (str, Mapping)) or not isinstance(rules, Sequence):
         raise ConfigurationError("impossible must be a list of rules, {column: levels or range}.")

@@ -1,9 +1,9 @@
-"""Covariates with missing values: what they could be, and how they follow from the others.
+"""Covariates with missing values: their possible values, and their dependence on the others.
 
 A row with a missing covariate counts with its average likelihood over all possible values. Each
 value is weighted by its probability, conditional on the covariates that are never missing. The
-model of these probabilities is fitted along, from all rows. So no row is dropped, and estimates
-hold where what is missing depends on what is observed, the outcome included (missing at random).
+model of these probabilities is fitted along, from all rows. So no row is dropped. Estimates hold if
+missingness depends on observed values, the outcome included (missing at random).
 
 Levels are summed over one by one. A number is a Gaussian conditional on the others, summed over at
 the nodes of Gauss and Legendre between its declared bounds.
@@ -77,7 +77,7 @@ def filled(
     incomplete: Sequence[Incomplete],
     chosen: Sequence[int],
 ) -> dict[str, np.ndarray]:
-    """Rows in which what is missing has the chosen values.
+    """Rows in which missing values have the chosen values.
 
     :param rows: as encoded, (rows,) each.
     :param observed: whether each incomplete covariate is observed, (rows,).

@@ -65,7 +65,7 @@ class Schema:
         ["yes"]}]``, with levels or a range of each column. They apply to synthetic rows. Rows of
         data are not checked.
     :raises ConfigurationError: names clash, ``unit`` or ``max_rows`` lacks the other, or an
-        expression or rule names what is not declared.
+        expression or rule has an undeclared name.
 
     >>> import pandas as pd
     >>> from pyro_dp.tabular import Category, Number, Schema

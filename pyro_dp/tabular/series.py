@@ -172,7 +172,7 @@ def _require_some(series: pd.Series, observed: np.ndarray, name: str, wanted: ty
 def require_dtype(dtype: str, kinds: Sequence[str], missing: bool, probe: np.ndarray) -> None:
     """
     :param probe: values that it must hold, bounds or levels.
-    :raises ConfigurationError: pandas knows no such dtype; or it cannot hold what is declared.
+    :raises ConfigurationError: pandas has no such dtype; or it cannot hold the declared values.
     """
     try:
         empty = pd.Series([], dtype=_own(dtype))
@@ -199,7 +199,7 @@ def _probed(probe: np.ndarray, dtype: str) -> pd.Series:
 
 
 def as_series(values: np.ndarray, observed: np.ndarray, dtype: str) -> pd.Series:
-    """A series of the dtype, with its own form of what is missing where nothing is observed."""
+    """A series of the dtype, with its own missing value where nothing is observed."""
     series = pd.Series(values).astype(_own(dtype))
     return series if observed.all() else series.mask(~observed)
 

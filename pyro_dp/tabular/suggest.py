@@ -22,7 +22,7 @@ _NOT_PRIVATE = (
 
 
 def drafted(frame: pd.DataFrame, unit: str | None) -> dict[str, Column]:
-    """Columns that hold what the frame has: bounds rounded outwards, levels that occur.
+    """Columns that hold the frame's values: bounds rounded outwards, levels that occur.
 
     :param unit: name of the column of ids, which is left out.
     :raises SchemaError: a column is of no kind that can be declared, or two have one name.

@@ -42,11 +42,10 @@ class Synthesizer:
     """Synthetic rows that have the margins of private ones: ``Synthesizer(...).fit(df).sample(n)``.
 
     :meth:`fit` makes *one* release, by :class:`~pyro_dp.vips.VIPS`: the counts of all codes and of
-        all pairs of codes of two columns. With ``keep``, it counts within each level of one column.
-        Then joint effects on that column are kept as well. A mixture of independent columns is
-        fitted to these counts (:mod:`pyro_dp.tabular.margin_mixture`), and the rows are drawn from
-        it. Numbers are uniform within their bins; rows that the schema says are impossible are
-        drawn anew.
+    all pairs of codes of two columns. With ``keep``, it counts within each level of one column.
+    Then joint effects on that column are kept as well. A mixture of independent columns is fitted
+    to these counts (:mod:`pyro_dp.tabular.margin_mixture`), and the rows are drawn from it. Numbers
+    are uniform within their bins; rows that the schema says are impossible are drawn anew.
 
     **Guarantee.** All results are made of the release. The accountant's (epsilon, delta) covers it
     for one record, under both neighbouring relations. A record is a row, or with a unit column a
@@ -75,7 +74,7 @@ class Synthesizer:
     :param keep: ``[("income", "*")]``: the column whose relations to all others matter most, such
         as the outcome of later regressions. All pairs are counted in any case.
     :param noise_multiplier: sigma of the release, in units of the bound; ``None``: the smallest
-        that fits what remains of the budget. 0: not private.
+        that fits the rest of the budget. 0: not private.
     :param generator: as for :class:`DPSVI`, as is secure. The rows of :meth:`sample` are public,
         and drawn by torch's global generator.
     :raises ConfigurationError: a setting is out of range.

@@ -1,4 +1,4 @@
-"""CSV files as a schema reads them: text, made into what each column is declared to be.
+"""CSV files as a schema reads them: text, converted to each column's declared type.
 
 The reading follows from the schema alone. An empty cell is missing, unless the empty text is a
 declared level. Text in a column of numbers or dates counts as missing, if the column may be.

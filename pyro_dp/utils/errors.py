@@ -104,7 +104,7 @@ class ConvergenceWarning(UserWarning):
 
 
 class ClippingWarning(UserWarning):
-    """A run clipped so many records that its posterior is drawn by the clipping.
+    """A run clipped so many records that its posterior is biased by the clipping.
 
     >>> import warnings
     >>> from pyro_dp import ClippingWarning

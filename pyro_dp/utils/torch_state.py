@@ -66,8 +66,8 @@ _MOST = 2**20  # records: more of them gain nothing
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host's, on a device; itself, where that is the CPU.
 
-    A copy from pinned memory is one more entry of what the device has to do. For one from other
-    memory torch waits until all that is done.
+    A copy from pinned memory is one more entry of the device's queue. For one from other memory
+    torch waits until all that is done.
     """
     if device.type == "cpu":
         return tensor

@@ -70,7 +70,7 @@ def value_at(name: str, function: Callable[[int], Any], step: int) -> Any:
 
 
 def same(found: Any, expected: float | str | None) -> bool:
-    """Whether what was found in a state, which may be anything, is this plain value."""
+    """Whether a value from a state, which may be anything, is this plain value."""
     return isinstance(found, (int, float, str, type(None))) and found == expected
 
 

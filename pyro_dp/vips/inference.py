@@ -437,7 +437,7 @@ def _methods(model: ConjugateModel) -> tuple[Callable, ...]:
 
 @contextlib.contextmanager
 def _finite() -> Iterator[None]:
-    """Name what ails a posterior that is none: it is made of settings and of what was released."""
+    """Name the fault of a posterior that is not finite. It follows from settings and releases."""
     try:
         yield
     except PrivacyError:

@@ -80,7 +80,8 @@ class IsolatedModel:
     def _public(
         self, posterior: Any, draws: Draws, rows: Sequence[Tensor]
     ) -> tuple[Mapping[str, Tensor], Changes]:
-        """Dense statistics of public rows, as one batch, and what the model keeps of them."""
+        """Dense statistics of public rows, as one batch, and the state that the model keeps of
+        them."""
         with (
             forked_rng(),
             self._state.pristine() as kept,
@@ -148,7 +149,7 @@ class IsolatedModel:
 
 
 class _Recorded(Draws):
-    """Draws that note what is asked for."""
+    """Draws that note the requests."""
 
     def __init__(self, draws: Draws):
         self._draws = draws

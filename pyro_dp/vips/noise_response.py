@@ -14,8 +14,7 @@ V leaves out dependence between sites and records' latents. The corrected one is
 (linear response, Giordano, Broderick & Jordan 2018, arXiv 1709.02536).
 
 D comes from finite differences of the M-step, which is public code on released numbers. J needs the
-records: a model tells it, as well as it can, from what was released
-(:meth:`ConjugateModel.feedback`).
+records: a model estimates it from released numbers (:meth:`ConjugateModel.feedback`).
 """
 
 import math
@@ -64,7 +63,7 @@ class Moved:
     :param spread: root (*site shape, R) of the covariance that linear response adds.
     :param noise: root of the covariance of the noise in its centre.
     :param way: how far the centre still is from where the steps go to, (*site shape, 1).
-    :param bend: root mean square of what the noise does beyond first order, (*site shape, 1).
+    :param bend: root mean square of the noise's effect beyond first order, (*site shape, 1).
     """
 
     spread: dict[str, Tensor]
@@ -142,7 +141,8 @@ class NoiseResponse:
         return total / norm + steady @ steady.mT
 
     def _way(self, response: Tensor) -> Tensor:
-        """From where the means would end up, (n, 1): what the steps left of the first deviation.
+        """Distance from the final means, (n, 1): the part of the first deviation that the steps
+        left.
 
         With P the product of I - rho_t (I - J) over all steps but the first, theta_T - theta_1 is
         (P - I) times the first deviation. P times it remains.

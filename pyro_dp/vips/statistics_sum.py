@@ -96,7 +96,7 @@ class StatisticsSum:
 
     :param statistics: those of the release, by name.
     :param microbatch_size: at most so many records are worked on at a time.
-    :param sum_type: in what their contributions are added.
+    :param sum_type: the sum to which their contributions are added.
     """
 
     model: ConjugateModel | IsolatedModel

@@ -1,4 +1,4 @@
-"""The protocol of a ledger's event: an inert record that says what it costs, and its words."""
+"""The protocol of a ledger's event: an inert record with its cost, and its words."""
 
 import abc
 from typing import Any, ClassVar

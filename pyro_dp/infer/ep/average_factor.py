@@ -45,7 +45,7 @@ class AverageFactor:
         return others | {"_average": (self._average.eta, self._average.precision)}
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on from what :meth:`state` gave."""
+        """Go on from a result of :meth:`state`."""
         for name in _CHANGING:
             value = state[name]
             setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)

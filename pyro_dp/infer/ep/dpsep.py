@@ -74,9 +74,9 @@ class DPSEP(StochasticEP[EPState]):
     **Not protected.** As for :class:`DPSVI`.
 
     **Uncertainty.** :meth:`posterior` includes the noise of scores and curvature, and an estimate
-    of what clipping took away. A posterior that is not Gaussian is not covered. If the noise hides
-    all information, the posterior falls back to the prior. ``posterior().status`` says so, and
-    :meth:`run` ends with a :class:`ConvergenceWarning` or a :class:`ClippingWarning`.
+    of the information lost by clipping. A posterior that is not Gaussian is not covered. If the
+    noise hides all information, the posterior falls back to the prior. ``posterior().status`` says
+    so, and :meth:`run` ends with a :class:`ConvergenceWarning` or a :class:`ClippingWarning`.
 
     **Products of latents.** A horseshoe or non-centred effects name the product by
     ``pyro.deterministic``, outside the plate. If that site hides a latent from the records, looks

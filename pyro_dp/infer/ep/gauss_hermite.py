@@ -1,7 +1,7 @@
 """Tilted moments of one or two numbers by Gauss-Hermite quadrature.
 
 Each number is a tensor of its own. The first number is the same along the second axis of nodes. So
-a density computes what depends on the first number alone only once for that axis.
+a density computes terms of the first number alone only once for that axis.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,8 @@ Density = Callable[[list[Tensor]], Derivatives]
 
 @dataclass(frozen=True)
 class Tilted:
-    """log Z of cavity N(m, V), V = L L', times likelihood, and what a Gaussian site needs of it.
+    """log Z of cavity N(m, V), V = L L', times likelihood, with the derivatives that a Gaussian
+    site needs.
 
     With a = m + L z and z standard normal in the cavity:
 

@@ -291,7 +291,7 @@ def _graph(
     z = z.to(likelihood.dtype)
     rows = [row.expand(size, *row.shape).contiguous() for row in records.placeholder()]
     inputs = [z, torch.zeros(size, dtype=torch.long, device=records.device), *rows]
-    function(z, *(x[:1] for x in inputs[1:]))  # the first call tells what a broken record gives
+    function(z, *(x[:1] for x in inputs[1:]))  # the first call shows a broken record's result
     graph = trace(function, inputs)
     if not only_reads(graph):
         raise NotTraceable("it writes to its arguments")

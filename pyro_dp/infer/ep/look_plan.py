@@ -1,6 +1,6 @@
 """How the next look is made: its share of the budget, its coordinates, and its bound.
 
-All of it follows from public settings and from what was released before.
+All of it follows from public settings and from earlier releases.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Observation distributions as functions of few numbers a(z): what linear moments work on.
+"""Observation distributions as functions of few numbers a(z), for linear moments.
 
 Each element of an observed site (one entry of its batch) has a density p(x | a). Its r numbers a
 depend on the latents z, such as a logit, a rate, or a mean and a scale. :class:`Family` reads them

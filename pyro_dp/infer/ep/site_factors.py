@@ -70,7 +70,7 @@ class LowRank:
         return LowRank(jacobian, self._precision, self._inner, self._largest)
 
     def within(self, basis: Tensor) -> list[Tensor]:
-        """J T for a basis T (d, d), and A, residuals, and what they can be."""
+        """J T for a basis T (d, d), and A, residuals, and their largest values."""
         assert self._largest is not None and self._turn is None
         return [self._jacobian @ basis, self._precision, self._inner, self._largest]
 

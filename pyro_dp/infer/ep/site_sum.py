@@ -91,7 +91,7 @@ class SiteSum:
     ) -> None:
         """Clip and sum the sites of these records, one microbatch after the other.
 
-        :param at: the cavity, and what else a subclass needs.
+        :param at: the cavity, and further values for a subclass.
         :param stream: private source of whatever a model may draw.
         """
         public = self._public(at)

@@ -1,4 +1,4 @@
-"""How far a step may go and when averaging begins, judged by what was released: post-processing."""
+"""How far a step may go and when averaging begins, judged by released numbers: post-processing."""
 
 import math
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ class StepControl:
         return {name: getattr(self, name) for name in _CHANGING}
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on from what :meth:`state` gave."""
+        """Go on from a result of :meth:`state`."""
         for name in _CHANGING:  # states of older versions have fewer
             setattr(self, name, state.get(name, getattr(self, name)))
         if self._anchor is not None:

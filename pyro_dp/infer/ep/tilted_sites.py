@@ -147,7 +147,7 @@ class LinearMoments:
         return LowRank(torch.cat(jacobians, dim=1), *joined(sites))
 
     def _predictors(self, z: Tensor, indices: Tensor, rows: list[Tensor]) -> list[tuple]:
-        """Per family: a (B, E, r), J (B, E, r, d), and what else the density needs.
+        """Per family: a (B, E, r), J (B, E, r, d), and further arguments of the density.
 
         J is in the precision of the model, all else in float64.
         """

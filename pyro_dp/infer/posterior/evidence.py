@@ -1,4 +1,4 @@
-"""Evidence: what private looks say about the latents, apart from any prior.
+"""Evidence: the likelihood of the latents from private looks, apart from any prior.
 
 It consists of released numbers only. So nothing computed from it costs privacy: other priors,
 other samplers, files, and products with the evidence of other people's data.

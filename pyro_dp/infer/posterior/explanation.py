@@ -60,9 +60,9 @@ class Explanation:
 
     :param names: names of the d coordinates: those of the posterior.
     :param shares: shares in each interval's squared width, (d,), by cause. They sum to 1. "data" is
-        what the N records and the prior leave open. The others are "privacy noise", "sampling" if
-        steps see a part of the records, and "clipping" if the width includes it. The division among
-        these others is an estimate.
+        the uncertainty that the N records and the prior leave. The others are "privacy noise",
+        "sampling" if steps see a part of the records, and "clipping" if the width includes it. The
+        division among these others is an estimate.
     :param status: the posterior's.
     :param clipped: fraction of the records that were clipped; ``None``: it is unknown.
     :param epsilon: spent, of the accountant's whole ledger.
@@ -104,7 +104,7 @@ class Explanation:
 
     @property
     def width_at_half_noise(self) -> float:
-        """Width of an average interval over what it is now."""
+        """Width of an average interval with half the noise, over its present width."""
         return math.sqrt(1 - 0.75 * self._noise)
 
     @property

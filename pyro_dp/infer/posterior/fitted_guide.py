@@ -194,7 +194,7 @@ class FittedGuide:
 
 
 def read_guide(model: Callable, guide: Callable, records: Records) -> GaussianGuide | FittedGuide:
-    """The guide itself if it is one Gaussian, and otherwise what can be fitted to one.
+    """The guide itself if it is one Gaussian, and otherwise one that can be fitted to a Gaussian.
 
     :raises ModelError: model and guide do not fit.
     """

@@ -154,8 +154,8 @@ class Summary(abc.ABC):
     def plot(self, level: float = _LEVEL) -> Any:
         """A forest plot: each element's interval, and the part of it that privacy added.
 
-        The dark part is the interval without the noise, the light one what the noise adds. The
-        status stands below. Markers are hollow if it is not ok.
+        The dark part is the interval without the noise, the light one the widening by the noise.
+        The status stands below. Markers are hollow if it is not ok.
 
         :param level: the intervals' level, in (0, 1).
         :returns: a ``matplotlib.figure.Figure``; ``figure.savefig("posterior.png")`` keeps it.

@@ -101,7 +101,7 @@ class EagerStep:
     def add(
         self, clipped: ClippedSum, draws: list[Particle], indices: Indices, new_stream: NewStream
     ) -> list[LocalGradients]:
-        """Clip and sum what these records contribute, one microbatch after the other.
+        """Clip and sum these records' contributions, one microbatch after the other.
 
         :param new_stream: makes the private source of the records' own draws.
         :returns: gradients of the records' own rows of local parameters.

@@ -266,7 +266,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
         return self._measures and self.max_grad_norm is None and self._histogram is None
 
     def finish(self) -> None:
-        """End a loop over :meth:`step` early: write what was found into the guide.
+        """End a loop over :meth:`step` early: write the result into the guide.
 
         The last step of the plan does so by itself. Nothing of the plan's cost is returned.
 
@@ -285,7 +285,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
             self._conclude(self._prepared)
 
     def _conclude(self, prepared: PreparedGradient) -> None:
-        """Let the guide hold what the run has found."""
+        """Write the run's result into the guide."""
         averages = self._averages or IterateAverages(1)
         self._concluded = _IN_ITS_PLACE.format(what=averages.conclude(prepared.parameters))
 
@@ -377,7 +377,7 @@ class StochasticGradientVI(PrivateInference[PreparedGradient], Forecasted):
 
     @property
     def _saved_plan(self) -> tuple[str, ...]:
-        """Names of what a state must have for a run to go on as planned."""
+        """Names of the parts that a state must have for a run to go on as planned."""
         return ("averages", "num_steps") + ("histogram",) * self._measures
 
     def _require_plan(self, saved: SavedRun) -> None:

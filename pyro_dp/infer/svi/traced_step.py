@@ -63,7 +63,7 @@ class TracedStep:
             self._trace_public(compiler)
 
     def _first_draw(self) -> list[Particle]:
-        """To learn what steps draw."""
+        """Trace the draws of steps."""
         self._drawing, self._counts = self._trace_draws()
         return self.eager.draw()
 

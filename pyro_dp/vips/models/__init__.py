@@ -1,1 +1,1 @@
-"""Models that VIPS has ready, and what they are made of."""
+"""Models that VIPS has ready, and their parts."""

@@ -15,7 +15,7 @@ _FAR = 50.0  # standard deviations below zero
 def expected_counts(noisy: Tensor, sd: float, prior_mean: Tensor) -> Tensor:
     """E[x | noisy] for x ~ Exponential with this mean and noisy ~ N(x, sd^2).
 
-    This is the mean of N(noisy - sd^2 / prior_mean, sd^2), truncated to what is positive. The
+    This is the mean of N(noisy - sd^2 / prior_mean, sd^2), truncated to positive numbers. The
     released count if it exceeds the noise, the prior's mean if not.
 
     :param noisy: any shape.
@@ -94,7 +94,7 @@ class NoisySecondMoment:
     Two matrices can be had from it. :attr:`known` has no negative eigenvalue: that much the records
     say. In :attr:`stepping` eigenvalues below the spectral radius of the noise are raised to it.
     The noise hides whether they are zero, and dividing by them would blow up a mean. That makes the
-    mean smaller; it is no information about the latents. Without noise both are what was released.
+    mean smaller; it is no information about the latents. Without noise both are the released sums.
 
     :param values: eigenvalues, ascending, (d,).
     :param vectors: eigenvectors in columns, (d, d).
