@@ -655,7 +655,7 @@ def dataset():
     dpsvi(logistic).step(TensorDataset(x, y))
 
 
-@attempt("The data", "'dataset'", says="what model and guide take")
+@attempt("The data", "'dataset'", says="the arguments of model and guide")
 def dataset_in_the_model():
     """A model that takes the Dataset itself."""
     x, y = data()

@@ -611,8 +611,8 @@ class PrivacyAccountant:
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError(
-            "A PrivacyAccountant cannot be copied or pickled: no copy would know what the other "
-            "one releases. Share it, or save() it."
+            "A PrivacyAccountant cannot be copied or pickled, because a copy would not count the "
+            "other one's releases. Share it, or save() it."
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -47,17 +47,17 @@ _HEAD = (
 )
 _NUMBERS, _DATES = (2, 3, 4, 5, 6), (7,)
 _LEGEND = (
-    "Each row is what one run released of one kind. A noisy sum adds up the records that took "
+    "Each row has one run's releases of one kind. A noisy sum adds up the records that took "
     "part, each clipped to a norm of C or less. Its noise is Gaussian, with the noise "
     "multiplier times C as standard deviation. Other releases state their own cost, and the "
-    "ledger believes them. Epsilon alone is what the row would cost if it were all. Epsilon so far "
+    "ledger believes them. Epsilon alone is the cost of the row by itself. Epsilon so far "
     "is its cost together with the rows above. Several rows together cost less than their sum. "
     "Clipped is the released estimate of the fraction of records whose part was cut to C, with its "
     "standard error."
 )
 _RESERVED = (
     "A run counts all its planned releases, from the first one on. They count also if it stops "
-    "early, so the stop may depend on what was released."
+    "early, so the stop may depend on the releases."
 )
 
 
@@ -139,7 +139,7 @@ def releases(accountant: Reported) -> list[Block]:
     times = f"{sum(row.times for row in rows):,}"
     total = _composed(accountant)
     foot = ("all together", "", "", "", times, "", _cost(total), "", "", "")
-    caption = "What was released, run by run, and what it costs"
+    caption = "Releases, run by run, and their cost"
     table = Table(_HEAD, cells, caption, foot, _NUMBERS, _DATES)
     return [table, *_planned(accountant), Paragraph(_LEGEND)]
 
@@ -221,7 +221,7 @@ _NEIGHBOURS = {
     "replace_one": (
         "Two data sets are neighbours if they agree in all records but one, and this one may be "
         "any record in either. The number of records is the same public number in both. So the "
-        "guarantee is about what somebody's record says."
+        "guarantee is about the values in somebody's record."
     ),
 }
 _ATTACK = {
@@ -352,7 +352,7 @@ def _second_opinion(
         f"dp_accounting, another implementation, disagrees. Its {source} accountant finds "
         f"epsilon = {up(found)} for the same releases and delta, and {up(epsilon)} is stated "
         f"above. Its grids explain only {TOLERANCE:.1%} of that. One of the two is wrong. Rely "
-        "on the larger one, and show this report to those who maintain pyro_dp."
+        "on the larger one, and show this report to the maintainers of pyro_dp."
     )
     return Paragraph(text, loud=True)
 
@@ -370,7 +370,7 @@ def _third_opinion(
     )
     if found < epsilon * (1.0 - TOLERANCE):
         contradiction = f"{text} It should not be below {up(epsilon)}, so one of the two is wrong."
-        return [Paragraph(f"{contradiction} Show this report to those who maintain pyro_dp.", True)]
+        return [Paragraph(f"{contradiction} Show this report to the maintainers of pyro_dp.", True)]
     return [Paragraph(f"{text} By nature it is looser, so it does not contradict.")]
 
 

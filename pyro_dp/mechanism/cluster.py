@@ -48,10 +48,10 @@ _CLUSTER = (
     "towards anyone who sees the releases. It does not hold towards anyone who reads the "
     "messages between the processes."
 )
-_FAILED = "Rank {rank} failed, and all left undone what they were at. It raised {what}"
+_FAILED = "Rank {rank} failed, so all ranks abandoned what they were doing. It raised {what}"
 _REFUSED = (
-    "Rank 0 refused the release, and nothing was released: what it raised says why. (Its "
-    "accountant's budget, journal and settings decide.)"
+    "Rank 0 refused the release, and nothing was released: its error says why. (Its accountant's "
+    "budget, journal and settings decide.)"
 )
 _SPENT = "Rank 0 failed after its ledger had counted the release, and nothing came of it."
 _FEW_STEPS = 10  # too few for a mean
@@ -137,7 +137,7 @@ class Cluster:
         def exchange() -> None:
             dist.all_gather_object(found, public, group=self._group)
 
-        self._heard("exchanging what is public", exchange)
+        self._heard("exchanging public values", exchange)
         return found
 
     def reduce(self, part: Tensor) -> Tensor | None:

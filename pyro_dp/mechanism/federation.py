@@ -37,7 +37,7 @@ _OTHER_NUMBERS = (
 )
 _TOO_FEW = (
     "Only {left} holders are left, fewer than holders - dropouts: their shares of the noise would "
-    "be too little, and what they opened is not used. Start all anew, with journals and the last "
+    "be too little, and the opened total is not used. Start all anew, with journals and the last "
     "states."
 )
 _OVER = "This holder left the federation, or was interrupted: make a new one, at all holders."

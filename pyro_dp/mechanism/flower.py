@@ -132,7 +132,7 @@ class FlowerLine:
         self._relay, _ = self._listener.accept()
         found = receive(self._relay, deadline)
         if found[:1] not in (BEGIN, ANSWER, LAST, FAILED):
-            raise ConnectionError("what came over the line is no message")
+            raise ConnectionError("the line carried no valid message")
         return found[:1], found[1:]
 
     def _deliver(self, message: bytes, deadline: float) -> None:

@@ -93,7 +93,7 @@ def receive(line: socket.socket, deadline: float) -> bytes:
     """:raises OSError: the other end is gone, or sent nothing, or no message, in time."""
     size = int.from_bytes(_exactly(line, 8, deadline), "big")
     if size > LONGEST:
-        raise ConnectionError("what came over the line is no message")
+        raise ConnectionError("the line carried no valid message")
     return bytes(_exactly(line, size, deadline))
 
 

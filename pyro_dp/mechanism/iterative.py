@@ -458,7 +458,7 @@ class IterativeMechanism(abc.ABC):
         if self._calibrates and self._finished:
             raise PrivacyBudgetExceeded(
                 f"The noise was calibrated for num_steps={self.num_steps}, which are done: start "
-                "anew with what remains of the budget."
+                "anew with the remaining budget."
             )
 
     def _looks_anew(self, needed: bool) -> bool:

@@ -56,7 +56,7 @@ class ReleaseSettings:
         if isinstance(self.cluster, Federation) and not self.secure:
             raise ConfigurationError(
                 "A Federation adds up integers: pass secure=True. (Shares of floating-point noise "
-                "would tell what they should hide.)"
+                "would reveal what they should hide.)"
             )
         if self.cluster is not None and self.sampling == "fixed":
             raise ConfigurationError(

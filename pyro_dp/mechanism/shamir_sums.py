@@ -103,7 +103,7 @@ class ShamirSums:
             raise ConfigurationError("holders must be the number of addresses.")
         if dropouts:
             raise ConfigurationError(
-                "dropouts must be 0: shares of who is absent are lacking in the total. "
+                "dropouts must be 0, because the total lacks the shares of absent holders. "
                 "(AtTrustedAggregator goes on without some.)"
             )
 

@@ -316,7 +316,7 @@ def _declared(
 def _checked(releases: Any) -> dict[SubsampledGaussian, int]:
     if not isinstance(releases, Mapping) or not releases:
         raise ConfigurationError(
-            "releases must say what a trial releases, for example "
+            "releases must list a trial's releases, for example "
             "{SubsampledGaussian(20.0, sample_rate=0.05): 200}."
         )
     for event, count in releases.items():

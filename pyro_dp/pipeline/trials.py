@@ -160,7 +160,7 @@ class PoissonTrials(Trials):
 
 
 _ROUNDING = 1e-9
-NOTE = "This is the ledger of one trial of a private_selection: it lacks what the selection cost."
+NOTE = "This is the ledger of one trial of a private_selection: it lacks the selection's cost."
 
 
 class TrialAccountant(PrivacyAccountant):
@@ -197,8 +197,8 @@ class TrialAccountant(PrivacyAccountant):
             if not admitted:
                 self.refused = True
                 raise PrivacyBudgetExceeded(
-                    "a trial of private_selection may release what was declared in releases, and "
-                    "no more, and only while it runs."
+                    "a trial of private_selection may make only the declared releases, and only "
+                    "while it runs."
                 )
             super().record(event, count)
             self._left[event] = left - count

@@ -23,8 +23,8 @@ from pyro_dp.utils.torch_state import forked_rng
 
 _STEP = 0.1  # by which parameters are moved: where they start, penalties may be 0
 _NO_SUM = (
-    "loss: for two records it is another number, or has another derivative, than for what lies "
-    "outside plate {plate!r} and for both alone. Only a sum over sites can be clipped record by "
+    "loss: for two records it has another value or derivative than the sum of its parts outside "
+    "plate {plate!r} and for each alone. Only a sum over sites can be clipped record by "
     "record. A mean over records, or a product or ratio with the whole loss, cannot. Write a "
     "penalty beside the sites as pyro.factor inside the plate, divided by the plate's size."
 )

@@ -62,7 +62,7 @@ _KINDS = (
     "with differentiable_loss. "
 )
 _WEIGHTED = (
-    "loss: {kind} weights whole draws of the latents by what all records together say of them. It "
+    "loss: {kind} weights whole draws of the latents by the likelihood of all records together. It "
     "is no sum over records, and no record's part of it can be clipped. Use "
     "Trace_ELBO(num_particles=...), and where its bound is loose a more flexible guide, such as "
     "AutoMultivariateNormal(model) or AutoIAFNormal(model)."

@@ -280,7 +280,7 @@ def _require_outside_is_public(
         if not isinstance(site["fn"], Unit):
             raise ModelError(
                 f"Site {key!r} is observed outside the private plate {plate.name!r}: move it "
-                "inside, or use what it observes as a public constant."
+                "inside, or use its observed value as a public constant."
             )
     if not outside:
         return

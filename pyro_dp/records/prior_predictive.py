@@ -32,7 +32,7 @@ _NOT_FINITE = (
 )
 _NOT_FOUND = (
     "Site {name!r} observes something else than an argument, or a column of one, as it stands. "
-    "Made-up outcomes cannot replace it. Pass what it observes as an argument of its own."
+    "Made-up outcomes cannot replace it. Pass its observed value as an argument of its own."
 )
 
 

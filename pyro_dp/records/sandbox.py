@@ -63,7 +63,7 @@ _ADVICE = (
     ),
     (
         r"positional argument|unexpected keyword argument",
-        "Pass to step() or run() what model and guide take, in their order.",
+        "Pass the arguments of model and guide to step() or run(), in their order.",
     ),
 )
 _MISTAKES = (AttributeError, ImportError, KeyError, NameError, SyntaxError, TypeError)

@@ -43,7 +43,7 @@ _ONCE = (
 )
 _SPARSE = (
     "Argument {name!r} is a sparse {kind}. Pass it dense, as in svi.run({name}.toarray()), or the "
-    "indices and values of what is not zero, as arrays with a row per record."
+    "indices and values of its nonzero entries, as arrays with a row per record."
 )
 _KIND = (
     "Argument {name!r} holds {kind}{where}. Encode them as numbers first (a category as integers "

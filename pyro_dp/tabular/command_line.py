@@ -149,10 +149,10 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     add("--keep", metavar="COLUMN", help="whose relations to all others matter most")
     add("--journal", type=_writable, help="ledger of all that is released of these data")
     add("--secure", action="store_true", help="noise in integers, from the system's generator")
-    add("--seed", type=_seed, help="repeat a run; no privacy against those who guess the seed")
+    add("--seed", type=_seed, help="repeat a run; no privacy against anyone who guesses the seed")
     for name in _SAID:
         add(f"--{name}", metavar="TEXT", help=f"{name}, for the report")
-    add("--unit", metavar="TEXT", help="what one unit is, for the report: such as a person")
+    add("--unit", metavar="TEXT", help="the unit, for the report: such as a person")
     options = parser.parse_args(arguments)
     read = {options.schema.resolve(), options.data.resolve()}
     files = (options.output, options.report, options.margins, options.journal)

@@ -103,5 +103,5 @@ def possible_rows(
         again = again[~possible_codes(codes[again], *rules)]
     raise ConfigurationError(
         f"impossible: after {_REDRAWS} draws some rows still have no possible value. The rules "
-        "exclude nearly all of what was released: check them."
+        "exclude nearly all rows that the release allows: check them."
     )

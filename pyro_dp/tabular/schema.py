@@ -385,7 +385,7 @@ class Schema:
         clash = [name for name in made if name in self.columns]
         if clash or len(set(made)) < len(made):
             raise ConfigurationError(
-                f"{(clash or made)[0]!r} is the name of what encode() adds: rename the column."
+                f"{(clash or made)[0]!r} is a name that encode() adds: rename the column."
             )
 
     def _read(self, frame: Any) -> tuple[_Read, Slots | None]:

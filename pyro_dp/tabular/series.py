@@ -184,7 +184,9 @@ def require_dtype(dtype: str, kinds: Sequence[str], missing: bool, probe: np.nda
         ) from None
     exact = known != "numbers" or pd.api.types.is_float_dtype(empty.dtype)
     if known not in kinds or not (exact or back == probe.tolist()):
-        raise ConfigurationError(f"dtype={dtype!r} does not hold what this column declares.")
+        raise ConfigurationError(
+            f"dtype={dtype!r} cannot hold the values that this column declares."
+        )
     if missing and isinstance(empty.dtype, np.dtype) and empty.dtype.kind in "iub":
         raise ConfigurationError(
             f"dtype={dtype!r} cannot mark a missing value. Use 'Int64' or 'boolean'."

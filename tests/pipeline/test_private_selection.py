@@ -188,7 +188,7 @@ def test_a_trial_that_is_over_releases_nothing():
     found = select(lambda setting, own: (own, 0.0), releases={EVENT: 5})
     with pytest.raises(PrivacyBudgetExceeded, match="while it runs"):
         found.result.record(EVENT)
-    assert "lacks what the selection cost" in found.result.notes[0]
+    assert "lacks the selection's cost" in found.result.notes[0]
 
 
 def test_trials_leave_no_trace(capfd):

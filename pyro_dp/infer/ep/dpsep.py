@@ -38,7 +38,7 @@ from pyro_dp.utils.errors import ConfigurationError, PrivacyBudgetExceeded
 from pyro_dp.utils.validation import arguments_moved_to
 
 _LEAST_SHARE = 1e-9  # a smaller share of the budget is rounding
-_DONE = "All looks are done: start anew with what remains of the budget."
+_DONE = "All looks are done: start anew with the remaining budget."
 _ALL_LOST = (
     "Nothing remains of the run's budget. {lost} releases in the journal came after the loaded "
     "state, or failed. They are paid for, and their results are lost. The present result can be "

@@ -19,7 +19,7 @@ _PARTS = 4  # parts of the last half
 _DAMAGED = "load_state_dict: averages are damaged."
 _NO_STEP = (
     "There is no posterior before the first step. (After a load_state_dict a step must find the "
-    "latents first; what the run has found is in the guide's parameters.)"
+    "latents first; the run's result is in the guide's parameters.)"
 )
 _NO_GAUSSIAN = (
     "The guide ({kind}) is not one Gaussian of all latents, so it has no posterior(). Its result "

@@ -23,7 +23,7 @@ from pyro_dp.mechanism.sampling import Indices
 from pyro_dp.records.global_draw import Particle
 
 _PARTLY = (
-    "jit={jit!r} does not apply to the guide and to what lies outside the plate, which run Pyro "
+    "jit={jit!r} does not apply to the guide and to the model outside the plate, which run Pyro "
     "code in every step: {reason}. The records have a graph."
 )
 

@@ -71,7 +71,7 @@ from pyro_dp.utils.errors import (
 from pyro_dp.utils.validation import require_choice, require_number, require_scale, same
 
 _DONE = (
-    "All num_steps={steps} steps of the plan are done, and the guide holds what they found. For a "
+    "All num_steps={steps} steps of the plan are done, and the guide holds the result. For a "
     "longer run pass, say, num_steps=5000 to a new DPSVI. To end a loop early call svi.finish()."
 )
 _OF_PAPER = (
