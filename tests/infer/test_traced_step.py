@@ -440,7 +440,7 @@ def test_falls_back_for_one_part(model, guide, named, particles):
         loss = Trace_ELBO(num_particles=particles)
         return Problem(model, guide, regression_data(), loss, {})
 
-    words = f"not apply to the guide and to what lies outside the plate.*: .*{named}"
+    words = f"not apply to the guide and to the model outside the plate.*: .*{named}"
     with pytest.warns(UserWarning, match=words) as caught:
         svi = assert_same(make, **NOISELESS)
     assert len(caught) == 1 and type(svi._prepared.step) is RecordsTracedStep
