@@ -1001,6 +1001,20 @@ MUTATIONS = [
         "test_stochastic_gradient_vi.py",
     ),
     Mutation(
+        "outcomes that vary more than the model says",
+        "EPState.status",
+        "if varies > _TOO_NARROW:",
+        "if False:",
+        "test_automatic_dpsep.py",
+    ),
+    Mutation(
+        "a dispersion that counts curvature, too",
+        "EPState._dispersion",
+        " - (frame.weight * curvature) ** 2",
+        " + 8 * curvature",
+        "test_automatic_dpsep.py",
+    ),
+    Mutation(
         "steps of the automatic DPSVI without an end",
         "StochasticGradientVI._refuse_steps_beyond_calibration",
         "if self._finished:",

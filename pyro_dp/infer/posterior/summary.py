@@ -15,12 +15,14 @@ from pyro_dp.utils.validation import require_number
 
 OK, CHECK, DO_NOT_PUBLISH = "ok", "check", "do not publish"
 LEVELS = (OK, CHECK, DO_NOT_PUBLISH)
-STEPS, NOISE, CLIPPING = "steps", "privacy noise", "clipping"  # causes
+STEPS, NOISE, CLIPPING, MODEL = "steps", "privacy noise", "clipping", "model"  # causes
 
 REMEDIES = {
     STEPS: "A larger epsilon, more records or other coordinates would help.",
     NOISE: "Fewer latents, more records or a larger epsilon would help.",
     CLIPPING: "A larger epsilon, more records, or features without extreme values would help.",
+    MODEL: "A model that lets outcomes vary more would help: a negative binomial for counts, an "
+    "unknown scale for numbers. It needs a budget of its own.",
 }
 MOST_LINES = 30
 _LEVEL = 0.95
@@ -32,7 +34,7 @@ class Status:
 
     :param level: ``"ok"``, ``"check"`` or ``"do not publish"``.
     :param reason: a clause with a number; empty for ``"ok"``.
-    :param cause: ``"steps"``, ``"privacy noise"`` or ``"clipping"``; empty if it is none of them.
+    :param cause: ``"steps"``, ``"privacy noise"``, ``"clipping"``, ``"model"``, or empty.
 
     >>> from pyro_dp.infer.posterior.summary import Status
     >>> print(Status("check", "the last step was 3.2 interval widths long", "steps"))
